@@ -1,0 +1,240 @@
+"""Every error code of Roundhouse, and the one envelope they travel in.
+
+The table is the contract: `docs/errors.md` is tested against it, and the gateway and the controller answer
+with nothing that is not in it. The envelope is OpenAI's, extended (DESIGN.md §4).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import BaseModel
+
+DEFAULT_RETRY_AFTER_S: Final = 5
+"""Seconds named in `Retry-After` when nothing better is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCode:
+    """What a code always means.
+
+    `status` is the HTTP status; `type` the OpenAI error type; `retry` tells a client whether the same request may
+    succeed later: True adds `Retry-After`, False adds `x-should-retry: false`, None says nothing.
+    """
+
+    code: str
+    status: int
+    type: str
+    meaning: str
+    next_steps: tuple[str, ...]
+    retry: bool | None = None
+
+
+def _table(*codes: ErrorCode) -> dict[str, ErrorCode]:
+    return {code.code: code for code in codes}
+
+
+ERROR_CODES: Final[dict[str, ErrorCode]] = _table(
+    ErrorCode(
+        "invalid_json",
+        400,
+        "invalid_request_error",
+        "The body is not JSON, or not a JSON object.",
+        ("Send a JSON object; the message names the place where reading it failed.",),
+    ),
+    ErrorCode(
+        "invalid_request",
+        400,
+        "invalid_request_error",
+        "A field is missing or has the wrong type; `param` names it.",
+        ("Correct the field that `param` names.",),
+    ),
+    ErrorCode(
+        "forbidden_host",
+        403,
+        "permission_error",
+        "Without keys the gateway answers only requests whose Host header names this machine.",
+        ("Use http://127.0.0.1 or http://localhost.", "To serve other names, set ROUNDHOUSE_ALLOWED_HOSTS."),
+        retry=False,
+    ),
+    ErrorCode(
+        "forbidden_origin",
+        403,
+        "permission_error",
+        "Without keys the gateway refuses requests sent by a web page of another origin.",
+        ("To allow a page, name its host in ROUNDHOUSE_ALLOWED_HOSTS.",),
+        retry=False,
+    ),
+    ErrorCode(
+        "unknown_model",
+        404,
+        "invalid_request_error",
+        "No model or alias of that name is declared.",
+        ("GET /v1/models lists the names.", "Declare the model in desired-state/."),
+        retry=False,
+    ),
+    ErrorCode(
+        "unknown_route",
+        404,
+        "invalid_request_error",
+        "The gateway has no such path.",
+        ("GET /openapi.json lists the paths.",),
+        retry=False,
+    ),
+    ErrorCode(
+        "method_not_allowed",
+        405,
+        "invalid_request_error",
+        "The path exists, but not for this method.",
+        ("GET /openapi.json lists the methods.",),
+        retry=False,
+    ),
+    ErrorCode(
+        "request_timeout",
+        408,
+        "timeout_error",
+        "The client took too long to send its body, or the answer took longer than the request deadline.",
+        ("Send the body faster, ask for fewer tokens, or raise ROUNDHOUSE_REQUEST_TIMEOUT_S.",),
+    ),
+    ErrorCode(
+        "body_too_large",
+        413,
+        "invalid_request_error",
+        "The body is larger than the gateway accepts.",
+        ("Send less, or raise ROUNDHOUSE_MAX_BODY_MIB.",),
+        retry=False,
+    ),
+    ErrorCode(
+        "not_supported",
+        501,
+        "invalid_request_error",
+        "The model's engine does not offer this API.",
+        ("Choose a model whose backend offers it.",),
+        retry=False,
+    ),
+    ErrorCode(
+        "internal_error",
+        500,
+        "server_error",
+        "Roundhouse itself failed; its log has the details under the request id.",
+        ("Report it with the request id.",),
+    ),
+    ErrorCode(
+        "engine_unreachable",
+        502,
+        "server_error",
+        "No replica of the model accepted the request: connections were refused or broke before a first byte.",
+        ("Try again: the controller restarts engines that ended.",),
+        retry=True,
+    ),
+    ErrorCode(
+        "engine_disconnected",
+        502,
+        "server_error",
+        "The engine ended in the middle of its answer.",
+        ("Try again: the part that was sent is lost.",),
+        retry=True,
+    ),
+    ErrorCode(
+        "controller_unavailable",
+        503,
+        "server_error",
+        "The gateway has never heard from a controller, so it knows no models, or the controller does not answer.",
+        ("Start the controller, or wait until it has made its first observation.",),
+        retry=True,
+    ),
+    ErrorCode(
+        "model_not_loaded",
+        503,
+        "server_error",
+        "The model is declared and not loaded.",
+        ("Set `enabled: true` or `autoload: true` in its definition.",),
+        retry=False,
+    ),
+    ErrorCode(
+        "model_loading",
+        503,
+        "server_error",
+        "The model is being loaded.",
+        ("Wait as long as Retry-After says and try again.",),
+        retry=True,
+    ),
+    ErrorCode(
+        "model_unloading",
+        503,
+        "server_error",
+        "The model is being unloaded: running requests finish, new ones are refused.",
+        ("Wait until it is unloaded, then load it again if you need it.",),
+        retry=True,
+    ),
+    ErrorCode(
+        "model_failed",
+        503,
+        "server_error",
+        "The model's last load failed; the message says why.",
+        ("`roundhouse status` shows the reason and when it is tried again.", "Correct the model's definition."),
+        retry=False,
+    ),
+)
+
+
+class ErrorBody(BaseModel):
+    """The inner object of the envelope."""
+
+    message: str
+    type: str
+    code: str
+    param: str | None = None
+    status: int
+    actionable: bool
+    next_steps: list[str]
+    request_id: str | None = None
+
+
+class ErrorEnvelope(BaseModel):
+    """What every error answer of Roundhouse holds."""
+
+    error: ErrorBody
+
+
+class RoundhouseError(Exception):
+    """An error that a client may see: a code of the table, a message of its own, perhaps the field at fault."""
+
+    def __init__(
+        self, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.entry = ERROR_CODES[code]
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def envelope(self, request_id: str | None = None) -> ErrorEnvelope:
+        """The envelope for this error."""
+        entry = self.entry
+        body = ErrorBody(
+            message=self.message,
+            type=entry.type,
+            code=entry.code,
+            param=self.param,
+            status=entry.status,
+            actionable=bool(entry.next_steps),
+            next_steps=list(entry.next_steps),
+            request_id=request_id,
+        )
+        return ErrorEnvelope(error=body)
+
+    def json_bytes(self, request_id: str | None = None) -> bytes:
+        """The envelope as UTF-8 JSON."""
+        return json.dumps(self.envelope(request_id).model_dump(), ensure_ascii=False).encode()
+
+    def headers(self) -> dict[str, str]:
+        """`Retry-After` or `x-should-retry`, as the table says."""
+        if self.entry.retry is True:
+            seconds = DEFAULT_RETRY_AFTER_S if self.retry_after_s is None else self.retry_after_s
+            return {"retry-after": str(max(1, round(seconds)))}
+        if self.entry.retry is False:
+            return {"x-should-retry": "false"}
+        return {}

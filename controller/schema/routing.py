@@ -1,0 +1,84 @@
+"""What the controller and the gateways tell each other over the link.
+
+Down: `RoutingTable`s, always whole, on change. Up: `GatewayReport`s. Each report names the table it was made
+under, so that the controller knows which replicas could still have been given new requests.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, SecretStr, field_serializer
+
+from controller.schema.status import SCHEMA_VERSION, ModelState, Wire
+
+
+class Stamp(Wire):
+    """Orders tables: a newer controller has a greater epoch, a newer table of one controller a greater seq."""
+
+    epoch: int
+    seq: int
+
+    def __le__(self, other: Stamp) -> bool:
+        return (self.epoch, self.seq) <= (other.epoch, other.seq)
+
+    def __lt__(self, other: Stamp) -> bool:
+        return (self.epoch, self.seq) < (other.epoch, other.seq)
+
+
+class Endpoint(Wire):
+    """Where one replica listens."""
+
+    replica: str
+    base_url: str = Field(description="Scheme, host, port and perhaps a path, without a trailing slash.")
+    token: SecretStr | None = Field(default=None, description="Sent to the engine as a bearer token.")
+
+    @field_serializer("token", when_used="json")
+    def _reveal(self, token: SecretStr | None) -> str | None:
+        # The link is the one place where the token itself must travel; repr and logs stay masked.
+        return token.get_secret_value() if token else None
+
+
+class ModelRoute(Wire):
+    """One model as the gateway sees it."""
+
+    name: str
+    backend: str
+    state: ModelState
+    created: int = Field(description="Unix time in seconds, for /v1/models.")
+    aliases: tuple[str, ...] = ()
+    served_name: str = Field(description="What the engine itself calls the model.")
+    endpoints: tuple[Endpoint, ...] = Field(default=(), description="Ready, and not being drained.")
+    target_inflight: int = Field(default=1, description="Requests that one replica serves at a time.")
+    apis: tuple[str, ...] = Field(default=(), description="Paths that the engine offers, such as /v1/embeddings.")
+    autoload: bool = False
+    last_error: str | None = None
+    retry_at: float | None = None
+
+
+class RoutingTable(Wire):
+    """The immutable snapshot that a gateway works by."""
+
+    kind: Literal["table"] = "table"
+    schema_version: int = SCHEMA_VERSION
+    instance: str
+    stamp: Stamp
+    models: tuple[ModelRoute, ...] = ()
+
+
+class GatewayReport(Wire):
+    """What one gateway saw, sent on change (at most a few times a second) and every few seconds."""
+
+    kind: Literal["report"] = "report"
+    schema_version: int = SCHEMA_VERSION
+    gateway_id: str
+    stamp: Stamp | None = Field(description="The table that the gateway works by; null before the first.")
+    inflight: dict[str, int] = Field(default_factory=dict, description="Replica name to requests inside; zero left out.")
+    queued: dict[str, int] = Field(default_factory=dict, description="Model to requests waiting in the gateway.")
+    last_used: dict[str, float] = Field(default_factory=dict, description="Model to Unix time of its last request.")
+    demand: dict[str, float] = Field(
+        default_factory=dict, description="Autoload model that is not loaded, to Unix time of the last request for it."
+    )
+    failed: dict[str, float] = Field(
+        default_factory=dict, description="Replica that refused or broke a connection, to Unix time. Asks for a probe."
+    )
