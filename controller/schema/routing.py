@@ -31,6 +31,11 @@ class Endpoint(Wire):
 
     replica: str
     base_url: str = Field(description="Scheme, host, port and perhaps a path, without a trailing slash.")
+    api_prefix: str = Field(
+        default="/v1",
+        description="What stands in place of a path's leading /v1 there; empty for a remote whose base_url holds it. "
+        "The engine's URL of /v1/x is base_url + api_prefix + /x.",
+    )
     token: SecretStr | None = Field(default=None, description="Sent to the engine as a bearer token.")
 
     @field_serializer("token", when_used="json")

@@ -1,0 +1,142 @@
+"""What a backend declares about itself. Pure: nothing here starts, reads or asks anything.
+
+A new backend is one file beside this one: a definition class and an `Engine`, listed in `controller/engines/__init__.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, ClassVar, Literal
+
+from controller.schema.desired import Definition
+
+RuntimeKind = Literal["docker", "process"]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderContext:
+    """Where an engine will run, as it sees the world itself."""
+
+    runtime: RuntimeKind
+    served_name: str
+    models_root: PurePosixPath
+    """Folder that holds the models, as the engine sees it: `/models` in a container."""
+    host: str
+    port: int
+    cache_dir: PurePosixPath
+    """Writable folder that outlives the engine: compiled kernels."""
+    executables: Mapping[str, str] = field(default_factory=dict)
+    """Process runtime: programs found at boot, such as `llama-server` and `python`. Empty in containers."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Docker: default image by image kind (`llama-server`, `worker`)."""
+
+    def path(self, declared: str) -> str:
+        """The engine-side path of a declared model path, which is relative to the models folder."""
+        return str(self.models_root / declared)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One engine's start, rendered. `env` never holds a secret: the runtime sets `token_env` itself."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    image: str | None = None
+    token_env: str | None = None
+    """Environment variable in which the engine expects the replica's own token, where it can check one."""
+    shm_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """One file that must be there before an engine is started (or an old one drained)."""
+
+    field: str
+    path: str
+    """As declared: relative to the models folder."""
+    kind: Literal["gguf", "file", "folder", "any"] = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """How readiness is seen: a health path, then one token (or one embedding)."""
+
+    health_path: str
+    ready_path: str
+    ready_body: Mapping[str, Any]
+    metrics_path: str | None = None
+    """Prometheus text with `busy_metric` and `progress_metrics`, for the engine's own idle figure and its progress."""
+    busy_metrics: tuple[str, ...] = ()
+    progress_metrics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an ended engine's exit code and last log lines mean."""
+
+    message: str
+    permanent: bool = False
+    """True: starting it again with the same definition cannot help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Where a model is served by somebody else: nothing to start."""
+
+    base_url: str
+    model: str
+    health_path: str
+    api_key_env: str | None = None
+    api_key_file: str | None = None
+
+
+class Engine:
+    """One backend's declaration. Subclasses override what differs; instances hold no state."""
+
+    name: ClassVar[str]
+    definition: ClassVar[type[Definition]]
+    runs: ClassVar[bool] = True
+    """False: nothing to start (a remote)."""
+    start_timeout_s: ClassVar[float] = 600.0
+    default_target_inflight: ClassVar[int] = 1
+    render_version: ClassVar[int] = 1
+    """Raised on purpose when the same definition must give a different engine."""
+    hashed_fields: ClassVar[tuple[str, ...]] = ()
+    """The backend's fields that affect the engine, beside `model_path`, `env`, `extra_args`, `gpus` count and image."""
+    image_kind: ClassVar[str | None] = None
+    renders_inflight: ClassVar[bool] = False
+    """True: `target_inflight` is part of the command line, and so of the spec hash."""
+
+    def target_inflight(self, definition: Definition) -> int:
+        """Requests that one replica serves at a time."""
+        return definition.target_inflight or self.default_target_inflight
+
+    def image(self, definition: Definition, images: Mapping[str, str]) -> str | None:
+        """The image reference in force, or None where the backend has no image."""
+        return definition.image or (images.get(self.image_kind) if self.image_kind else None)
+
+    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+        """The command line and environment of one replica."""
+        raise TypeError(f"backend {self.name} starts nothing")
+
+    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
+        """The files that must be there."""
+        return ()
+
+    def probe(self, definition: Definition) -> Probe:
+        """How readiness is seen."""
+        raise TypeError(f"backend {self.name} is probed as a remote")
+
+    def remote(self, definition: Definition) -> Remote | None:
+        """Where the model is served, for a backend that starts nothing."""
+        return None
+
+    def apis(self, definition: Definition) -> tuple[str, ...]:
+        """The gateway paths that the engine answers itself."""
+        return ()
+
+    def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
+        """The engine's end in plain words; None when nothing better than its last log line is known."""
+        return None

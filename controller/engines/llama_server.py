@@ -1,0 +1,177 @@
+"""llama.cpp's own server: a container, a binary, or embedded in a worker process through xllamacpp."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
+from controller.schema.desired import Definition
+
+GgmlType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+
+
+class LlamaServerDefinition(Definition):
+    """A GGUF model served by llama-server."""
+
+    backend: Literal["llama_server"] | None = None
+    model_path: str = Field(description="The GGUF file, relative to the models folder.")
+    llama_server_binary: str | None = Field(
+        default=None, description="Path of the llama-server program (process); default: on PATH, else embedded."
+    )
+    llama_server_n_ctx: int | None = Field(
+        default=None, ge=1, description="Context length in tokens, shared by all slots; default: the model's own."
+    )
+    llama_server_n_gpu_layers: int | None = Field(
+        default=None, ge=-1, description="Layers kept on the GPU; -1 or left out: as many as there are."
+    )
+    llama_server_flash_attn: Literal["on", "off", "auto"] = Field(default="auto", description="Flash attention.")
+    llama_server_cache_type_k: GgmlType | None = Field(default=None, description="Type of the K cache; default f16.")
+    llama_server_cache_type_v: GgmlType | None = Field(default=None, description="Type of the V cache; default f16.")
+    llama_server_mmproj: str | None = Field(default=None, description="Multimodal projector (GGUF), for images.")
+    llama_server_image_max_tokens: int | None = Field(default=None, ge=1, description="Vision tokens per image.")
+    llama_server_draft_model_path: str | None = Field(default=None, description="Draft model (GGUF), for speculation.")
+    llama_server_spec_type: Literal["draft-mtp"] | None = Field(default=None, description="Speculative decoding.")
+    llama_server_spec_draft_n_max: int | None = Field(default=None, ge=1, le=6, description="Tokens drafted at most.")
+    llama_server_spec_draft_p_min: float | None = Field(
+        default=None, ge=0.0, le=1.0, description="Least probability of a drafted token."
+    )
+    llama_server_embedding: bool = Field(default=False, description="Serve embeddings, and nothing else.")
+    llama_server_pooling: Literal["none", "mean", "cls", "last", "rank"] | None = Field(
+        default=None, description="Pooling of embeddings; default: the model's own."
+    )
+    llama_server_reranking: bool = Field(default=False, description="Serve reranking.")
+    llama_server_threads: int | None = Field(default=None, ge=1, description="CPU threads for generation.")
+    llama_server_reasoning_format: Literal["none", "deepseek", "deepseek-legacy", "auto"] | None = Field(
+        default=None, description="How thoughts are returned."
+    )
+    llama_server_chat_template_file: str | None = Field(
+        default=None, description="Jinja chat template, relative to the models folder; default: the model's own."
+    )
+
+
+_FLAGS: tuple[tuple[str, str], ...] = (
+    ("llama_server_n_ctx", "--ctx-size"),
+    ("llama_server_n_gpu_layers", "--n-gpu-layers"),
+    ("llama_server_flash_attn", "--flash-attn"),
+    ("llama_server_cache_type_k", "--cache-type-k"),
+    ("llama_server_cache_type_v", "--cache-type-v"),
+    ("llama_server_image_max_tokens", "--image-max-tokens"),
+    ("llama_server_spec_type", "--spec-type"),
+    ("llama_server_spec_draft_n_max", "--spec-draft-n-max"),
+    ("llama_server_spec_draft_p_min", "--spec-draft-p-min"),
+    ("llama_server_pooling", "--pooling"),
+    ("llama_server_threads", "--threads"),
+    ("llama_server_reasoning_format", "--reasoning-format"),
+)
+_PATH_FLAGS: tuple[tuple[str, str], ...] = (
+    ("llama_server_mmproj", "--mmproj"),
+    ("llama_server_draft_model_path", "--model-draft"),
+    ("llama_server_chat_template_file", "--chat-template-file"),
+)
+
+_VERDICTS: tuple[tuple[str, Verdict], ...] = (
+    (r"error: invalid argument|unknown argument|error while handling argument", Verdict("bad argument", True)),
+    (r"bad magic|invalid magic|not a gguf|failed to read magic", Verdict("not a GGUF file", True)),
+    (r"unknown model architecture|unsupported model architecture", Verdict("unsupported model architecture", True)),
+    (r"out of memory|failed to allocate|cudaMalloc failed|std::bad_alloc", Verdict("out of memory")),
+    (r"couldn't bind|address already in use|port .* in use", Verdict("port taken")),
+    (r"No such file or directory|failed to open", Verdict("file missing")),
+)
+
+
+class LlamaServer(Engine):
+    """Renders llama-server's command line, the same for binary, container and embedded."""
+
+    name: ClassVar[str] = "llama_server"
+    definition = LlamaServerDefinition
+    default_target_inflight: ClassVar[int] = 4
+    renders_inflight: ClassVar[bool] = True
+    image_kind: ClassVar[str | None] = "llama-server"
+    hashed_fields: ClassVar[tuple[str, ...]] = (
+        "llama_server_binary",
+        "llama_server_embedding",
+        "llama_server_reranking",
+        *(field for field, _ in _FLAGS),
+        *(field for field, _ in _PATH_FLAGS),
+    )
+
+    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+        """`--parallel` is `target_inflight`, with one KV cache for all slots; `--fit off`: memory is ours to plan."""
+        assert isinstance(definition, LlamaServerDefinition)
+        args = [
+            *("--model", ctx.path(definition.model_path), "--alias", ctx.served_name),
+            *("--host", ctx.host, "--port", str(ctx.port)),
+            *("--parallel", str(self.target_inflight(definition)), "--kv-unified"),
+            *("--fit", "off", "--metrics", "--slots", "--jinja", "--no-webui"),
+        ]
+        for name, flag in _FLAGS:
+            value = getattr(definition, name)
+            if value is not None:
+                args += (flag, str(value))
+        for name, flag in _PATH_FLAGS:
+            value = getattr(definition, name)
+            if value is not None:
+                args += (flag, ctx.path(value))
+        if definition.llama_server_embedding:
+            args.append("--embeddings")
+        if definition.llama_server_reranking:
+            args.append("--reranking")
+        args += definition.extra_args
+        env = {"LLAMA_CACHE": str(ctx.cache_dir), **definition.env}
+        return Launch((*self._program(definition, ctx), *args), env, self.image(definition, ctx.images), "LLAMA_API_KEY")
+
+    def _program(self, definition: LlamaServerDefinition, ctx: RenderContext) -> tuple[str, ...]:
+        if ctx.runtime == "docker":
+            return ("/app/llama-server",)
+        binary = definition.llama_server_binary or ctx.executables.get("llama-server")
+        return (binary,) if binary else (ctx.executables["python"], "-m", "worker", "llama_server", "--")
+
+    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
+        """The model, and the projector, draft and template where named."""
+        assert isinstance(definition, LlamaServerDefinition)
+        checks = [FileCheck("model_path", definition.model_path, "gguf")]
+        if definition.llama_server_mmproj:
+            checks.append(FileCheck("llama_server_mmproj", definition.llama_server_mmproj, "gguf"))
+        if definition.llama_server_draft_model_path:
+            checks.append(FileCheck("llama_server_draft_model_path", definition.llama_server_draft_model_path, "gguf"))
+        if definition.llama_server_chat_template_file:
+            checks.append(
+                FileCheck("llama_server_chat_template_file", definition.llama_server_chat_template_file, "file")
+            )
+        return tuple(checks)
+
+    def probe(self, definition: Definition) -> Probe:
+        """`/health`, then one token, or one embedding, or one ranking."""
+        assert isinstance(definition, LlamaServerDefinition)
+        path, body = "/v1/completions", {"prompt": "a", "max_tokens": 1}
+        if definition.llama_server_embedding:
+            path, body = "/v1/embeddings", {"input": "a"}
+        if definition.llama_server_reranking:
+            path, body = "/v1/rerank", {"query": "a", "documents": ["a"]}
+        return Probe(
+            health_path="/health",
+            ready_path=path,
+            ready_body=body,
+            metrics_path="/metrics",
+            busy_metrics=("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+            progress_metrics=("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total", "llamacpp:n_decode_total"),
+        )
+
+    def apis(self, definition: Definition) -> tuple[str, ...]:
+        """Embedding and reranking models serve nothing else."""
+        assert isinstance(definition, LlamaServerDefinition)
+        if definition.llama_server_reranking:
+            return ("/v1/rerank",)
+        if definition.llama_server_embedding:
+            return ("/v1/embeddings",)
+        return ("/v1/chat/completions", "/v1/completions")
+
+    def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
+        """By the sentences that llama.cpp writes."""
+        for pattern, verdict in _VERDICTS:
+            if re.search(pattern, log_tail, re.IGNORECASE):
+                return verdict
+        return None

@@ -1,0 +1,62 @@
+"""A model that somebody else serves over OpenAI's API: nothing to start, only to watch and to route to."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from controller.engines.base import Engine, Remote
+from controller.schema.desired import Definition
+
+
+class OpenAIRemoteDefinition(Definition):
+    """A model of another server."""
+
+    backend: Literal["openai_remote"]
+    base_url: str = Field(
+        pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$",
+        description="Where its OpenAI API is, with `/v1` at the end where the server has it.",
+    )
+    remote_model: str | None = Field(default=None, description="The model's name there; default: its name here.")
+    api_key_env: str | None = Field(default=None, description="Environment variable of the controller that holds the key.")
+    api_key_file: str | None = Field(default=None, description="File that holds the key, as the controller sees it.")
+    remote_apis: list[str] = Field(
+        default_factory=lambda: ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"],
+        description="Paths that the server offers.",
+    )
+    health_path: str = Field(default="/models", description="Path below base_url that answers 200 when all is well.")
+
+    @model_validator(mode="after")
+    def _one_key_and_no_engine(self) -> Self:
+        if self.api_key_env and self.api_key_file:
+            raise ValueError("api_key_env and api_key_file exclude each other")
+        if self.replicas != 1:
+            raise ValueError("replicas does not apply to a remote model")
+        return self
+
+
+class OpenAIRemote(Engine):
+    """Nothing is rendered; the controller asks `health_path` and routes to `base_url`."""
+
+    name: ClassVar[str] = "openai_remote"
+    definition = OpenAIRemoteDefinition
+    runs: ClassVar[bool] = False
+    default_target_inflight: ClassVar[int] = 64
+    hashed_fields: ClassVar[tuple[str, ...]] = ("base_url", "remote_model", "api_key_env", "api_key_file", "health_path")
+
+    def remote(self, definition: Definition) -> Remote | None:
+        """Where it is and what it is called there."""
+        assert isinstance(definition, OpenAIRemoteDefinition)
+        return Remote(
+            base_url=definition.base_url.rstrip("/"),
+            model=definition.remote_model or "",
+            health_path=definition.health_path,
+            api_key_env=definition.api_key_env,
+            api_key_file=definition.api_key_file,
+        )
+
+    def apis(self, definition: Definition) -> tuple[str, ...]:
+        """As declared."""
+        assert isinstance(definition, OpenAIRemoteDefinition)
+        return tuple(definition.remote_apis)

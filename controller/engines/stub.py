@@ -1,0 +1,53 @@
+"""A worker that answers a fixed text: for tests and dry installs."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from controller.engines.base import Engine, Launch, Probe, RenderContext
+from controller.engines.worker import WORKER_TOKEN_ENV, worker_probe, worker_program
+from controller.schema.desired import Definition
+
+
+class StubDefinition(Definition):
+    """A model that is no model."""
+
+    backend: Literal["stub"]
+    stub_text: str | None = Field(default=None, description="The answer to everything.")
+    stub_load_s: float = Field(default=0.0, ge=0, description="How long loading seems to take, in seconds.")
+    stub_token_delay_ms: int = Field(default=0, ge=0, description="Pause before each token, in milliseconds.")
+    stub_fail: str | None = Field(default=None, description="End with this message instead of loading.")
+
+
+class Stub(Engine):
+    """Renders the worker's command line."""
+
+    name: ClassVar[str] = "stub"
+    definition = StubDefinition
+    image_kind: ClassVar[str | None] = "worker"
+    hashed_fields: ClassVar[tuple[str, ...]] = ("stub_text", "stub_load_s", "stub_token_delay_ms", "stub_fail")
+
+    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+        """`python -m worker stub ...`."""
+        assert isinstance(definition, StubDefinition)
+        args = list(worker_program(self.name, ctx))
+        if definition.stub_text is not None:
+            args += ("--text", definition.stub_text)
+        if definition.stub_load_s:
+            args += ("--load-s", str(definition.stub_load_s))
+        if definition.stub_token_delay_ms:
+            args += ("--token-delay-ms", str(definition.stub_token_delay_ms))
+        if definition.stub_fail is not None:
+            args += ("--fail", definition.stub_fail)
+        args += definition.extra_args
+        return Launch(tuple(args), dict(definition.env), self.image(definition, ctx.images), WORKER_TOKEN_ENV)
+
+    def probe(self, definition: Definition) -> Probe:
+        """The worker's."""
+        return worker_probe()
+
+    def apis(self, definition: Definition) -> tuple[str, ...]:
+        """All that the gateway offers."""
+        return ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")

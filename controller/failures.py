@@ -1,0 +1,67 @@
+"""What a failure means: plain words for the operator, and when to try again. Pure."""
+
+from __future__ import annotations
+
+from controller.engines import ENGINES
+from controller.engines.base import Verdict
+from controller.state import Exit, Failure, ObservedReplica
+
+FIRST_BACKOFF_S = 1.0
+MAX_BACKOFF_S = 300.0
+STABLE_S = 60.0
+"""A replica that was ready this long starts counting its failures anew."""
+SHOWN_LINES = 8
+"""Log lines that follow the plain words in `last_error`."""
+
+_SIGNALS = {-9: "killed (SIGKILL)", -11: "crashed (SIGSEGV)", -6: "aborted (SIGABRT)", -15: "ended (SIGTERM)"}
+
+
+def verdict_of_exit(backend: str, end: Exit, *, was_ready: bool) -> Verdict:
+    """An ended engine in plain words, then its last log lines."""
+    engine = ENGINES.get(backend)
+    known = engine.explain(end.code, end.log_tail) if engine and end.code != 0 else None
+    if end.oom:
+        known = Verdict("out of memory: the engine was killed at its memory limit")
+    how = _exit_words(end.code)
+    words = f"{known.message}; the engine {how}" if known else f"the engine {how}"
+    # An engine that has served once had good arguments and files: its end is never a permanent error.
+    permanent = known is not None and known.permanent and not was_ready
+    return Verdict(with_tail(words, end.log_tail), permanent)
+
+
+def _exit_words(code: int | None) -> str:
+    if code is None:
+        return "ended"
+    signal_code = code - 128 if code > 128 else -code
+    words = _SIGNALS.get(-signal_code) if (code < 0 or code > 128) else None
+    return words or f"ended with exit code {code}"
+
+
+def with_tail(words: str, log_tail: str) -> str:
+    """`words`, then the last log lines, where there are any."""
+    lines = [line for line in log_tail.splitlines() if line.strip()][-SHOWN_LINES:]
+    return f"{words}. Last log lines:\n" + "\n".join(lines) if lines else words
+
+
+def next_failure(
+    previous: Failure | None, verdict: Verdict, attempt: int, now: float, *, ready_for_s: float | None
+) -> Failure:
+    """The failure to remember. `ready_for_s`: how long the replica had been ready; None: never was.
+
+    An engine that ends after it was ready is started again at once, the first time; then and otherwise the wait
+    doubles from 1 s to 5 min.
+    """
+    stable = ready_for_s is not None and ready_for_s >= STABLE_S
+    count = 1 if previous is None or stable else previous.count + 1
+    if verdict.permanent:
+        retry_at = None
+    else:
+        steps = count - 1 if ready_for_s is None else count - 2
+        retry_at = now if steps < 0 else now + min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(steps, 20))
+    highest = max(attempt, previous.attempt if previous else 0)
+    return Failure(count, now, verdict.message, retry_at, highest)
+
+
+def forgiven(replica: ObservedReplica, now: float) -> bool:
+    """Whether a replica has been ready long enough for its key's failures to be forgotten."""
+    return replica.ready_since is not None and now - replica.ready_since >= STABLE_S

@@ -1,0 +1,97 @@
+"""Where replicas run. The two implementations are the only files with side effects on engines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from controller.schema.desired import Definition
+from controller.state import Exit, Gpu, Phase, PreflightResult, ReplicaId
+
+
+class RuntimeUnavailableError(Exception):
+    """The runtime itself does not answer (the Docker daemon is down). Its state is then unknown, not empty."""
+
+
+class StartError(Exception):
+    """A start that failed before there was an engine to watch. The message is for the operator."""
+
+    def __init__(self, message: str, *, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.permanent = permanent
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """All that a runtime needs to start one replica."""
+
+    id: ReplicaId
+    name: str
+    """`rh-<instance>-<slug>-<index>-<hash8>-<attempt>`."""
+    definition: Definition
+    served_name: str
+    image: str | None
+    token: str
+    """The replica's own; set in the engine's environment, never in labels, argv or logs."""
+    claims: Mapping[str, int] = field(default_factory=dict)
+    """GPU uuid to MiB. Empty: no GPU is visible to the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenReplica:
+    """One replica of ours as the runtime sees it."""
+
+    id: ReplicaId
+    name: str
+    phase: Phase
+    created_at: float
+    started_at: float | None = None
+    base_url: str | None = None
+    """Where the controller and the gateway reach the engine; None until it has an address."""
+    claims: Mapping[str, int] = field(default_factory=dict)
+    exit: Exit | None = None
+    """Set when EXITED, with the engine's last log lines."""
+    image_id: str | None = None
+    argv: tuple[str, ...] = ()
+
+
+class Runtime(Protocol):
+    """Starts, sees and ends replicas. Every method may raise RuntimeUnavailableError.
+
+    Methods are idempotent: starting a name that exists, or stopping one that is gone, is no error. Replicas are
+    known by labels (docker) or records (process), never by what this process remembers; what does not carry this
+    instance's id is never listed, stopped or removed.
+    """
+
+    kind: str
+
+    async def list(self) -> list[SeenReplica]:
+        """Every replica of this instance, in any phase."""
+
+    async def preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+        """Whether a replica could be started: files and image are there, the program exists. Starts nothing."""
+
+    async def pull(self, image: str) -> None:
+        """Fetch an image. Raises StartError with the registry's own reason."""
+
+    async def start(self, request: StartRequest) -> None:
+        """Start one replica; returns when the engine's process was started, long before it is ready."""
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        """End a replica (SIGTERM, after `grace_s` SIGKILL), its whole process group, and forget it."""
+
+    async def remove(self, name: str) -> None:
+        """Forget a replica that has ended or was never started; its log tail is kept on disk."""
+
+    async def log_tail(self, name: str, lines: int = 50) -> str:
+        """The engine's last log lines; empty when there are none."""
+
+    async def gpus(self) -> tuple[Gpu, ...] | None:
+        """The host's GPUs; empty: there are none; None: unknown (they were seen before and cannot be read now)."""
+
+    def events(self) -> AsyncIterator[None]:
+        """Yields whenever something may have changed. Only a wakeup: what changed is read by `list`."""
+
+    async def close(self) -> None:
+        """Release connections. Engines run on."""

@@ -1,0 +1,64 @@
+"""The fields that every model's definition has, whatever its backend.
+
+Field names are those of the settings files that operators already write (seed 001). A backend adds its own fields in
+`controller/engines/<backend>.py`; nothing unknown is accepted. Descriptions end up in the JSON Schema that editors
+show, and in docs/models.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+ModelName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
+"""What a client sends in `"model"`. May hold `/` and `:`."""
+
+Gpus = Annotated[int, Field(ge=0, le=64)] | Annotated[list[str], Field(min_length=1)]
+
+
+class Definition(BaseModel):
+    """One model as declared. Immutable; validated strictly, so that `"4"` is not a number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+    backend: str | None = Field(
+        default=None, description="Which engine serves the model. Left out, it is resolved from the artifact."
+    )
+    model_path: str | None = Field(
+        default=None, description="The model's file or folder, relative to the models folder or absolute below it."
+    )
+    enabled: bool = Field(default=True, description="false: known, not loaded, loadable.")
+    autoload: bool = Field(default=False, description="Load on the first request for it, even if not enabled.")
+    replicas: int = Field(default=1, ge=1, le=256, description="How many engines serve it.")
+    replica_max: int | None = Field(
+        default=None, ge=1, le=256, description="Upper bound of `replicas`; default: `replicas`. Nothing scales by itself."
+    )
+    target_inflight: int | None = Field(
+        default=None, ge=1, le=4096, description="Requests that one replica serves at a time; default: by backend."
+    )
+    aliases: list[ModelName] = Field(default_factory=list, description="Other names that clients may use.")
+    gpus: Gpus | None = Field(
+        default=None, description="GPUs of one replica: how many, or a list of their uuids or indices. 0: none."
+    )
+    vram_mib: int | None = Field(
+        default=None,
+        ge=1,
+        description="GPU memory of one replica on each of its GPUs, in MiB. Left out, a replica claims whole GPUs.",
+    )
+    memory_mib: int | None = Field(default=None, ge=16, description="Main memory limit of one replica, in MiB (docker).")
+    start_timeout_s: float | None = Field(
+        default=None, gt=0, le=86400, description="Deadline from start to ready, in seconds; default: by backend."
+    )
+    drain_timeout_s: float | None = Field(
+        default=None, ge=0, le=86400, description="How long running requests may finish when the model is edited."
+    )
+    image: str | None = Field(default=None, description="Container image of the engine (docker); default: by backend.")
+    env: dict[str, str] = Field(default_factory=dict, description="Extra environment variables of the engine.")
+    extra_args: list[str] = Field(default_factory=list, description="Extra command line arguments of the engine.")
+
+    @model_validator(mode="after")
+    def _replicas_within_bounds(self) -> Self:
+        if self.replica_max is not None and self.replicas > self.replica_max:
+            raise ValueError(f"replicas is {self.replicas}, above replica_max {self.replica_max}")
+        return self

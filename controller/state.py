@@ -1,0 +1,223 @@
+"""What is wanted and what there is: the two inputs of `plan`, `assess` and `placement`. Values only.
+
+Times are Unix seconds. GPU memory is in MiB. "Unknown" is None and never the same as zero or empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from controller.schema.desired import Definition
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReplicaId:
+    """One attempt at one replica. A replica that is started again is a new attempt with a new name."""
+
+    model: str
+    index: int
+    spec_hash: str
+    attempt: int = 1
+
+    @property
+    def key(self) -> ReplicaKey:
+        """What failures are counted by."""
+        return ReplicaKey(self.model, self.index, self.spec_hash)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReplicaKey:
+    """A replica's place and what it runs, over all attempts."""
+
+    model: str
+    index: int
+    spec_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """Which statement rules a model (DESIGN.md §3, "What is wanted")."""
+
+    kind: Literal["file", "autoload", "load", "unload"]
+    since: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredModel:
+    """One model after merge, overrides and demand: what the plan works towards."""
+
+    name: str
+    definition: Definition
+    """The effective definition: the declared one with the override's parameters."""
+    backend: str
+    spec_hash: str
+    replicas: int
+    """How many engines are wanted now; 0: unloaded."""
+    statement: Statement
+    runs: bool = True
+    """False: a remote, nothing to start."""
+    image: str | None = None
+    gpu_count: int = 0
+    gpu_choice: tuple[str, ...] = ()
+    """Uuids or indices that the replica must use; empty: any."""
+    vram_mib: int | None = None
+    """Per GPU; None claims whole GPUs."""
+    start_timeout_s: float = 600.0
+    drain_timeout_s: float = 300.0
+    drain_ends: bool = True
+    """False: an operator's unload, whose deadline only reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredState:
+    """All models, by name."""
+
+    generation: int
+    models: Mapping[str, DesiredModel]
+    paused: bool = False
+
+
+class Phase(StrEnum):
+    """What the runtime says of a replica."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+class Health(StrEnum):
+    """What the probes say of a running replica."""
+
+    STARTING = "starting"
+    READY = "ready"
+    FAILING = "failing"
+    """Was ready; the last probe failed. Unrouted, not restarted."""
+    DEAD = "dead"
+    """The engine says of itself that it is dead."""
+    STALLED = "stalled"
+    """Busy, and no progress for 120 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a replica ended. `code` None: not known (it was not our child)."""
+
+    code: int | None
+    oom: bool = False
+    log_tail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """A drain that is under way."""
+
+    since: float
+    deadline: float | None
+    """None: it only reports."""
+    idle: bool | None
+    """True: every gateway reports zero under a table that no longer routes to it. None: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedReplica:
+    """One engine that carries our labels."""
+
+    id: ReplicaId
+    name: str
+    phase: Phase
+    created_at: float
+    started_at: float | None = None
+    health: Health = Health.STARTING
+    ready_since: float | None = None
+    """When it first was ready; None: never was, as far as is known."""
+    base_url: str | None = None
+    claims: Mapping[str, int] = field(default_factory=dict)
+    exit: Exit | None = None
+    draining: Draining | None = None
+    image_id: str | None = None
+    argv: tuple[str, ...] = ()
+
+
+class OpKind(StrEnum):
+    """What can be under way for a replica."""
+
+    START = "start"
+    STOP = "stop"
+    REMOVE = "remove"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingOp:
+    """A side effect that was issued. A finished one stays until an observation that began after its end."""
+
+    kind: OpKind
+    id: ReplicaId
+    claims: Mapping[str, int] = field(default_factory=dict)
+    began_at: float = 0.0
+    finished_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightResult:
+    """Whether a replica of this definition could be started: files, image, arguments."""
+
+    ok: bool
+    at: float
+    error: str | None = None
+    missing_image: str | None = None
+    """Set when all that is missing is this image, which can be pulled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Consecutive failures of one replica key, or of one image's pull."""
+
+    count: int
+    at: float
+    error: str
+    retry_at: float | None
+    """None parks it: the same definition cannot succeed, so only an edit helps."""
+    attempt: int = 0
+    """The highest attempt that failed."""
+
+    def waits(self, now: float) -> bool:
+        """Whether another attempt must not begin yet."""
+        return self.retry_at is None or now < self.retry_at
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU. `used_mib` counts everybody's use."""
+
+    uuid: str
+    index: int
+    name: str
+    total_mib: int
+    used_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedState:
+    """Everything that was seen in one complete observation."""
+
+    at: float
+    replicas: tuple[ObservedReplica, ...] = ()
+    pending: Mapping[str, PendingOp] = field(default_factory=dict)
+    """By replica name."""
+    preflights: Mapping[tuple[str, str], PreflightResult | None] = field(default_factory=dict)
+    """By (model, spec hash); None: under way."""
+    pulls: Mapping[str, Failure | None] = field(default_factory=dict)
+    """Images being pulled (None) or whose pull failed."""
+    failures: Mapping[ReplicaKey, Failure] = field(default_factory=dict)
+    loaded_once: frozenset[str] = frozenset()
+    """Models that were `loaded` since they were last wanted: for them one ready replica is enough."""
+    gpus: tuple[Gpu, ...] | None = ()
+    """None: unknown (NVML failed after it had worked)."""
+    remotes: Mapping[str, str | None] = field(default_factory=dict)
+    """Remote model to its last health error, None when it is well; absent: not asked yet."""
+    inflight: Mapping[str, int | None] = field(default_factory=dict)
+    """Replica name to requests inside by all gateways; None: a gateway that may hold some is lost."""
