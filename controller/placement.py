@@ -24,6 +24,8 @@ class Ledger:
     """GPU uuid to MiB."""
     busy: dict[str, str] = field(default_factory=dict)
     """GPU uuid to the replica that loads or stops there."""
+    released: dict[str, int] = field(default_factory=dict)
+    """GPU uuid to MiB still in use by replicas that are counted as gone."""
 
     def add(self, claims: Mapping[str, int], *, busy_with: str | None = None) -> None:
         """Book a replica's claims."""
@@ -34,10 +36,11 @@ class Ledger:
 
     def without(self, claims: Iterable[Mapping[str, int]]) -> Ledger:
         """This ledger as if some replicas were gone."""
-        copy = Ledger(dict(self.claimed), {})
+        copy = Ledger(dict(self.claimed), dict(self.busy))
         for each in claims:
             for uuid, mib in each.items():
                 copy.claimed[uuid] = copy.claimed.get(uuid, 0) - mib
+                copy.released[uuid] = copy.released.get(uuid, 0) + mib
         return copy
 
 
@@ -92,13 +95,17 @@ def _allowed(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
 
 def _room(gpu: Gpu, ledger: Ledger) -> int:
     # Memory that is used and not claimed belongs to others, or to an engine that is gone and has not released it yet.
-    return gpu.total_mib - max(ledger.claimed.get(gpu.uuid, 0), gpu.used_mib)
+    return gpu.total_mib - max(ledger.claimed.get(gpu.uuid, 0), _used(gpu, ledger))
+
+
+def _used(gpu: Gpu, ledger: Ledger) -> int:
+    return max(0, gpu.used_mib - ledger.released.get(gpu.uuid, 0))
 
 
 def _fits(model: DesiredModel, gpu: Gpu, ledger: Ledger) -> bool:
     if model.vram_mib is not None:
         return _room(gpu, ledger) >= model.vram_mib
-    return not ledger.claimed.get(gpu.uuid) and gpu.used_mib <= gpu.total_mib * FOREIGN_USE
+    return not ledger.claimed.get(gpu.uuid) and _used(gpu, ledger) <= gpu.total_mib * FOREIGN_USE
 
 
 def _shortage(model: DesiredModel, allowed: list[Gpu], ledger: Ledger) -> str:

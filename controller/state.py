@@ -113,11 +113,9 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """A drain that is under way."""
+    """A drain that is under way. Its deadline follows from why the replica is to leave, which may change meanwhile."""
 
     since: float
-    deadline: float | None
-    """None: it only reports."""
     idle: bool | None
     """True: every gateway reports zero under a table that no longer routes to it. None: not known."""
 
@@ -208,8 +206,10 @@ class ObservedState:
     replicas: tuple[ObservedReplica, ...] = ()
     pending: Mapping[str, PendingOp] = field(default_factory=dict)
     """By replica name."""
-    preflights: Mapping[tuple[str, str], PreflightResult | None] = field(default_factory=dict)
-    """By (model, spec hash); None: under way."""
+    preflights: Mapping[tuple[str, str], PreflightResult] = field(default_factory=dict)
+    """The last result by (model, spec hash)."""
+    preflighting: frozenset[tuple[str, str]] = frozenset()
+    """Those under way."""
     pulls: Mapping[str, Failure | None] = field(default_factory=dict)
     """Images being pulled (None) or whose pull failed."""
     failures: Mapping[ReplicaKey, Failure] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """What a backend declares about itself. Pure: nothing here starts, reads or asks anything.
 
-A new backend is one file beside this one: a definition class and an `Engine`, listed in `controller/engines/__init__.py`.
+A new backend is one file beside this one, a definition class and an `Engine`, listed in `__init__.py`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,9 @@ class LlamaCppDefinition(Definition):
 
     backend: Literal["llama_cpp"]
     model_path: str = Field(description="The GGUF file, relative to the models folder.")
-    gguf_n_ctx: int | None = Field(default=None, ge=1, description="Context length in tokens; default: the model's own.")
+    gguf_n_ctx: int | None = Field(
+        default=None, ge=1, description="Context length in tokens; default: the model's own."
+    )
     gguf_n_gpu_layers: int | None = Field(default=None, ge=-1, description="Layers kept on the GPU; -1: all.")
     gguf_flash_attn: Literal["on", "off", "auto"] = Field(default="auto", description="Flash attention.")
     gguf_type_k: GgmlType | None = Field(default=None, description="Type of the K cache; default f16.")

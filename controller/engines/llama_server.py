@@ -121,7 +121,9 @@ class LlamaServer(Engine):
             args.append("--reranking")
         args += definition.extra_args
         env = {"LLAMA_CACHE": str(ctx.cache_dir), **definition.env}
-        return Launch((*self._program(definition, ctx), *args), env, self.image(definition, ctx.images), "LLAMA_API_KEY")
+        return Launch(
+            (*self._program(definition, ctx), *args), env, self.image(definition, ctx.images), "LLAMA_API_KEY"
+        )
 
     def _program(self, definition: LlamaServerDefinition, ctx: RenderContext) -> tuple[str, ...]:
         if ctx.runtime == "docker":
@@ -157,7 +159,11 @@ class LlamaServer(Engine):
             ready_body=body,
             metrics_path="/metrics",
             busy_metrics=("llamacpp:requests_processing", "llamacpp:requests_deferred"),
-            progress_metrics=("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total", "llamacpp:n_decode_total"),
+            progress_metrics=(
+                "llamacpp:prompt_tokens_total",
+                "llamacpp:tokens_predicted_total",
+                "llamacpp:n_decode_total",
+            ),
         )
 
     def apis(self, definition: Definition) -> tuple[str, ...]:

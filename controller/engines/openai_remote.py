@@ -19,7 +19,9 @@ class OpenAIRemoteDefinition(Definition):
         description="Where its OpenAI API is, with `/v1` at the end where the server has it.",
     )
     remote_model: str | None = Field(default=None, description="The model's name there; default: its name here.")
-    api_key_env: str | None = Field(default=None, description="Environment variable of the controller that holds the key.")
+    api_key_env: str | None = Field(
+        default=None, description="Environment variable of the controller that holds the key."
+    )
     api_key_file: str | None = Field(default=None, description="File that holds the key, as the controller sees it.")
     remote_apis: list[str] = Field(
         default_factory=lambda: ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"],
@@ -43,7 +45,13 @@ class OpenAIRemote(Engine):
     definition = OpenAIRemoteDefinition
     runs: ClassVar[bool] = False
     default_target_inflight: ClassVar[int] = 64
-    hashed_fields: ClassVar[tuple[str, ...]] = ("base_url", "remote_model", "api_key_env", "api_key_file", "health_path")
+    hashed_fields: ClassVar[tuple[str, ...]] = (
+        "base_url",
+        "remote_model",
+        "api_key_env",
+        "api_key_file",
+        "health_path",
+    )
 
     def remote(self, definition: Definition) -> Remote | None:
         """Where it is and what it is called there."""

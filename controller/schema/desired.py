@@ -32,7 +32,10 @@ class Definition(BaseModel):
     autoload: bool = Field(default=False, description="Load on the first request for it, even if not enabled.")
     replicas: int = Field(default=1, ge=1, le=256, description="How many engines serve it.")
     replica_max: int | None = Field(
-        default=None, ge=1, le=256, description="Upper bound of `replicas`; default: `replicas`. Nothing scales by itself."
+        default=None,
+        ge=1,
+        le=256,
+        description="Upper bound of `replicas`; default: `replicas`. Nothing scales by itself.",
     )
     target_inflight: int | None = Field(
         default=None, ge=1, le=4096, description="Requests that one replica serves at a time; default: by backend."
@@ -46,7 +49,9 @@ class Definition(BaseModel):
         ge=1,
         description="GPU memory of one replica on each of its GPUs, in MiB. Left out, a replica claims whole GPUs.",
     )
-    memory_mib: int | None = Field(default=None, ge=16, description="Main memory limit of one replica, in MiB (docker).")
+    memory_mib: int | None = Field(
+        default=None, ge=16, description="Main memory limit of one replica, in MiB (docker)."
+    )
     start_timeout_s: float | None = Field(
         default=None, gt=0, le=86400, description="Deadline from start to ready, in seconds; default: by backend."
     )

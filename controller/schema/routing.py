@@ -78,7 +78,9 @@ class GatewayReport(Wire):
     schema_version: int = SCHEMA_VERSION
     gateway_id: str
     stamp: Stamp | None = Field(description="The table that the gateway works by; null before the first.")
-    inflight: dict[str, int] = Field(default_factory=dict, description="Replica name to requests inside; zero left out.")
+    inflight: dict[str, int] = Field(
+        default_factory=dict, description="Replica name to requests inside; zero left out."
+    )
     queued: dict[str, int] = Field(default_factory=dict, description="Model to requests waiting in the gateway.")
     last_used: dict[str, float] = Field(default_factory=dict, description="Model to Unix time of its last request.")
     demand: dict[str, float] = Field(

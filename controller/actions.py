@@ -1,0 +1,132 @@
+"""What a plan is made of. Every action is idempotent, carries its reason, and is started, never awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeAlias
+
+from controller.engines.base import Verdict
+from controller.state import ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """Look whether a replica of this definition could be started."""
+
+    kind: ClassVar[str] = "preflight"
+    model: str
+    spec_hash: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PullImage:
+    """Fetch an image, outside every start deadline."""
+
+    kind: ClassVar[str] = "pull"
+    model: str
+    image: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start one replica on these GPUs."""
+
+    kind: ClassVar[str] = "start"
+    id: ReplicaId
+    reason: str
+    claims: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def model(self) -> str:
+        """The replica's model."""
+        return self.id.model
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Route nothing new to a replica and let its requests finish. `deadline` None only reports."""
+
+    kind: ClassVar[str] = "drain"
+    id: ReplicaId
+    name: str
+    reason: str
+    deadline: float | None
+
+    @property
+    def model(self) -> str:
+        """The replica's model."""
+        return self.id.model
+
+
+@dataclass(frozen=True, slots=True)
+class Undrain:
+    """Route to a replica again: it is wanted after all, and was not stopped yet."""
+
+    kind: ClassVar[str] = "undrain"
+    id: ReplicaId
+    name: str
+    reason: str
+
+    @property
+    def model(self) -> str:
+        """The replica's model."""
+        return self.id.model
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End a running replica. `failure`: it is ended because it failed, which counts towards its backoff."""
+
+    kind: ClassVar[str] = "stop"
+    id: ReplicaId
+    name: str
+    reason: str
+    failure: Verdict | None = None
+
+    @property
+    def model(self) -> str:
+        """The replica's model."""
+        return self.id.model
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Clear away what an ended or half-created replica left."""
+
+    kind: ClassVar[str] = "remove"
+    id: ReplicaId
+    name: str
+    reason: str
+    failure: Verdict | None = None
+
+    @property
+    def model(self) -> str:
+        """The replica's model."""
+        return self.id.model
+
+
+Action: TypeAlias = Preflight | PullImage | Start | Drain | Undrain | Stop | Remove
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """What is wanted and cannot be done now. `failed`: nothing is under way that would change it."""
+
+    model: str
+    index: int | None
+    reason: str
+    failed: bool = False
+    retry_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Ordered actions, what is blocked and why, and when to look again at the latest."""
+
+    generation: int
+    actions: tuple[Action, ...] = ()
+    blocked: tuple[Blocked, ...] = ()
+    wake_at: float | None = None

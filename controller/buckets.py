@@ -1,0 +1,86 @@
+"""Each observed replica of a model into exactly one bucket, by what it is and by what is wanted. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from controller.state import DesiredModel, Health, ObservedReplica, OpKind, PendingOp, Phase, ReplicaId
+
+
+@dataclass(slots=True)
+class Buckets:
+    """One model's replicas, each in exactly one place."""
+
+    busy: list[ReplicaId] = field(default_factory=list)
+    """An operation is under way, so that nothing may be issued; claims are still held."""
+    ended: list[ObservedReplica] = field(default_factory=list)
+    half_created: list[ObservedReplica] = field(default_factory=list)
+    broken: list[tuple[ObservedReplica, str]] = field(default_factory=list)
+    """Running, and of no use: dead, stalled, or past the start deadline."""
+    current: dict[int, ObservedReplica | None] = field(default_factory=dict)
+    """Index to the replica that runs what is declared; None: its start is still under way."""
+    outdated: dict[int, ObservedReplica] = field(default_factory=dict)
+    """Index to the replica that runs an older definition at a wanted index."""
+    surplus: list[ObservedReplica] = field(default_factory=list)
+
+
+def classify(
+    want: DesiredModel | None, replicas: Iterable[ObservedReplica], pending: Iterable[tuple[str, PendingOp]], now: float
+) -> Buckets:
+    """Put each replica of one model into its bucket."""
+    buckets = Buckets()
+    operations = dict(pending)
+    # Ready ones first, so that of two replicas at one index the one that serves is kept.
+    for replica in sorted(replicas, key=lambda each: (each.health is not Health.READY, each.id)):
+        operation = operations.pop(replica.name, None)
+        if operation is not None:
+            _sort_busy(want, operation, replica, buckets)
+        elif replica.phase is Phase.EXITED:
+            buckets.ended.append(replica)
+        elif replica.phase is Phase.CREATED:
+            buckets.half_created.append(replica)
+        elif reason := _broken(want, replica, now):
+            buckets.broken.append((replica, reason))
+        else:
+            _sort_alive(want, replica, buckets)
+    for operation in operations.values():
+        _sort_busy(want, operation, None, buckets)
+    return buckets
+
+
+def _sort_busy(
+    want: DesiredModel | None, operation: PendingOp, replica: ObservedReplica | None, buckets: Buckets
+) -> None:
+    index = operation.id.index
+    starts = operation.kind is OpKind.START and (replica is None or replica.phase is not Phase.EXITED)
+    wanted = want is not None and index < want.replicas and operation.id.spec_hash == want.spec_hash
+    if starts and wanted and index not in buckets.current:
+        buckets.current[index] = None
+    else:
+        buckets.busy.append(operation.id)
+
+
+def _sort_alive(want: DesiredModel | None, replica: ObservedReplica, buckets: Buckets) -> None:
+    index = replica.id.index
+    if want is None or index >= want.replicas:
+        buckets.surplus.append(replica)
+        return
+    place: dict[int, ObservedReplica] | dict[int, ObservedReplica | None]
+    place = buckets.current if replica.id.spec_hash == want.spec_hash else buckets.outdated
+    if index in place:
+        buckets.surplus.append(replica)
+    else:
+        place[index] = replica
+
+
+def _broken(want: DesiredModel | None, replica: ObservedReplica, now: float) -> str | None:
+    if replica.health is Health.DEAD:
+        return "the engine says that it is dead"
+    if replica.health is Health.STALLED:
+        return "busy or not answering, and no progress for 120 s"
+    if want is not None and replica.ready_since is None and replica.started_at is not None:
+        waited = now - replica.started_at
+        if waited >= want.start_timeout_s:
+            return f"not ready within {want.start_timeout_s:g} s of its start"
+    return None

@@ -1,0 +1,66 @@
+"""When a drained replica is empty. Pure.
+
+Invariant: a replica counts as empty only when nobody who may have been given it can still hold a request for it:
+every gateway reports zero under a table that no longer routes to it. A lost gateway's counts are unknown, never zero;
+then the engine's own idle figure decides, else the drain's deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from controller.schema.routing import GatewayReport, Stamp
+
+ARRIVAL_S = 5.0
+"""A new controller gives gateways that still route by an older table this long to come back."""
+FORGET_S = 600.0
+"""A gateway that has been gone this long holds no request any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayView:
+    """One gateway as last heard of. `lost_at` None: its link is up."""
+
+    report: GatewayReport
+    lost_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A drain under way. `unrouted` is the first table that no longer routes to the replica; None: not published."""
+
+    since: float
+    unrouted: Stamp | None = None
+
+
+def inflight(name: str, gateways: Iterable[GatewayView], now: float) -> int | None:
+    """Requests inside one replica, by all gateways; None: one of them is lost, or there is none."""
+    views = [view for view in gateways if not _forgotten(view, now)]
+    if not views or any(view.lost_at is not None for view in views):
+        return None
+    return sum(view.report.inflight.get(name, 0) for view in views)
+
+
+def drained(
+    name: str, drain: Drain, gateways: Iterable[GatewayView], engine_idle: bool | None, *, now: float, up_since: float
+) -> bool | None:
+    """Whether the replica is empty. `engine_idle`: the engine's own figure, read after the drain began."""
+    if drain.unrouted is None:
+        return False
+    lost = False
+    views = [view for view in gateways if not _forgotten(view, now)]
+    for view in views:
+        if view.lost_at is not None:
+            lost = True
+        elif view.report.stamp is None or view.report.stamp < drain.unrouted or view.report.inflight.get(name, 0):
+            return False
+    if views and not lost:
+        return True
+    if now - up_since < ARRIVAL_S:
+        return None
+    return engine_idle
+
+
+def _forgotten(view: GatewayView, now: float) -> bool:
+    return view.lost_at is not None and now - view.lost_at >= FORGET_S

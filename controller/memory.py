@@ -1,0 +1,83 @@
+"""What the controller knows beyond what it can observe: operations under way, failures, drains.
+
+All of it is lost when the controller dies, except what `controller.store.Memory` keeps; the plan of a new controller
+then finds the same replicas and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from controller.drains import Drain
+from controller.engines.base import Verdict
+from controller.failures import forgiven, next_failure
+from controller.state import (
+    DesiredState,
+    Failure,
+    ObservedReplica,
+    OpKind,
+    PendingOp,
+    PreflightResult,
+    ReplicaId,
+    ReplicaKey,
+)
+
+
+@dataclass(slots=True)
+class WorkingMemory:
+    """One controller's own state. Changed on its event loop only."""
+
+    pending: dict[str, PendingOp] = field(default_factory=dict)
+    preflights: dict[tuple[str, str], PreflightResult] = field(default_factory=dict)
+    preflighting: set[tuple[str, str]] = field(default_factory=set)
+    pulls: dict[str, Failure | None] = field(default_factory=dict)
+    failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
+    drains: dict[str, Drain] = field(default_factory=dict)
+    loaded_once: set[str] = field(default_factory=set)
+
+    def begin(self, name: str, operation: PendingOp) -> None:
+        """Remember an operation that is being issued. At most one per replica."""
+        known = self.pending.get(name)
+        assert known is None or known.finished_at is not None, f"{name} has an operation under way"
+        self.pending[name] = operation
+
+    def finish(self, name: str, now: float) -> None:
+        """The operation ended, well or not; it still counts until an observation that begins later."""
+        self.pending[name] = replace(self.pending[name], finished_at=now)
+
+    def forget_settled(self, began_at: float) -> None:
+        """Drop the operations that had ended before an observation began: it has seen what they did."""
+        settled = [
+            name
+            for name, operation in self.pending.items()
+            if operation.finished_at is not None and operation.finished_at < began_at
+        ]
+        for name in settled:
+            del self.pending[name]
+
+    def fail(self, replica: ReplicaId, verdict: Verdict, now: float, *, ready_for_s: float | None = None) -> Failure:
+        """Count a failure towards the replica key's backoff."""
+        failure = next_failure(self.failures.get(replica.key), verdict, replica.attempt, now, ready_for_s=ready_for_s)
+        self.failures[replica.key] = failure
+        return failure
+
+    def prune(self, desired: DesiredState, replicas: Iterable[ObservedReplica], now: float) -> None:
+        """Forget what no longer matters: failures of edited or proven definitions, drains of replicas that are gone."""
+        replicas = list(replicas)
+        wanted = {(model.name, model.spec_hash) for model in desired.models.values() if model.replicas}
+        proven = {replica.id.key for replica in replicas if forgiven(replica, now)}
+        self.failures = {
+            key: failure
+            for key, failure in self.failures.items()
+            if (key.model, key.spec_hash) in wanted and key not in proven
+        }
+        self.preflights = {key: result for key, result in self.preflights.items() if key in wanted}
+        names = {replica.name for replica in replicas}
+        self.drains = {name: drain for name, drain in self.drains.items() if name in names}
+        self.loaded_once &= {name for name, _ in wanted}
+
+    def stopping(self, name: str) -> bool:
+        """Whether the replica is being stopped or removed."""
+        operation = self.pending.get(name)
+        return operation is not None and operation.kind is not OpKind.START

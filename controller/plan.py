@@ -1,0 +1,271 @@
+"""`plan(desired, observed, now) -> Plan`: the one place where Roundhouse decides what to do. Pure.
+
+Every replica is first put into one bucket, by what it is and by what is wanted; then each bucket gets its action.
+The same input gives the same plan; a plan applied in part, in any prefix, leads to a state whose own plan goes on.
+Apply, dry run, status and metrics all use this function.
+
+Invariants, held by tests/properties/test_plan.py:
+- repeated plan and apply ends in a state whose plan is empty;
+- on no GPU do claims exceed memory;
+- nothing is drained for a replacement before the replacement's preflight succeeded, and one replica at a time;
+- no action names a replica that was not observed as ours.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from controller.actions import Action, Blocked, Drain, Plan, Preflight, PullImage, Remove, Start, Stop, Undrain
+from controller.buckets import Buckets, classify
+from controller.engines.base import Verdict
+from controller.failures import verdict_of_exit
+from controller.placement import Ledger, NoRoom, Placed, place
+from controller.state import (
+    DesiredModel,
+    DesiredState,
+    Health,
+    ObservedReplica,
+    ObservedState,
+    OpKind,
+    PendingOp,
+    Phase,
+    ReplicaId,
+    ReplicaKey,
+)
+
+RECHECK_S = 30.0
+"""A failed preflight is looked at again this often: a file that was missing may have arrived."""
+FRESH_S = 60.0
+"""A preflight older than this is repeated before it is relied on."""
+VANISHED_DRAIN_S = 300.0
+"""Drain deadline of a model that is no longer declared, so that its own is not known any more."""
+
+
+def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
+    """What to do now. O(replicas + models); `now` is Unix time in seconds."""
+    replicas: dict[str, list[ObservedReplica]] = defaultdict(list)
+    for replica in observed.replicas:
+        replicas[replica.id.model].append(replica)
+    pending: dict[str, list[tuple[str, PendingOp]]] = defaultdict(list)
+    for name, operation in observed.pending.items():
+        pending[operation.id.model].append((name, operation))
+    ledger = _ledger(observed)
+    turns = []
+    # First what frees, then what claims: an engine that leaves makes room within the same plan only once it is gone.
+    for name in sorted(desired.models.keys() | replicas.keys() | pending.keys()):
+        turn = _Turn(desired.models.get(name), observed, ledger, now)
+        turn.buckets = classify(turn.want, replicas[name], pending[name], now)
+        turn.clear()
+        turns.append(turn)
+    for turn in turns:
+        turn.fill()
+    wakes = [wake for turn in turns for wake in turn.wakes if wake > now]
+    return Plan(
+        desired.generation,
+        tuple(action for turn in turns for action in turn.actions),
+        tuple(blocked for turn in turns for blocked in turn.blocked),
+        min(wakes, default=None),
+    )
+
+
+def _ledger(observed: ObservedState) -> Ledger:
+    """Claims of all that is not seen gone, and of all that is about to come."""
+    ledger = Ledger()
+    seen = set()
+    for replica in observed.replicas:
+        seen.add(replica.name)
+        operation = observed.pending.get(replica.name)
+        if replica.phase is Phase.EXITED or (replica.phase is Phase.CREATED and operation is None):
+            continue
+        unsettled = replica.ready_since is None or operation is not None
+        ledger.add(replica.claims, busy_with=replica.name if unsettled else None)
+    for name, operation in observed.pending.items():
+        if name not in seen and operation.kind is OpKind.START:
+            ledger.add(operation.claims, busy_with=name)
+    return ledger
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One model's turn in one plan."""
+
+    want: DesiredModel | None
+    observed: ObservedState
+    ledger: Ledger
+    now: float
+    buckets: Buckets = field(default_factory=Buckets)
+    actions: list[Action] = field(default_factory=list)
+    blocked: list[Blocked] = field(default_factory=list)
+    wakes: list[float] = field(default_factory=list)
+
+    # What leaves.
+
+    def clear(self) -> None:
+        """Everything that has ended, is broken or is not wanted."""
+        for replica in self.buckets.ended:
+            self.actions.append(Remove(replica.id, replica.name, "ended", self._end_of(replica)))
+        for replica in self.buckets.half_created:
+            self.actions.append(Remove(replica.id, replica.name, "half-created, and nothing is creating it"))
+        for replica, reason in self.buckets.broken:
+            self.actions.append(Stop(replica.id, replica.name, reason, Verdict(reason)))
+        for replica in self.buckets.surplus:
+            self._retire(replica, self._surplus_reason())
+        for current in self.buckets.current.values():
+            if current is None:
+                continue
+            if current.draining is not None:
+                self.actions.append(Undrain(current.id, current.name, "wanted again"))
+            elif current.ready_since is None and current.started_at is not None and self.want is not None:
+                self.wakes.append(current.started_at + self.want.start_timeout_s)
+
+    def _end_of(self, replica: ObservedReplica) -> Verdict | None:
+        if self.want is None or replica.exit is None or self.want.replicas == 0 or replica.draining is not None:
+            return None
+        return verdict_of_exit(self.want.backend, replica.exit, was_ready=replica.ready_since is not None)
+
+    def _surplus_reason(self) -> str:
+        if self.want is None:
+            return "the model is no longer declared"
+        return f"unloaded: {self.want.statement.reason}" if self.want.replicas == 0 else "more replicas than declared"
+
+    def _retire(self, replica: ObservedReplica, reason: str) -> None:
+        """Drain, then stop; at once where nothing was ever routed."""
+        draining = replica.draining
+        deadline = self._drain_deadline(self.now if draining is None else draining.since)
+        if replica.ready_since is None:
+            self.actions.append(Stop(replica.id, replica.name, reason))
+        elif draining is None:
+            self.actions.append(Drain(replica.id, replica.name, reason, deadline))
+        elif draining.idle:
+            self.actions.append(Stop(replica.id, replica.name, f"{reason}; drained"))
+        elif deadline is not None and self.now >= deadline:
+            self.actions.append(Stop(replica.id, replica.name, f"{reason}; its drain deadline has passed"))
+        elif deadline is not None:
+            self.wakes.append(deadline)
+
+    def _drain_deadline(self, since: float) -> float | None:
+        """None: an operator's unload, which waits as long as it takes."""
+        if self.want is None:
+            return since + VANISHED_DRAIN_S
+        if self.want.replicas == 0 and not self.want.drain_ends:
+            return None
+        return since + self.want.drain_timeout_s
+
+    # What comes.
+
+    def fill(self) -> None:
+        """Every wanted index gets its replica; outdated ones are replaced one at a time."""
+        want = self.want
+        if want is None or not want.runs:
+            return
+        if self._hold_together(want):
+            return
+        rolling = False
+        for index in range(want.replicas):
+            old = self.buckets.outdated.get(index)
+            if index in self.buckets.current:
+                if old is not None:
+                    self._retire_replaced(self.buckets.current[index], old)
+                    rolling = True
+            elif old is None:
+                self._start(want, index, "no replica at this index")
+            elif not rolling:
+                self._replace(want, index, old)
+                rolling = True
+
+    def _hold_together(self, want: DesiredModel) -> bool:
+        """Until a model is first loaded, its replicas come all or not at all."""
+        if want.replicas < 2 or want.name in self.observed.loaded_once or self.buckets.outdated:
+            return False
+        for index in range(want.replicas):
+            key = ReplicaKey(want.name, index, want.spec_hash)
+            failure = self.observed.failures.get(key)
+            if failure is None or not failure.waits(self.now):
+                continue
+            for current in self.buckets.current.values():
+                if current is not None:
+                    self._retire(current, f"all or nothing: replica {index} failed")
+            self._wait(index, failure.error, failure.retry_at, failed=True)
+            return True
+        return False
+
+    def _retire_replaced(self, current: ObservedReplica | None, old: ObservedReplica) -> None:
+        if current is not None and current.health is Health.READY:
+            self._retire(old, "replaced by a replica of the edited definition")
+
+    def _replace(self, want: DesiredModel, index: int, old: ObservedReplica) -> None:
+        """New one ready first where memory allows, else old one drained first."""
+        if self._backs_off(want, index):
+            return
+        serving = old.health is Health.READY and old.draining is None
+        alongside = place(want, self.observed.gpus, self.ledger)
+        instead = place(want, self.observed.gpus, self.ledger.without([old.claims]))
+        if serving and isinstance(alongside, NoRoom) and isinstance(instead, NoRoom):
+            self._wait(index, instead.reason, None, failed=not instead.waiting)
+        elif not self._checked(want, index):
+            return
+        elif serving and isinstance(alongside, Placed):
+            self._issue_start(want, index, alongside, "the definition was edited; the old replica serves until then")
+        else:
+            self._retire(old, "the definition was edited" + ("; no room for both" if serving else ""))
+
+    def _start(self, want: DesiredModel, index: int, reason: str) -> None:
+        if self._backs_off(want, index):
+            return
+        placed = place(want, self.observed.gpus, self.ledger)
+        if isinstance(placed, NoRoom):
+            self._wait(index, placed.reason, None, failed=not placed.waiting)
+        elif self._checked(want, index):
+            self._issue_start(want, index, placed, reason)
+
+    def _issue_start(self, want: DesiredModel, index: int, placed: Placed, reason: str) -> None:
+        key = ReplicaKey(want.name, index, want.spec_hash)
+        failure = self.observed.failures.get(key)
+        gone = (*self.buckets.ended, *self.buckets.half_created, *(replica for replica, _ in self.buckets.broken))
+        earlier = (*(replica.id for replica in gone), *self.buckets.busy)
+        attempts = [each.attempt for each in earlier if each.key == key]
+        attempt = 1 + max([failure.attempt if failure else 0, *attempts])
+        self.ledger.add(placed.claims, busy_with=f"{want.name}/{index}")
+        self.actions.append(Start(ReplicaId(want.name, index, want.spec_hash, attempt), reason, placed.claims))
+
+    def _backs_off(self, want: DesiredModel, index: int) -> bool:
+        failure = self.observed.failures.get(ReplicaKey(want.name, index, want.spec_hash))
+        if failure is None or not failure.waits(self.now):
+            return False
+        self._wait(index, failure.error, failure.retry_at, failed=True)
+        return True
+
+    def _checked(self, want: DesiredModel, index: int) -> bool:
+        """Whether a fresh preflight says that the start can succeed; else what to do about it."""
+        key = (want.name, want.spec_hash)
+        result = self.observed.preflights.get(key)
+        fresh = result is not None and self.now - result.at < (FRESH_S if result.ok else RECHECK_S)
+        if not fresh and key not in self.observed.preflighting:
+            self._once(Preflight(want.name, want.spec_hash, "before a start"))
+        if result is None:
+            return False
+        if result.missing_image is not None:
+            self._pull(want, index, result.missing_image)
+        elif not result.ok:
+            self._wait(index, result.error or "preflight failed", result.at + RECHECK_S, failed=True)
+        return fresh and result.ok
+
+    def _pull(self, want: DesiredModel, index: int, image: str) -> None:
+        failure = self.observed.pulls.get(image)
+        if failure is not None and failure.waits(self.now):
+            self._wait(index, failure.error, failure.retry_at, failed=True)
+        elif image in self.observed.pulls and failure is None:
+            self._wait(index, f"image {image} is being pulled", None)
+        else:
+            self._once(PullImage(want.name, image, "the image is not on this host"))
+
+    def _once(self, action: Action) -> None:
+        if action not in self.actions:
+            self.actions.append(action)
+
+    def _wait(self, index: int, reason: str, retry_at: float | None, *, failed: bool = False) -> None:
+        name = self.want.name if self.want is not None else ""
+        self.blocked.append(Blocked(name, index, reason, failed, retry_at))
+        if retry_at is not None:
+            self.wakes.append(retry_at)

@@ -1,0 +1,65 @@
+"""The routing table's models, from what is desired, observed and assessed. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from pydantic import SecretStr
+
+from controller.assess import serves
+from controller.engines import ENGINES
+from controller.schema.routing import Endpoint, ModelRoute
+from controller.schema.status import ModelState, ModelStatus
+from controller.state import DesiredModel, DesiredState, ObservedReplica, ObservedState
+
+Tokens = Callable[[str], str | None]
+"""Replica name (or a remote model's name) to the secret that its endpoint expects."""
+
+
+def routes(
+    desired: DesiredState, observed: ObservedState, statuses: Iterable[ModelStatus], tokens: Tokens
+) -> tuple[ModelRoute, ...]:
+    """One route per declared model, in name order; a model that is no longer declared is not routed to."""
+    serving: dict[str, list[ObservedReplica]] = defaultdict(list)
+    for replica in observed.replicas:
+        if serves(replica):
+            serving[replica.id.model].append(replica)
+    return tuple(
+        _route(desired.models[status.name], status, serving[status.name], tokens)
+        for status in statuses
+        if status.name in desired.models
+    )
+
+
+def _route(want: DesiredModel, status: ModelStatus, replicas: list[ObservedReplica], tokens: Tokens) -> ModelRoute:
+    engine = ENGINES[want.backend]
+    remote = engine.remote(want.definition)
+    endpoints: tuple[Endpoint, ...] = ()
+    if status.state is ModelState.LOADED:
+        if remote is not None:
+            token = tokens(want.name)
+            secret = SecretStr(token) if token else None
+            endpoints = (Endpoint(replica=want.name, base_url=remote.base_url, api_prefix="", token=secret),)
+        else:
+            endpoints = tuple(_endpoint(replica, tokens) for replica in sorted(replicas, key=lambda each: each.name))
+    return ModelRoute(
+        name=want.name,
+        backend=want.backend,
+        state=status.state,
+        created=int(want.statement.since),
+        aliases=tuple(want.definition.aliases),
+        served_name=(remote.model or want.name) if remote else want.name,
+        endpoints=endpoints,
+        target_inflight=engine.target_inflight(want.definition),
+        apis=engine.apis(want.definition),
+        autoload=want.definition.autoload,
+        last_error=status.last_error,
+        retry_at=status.retry_at,
+    )
+
+
+def _endpoint(replica: ObservedReplica, tokens: Tokens) -> Endpoint:
+    assert replica.base_url is not None
+    token = tokens(replica.name)
+    return Endpoint(replica=replica.name, base_url=replica.base_url, token=SecretStr(token) if token else None)

@@ -1,0 +1,80 @@
+"""From probe outcomes to an engine's health. Pure.
+
+Ready: the health path answers, then one token (or one embedding) came. A failed probe only unroutes. A restart takes
+an exit, an engine that says it is dead, or 120 s without progress while it is busy or does not answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from controller.state import Health
+
+STALL_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One probe of one engine."""
+
+    healthy: bool
+    dead: bool = False
+    """The engine answered that it cannot go on."""
+    generated: bool = False
+    """It gave the one token (asked for only until it is ready)."""
+    busy: float | None = None
+    """Requests inside by its own figure; None: it has none, or did not tell."""
+    progress: float | None = None
+    """A figure that grows with its work."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What the probes of one engine add up to."""
+
+    health: Health = Health.STARTING
+    ready_since: float | None = None
+    progress: float | None = None
+    progressed_at: float | None = None
+    idle: bool | None = None
+    """By the engine's own figure, at the last probe; None: unknown."""
+    probed_at: float | None = None
+    error: str | None = None
+
+
+def after(vitals: Vitals, outcome: Outcome, now: float) -> Vitals:
+    """The vitals after one more probe."""
+    moved = outcome.progress is not None and outcome.progress != vitals.progress
+    # An engine with nothing to do need not move; one that does not answer gets no such benefit.
+    resting = outcome.healthy and outcome.busy in (0, None)
+    progressed_at = now if moved or resting or vitals.progressed_at is None else vitals.progressed_at
+    seen = replace(
+        vitals,
+        progress=vitals.progress if outcome.progress is None else outcome.progress,
+        progressed_at=progressed_at,
+        idle=None if outcome.busy is None else outcome.busy == 0,
+        probed_at=now,
+        error=outcome.error,
+    )
+    if outcome.dead:
+        return replace(seen, health=Health.DEAD)
+    if vitals.ready_since is None:
+        ready = outcome.healthy and outcome.generated
+        return replace(seen, health=Health.READY, ready_since=now) if ready else seen
+    if now - progressed_at >= STALL_S:
+        return replace(seen, health=Health.STALLED)
+    return replace(seen, health=Health.READY if outcome.healthy else Health.FAILING)
+
+
+def metric_sum(text: str, names: Iterable[str]) -> float | None:
+    """The sum of some metrics, over all labels, in Prometheus text; None when none of them is there."""
+    wanted = set(names)
+    found = [
+        float(match[2])
+        for line in text.splitlines()
+        if (match := re.match(r"([A-Za-z_:][\w:]*)(?:\{[^}]*\})? (\S+)", line)) and match[1] in wanted
+    ]
+    return sum(found) if found else None
