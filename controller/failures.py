@@ -13,7 +13,7 @@ STABLE_S = 60.0
 SHOWN_LINES = 8
 """Log lines that follow the plain words in `last_error`."""
 
-_SIGNALS = {-9: "killed (SIGKILL)", -11: "crashed (SIGSEGV)", -6: "aborted (SIGABRT)", -15: "ended (SIGTERM)"}
+_SIGNALS = {-9: "was killed (SIGKILL)", -11: "crashed (SIGSEGV)", -6: "aborted (SIGABRT)", -15: "ended (SIGTERM)"}
 
 
 def verdict_of_exit(backend: str, end: Exit, *, was_ready: bool) -> Verdict:

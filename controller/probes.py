@@ -27,6 +27,9 @@ class Target:
     base_url: str
     probe: Probe
     token: str | None = field(default=None, repr=False)
+    ready_since: float | None = field(default=None, compare=False)
+    """Known from an earlier controller: an adopted engine need not give a first token again, which could queue behind
+    the requests that it serves."""
 
 
 @dataclass(slots=True)
@@ -42,7 +45,12 @@ class Prober:
     """Keeps the vitals of all targets; wakes the reconciler when one's health or idleness changes."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, *, interval_s: float, timeout_s: float, wake: Callable[[], None],
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        interval_s: float,
+        timeout_s: float,
+        wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self._session = session
@@ -61,12 +69,15 @@ class Prober:
         for name, target in targets.items():
             if name not in self._watched:
                 task = asyncio.create_task(self._run(name), name=f"probe {name}")
-                self._watched[name] = _Watched(target, task)
+                self._watched[name] = _Watched(target, task, vitals=Vitals(ready_since=target.ready_since))
 
     async def first_round(self) -> None:
-        """Wait until every target was probed once."""
-        for watched in list(self._watched.values()):
-            await watched.probed.wait()
+        """Wait until every target was probed once. Bounded: an engine that hangs is not waited for."""
+        waits = [asyncio.ensure_future(watched.probed.wait()) for watched in self._watched.values()]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=self._timeout.total)
+            for wait in late:
+                wait.cancel()
 
     def vitals(self, name: str) -> Vitals:
         """What is known of one target; fresh vitals for one that is not tracked."""

@@ -5,7 +5,7 @@ One lock, atomic replaces, `schema_version` in every file:
     lock            held by the one controller (or `roundhouse down`) that may act
     identity.json   instance id, the secret that replica tokens are derived from
     epoch.json      counts controller starts; orders routing tables
-    memory.json     paused, autoload demand, models that were loaded, runtime overrides
+    memory.json     paused, autoload demand, models and replicas that were ready, runtime overrides
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Memory(BaseModel):
     paused: bool = False
     demand: dict[str, float] = Field(default_factory=dict)
     loaded_once: list[str] = Field(default_factory=list)
+    ready_since: dict[str, float] = Field(default_factory=dict)
     overrides: dict[str, Override] = Field(default_factory=dict)
 
 

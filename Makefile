@@ -1,0 +1,77 @@
+# Roundhouse: `make up` runs it, `make test` tests it. Needs Debian 12 (or any Linux) with python3 >= 3.11, venv and make.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.ONESHELL:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SOURCES := controller gateway worker tests
+
+.PHONY: help up install images test check format bench lock clean
+
+help: ## This list.
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+up: $(VENV)/.installed models/clockwork.gguf ## Serve desired-state/ on http://127.0.0.1:8080; Ctrl-C stops everything.
+	@exec $(BIN)/roundhouse up --runtime process $(ARGS)
+
+install: $(VENV)/.installed ## The environment alone, in .venv.
+
+images: ## The four container images.
+	@images/build
+
+test: $(VENV)/.installed-dev models/clockwork.gguf ## Everything that this machine can run.
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev ## Lint, types, imports.
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev ## Format the sources.
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-dev models/clockwork.gguf ## Side-by-side benchmarks: medians and ratios.
+	@exec $(BIN)/python -m tests.bench $(ARGS)
+
+lock: $(VENV)/.installed-dev ## Resolve the locked dependencies anew.
+	@$(PIP) install uv
+	@for part in gateway controller worker all dev; do \
+	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	    --no-header --no-annotate --upgrade --extra $$part pyproject.toml -o requirements/$$part.txt; \
+	done
+
+clean: ## Remove the environment and caches; models and state stay.
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/.made:
+	@command -v $(PYTHON) >/dev/null || { echo "roundhouse: $(PYTHON) is missing; install it: apt-get install python3 python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "roundhouse: $(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); echo "roundhouse: $(PYTHON) cannot make a virtual environment; install it: apt-get install python3-venv" >&2; exit 1; }
+	@touch $@
+
+define install_part
+	echo "roundhouse: installing into $(VENV) ($(1))"
+	$(PIP) install --require-hashes -r requirements/$(1).txt 2>$(VENV)/install.log \
+	  && $(PIP) install --no-deps --editable . 2>>$(VENV)/install.log \
+	  || { echo "roundhouse: the installation failed: $$(grep -m1 -E '^ERROR|rror' $(VENV)/install.log || tail -n1 $(VENV)/install.log) (all of it: $(VENV)/install.log)" >&2; exit 1; }
+	touch $@
+endef
+
+$(VENV)/.installed: $(VENV)/.made requirements/all.txt pyproject.toml
+	@$(call install_part,all)
+
+$(VENV)/.installed-dev: $(VENV)/.made requirements/dev.txt pyproject.toml
+	@$(call install_part,dev)
+	touch $(VENV)/.installed
+
+models/clockwork.gguf: | $(VENV)/.installed
+	@mkdir -p models
+	@$(BIN)/python -m worker.clockwork $@

@@ -1,0 +1,85 @@
+"""The last good merged state on disk: it rules while the files are broken, also at start.
+
+`<state folder>/desired.json` holds what the files said, not what was made of it, so that a newer version validates it
+anew. It is written whole or not at all, readable by the owner alone (`env` may hold secrets).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from controller.config.settle import Settled
+from controller.config.tree import Place, Table, placed
+from controller.config.validate import validate
+from controller.schema.status import SCHEMA_VERSION
+
+FILE_NAME: Final = "desired.json"
+
+
+class LastGoodError(Exception):
+    """The stored state is there and cannot be used. The message is for the operator."""
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    schema_version: int
+    saved_at: float
+    models: dict[str, dict[str, JsonValue]]
+
+
+def save(state_folder: Path, declared: Mapping[str, Mapping[str, Any]], now: float) -> None:
+    """Store what is declared. Raises OSError (disk full, folder gone); the old file then stands as it was."""
+    content = {"schema_version": SCHEMA_VERSION, "saved_at": now, "models": declared}
+    target = state_folder / FILE_NAME
+    temporary = state_folder / f".{FILE_NAME}.{os.getpid()}"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(content, file, ensure_ascii=False, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(state_folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load(state_folder: Path, models_root: PurePath) -> Settled | None:
+    """What was last in force; None when nothing was ever stored. Raises LastGoodError."""
+    path = state_folder / FILE_NAME
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LastGoodError(f"{path}: cannot be read: {error.strerror or error}") from error
+    try:
+        stored = _Stored.model_validate_json(content)
+    except ValidationError as error:
+        raise LastGoodError(f"{path}: not a stored state of Roundhouse: {error.errors()[0]['msg']}") from None
+    if stored.schema_version > SCHEMA_VERSION:
+        raise LastGoodError(
+            f"{path}: written by a newer Roundhouse (schema_version {stored.schema_version}, this one reads up to "
+            f"{SCHEMA_VERSION})"
+        )
+    table = placed(stored.models, Place(str(path)))  # type: ignore[arg-type] # JsonValue and Plain are the same values
+    assert isinstance(table, Table)
+    found = validate(table, models_root)
+    if found.problems:
+        raise LastGoodError("; ".join(str(problem) for problem in found.problems))
+    return Settled(found.definitions, found.declared)

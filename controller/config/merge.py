@@ -1,0 +1,39 @@
+"""Files over files: mappings deep-merged, lists replaced, null removes a key. Pure.
+
+`merge` is associative: merging neighbours first, or one file after the other, gives the same. That needs two things to
+stay visible until the end: a null that has removed a key, and that a mapping has replaced something that was no mapping
+(`Table.whole`), through which an earlier mapping must not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from controller.config.tree import Entry, Node, Table
+
+
+def merge(earlier: Node, later: Node) -> Node:
+    """What both say together; `later` has the last word."""
+    if not isinstance(later, Table) or later.whole:
+        return later
+    if not isinstance(earlier, Table):
+        return replace(later, whole=True)
+    return merge_tables(earlier, later)
+
+
+def merge_tables(earlier: Table, later: Table) -> Table:
+    """Two mappings together. An entry of both is placed where the later one writes it."""
+    entries = dict(earlier.entries)
+    for key, entry in later.entries.items():
+        before = entries.get(key)
+        entries[key] = Entry(entry.place, merge(before.node, entry.node)) if before is not None else entry
+    return Table(entries, later.place, whole=earlier.whole)
+
+
+def merge_all(tables: Iterable[Table]) -> Table:
+    """Any number of files, the last one strongest."""
+    merged = Table()
+    for table in tables:
+        merged = merge_tables(merged, table)
+    return merged

@@ -1,0 +1,91 @@
+"""A folder's bytes to definitions: read, merge, validate. Pure; the whole set of files stands or falls together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, Final
+
+from controller.config.merge import merge_all
+from controller.config.read import SUFFIXES, FolderSnapshot
+from controller.config.tree import Table, is_null, plain
+from controller.config.validate import validate
+from controller.config.words import kind_of, suggestion
+from controller.config.yaml12 import read_document
+from controller.schema.desired import Definition
+from controller.schema.status import Problem
+
+TOP_LEVEL: Final = ("models",)
+"""Keys that a file may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What one read of the folder declares. With problems it declares nothing: the last good state rules."""
+
+    definitions: Mapping[str, Definition] = field(default_factory=dict)
+    declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Per model what the files say, merged and without nulls: what overrides digest and `last_good` stores."""
+    problems: tuple[Problem, ...] = ()
+    digest: str = ""
+    """Of what is declared: layout, comments and which file says it do not count. Empty with problems."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the files can rule."""
+        return not self.problems
+
+
+def parse(snapshot: FolderSnapshot, models_root: PurePath) -> Parsed:
+    """What the snapshot declares. `models_root` is absolute. Never raises: every fault is a problem."""
+    problems = list(snapshot.problems)
+    tables: list[Table] = []
+    for name, content in snapshot.files.items():
+        table, faults = read_document(snapshot.path_of(name), content)
+        problems += faults
+        if table is not None:
+            problems += _unknown_keys(table)
+            tables.append(table)
+    if snapshot.problems or len(tables) < len(snapshot.files):
+        # Part of what is declared is unknown: what the rest lacks may stand there.
+        return Parsed(problems=tuple(problems))
+    models = _models(snapshot, merge_all(tables))
+    if isinstance(models, Problem):
+        return Parsed(problems=(*problems, models))
+    found = validate(models, models_root)
+    problems += found.problems
+    if problems:
+        return Parsed(problems=tuple(problems))
+    return Parsed(found.definitions, found.declared, digest=digest_of(found.declared))
+
+
+def digest_of(declared: Mapping[str, Mapping[str, Any]]) -> str:
+    """64 bits, hex, of what models are declared; stable across processes."""
+    text = json.dumps(declared, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _unknown_keys(table: Table) -> Iterator[Problem]:
+    for key, entry in table.entries.items():
+        if key not in TOP_LEVEL:
+            message = f"unknown key{suggestion(key, TOP_LEVEL)}"
+            yield Problem(file=entry.place.file, line=entry.place.line, field=key, message=message)
+
+
+def _models(snapshot: FolderSnapshot, merged: Table) -> Table | Problem:
+    entry = merged.entries.get("models")
+    if not snapshot.files:
+        kinds = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
+        return Problem(file=snapshot.folder, message=f"the folder holds no desired-state file ({kinds})")
+    if entry is None:
+        message = "no file has the key `models`; `models: {}` declares that there are none"
+        return Problem(file=snapshot.folder, message=message)
+    where = {"file": entry.place.file, "line": entry.place.line, "field": "models"}
+    if is_null(entry.node):
+        return Problem(**where, message="is empty here, which would remove every model; write `models: {}` for that")
+    if not isinstance(entry.node, Table):
+        return Problem(**where, message=f"must map names to definitions, is {kind_of(plain(entry.node))}")
+    return entry.node

@@ -1,0 +1,73 @@
+"""When what the files say comes into force. Pure: `now` is an argument.
+
+A model that vanished from the files is gone only after two agreeing reads at least `CONFIRM_S` apart, since a git
+checkout removes files for a moment. Everything else comes into force at once. A read with problems agrees with nothing:
+what was in force stays, and the count of agreeing reads begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from controller.config.parse import Parsed
+from controller.schema.desired import Definition
+
+CONFIRM_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The definitions in force, and what is about to leave them."""
+
+    definitions: Mapping[str, Definition]
+    declared: Mapping[str, Mapping[str, Any]]
+    """Per model in force what the files say or last said."""
+    missing: Mapping[str, float] = field(default_factory=dict)
+    """Models still in force that the last read did not have, with the Unix time of the first such read."""
+    wake_at: float | None = None
+    """When to read again at the latest, to confirm what is missing."""
+
+
+def settle(previous: Settled | None, parsed: Parsed, now: float) -> Settled | None:
+    """What is in force after this read. None: nothing was ever known, which is not "no models": plan nothing."""
+    if not parsed.ok:
+        return Settled(previous.definitions, previous.declared) if previous is not None else None
+    if previous is None:
+        return Settled(parsed.definitions, parsed.declared)
+    missing: dict[str, float] = {}
+    for name in previous.definitions:
+        first = previous.missing.get(name, now)
+        # A clock that was set back must not keep a model for ever.
+        first = min(first, now)
+        if name not in parsed.definitions and now - first < CONFIRM_S:
+            missing[name] = first
+    leaving = {name: previous.definitions[name] for name in missing}
+    return Settled(
+        _without_conflicts(parsed.definitions, leaving),
+        {**parsed.declared, **{name: previous.declared[name] for name in missing}},
+        missing,
+        min(missing.values()) + CONFIRM_S if missing else None,
+    )
+
+
+def _without_conflicts(
+    present: Mapping[str, Definition], leaving: Mapping[str, Definition]
+) -> Mapping[str, Definition]:
+    """Both together. A renamed model often keeps its old name as an alias: for a moment nobody may answer to it twice.
+
+    A name of the files wins over an alias of a leaving model; a leaving model's own name wins over an alias.
+    """
+    taken = {*present, *(alias for definition in present.values() for alias in definition.aliases)}
+    kept = {name: _answering(definition, leaving.keys()) for name, definition in present.items()}
+    left: set[str] = set()
+    for name, definition in leaving.items():
+        kept[name] = _answering(definition, taken | left | leaving.keys())
+        left.update(definition.aliases)
+    return kept
+
+
+def _answering(definition: Definition, refused: Set[str]) -> Definition:
+    aliases = [alias for alias in definition.aliases if alias not in refused]
+    return definition if aliases == definition.aliases else definition.model_copy(update={"aliases": aliases})

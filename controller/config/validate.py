@@ -1,0 +1,204 @@
+"""Merged values to definitions, through the class of each model's backend. Pure; reports every problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from controller.config.paths import PathRefusedError, relative_to_models
+from controller.config.tree import Listing, Place, Table, known_part, place_of, plain
+from controller.config.words import meant_branch, suggestion, words_of
+from controller.engines import ENGINES, LATER, resolve_backend
+from controller.engines.base import Engine
+from controller.schema.desired import Definition, ModelName
+from controller.schema.status import Problem
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_NAME: TypeAdapter[str] = TypeAdapter(ModelName)
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """What the models' table declares."""
+
+    definitions: Mapping[str, Definition]
+    """By model name. `backend` is always set, paths are relative to the models folder."""
+    declared: Mapping[str, Mapping[str, Any]]
+    """By model name, as written (after the merge, without nulls)."""
+    problems: Sequence[Problem]
+    """Not empty: the two others hold only what was right, and must not be used."""
+
+
+def validate(models: Table, models_root: PurePath) -> Validated:
+    """Every model of the table. `models_root` is absolute; absolute model paths must lie below it."""
+    definitions: dict[str, Definition] = {}
+    declared: dict[str, Mapping[str, Any]] = {}
+    problems: list[Problem] = []
+    for name, entry in models.present():
+        if not isinstance(entry.node, Table):
+            message = "a model's definition is a mapping of fields"
+            where = field_name(("models", name))
+            problems.append(Problem(file=entry.place.file, line=entry.place.line, field=where, message=message))
+            continue
+        check = _Model(name, entry.place, entry.node, models_root)
+        definition = check.run()
+        problems += check.problems
+        if definition is not None:
+            definitions[name] = definition
+            declared[name] = _values(entry.node)
+    problems += _alias_problems(models)
+    return Validated(definitions, declared, problems)
+
+
+def _values(table: Table) -> Mapping[str, Any]:
+    values = plain(table)
+    assert isinstance(values, dict)
+    return values
+
+
+def field_name(path: Iterable[str | int]) -> str:
+    """`models.chat.aliases[1]`."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+
+
+@dataclass
+class _Model:
+    """The validation of one model."""
+
+    name: str
+    place: Place
+    """Of the model's key."""
+    table: Table
+    models_root: PurePath
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, message: str, *path: str | int) -> None:
+        """Note a problem of the field at `path`, or of the model."""
+        written = bool(path) and path[0] in self.table.entries
+        place = place_of(self.table, path) if written else self.place
+        where = field_name(("models", self.name, *path))
+        self.problems.append(Problem(file=place.file, line=place.line, field=where, message=message))
+
+    def run(self) -> Definition | None:
+        """The definition, or None with problems."""
+        try:
+            _NAME.validate_python(self.name)
+        except ValidationError as error:
+            for each in error.errors(include_url=False):
+                self.add(f"the name {words_of(each)}")
+        values = _values(self.table)
+        engine = self.engine(values)
+        if engine is None:
+            self.common(values)
+            return None
+        definition = self.checked(engine.definition, {**values, "backend": engine.name}, engine)
+        return self.with_paths(engine, definition) if definition is not None else None
+
+    def engine(self, values: Mapping[str, Any]) -> Engine | None:
+        """The backend, declared or resolved."""
+        declared, path = values.get("backend"), values.get("model_path")
+        if declared is None:
+            resolved = resolve_backend(path if isinstance(path, str) else None)
+            if resolved is None:
+                known = ", ".join(ENGINES)
+                self.add(f"the artifact does not tell which backend serves it: set `backend` to one of {known}")
+            return ENGINES[resolved] if resolved is not None else None
+        if not isinstance(declared, str):
+            self.add("must be a string", "backend")
+        elif declared in LATER:
+            self.add(f"backend {declared} is not in this version yet; there are {', '.join(ENGINES)}", "backend")
+        elif declared not in ENGINES:
+            near = suggestion(declared, ENGINES) or f"; there are {', '.join(ENGINES)}"
+            self.add(f"unknown backend `{declared}`{near}", "backend")
+        else:
+            return ENGINES[declared]
+        return None
+
+    def common(self, values: Mapping[str, Any]) -> None:
+        """What can be said when the backend is not known: the common fields, and fields that no backend has."""
+        fields = Definition.model_fields
+        self.checked(Definition, {key: value for key, value in values.items() if key in fields and key != "backend"})
+        if values.get("backend") in LATER:
+            return
+        every = {each for engine in ENGINES.values() for each in engine.definition.model_fields}
+        for key in values:
+            if key not in every:
+                self.add(f"unknown field{suggestion(key, every)}", key)
+
+    def checked(
+        self, kind: type[Definition], values: Mapping[str, Any], engine: Engine | None = None
+    ) -> Definition | None:
+        """The values as that class takes them, or None with problems."""
+        try:
+            return kind.model_validate(values)
+        except ValidationError as error:
+            for path, errors in _located(error.errors(include_url=False), self.table):
+                if errors[0]["type"] == "extra_forbidden" and engine is not None:
+                    self.add(_unknown(str(path[-1]), engine), *path)
+                else:
+                    self.add(", or ".join(words_of(each) for each in errors), *(path or self._mentioned(errors[0])))
+            return None
+
+    def _mentioned(self, error: ErrorDetails) -> tuple[str, ...]:
+        """The first field that an error about the whole definition speaks of."""
+        words = error["msg"].replace(",", " ").replace("`", " ").split()
+        return tuple(word for word in words if word in self.table.entries)[:1]
+
+    def with_paths(self, engine: Engine, definition: Definition) -> Definition | None:
+        """The definition with every model path relative to the models folder, or None with problems."""
+        changed: dict[str, str] = {}
+        for check in engine.files(definition):
+            try:
+                changed[check.field] = relative_to_models(check.path, self.models_root)
+            except PathRefusedError as error:
+                self.add(str(error), check.field)
+        return definition.model_copy(update=changed) if not self.problems else None
+
+
+def _unknown(key: str, engine: Engine) -> str:
+    owners = [each.name for each in ENGINES.values() if key in each.definition.model_fields]
+    if owners:
+        return f"belongs to backend {' and '.join(owners)}; this model's backend is {engine.name}"
+    return f"unknown field{suggestion(key, engine.definition.model_fields)}"
+
+
+def _located(
+    errors: Sequence[ErrorDetails], table: Table
+) -> Iterator[tuple[tuple[str | int, ...], Sequence[ErrorDetails]]]:
+    """Each error with its path in the file; of a union only the branch that the value was meant to be, else all."""
+    unions: dict[tuple[str | int, ...], dict[str, list[ErrorDetails]]] = {}
+    for error in errors:
+        known = known_part(table, error["loc"])
+        if known == error["loc"] or error["type"] in ("missing", "extra_forbidden"):
+            yield error["loc"], [error]
+        else:
+            unions.setdefault(known, {}).setdefault(str(error["loc"][len(known)]), []).append(error)
+    for known, branches in unions.items():
+        meant = meant_branch(branches)
+        if meant is None:
+            yield known, [errors[0] for errors in branches.values()]
+        else:
+            yield from (((*known, *error["loc"][len(known) + 1 :]), [error]) for error in meant)
+
+
+def _alias_problems(models: Table) -> Iterator[Problem]:
+    """Aliases that are taken: by a model's name or by an alias that stands before."""
+    taken = {name: f"the name of model {name}" for name, _ in models.present()}
+    for name, entry in models.present():
+        aliases = entry.node.get("aliases") if isinstance(entry.node, Table) else None
+        for index, item in enumerate(aliases.items if isinstance(aliases, Listing) else ()):
+            alias = plain(item)
+            if not isinstance(alias, str):
+                continue
+            if alias in taken:
+                where = field_name(("models", name, "aliases", index))
+                message = f"alias `{alias}` is already {taken[alias]}"
+                yield Problem(file=item.place.file, line=item.place.line, field=where, message=message)
+            else:
+                taken[alias] = f"an alias of model {name}"

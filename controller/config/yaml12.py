@@ -1,0 +1,260 @@
+"""One file's bytes to a tree: YAML 1.2 (core schema) and JSON, every value with its line. Pure.
+
+ruamel.yaml gives the events; what they mean is decided here, so that `on`, `yes` and `2026-01-01` are strings, a key
+that stands twice is an error with a line, and no file can make the reader recurse or grow without bound.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    CollectionStartEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    NodeEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+from ruamel.yaml.reader import ReaderError
+
+from controller.config.tree import Entry, Listing, Node, Place, Scalar, Table, is_null
+from controller.schema.status import Problem
+
+MAX_DEPTH: Final = 32
+MAX_NODES: Final = 200_000
+"""Values in one file after aliases are resolved: an alias may stand for many."""
+
+_NULL = re.compile(r"null|Null|NULL|~|")
+_BOOL = re.compile(r"(true|True|TRUE)|false|False|FALSE")
+_INT = re.compile(r"[-+]?[0-9]+")
+_BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_MAX_DIGITS = 18
+_STRING_TAGS = ("tag:yaml.org,2002:str", "!")
+_COLLECTION_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq", "!")
+
+
+class _FileError(Exception):
+    """The file cannot be read on from here."""
+
+    def __init__(self, message: str, line: int | None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+def read_document(file: str, content: bytes) -> tuple[Table | None, list[Problem]]:
+    """The file's table, empty for a file of comments alone, and everything that is wrong with it.
+
+    None: it could not be read to its end, so what it declares is unknown.
+    """
+    problems: list[Problem] = []
+    try:
+        node = _Reader(file, _decode(content), problems).document()
+    except _FileError as error:
+        problems.append(Problem(file=file, line=error.line, message=str(error)))
+        return None, problems
+    if isinstance(node, Table):
+        return node, problems
+    if node is not None and not is_null(node):
+        message = "a file is a mapping whose only key is `models`"
+        problems.append(Problem(file=file, line=node.place.line, message=message))
+    return Table(place=Place(file, 1)), problems
+
+
+def _decode(content: bytes) -> str:
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise _FileError(f"not UTF-8: byte 0x{content[error.start]:02x}", line) from None
+    return text.removeprefix("\ufeff")
+
+
+def _events(text: str) -> Iterator[Any]:
+    """ruamel's events; whatever it raises becomes a `_FileError` with a line."""
+    try:
+        yield from YAML(typ="safe", pure=True).parse(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark is not None else None
+        raise _FileError(_syntax_words(error.problem, error.context), line) from None
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise _FileError(f"character U+{ord(str(error.character)[:1] or ' '):04X} is not allowed", line) from None
+    except Exception as error:  # noqa: BLE001 - of other people's parser: whatever it raises, this file caused it
+        raise _FileError(f"not YAML 1.2: {error}", None) from None
+
+
+def _syntax_words(problem: str | None, context: str | None) -> str:
+    if problem is not None and "'\\t'" in problem:
+        return "a tab; YAML indents with spaces"
+    return "not YAML 1.2: " + ", ".join(part for part in (problem, context) if part)
+
+
+@dataclass
+class _Reader:
+    """Builds the tree of one document from events."""
+
+    file: str
+    text: str
+    problems: list[Problem]
+    anchors: dict[str, Node | None] = field(default_factory=dict)
+    """Anchored nodes; None while the node is being read, so that one which holds itself is seen."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    depth: int = 0
+    nodes: int = 0
+
+    def document(self) -> Node | None:
+        """The only document; None when there is none."""
+        root: Node | None = None
+        documents = 0
+        events = _events(self.text)
+        for event in events:
+            if isinstance(event, DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise _FileError("a second document begins; a file holds one", self.line(event))
+                if event.version not in (None, (1, 2)):
+                    self.fault(event, "files are read as YAML 1.2; leave the %YAML line out")
+            elif isinstance(event, NodeEvent):
+                root = self.node(event, events)
+        return root
+
+    def line(self, event: Any) -> int:
+        """The event's line, counted from 1 and within the file."""
+        return min(int(event.start_mark.line) + 1, self.text.count("\n") + 1)
+
+    def place(self, event: Any) -> Place:
+        """Where the event stands."""
+        return Place(self.file, self.line(event))
+
+    def fault(self, event: Any, message: str) -> None:
+        """Note a problem and read on."""
+        self.problems.append(Problem(file=self.file, line=self.line(event), message=message))
+
+    def node(self, event: Any, events: Iterator[Any]) -> Node:
+        """One value, with all that it holds."""
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise _FileError(f"more than {MAX_NODES} values", self.line(event))
+        if isinstance(event, AliasEvent):
+            return self.alias(event)
+        before = self.nodes
+        if event.anchor is not None:
+            self.anchors[event.anchor] = None
+        node = self.collection(event, events) if isinstance(event, CollectionStartEvent) else self.scalar(event)
+        if event.anchor is not None:
+            self.anchors[event.anchor] = node
+            self.sizes[event.anchor] = self.nodes - before + 1
+        return node
+
+    def alias(self, event: Any) -> Node:
+        """What the alias stands for."""
+        if event.anchor not in self.anchors:
+            raise _FileError(f"alias *{event.anchor}: there is no anchor &{event.anchor} before it", self.line(event))
+        target = self.anchors[event.anchor]
+        if target is None:
+            raise _FileError(f"alias *{event.anchor} stands within its own anchor", self.line(event))
+        self.nodes += self.sizes[event.anchor]
+        return target
+
+    def collection(self, event: Any, events: Iterator[Any]) -> Node:
+        """A mapping or a list, to its end."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise _FileError(f"nested more than {MAX_DEPTH} levels deep", self.line(event))
+        if event.tag is not None and event.tag not in _COLLECTION_TAGS:
+            self.fault(event, f"tag {event.tag} is not known here")
+        is_list = isinstance(event, SequenceStartEvent)
+        node: Node = self.listing(event, events) if is_list else self.table(event, events)
+        self.depth -= 1
+        return node
+
+    def listing(self, event: Any, events: Iterator[Any]) -> Listing:
+        """A list, to its end."""
+        items: list[Node] = []
+        for item in events:
+            if isinstance(item, SequenceEndEvent):
+                break
+            items.append(self.node(item, events))
+        return Listing(tuple(items), self.place(event))
+
+    def table(self, event: Any, events: Iterator[Any]) -> Table:
+        """A mapping, to its end; a key that stands twice is a problem."""
+        entries: dict[str, Entry] = {}
+        for key_event in events:
+            if isinstance(key_event, MappingEndEvent):
+                break
+            key_node = self.node(key_event, events)
+            value = self.node(next(events), events)
+            key = self.key(key_event, key_node)
+            if key is None:
+                continue
+            if key in entries:
+                self.fault(key_event, f"`{key}` stands twice; it is first on line {entries[key].place.line}")
+                continue
+            entries[key] = Entry(self.place(key_event), value)
+        return Table(entries, self.place(event))
+
+    def key(self, event: Any, node: Node) -> str | None:
+        """The key, or None with a problem when it is no string."""
+        if isinstance(node, Scalar) and isinstance(node.value, str):
+            if node.value == "<<" and event.style is None:
+                self.fault(event, "`<<` is not part of YAML 1.2; write the fields, or use an alias for a whole value")
+                return None
+            return node.value
+        written = event.value if isinstance(event, ScalarEvent) else ""
+        self.fault(event, f"a key is a string: write `{written}` in quotes" if written else "a key is a string")
+        return None
+
+    def scalar(self, event: Any) -> Scalar:
+        """A scalar by the core schema; a quoted or `!!str` one is a string."""
+        place = self.place(event)
+        text: str = event.value
+        if event.style is not None or event.tag in _STRING_TAGS:
+            return Scalar(self.string(event, text), place)
+        if event.tag is not None:
+            self.fault(event, f"tag {event.tag} is not known here")
+        try:
+            return Scalar(resolve(text), place)
+        except ValueError as error:
+            self.fault(event, str(error))
+            return Scalar(None, place)
+
+    def string(self, event: Any, text: str) -> str:
+        """The text with JSON's surrogate pairs joined."""
+        if not any("\ud800" <= char <= "\udfff" for char in text):
+            return text
+        try:
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            self.fault(event, "half of a surrogate pair")
+            return ""
+
+
+def resolve(text: str) -> str | int | float | bool | None:
+    """What a plain scalar means in YAML 1.2's core schema. Raises ValueError for a number out of range."""
+    if _NULL.fullmatch(text):
+        return None
+    if match := _BOOL.fullmatch(text):
+        return match.group(1) is not None
+    if _INT.fullmatch(text) or _BASED.fullmatch(text):
+        if len(text) > _MAX_DIGITS:
+            raise ValueError(f"{text[:20]}... is too large a number")
+        return int(text, 0) if _BASED.fullmatch(text) else int(text)
+    if _FLOAT.fullmatch(text) or _NOT_FINITE.fullmatch(text):
+        number = math.inf if _NOT_FINITE.fullmatch(text) else float(text)
+        if not math.isfinite(number):
+            raise ValueError(f"{text[:20]} is not a finite number")
+        return number
+    return text

@@ -1,0 +1,243 @@
+"""observe -> plan -> apply -> publish, level-triggered.
+
+Every source only wakes the loop; the whole state is read and planned again. The resync timer is the correctness path,
+events are the fast path. An observation that failed yields no plan, and nothing is published before one was complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from controller.actions import Plan
+from controller.assess import assess
+from controller.drains import Drain as DrainUnderWay
+from controller.drains import drained, inflight
+from controller.engines import ENGINES
+from controller.gateways import GatewayHub
+from controller.memory import WorkingMemory
+from controller.operations import Operations
+from controller.plan import plan
+from controller.probes import Prober, Target
+from controller.publish import routes
+from controller.remotes import Remotes
+from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica
+from controller.schema.status import ModelState, ModelStatus, Problem
+from controller.state import (
+    DesiredState,
+    Draining,
+    Gpu,
+    ObservedReplica,
+    ObservedState,
+    Phase,
+)
+
+log = logging.getLogger(__name__)
+
+SHORTEST_ROUND_S = 0.01
+
+
+class Desired(Protocol):
+    """Where the desired state comes from; reading it never fails, for the last good one rules."""
+
+    def state(self, now: float) -> DesiredState | None:
+        """What is wanted now; None: nothing was ever read that is valid."""
+
+    def problems(self) -> list[Problem]:
+        """What is wrong with the files, if anything."""
+
+    def wake_at(self) -> float | None:
+        """When the answer of `state` may change by time alone."""
+
+    def remember(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
+        """Keep what the next controller must know."""
+
+
+@dataclass(slots=True)
+class Round:
+    """What one complete round saw and decided."""
+
+    desired: DesiredState
+    observed: ObservedState
+    plan: Plan
+    statuses: tuple[ModelStatus, ...]
+
+
+class Reconciler:
+    """The controller's loop."""
+
+    def __init__(
+        self,
+        *,
+        desired: Desired,
+        runtime: Runtime,
+        operations: Operations,
+        memory: WorkingMemory,
+        prober: Prober,
+        remotes: Remotes,
+        hub: GatewayHub,
+        wake: asyncio.Event,
+        resync_s: float,
+        ready_before: Mapping[str, float],
+        clock: Callable[[], float],
+    ) -> None:
+        self._desired = desired
+        self._runtime = runtime
+        self._operations = operations
+        self._memory = memory
+        self._prober = prober
+        self._remotes = remotes
+        self._hub = hub
+        self._wake = wake
+        self._resync_s = resync_s
+        self._ready_before = ready_before
+        self._clock = clock
+        self._up_since = clock()
+        self._gpus: tuple[Gpu, ...] | None = ()
+        self.round: Round | None = None
+        self.error: str | None = None
+        """Why the last observation failed; None: it did not."""
+
+    async def run(self) -> None:
+        """Reconcile until cancelled."""
+        while True:
+            self._wake.clear()
+            await self.once()
+            pause = self._pause()
+            try:
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            except TimeoutError:
+                log.debug("resync after %.1f s", pause)
+            await asyncio.sleep(SHORTEST_ROUND_S)
+
+    async def once(self) -> Round | None:
+        """One round; None when there was no complete observation."""
+        try:
+            desired, observed = await self._observe()
+        except RuntimeUnavailableError as error:
+            if self.error is None:
+                log.warning("nothing is changed while the runtime does not answer: %s", error)
+            self.error = str(error)
+            return None
+        if desired is None:
+            self.error = "the desired state was never valid; nothing is started or stopped"
+            return None
+        self.error = None
+        made = plan(desired, observed, observed.at)
+        if not desired.paused:
+            replicas = {replica.name: replica for replica in observed.replicas}
+            for action in made.actions:
+                self._operations.issue(action, desired, replicas)
+        self._finish(desired, observed, made)
+        return self.round
+
+    def _finish(self, desired: DesiredState, observed: ObservedState, made: Plan) -> None:
+        """Assess and publish what holds now that the plan was issued."""
+        issued = self._with_issued(observed)
+        statuses = assess(desired, issued, made)
+        for status in statuses:
+            if status.state is ModelState.LOADED:
+                self._memory.loaded_once.add(status.name)
+        self.round = Round(desired, issued, made, statuses)
+        stamp = self._hub.publish(routes(desired, issued, statuses, self._token))
+        for name, drain in self._memory.drains.items():
+            if drain.unrouted is None:
+                self._memory.drains[name] = DrainUnderWay(drain.since, stamp)
+        ready = {replica.name: replica.ready_since for replica in observed.replicas if replica.ready_since is not None}
+        self._desired.remember(frozenset(self._memory.loaded_once), ready)
+
+    def _with_issued(self, observed: ObservedState) -> ObservedState:
+        """The observation with the drains and operations of this round: what is leaving is routed to no more."""
+        replicas = []
+        for replica in observed.replicas:
+            drain = self._memory.drains.get(replica.name)
+            leaving = drain is not None or self._memory.stopping(replica.name)
+            draining = Draining(drain.since if drain else observed.at, None) if leaving else None
+            replicas.append(replace(replica, draining=draining))
+        return replace(observed, replicas=tuple(replicas), pending=dict(self._memory.pending))
+
+    # Observing.
+
+    async def _observe(self) -> tuple[DesiredState | None, ObservedState]:
+        began_at = self._clock()
+        seen = await self._runtime.list()
+        self._gpus = await self._runtime.gpus()
+        self._memory.forget_settled(began_at)
+        self._hub.forget_lost()
+        desired = self._desired.state(began_at)
+        self._track(desired, seen)
+        if self.round is None:
+            await self._prober.first_round()
+            await self._remotes.first_round()
+        now = self._clock()
+        replicas = tuple(self._observed(replica, now) for replica in seen)
+        if desired is not None:
+            self._memory.prune(desired, replicas, now)
+        views = self._hub.views
+        return desired, ObservedState(
+            at=now,
+            replicas=replicas,
+            pending=dict(self._memory.pending),
+            preflights=dict(self._memory.preflights),
+            preflighting=frozenset(self._memory.preflighting),
+            pulls=dict(self._memory.pulls),
+            failures=dict(self._memory.failures),
+            loaded_once=frozenset(self._memory.loaded_once),
+            gpus=self._gpus,
+            remotes=self._remotes.errors(),
+            inflight={replica.name: inflight(replica.name, views, now) for replica in replicas},
+        )
+
+    def _track(self, desired: DesiredState | None, seen: list[SeenReplica]) -> None:
+        models = desired.models if desired is not None else {}
+        targets = {}
+        for replica in seen:
+            model = models.get(replica.id.model)
+            if replica.phase is Phase.RUNNING and replica.base_url is not None and model is not None and model.runs:
+                probe = ENGINES[model.backend].probe(model.definition)
+                token, ready_since = self._operations.token(replica.name), self._ready_before.get(replica.name)
+                targets[replica.name] = Target(replica.base_url, probe, token, ready_since)
+        self._prober.track(targets)
+        self._remotes.track([model for model in models.values() if not model.runs and model.replicas])
+
+    def _observed(self, seen: SeenReplica, now: float) -> ObservedReplica:
+        vitals = self._prober.vitals(seen.name)
+        drain = self._memory.drains.get(seen.name)
+        draining = None
+        if drain is not None:
+            fresh = vitals.probed_at is not None and vitals.probed_at > drain.since
+            idle = vitals.idle if fresh else None
+            empty = drained(seen.name, drain, self._hub.views, idle, now=now, up_since=self._up_since)
+            draining = Draining(drain.since, empty)
+            if empty is None:
+                self._prober.nudge(seen.name)
+        return ObservedReplica(
+            id=seen.id,
+            name=seen.name,
+            phase=seen.phase,
+            created_at=seen.created_at,
+            started_at=seen.started_at,
+            health=vitals.health,
+            ready_since=vitals.ready_since,
+            base_url=seen.base_url,
+            claims=seen.claims,
+            exit=seen.exit,
+            draining=draining,
+            image_id=seen.image_id,
+            argv=seen.argv,
+        )
+
+    def _token(self, name: str) -> str | None:
+        return self._remotes.token(name) if self._remotes.knows(name) else self._operations.token(name)
+
+    def _pause(self) -> float:
+        now = self._clock()
+        wakes = [self._desired.wake_at()]
+        if self.round is not None:
+            wakes.append(self.round.plan.wake_at)
+        soonest = min((wake - now for wake in wakes if wake is not None), default=self._resync_s)
+        return max(SHORTEST_ROUND_S, min(soonest, self._resync_s))

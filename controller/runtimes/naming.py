@@ -1,0 +1,48 @@
+"""Names and tokens of replicas. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from typing import Final
+
+from controller.state import ReplicaId
+
+LONGEST_NAME: Final = 63
+"""A DNS label (RFC 1035), which a container's name is on its network."""
+
+_INSTANCE: Final = re.compile(r"[a-z0-9]{1,16}")
+_PLAIN: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_DIGEST_AT_END: Final = re.compile(r"(^|-)[0-9a-f]{8}$")
+_INDEX_DIGITS: Final = 3
+_ATTEMPT_DIGITS: Final = 6
+
+
+def replica_name(instance: str, replica: ReplicaId) -> str:
+    """`rh-<instance>-<slug>-<index>-<hash8>-<attempt>`: a DNS label and a valid container name, at most 63 characters.
+
+    Where the slug does not hold the whole model name, it ends with a digest of it, so that `a.b` and `a-b` differ.
+    """
+    if not _INSTANCE.fullmatch(instance):
+        raise ValueError(f"instance {instance!r} is not 1 to 16 lower case letters and digits")
+    index, attempt = str(replica.index), str(replica.attempt)
+    frame = f"rh-{instance}--{replica.spec_hash[:8]}--"
+    # Room for the longest index and attempt, so that a model's slug is the same for all its replicas.
+    digits = max(_INDEX_DIGITS, len(index)) + max(_ATTEMPT_DIGITS, len(attempt))
+    slug = _slug(replica.model, LONGEST_NAME - len(frame) - digits)
+    return f"rh-{instance}-{slug}-{index}-{replica.spec_hash[:8]}-{attempt}"
+
+
+def _slug(model: str, room: int) -> str:
+    plain = _PLAIN.fullmatch(model) is not None and len(model) <= room
+    if plain and not _DIGEST_AT_END.search(model):
+        return model
+    digest = hashlib.sha256(model.encode()).hexdigest()[:8]
+    words = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+    return f"{words[: room - len(digest) - 1].rstrip('-')}-{digest}".lstrip("-")
+
+
+def replica_token(secret: bytes, name: str) -> str:
+    """The replica's own bearer token, hex: HMAC-SHA256 of its name. Nothing needs to store it."""
+    return hmac.new(secret, name.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,137 @@
+"""One file per replica: what a restarted controller knows engines by. Only records of one's own instance are touched."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from controller.runtimes.base import RuntimeUnavailableError
+from controller.runtimes.process_stat import Process
+from controller.state import ReplicaId
+
+SCHEMA_VERSION: Final = 1
+
+
+class Record(BaseModel):
+    """A replica's start. Written before the engine is spawned, and again with its pid. Holds no secret."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    instance: str
+    name: str
+    model: str
+    index: int
+    spec_hash: str
+    attempt: int
+    start_id: str
+    """Random, and in the engine's environment: processes of this start carry it."""
+    boot_id: str
+    host: str
+    port: int
+    argv: tuple[str, ...]
+    claims: dict[str, int]
+    created_at: float
+    pid: int | None = None
+    """None: the start was interrupted, or is under way."""
+    start_ticks: int | None = None
+    started_at: float | None = None
+    ended: bool = False
+    """Every process of it was seen gone."""
+    exit_code: int | None = None
+
+    @property
+    def id(self) -> ReplicaId:
+        """Whose attempt it is."""
+        return ReplicaId(self.model, self.index, self.spec_hash, self.attempt)
+
+    @property
+    def leader(self) -> Process | None:
+        """The engine's process."""
+        if self.pid is None or self.start_ticks is None:
+            return None
+        return Process(self.pid, self.start_ticks)
+
+
+class Records:
+    """The folder of records. Thread-safe; its folder belongs to one controller at a time (the state folder's lock)."""
+
+    def __init__(self, folder: Path, instance: str) -> None:
+        self._folder = folder
+        self._instance = instance
+        self._lock = threading.Lock()
+
+    def all(self) -> list[Record]:
+        """Every record of this instance. Raises RuntimeUnavailableError when one cannot be read: unknown, not absent."""
+        with self._lock:
+            return [record for path in self._paths() if (record := self._read(path)) is not None]
+
+    def get(self, name: str) -> Record | None:
+        """None: there is none, or it is another instance's."""
+        with self._lock:
+            return self._read(self._path(name))
+
+    def create(self, record: Record) -> bool:
+        """Whether it was new; an existing one is left as it is."""
+        with self._lock:
+            path = self._path(record.name)
+            if path.exists():
+                return False
+            self._write(path, record)
+            return True
+
+    def update(self, name: str, **changes: Any) -> Record | None:
+        """Change a record that still exists; returns it as it is now."""
+        with self._lock:
+            path = self._path(name)
+            record = self._read(path)
+            if record is None:
+                return None
+            changed = record.model_copy(update=changes)
+            if changed != record:
+                self._write(path, changed)
+            return changed
+
+    def remove(self, name: str) -> None:
+        """Forget a replica."""
+        with self._lock:
+            path = self._path(name)
+            if self._read(path) is not None:
+                path.unlink()
+
+    def _paths(self) -> Iterator[Path]:
+        yield from sorted(self._folder.glob(f"rh-{self._instance}-*.json"))
+
+    def _path(self, name: str) -> Path:
+        if not name.startswith(f"rh-{self._instance}-") or "/" in name:
+            raise ValueError(f"{name!r} is not a replica of instance {self._instance}")
+        return self._folder / f"{name}.json"
+
+    def _read(self, path: Path) -> Record | None:
+        try:
+            record = Record.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            fields = ", ".join(sorted({str(each["loc"][0]) for each in error.errors() if each["loc"]})) or "not JSON"
+            raise RuntimeUnavailableError(
+                f"{path} is no record of schema version {SCHEMA_VERSION} ({fields}): an engine may run that cannot be "
+                "told. Start the version of Roundhouse that wrote it, or stop its process and delete the file"
+            ) from error
+        return record if record.instance == self._instance else None
+
+    @staticmethod
+    def _write(path: Path, record: Record) -> None:
+        """Replace the file at once, so that a crash leaves the old or the new one."""
+        new = path.with_name(f".{path.name}.new")
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(record.model_dump_json(indent=1).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)

@@ -1,0 +1,70 @@
+"""Rounds as operators read them. Pure."""
+
+from __future__ import annotations
+
+from controller import __version__
+from controller.actions import Action, Start
+from controller.reconciler import Round
+from controller.schema.status import ActionView, BlockedView, ControllerStatus, GpuStatus, PlanView, Problem
+from controller.state import ObservedState
+
+
+def status_view(
+    done: Round | None, *, instance: str, runtime: str, problems: list[Problem], error: str | None, gateways: list[str]
+) -> ControllerStatus:
+    """The answer of `roundhouse status`."""
+    status = ControllerStatus(
+        instance=instance,
+        version=__version__,
+        runtime=runtime,
+        generation=done.desired.generation if done else 0,
+        observation_error=error,
+        desired_problems=problems,
+        gateways=gateways,
+    )
+    if done is None:
+        return status
+    return status.model_copy(
+        update={
+            "paused": done.desired.paused,
+            "observed_at": done.observed.at,
+            "models": list(done.statuses),
+            "gpus": _gpus(done.observed),
+        }
+    )
+
+
+def _gpus(observed: ObservedState) -> list[GpuStatus] | None:
+    if observed.gpus is None:
+        return None
+    claimed: dict[str, int] = {}
+    for replica in observed.replicas:
+        for uuid, mib in replica.claims.items():
+            claimed[uuid] = claimed.get(uuid, 0) + mib
+    return [
+        GpuStatus(
+            uuid=gpu.uuid,
+            index=gpu.index,
+            name=gpu.name,
+            total_mib=gpu.total_mib,
+            used_mib=gpu.used_mib,
+            claimed_mib=claimed.get(gpu.uuid, 0),
+        )
+        for gpu in observed.gpus
+    ]
+
+
+def plan_view(done: Round) -> PlanView:
+    """The answer of `roundhouse plan`."""
+    return PlanView(
+        generation=done.desired.generation,
+        paused=done.desired.paused,
+        actions=[_action(action) for action in done.plan.actions],
+        blocked=[BlockedView(model=item.model, index=item.index, reason=item.reason) for item in done.plan.blocked],
+        wake_at=done.plan.wake_at,
+    )
+
+
+def _action(action: Action) -> ActionView:
+    replica = f"{action.id.model}/{action.id.index}" if isinstance(action, Start) else getattr(action, "name", None)
+    return ActionView(kind=action.kind, model=action.model, replica=replica, reason=action.reason)
