@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -44,6 +45,11 @@ class Operations:
         self._wake = wake
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
+        self._issued: Counter[str] = Counter()
+
+    def issued(self) -> dict[str, int]:
+        """How many actions of each kind were begun."""
+        return dict(self._issued)
 
     def token(self, name: str) -> str:
         """A replica's own token."""
@@ -52,6 +58,7 @@ class Operations:
     def issue(self, action: Action, desired: DesiredState, replicas: dict[str, ObservedReplica]) -> None:
         """Begin one action of a plan for `desired`; `replicas` are the observed ones by name."""
         log.info("%s %s: %s", action.kind, getattr(action, "name", None) or _subject(action), action.reason)
+        self._issued[action.kind] += 1
         match action:
             case Preflight():
                 self._preflight(action, desired)

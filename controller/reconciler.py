@@ -25,7 +25,7 @@ from controller.probes import Prober, Target
 from controller.publish import routes
 from controller.remotes import Remotes
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica
-from controller.schema.status import ModelState, ModelStatus, Problem
+from controller.schema.status import ModelState, ModelStatus
 from controller.state import (
     DesiredState,
     Draining,
@@ -46,8 +46,8 @@ class Desired(Protocol):
     def state(self, now: float) -> DesiredState | None:
         """What is wanted now; None: nothing was ever read that is valid."""
 
-    def problems(self) -> list[Problem]:
-        """What is wrong with the files, if anything."""
+    async def refresh(self, now: float) -> None:
+        """Read what it comes from, if it is time to."""
 
     def wake_at(self) -> float | None:
         """When the answer of `state` may change by time alone."""
@@ -158,12 +158,20 @@ class Reconciler:
             leaving = drain is not None or self._memory.stopping(replica.name)
             draining = Draining(drain.since if drain else observed.at, None) if leaving else None
             replicas.append(replace(replica, draining=draining))
-        return replace(observed, replicas=tuple(replicas), pending=dict(self._memory.pending))
+        return replace(
+            observed,
+            replicas=tuple(replicas),
+            pending=dict(self._memory.pending),
+            preflighting=frozenset(self._memory.preflighting),
+            pulls=dict(self._memory.pulls),
+            failures=dict(self._memory.failures),
+        )
 
     # Observing.
 
     async def _observe(self) -> tuple[DesiredState | None, ObservedState]:
         began_at = self._clock()
+        await self._desired.refresh(began_at)
         seen = await self._runtime.list()
         self._gpus = await self._runtime.gpus()
         self._memory.forget_settled(began_at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from controller import __version__
 from controller.actions import Action, Start
+from controller.plan import plan
 from controller.reconciler import Round
 from controller.schema.status import ActionView, BlockedView, ControllerStatus, GpuStatus, PlanView, Problem
 from controller.state import ObservedState
@@ -54,14 +55,15 @@ def _gpus(observed: ObservedState) -> list[GpuStatus] | None:
     ]
 
 
-def plan_view(done: Round) -> PlanView:
-    """The answer of `roundhouse plan`."""
+def plan_view(done: Round, now: float) -> PlanView:
+    """The answer of `roundhouse plan`: what is left to do after the last round."""
+    left = plan(done.desired, done.observed, now)
     return PlanView(
         generation=done.desired.generation,
         paused=done.desired.paused,
-        actions=[_action(action) for action in done.plan.actions],
-        blocked=[BlockedView(model=item.model, index=item.index, reason=item.reason) for item in done.plan.blocked],
-        wake_at=done.plan.wake_at,
+        actions=[_action(action) for action in left.actions],
+        blocked=[BlockedView(model=item.model, index=item.index, reason=item.reason) for item in left.blocked],
+        wake_at=left.wake_at,
     )
 
 

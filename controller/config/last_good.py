@@ -7,7 +7,6 @@ anew. It is written whole or not at all, readable by the owner alone (`env` may 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -18,6 +17,7 @@ from controller.config.settle import Settled
 from controller.config.tree import Place, Table, placed
 from controller.config.validate import validate
 from controller.schema.status import SCHEMA_VERSION
+from controller.store import write_atomic
 
 FILE_NAME: Final = "desired.json"
 
@@ -37,26 +37,7 @@ class _Stored(BaseModel):
 def save(state_folder: Path, declared: Mapping[str, Mapping[str, Any]], now: float) -> None:
     """Store what is declared. Raises OSError (disk full, folder gone); the old file then stands as it was."""
     content = {"schema_version": SCHEMA_VERSION, "saved_at": now, "models": declared}
-    target = state_folder / FILE_NAME
-    temporary = state_folder / f".{FILE_NAME}.{os.getpid()}"
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file, ensure_ascii=False, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(state_folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_atomic(state_folder / FILE_NAME, json.dumps(content, ensure_ascii=False, indent=1).encode())
 
 
 def load(state_folder: Path, models_root: PurePath) -> Settled | None:

@@ -58,7 +58,8 @@ def parse(snapshot: FolderSnapshot, models_root: PurePath) -> Parsed:
     found = validate(models, models_root)
     problems += found.problems
     if problems:
-        return Parsed(problems=tuple(problems))
+        order = {snapshot.path_of(name): index for index, name in enumerate(snapshot.files)}
+        return Parsed(problems=tuple(sorted(problems, key=lambda each: (order[each.file], each.line or 0))))
     return Parsed(found.definitions, found.declared, digest=digest_of(found.declared))
 
 

@@ -92,7 +92,9 @@ class _Model:
         except ValidationError as error:
             for each in error.errors(include_url=False):
                 self.add(f"the name {words_of(each)}")
-        values = _values(self.table)
+        values = {**_values(self.table)}
+        if isinstance(values.get("model_path"), str):
+            values["model_path"] = self.below_models("model_path", values["model_path"])
         engine = self.engine(values)
         if engine is None:
             self.common(values)
@@ -152,13 +154,17 @@ class _Model:
 
     def with_paths(self, engine: Engine, definition: Definition) -> Definition | None:
         """The definition with every model path relative to the models folder, or None with problems."""
-        changed: dict[str, str] = {}
-        for check in engine.files(definition):
-            try:
-                changed[check.field] = relative_to_models(check.path, self.models_root)
-            except PathRefusedError as error:
-                self.add(str(error), check.field)
+        others = (check for check in engine.files(definition) if check.field != "model_path")
+        changed = {check.field: self.below_models(check.field, check.path) for check in others}
         return definition.model_copy(update=changed) if not self.problems else None
+
+    def below_models(self, key: str, declared: str) -> str:
+        """The path relative to the models folder; where it is refused, the path as declared and a problem."""
+        try:
+            return relative_to_models(declared, self.models_root)
+        except PathRefusedError as error:
+            self.add(str(error), key)
+            return declared
 
 
 def _unknown(key: str, engine: Engine) -> str:

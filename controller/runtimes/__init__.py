@@ -1,0 +1,39 @@
+"""The runtimes, and which one to use."""
+
+from __future__ import annotations
+
+import logging
+
+from controller.runtimes.base import Runtime, RuntimeUnavailableError
+from controller.settings import ControllerSettings
+
+log = logging.getLogger(__name__)
+
+
+async def open_runtime(settings: ControllerSettings, instance: str) -> Runtime:
+    """The runtime that the settings name; `auto` is docker where a Docker Engine answers, else process.
+
+    Raises RuntimeUnavailableError when docker is named and does not answer.
+    """
+    if settings.runtime != "process":
+        # The Docker client costs 60 ms and 20 MB to import: only who uses it pays.
+        from controller.runtimes.docker import open_docker
+
+        try:
+            return await open_docker(
+                instance=instance,
+                models=settings.models.absolute(),
+                state=settings.state.absolute(),
+                images={**settings.images, "controller": settings.image_controller},
+                engines_network=settings.engines_network,
+                log_mib=settings.engine_log_mib,
+            )
+        except RuntimeUnavailableError as error:
+            if settings.runtime == "docker":
+                raise
+            log.info("no Docker Engine answers (%s): engines run as processes", error)
+    from controller.runtimes.process import ProcessRuntime
+
+    return ProcessRuntime(
+        instance, settings.state.absolute(), settings.models.absolute(), log_mib=settings.engine_log_mib
+    )

@@ -80,8 +80,10 @@ class Logs:
                 return
         except FileNotFoundError:
             return
-        _write(self._earlier(name), _last(path, self._limit // 2))
-        os.truncate(path, 0)
+        try:
+            _write(self._earlier(name), _last(path, self._limit // 2))
+        finally:
+            os.truncate(path, 0)  # also, and most of all, when the disk is full
 
     def tail(self, name: str, lines: int = TAIL_LINES) -> str:
         """The last lines, also of a replica that is gone."""

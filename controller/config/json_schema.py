@@ -1,0 +1,124 @@
+"""The JSON Schema (draft 2020-12) of the desired-state files, for editors and for `roundhouse schema`. Pure.
+
+One file says part of what is merged, so the schema requires no field, and lets every one be null, which removes it.
+What only the whole can tell (a missing `model_path`, an alias that is taken) `roundhouse validate` says.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from controller.engines import ENGINES
+from controller.engines.base import Engine
+from controller.engines.llama_server import LlamaServer
+from controller.schema.desired import Definition, ModelName
+
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+Schema = dict[str, Any]
+
+
+def files_schema() -> Schema:
+    """The schema of one desired-state file."""
+    return {
+        "$schema": DIALECT,
+        "title": "Roundhouse: desired state",
+        "description": "One of the files of a desired-state folder. They are merged in name order, local.yaml last.",
+        "type": ["object", "null"],
+        "additionalProperties": False,
+        "properties": {
+            "models": {
+                "description": "The models by public name. `{}` declares that there are none.",
+                "type": "object",
+                "propertyNames": _name_schema(),
+                "additionalProperties": {"$ref": "#/$defs/model"},
+            }
+        },
+        "$defs": {
+            "model": _model(),
+            **{name: _definition(engine) for name, engine in ENGINES.items()},
+            "any": _any_backend(),
+        },
+    }
+
+
+def schema_text() -> str:
+    """The schema as the file holds it."""
+    return json.dumps(files_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _name_schema() -> Schema:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(ModelName).json_schema()
+
+
+def _model() -> Schema:
+    """A model: its backend's fields where the file says which that is, else those of all."""
+    declared = {"type": "object", "required": ["backend"]}
+    cases: list[Schema] = [
+        {"if": {**declared, "properties": {"backend": {"const": name}}}, "then": {"$ref": f"#/$defs/{name}"}}
+        for name in ENGINES
+    ]
+    gguf = {"type": "string", "pattern": r"\.[gG][gG][uU][fF]$"}
+    resolved = {"type": "object", "required": ["model_path"], "properties": {"backend": False, "model_path": gguf}}
+    cases.append(
+        {
+            "if": resolved,
+            "then": {"$ref": f"#/$defs/{LlamaServer.name}"},
+            "else": {"if": {"type": "object", "properties": {"backend": False}}, "then": {"$ref": "#/$defs/any"}},
+        }
+    )
+    backend = {"enum": [*ENGINES, None], "description": _description("backend")}
+    return {
+        "description": "A model's definition; null removes a model that an earlier file declares.",
+        "type": ["object", "null"],
+        "properties": {"backend": backend},
+        "allOf": cases,
+    }
+
+
+def _definition(engine: Engine) -> Schema:
+    fields = {**_fields(engine.definition), "backend": {"const": engine.name, "description": _description("backend")}}
+    return _closed((engine.definition.__doc__ or "").strip(), fields)
+
+
+def _any_backend() -> Schema:
+    fields: Schema = {}
+    for engine in ENGINES.values():
+        for name, schema in _fields(engine.definition).items():
+            fields.setdefault(name, schema)
+    # `model_path` is required by some backends and not by others: as the common definition has it.
+    fields.update(_fields(Definition))
+    fields["backend"] = {"type": "null", "description": _description("backend")}
+    return _closed("Part of a definition whose backend another file says.", fields)
+
+
+def _closed(description: str, fields: Schema) -> Schema:
+    return {"description": description, "type": "object", "properties": fields, "additionalProperties": False}
+
+
+def _description(name: str) -> str:
+    return Definition.model_fields[name].description or ""
+
+
+def _fields(definition: type[Definition]) -> Schema:
+    properties: Schema = definition.model_json_schema()["properties"]
+    return {name: _nullable(schema) for name, schema in properties.items()}
+
+
+def _nullable(schema: Schema) -> Schema:
+    """The field's schema without titles, also accepting null."""
+    schema = {key: value for key, value in schema.items() if key != "title" and (key, value) != ("default", None)}
+    branches = [branch for branch in schema.pop("anyOf", [schema]) if branch != {"type": "null"}]
+    if len(branches) > 1:
+        return {"anyOf": [*branches, {"type": "null"}], **schema}
+    # The schema's own words (description, default) come after the branch's.
+    merged = {**branches[0], **schema}
+    if "const" in merged:
+        merged["enum"] = [merged.pop("const")]
+    if "enum" in merged:
+        merged["enum"] = [*merged["enum"], None]
+    if "type" in merged:
+        merged["type"] = [merged["type"], "null"]
+    return merged

@@ -1,0 +1,183 @@
+"""One controller, put together: its parts, its tasks, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Self
+
+import aiohttp
+from prometheus_client import CollectorRegistry
+
+from controller.gateways import GatewayHub
+from controller.memory import WorkingMemory
+from controller.metrics import create_registry
+from controller.operations import Operations
+from controller.probes import Prober
+from controller.reconciler import Reconciler
+from controller.remotes import Remotes
+from controller.resolve import Defaults
+from controller.runtimes.base import Runtime, SeenReplica
+from controller.schema.routing import GatewayReport
+from controller.schema.status import ControllerStatus, PlanView
+from controller.settings import ControllerSettings
+from controller.state import Phase
+from controller.store import Store
+from controller.views import plan_view, status_view
+from controller.watch import DesiredFiles, follow_files, follow_runtime
+
+log = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S = 5.0
+
+
+class Controller:
+    """Everything that one state folder's controller does, but for listening."""
+
+    def __init__(
+        self, settings: ControllerSettings, store: Store, runtime: Runtime, session: aiohttp.ClientSession
+    ) -> None:
+        clock = time.time
+        self._settings = settings
+        self._runtime = runtime
+        self._wake = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._stop_engines = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._instance = store.instance
+        images = settings.images if runtime.kind == "docker" else {}
+        self._files = DesiredFiles(
+            settings.desired,
+            settings.models.absolute(),
+            store,
+            Defaults(images, settings.start_timeout_s, settings.drain_timeout_s),
+            resync_s=settings.resync_s,
+            clock=clock,
+        )
+        memory = WorkingMemory(loaded_once=set(self._files.memory.loaded_once))
+        self.hub = GatewayHub(store.instance, store.next_epoch(), wake=self._wake.set, clock=clock)
+        self._prober = Prober(
+            session,
+            interval_s=settings.probe_interval_s,
+            timeout_s=PROBE_TIMEOUT_S,
+            wake=self._wake.set,
+            clock=clock,
+        )
+        self._remotes = Remotes(
+            session, interval_s=settings.probe_interval_s, timeout_s=PROBE_TIMEOUT_S, wake=self._wake.set
+        )
+        self._operations = Operations(
+            runtime,
+            memory,
+            instance=store.instance,
+            secret=store.secret,
+            stop_timeout_s=settings.stop_timeout_s,
+            wake=self._wake.set,
+            clock=clock,
+        )
+        self._reconciler = Reconciler(
+            desired=self._files,
+            runtime=runtime,
+            operations=self._operations,
+            memory=memory,
+            prober=self._prober,
+            remotes=self._remotes,
+            hub=self.hub,
+            wake=self._wake,
+            resync_s=settings.resync_s,
+            ready_before=self._files.memory.ready_since,
+            clock=clock,
+        )
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The controller's metrics."""
+        return create_registry(self._reconciler, self._operations.issued)
+
+    async def __aenter__(self) -> Self:
+        self._files.recover()
+        await self._files.read()
+        self._tasks = [
+            asyncio.create_task(each, name=each.__name__)
+            for each in (
+                self._reconciler.run(),
+                follow_files(self._files, self._settings.desired, self._wake.set, self._ending),
+                follow_runtime(self._runtime, self._wake.set),
+            )
+        ]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+        return self
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A task of ours never ends by itself: should it, the controller ends too, and is started again."""
+        if not task.cancelled() and not self._ending.is_set():
+            log.critical("%s ended", task.get_name(), exc_info=task.exception())
+            self._ending.set()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._ending.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._stop_engines:
+            await self._end_engines()
+        await self._operations.settled()
+        await self._prober.close()
+        await self._remotes.close()
+        await self._runtime.close()
+
+    async def ended(self) -> None:
+        """Wait until somebody asked the controller to end."""
+        await self._ending.wait()
+
+    async def _end_engines(self) -> None:
+        """Stop every engine, whatever is under way."""
+        await self._operations.settled()
+        while replicas := await self._runtime.list():
+            log.info("stopping %d engines", len(replicas))
+            await asyncio.gather(*(self._end_engine(replica) for replica in replicas))
+
+    async def _end_engine(self, replica: SeenReplica) -> None:
+        if replica.phase is Phase.RUNNING:
+            await self._runtime.stop(replica.name, self._settings.stop_timeout_s)
+        else:
+            await self._runtime.remove(replica.name)
+
+    # What the internal API may do.
+
+    def status(self) -> ControllerStatus:
+        """What there is."""
+        return status_view(
+            self._reconciler.round,
+            instance=self._instance,
+            runtime=self._runtime.kind,
+            problems=self._files.problems(),
+            error=self._reconciler.error,
+            gateways=self.hub.connected,
+        )
+
+    def plan(self) -> PlanView | None:
+        """The last round's plan."""
+        done = self._reconciler.round
+        return None if done is None else plan_view(done, time.time())
+
+    def pause(self, paused: bool) -> None:
+        """Observe and never act, or act again."""
+        log.info("paused" if paused else "resumed")
+        self._files.pause(paused)
+        self._wake.set()
+
+    def shut_down(self, *, stop_engines: bool) -> None:
+        """Begin to end."""
+        self._stop_engines = stop_engines
+        self._ending.set()
+
+    def take(self, report: GatewayReport) -> None:
+        """A gateway's report: counts, demand, and replicas that it could not reach."""
+        self.hub.report(report)
+        for name in report.failed:
+            self._prober.nudge(name)
+        if self._files.ask_for(report):
+            self._wake.set()

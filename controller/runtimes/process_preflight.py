@@ -1,0 +1,46 @@
+"""Whether this host has the programs and packages that an engine's command line needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+_PACKAGES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {"llama_server": ("xllamacpp", "embedded"), "llama_cpp": ("llama_cpp", "llama-cpp")}
+)
+"""Worker engine to the package that it imports and the extra that brings it."""
+
+
+def check_program(argv: Sequence[str]) -> str | None:
+    """What is wrong with a rendered command line, in plain words; None: nothing is. Imports and starts nothing.
+
+    Packages are looked for in this interpreter's environment only: an engine of another interpreter says itself, as
+    its last log line, what it lacks.
+    """
+    program = argv[0]
+    if wrong := _check_executable(program):
+        return wrong
+    if program == sys.executable and tuple(argv[1:3]) == ("-m", "worker") and argv[3] in _PACKAGES:
+        package, extra = _PACKAGES[argv[3]]
+        if importlib.util.find_spec(package) is None:
+            return f"Python package {package} is not installed: pip install 'roundhouse[{extra}]'"
+    return None
+
+
+def _check_executable(program: str) -> str | None:
+    if "/" not in program:
+        return None if shutil.which(program) else f"program {program} is not on PATH"
+    path = Path(program)
+    if not path.is_absolute():
+        return f"program {program} is a relative path: give an absolute one, or a name on PATH"
+    if not path.exists():
+        return f"program {program} does not exist"
+    if not path.is_file() or not os.access(path, os.X_OK):
+        return f"program {program} is not an executable file"
+    return None

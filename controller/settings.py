@@ -1,0 +1,152 @@
+"""What an operator can set on the controller and on the command line: environment variables, read once at start."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from controller.config.words import words_of
+
+PREFIX = "ROUNDHOUSE_"
+SOCKET_NAME = "controller.sock"
+MAX_SOCKET_PATH_BYTES = 107
+"""What fits into `sockaddr_un` beside the final null (unix(7))."""
+
+
+class SettingsError(Exception):
+    """A setting is wrong. The message is one line that names the variable."""
+
+
+class ControllerSettings(BaseSettings):
+    """Every setting of the controller. `ROUNDHOUSE_` in front of the upper-case name gives the variable."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True, validate_default=False
+    )
+
+    desired: Path = Field(Path("desired-state"), description="Folder of the desired-state files.")
+    state: Path = Field(
+        Path("state"), description="Folder that the controller keeps its state in. One controller at a time holds it."
+    )
+    models: Path = Field(Path("models"), description="Folder that holds the models; engines only read it.")
+    runtime: Literal["process", "docker", "auto"] = Field(
+        "auto", description="Where engines run. `auto`: docker where a Docker Engine answers, else process."
+    )
+    instance: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9]{1,16}$",
+        description="Name of this installation in labels and container names; default: drawn once, kept in the state "
+        "folder.",
+    )
+    controller_listen: str | None = Field(
+        None,
+        description="Where the controller listens for gateways and the command line: `unix:<path>` or `host:port`; "
+        f"default: `unix:<state>/{SOCKET_NAME}`. Never publish it.",
+    )
+    host: str = Field("127.0.0.1", description="Address that the gateway listens on (for `roundhouse up`).")
+    port: int = Field(8080, ge=0, le=65535, description="Port that the gateway listens on; 0 takes a free one.")
+    image_llama_server: str = Field(
+        "roundhouse/llama-server:latest", min_length=1, description="Container image of llama-server."
+    )
+    image_worker: str = Field("roundhouse/worker:latest", min_length=1, description="Container image of the worker.")
+    image_controller: str = Field(
+        "roundhouse/controller:latest",
+        min_length=1,
+        description="The controller's own container image: it reads the GPUs' figures where the controller cannot.",
+    )
+    engines_network: str = Field(
+        "roundhouse_engines", min_length=1, description="Docker network that engines join, by its real name."
+    )
+    start_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        le=86400,
+        description="Seconds from an engine's start until it must be ready, for models that set none; default: by "
+        "backend, 600 as a rule.",
+    )
+    drain_timeout_s: float = Field(
+        300,
+        ge=0,
+        le=86400,
+        description="Seconds that running requests have left when a replica must go, for models that set none.",
+    )
+    stop_timeout_s: float = Field(30, ge=0, le=3600, description="Seconds from an engine's SIGTERM to its SIGKILL.")
+    connect_timeout_s: float = Field(2, gt=0, description="Seconds to wait for an engine to accept a connection.")
+    probe_interval_s: float = Field(2, gt=0, description="Seconds between two health probes of a replica.")
+    resync_s: float = Field(
+        10, gt=0, description="Seconds after which everything is looked at again, whether or not something happened."
+    )
+    engine_log_mib: int = Field(10, ge=1, description="Most MiB of log kept of each engine.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity logged.")
+
+    @field_validator("controller_listen")
+    @classmethod
+    def _known_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            split_address(value)
+        return value
+
+    @model_validator(mode="after")
+    def _socket_fits(self) -> Self:
+        address = split_address(self.listen)
+        if isinstance(address, Path) and len(bytes(address)) > MAX_SOCKET_PATH_BYTES:
+            raise ValueError(
+                f"{PREFIX}CONTROLLER_LISTEN: the socket's path {address} is longer than the {MAX_SOCKET_PATH_BYTES} "
+                "bytes that a unix socket may have; set it to a shorter `unix:<path>`"
+            )
+        return self
+
+    @property
+    def listen(self) -> str:
+        """Where the controller listens: `unix:<path>` or `host:port`."""
+        return self.controller_listen or f"unix:{self.state / SOCKET_NAME}"
+
+    @property
+    def controller_url(self) -> str:
+        """Where that is reached from this machine: `unix:<path>` or `http://host:port`."""
+        address = split_address(self.listen)
+        if isinstance(address, Path):
+            return self.listen
+        host, port = address
+        # An address that stands for all of the machine's cannot be connected to everywhere.
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - replaced, not listened on
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @property
+    def images(self) -> dict[str, str]:
+        """Default image by image kind, as `RenderContext.images`."""
+        return {"llama-server": self.image_llama_server, "worker": self.image_worker}
+
+
+def split_address(listen: str) -> Path | tuple[str, int]:
+    """The socket's path of `unix:<path>`, or host and port of `host:port`. Raises ValueError."""
+    kind, _, path = listen.partition(":")
+    if kind == "unix":
+        if not path or "\0" in path:
+            raise ValueError("names no path after `unix:`")
+        return Path(path)
+    host, _, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"must be `unix:<path>` or `host:port`, is `{listen}`")
+    if ":" in host:
+        ipaddress.IPv6Address(host)
+    return host, int(port)
+
+
+def load_settings(**given: Any) -> ControllerSettings:
+    """The settings: what is given (None: not given), else the environment, else defaults. Raises SettingsError."""
+    try:
+        return ControllerSettings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise SettingsError("; ".join(_line(each) for each in error.errors(include_url=False))) from None
+
+
+def _line(error: Any) -> str:
+    if not error["loc"]:
+        return words_of(error)
+    return f"{PREFIX}{str(error['loc'][0]).upper()}: {words_of(error)}"

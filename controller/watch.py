@@ -1,0 +1,178 @@
+"""Everything that wakes the loop: desired-state files, runtime events. And the desired state that the files make.
+
+Events are the fast path only: the reconciler's resync timer reads the files again whether or not anything was seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from watchfiles import awatch
+
+from controller.config.last_good import LastGoodError, load, save
+from controller.config.parse import Parsed, parse
+from controller.config.read import read_folder
+from controller.config.settle import Settled, settle
+from controller.resolve import Declared, Defaults, resolve
+from controller.runtimes.base import Runtime, RuntimeUnavailableError
+from controller.schema.override import field_digest
+from controller.schema.routing import GatewayReport
+from controller.schema.status import Problem
+from controller.state import DesiredState
+from controller.store import Memory, Store
+
+log = logging.getLogger(__name__)
+
+DEBOUNCE_MS = 50
+RETRY_S = 1.0
+
+
+class DesiredFiles:
+    """The desired state: files, overrides and demand, in the order in which they rule."""
+
+    def __init__(
+        self,
+        folder: Path,
+        models: Path,
+        store: Store,
+        defaults: Defaults,
+        *,
+        resync_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._folder = folder
+        self._models = models
+        self._store = store
+        self._defaults = defaults
+        self._resync_s = resync_s
+        self._clock = clock
+        self._reading = asyncio.Lock()
+        self._read_at = 0.0
+        self._memory = store.memory()
+        self._settled: Settled | None = None
+        self._since: dict[str, tuple[str, float]] = {}
+        self._generation = 0
+        self._problems: tuple[Problem, ...] = ()
+
+    @property
+    def memory(self) -> Memory:
+        """What is kept for the next controller."""
+        return self._memory
+
+    def recover(self) -> None:
+        """Take the last good state as what is in force, before the files are read for the first time."""
+        try:
+            self._settled = load(self._store.folder, self._models)
+        except LastGoodError as error:
+            log.warning("the last good state cannot be used: %s", error)
+
+    async def refresh(self, now: float) -> None:
+        """Read the files if it is time to, though nothing was seen to change."""
+        due = self._read_at + self._resync_s
+        confirm = self.wake_at()
+        if now >= (due if confirm is None else min(due, confirm)):
+            await self.read()
+
+    async def read(self) -> None:
+        """Read the files. A bad file changes nothing but `problems`."""
+        # One at a time: an older snapshot must not come into force after a newer one.
+        async with self._reading:
+            snapshot = await asyncio.to_thread(read_folder, self._folder)
+            self._take(parse(snapshot, self._models))
+
+    def _take(self, parsed: Parsed) -> None:
+        before, now = self._settled, self._clock()
+        self._settled = settle(before, parsed, now)
+        self._read_at = now
+        if parsed.problems != self._problems:
+            self._problems = parsed.problems
+            for problem in parsed.problems:
+                log.error("%s", problem)
+            log.info("the desired state is %s", "broken; what was last good rules" if parsed.problems else "good")
+        if self._settled is not None and (before is None or before.declared != self._settled.declared):
+            self._generation += 1
+            self._note_edits(self._settled)
+            if parsed.ok:
+                save(self._store.folder, self._settled.declared, self._clock())
+
+    def _note_edits(self, settled: Settled) -> None:
+        now = self._clock()
+        edited = {name: field_digest(declared) for name, declared in settled.declared.items()}
+        self._since = {
+            name: known if (known := self._since.get(name)) and known[0] == digest else (digest, now)
+            for name, digest in edited.items()
+        }
+
+    def state(self, now: float) -> DesiredState | None:
+        """What is wanted now; None: no valid files were ever read."""
+        if self._settled is None:
+            return None
+        declared = {
+            name: Declared(definition, self._settled.declared[name], self._since.get(name, ("", now))[1])
+            for name, definition in self._settled.definitions.items()
+        }
+        return resolve(
+            declared,
+            self._memory.overrides,
+            self._memory.demand,
+            self._defaults,
+            generation=self._generation,
+            paused=self._memory.paused,
+        )
+
+    def problems(self) -> list[Problem]:
+        """What is wrong with the files."""
+        return list(self._problems)
+
+    def wake_at(self) -> float | None:
+        """When a model that vanished from the files may be taken as removed."""
+        return self._settled.wake_at if self._settled is not None else None
+
+    def remember(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
+        """Keep what was loaded and ready."""
+        self._keep({"loaded_once": sorted(loaded_once), "ready_since": ready_since})
+
+    def pause(self, paused: bool) -> None:
+        """Observe and never act, over restarts."""
+        self._keep({"paused": paused})
+
+    def ask_for(self, report: GatewayReport) -> bool:
+        """Take a gateway's demand for autoload models. Whether it was new."""
+        known = self._memory.demand
+        demand = known | {name: at for name, at in report.demand.items() if at > known.get(name, 0.0)}
+        if demand == known:
+            return False
+        self._keep({"demand": demand})
+        return True
+
+    def _keep(self, change: Mapping[str, object]) -> None:
+        memory = self._memory.model_copy(update=dict(change))
+        if memory != self._memory:
+            self._memory = memory
+            self._store.remember(memory)
+
+
+async def follow_files(files: DesiredFiles, folder: Path, wake: Callable[[], None], stop: asyncio.Event) -> None:
+    """Read the files whenever something in the folder changes."""
+    while not stop.is_set():
+        try:
+            async for _ in awatch(folder, debounce=DEBOUNCE_MS, step=10, stop_event=stop, recursive=False):
+                await files.read()
+                wake()
+        except (OSError, RuntimeError) as error:
+            log.warning("the folder %s cannot be watched and is read from time to time: %s", folder, error)
+            await asyncio.sleep(RETRY_S)
+
+
+async def follow_runtime(runtime: Runtime, wake: Callable[[], None]) -> None:
+    """Wake whenever an engine may have changed."""
+    while True:
+        try:
+            async for _ in runtime.events():
+                wake()
+        except RuntimeUnavailableError as error:
+            log.warning("no events: %s", error)
+        await asyncio.sleep(RETRY_S)
