@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -60,10 +60,10 @@ class Prober:
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
 
-    def track(self, targets: Mapping[str, Target]) -> None:
-        """Probe exactly these from now on. A target whose address changed is a new one."""
+    def track(self, targets: Mapping[str, Target], keep: Collection[str] = ()) -> None:
+        """Probe exactly these from now on, and go on with those in `keep`. One whose address changed is a new one."""
         for name, watched in list(self._watched.items()):
-            if targets.get(name) != watched.target:
+            if targets.get(name) != watched.target and name not in keep:
                 watched.task.cancel()
                 del self._watched[name]
         for name, target in targets.items():
@@ -107,8 +107,9 @@ class Prober:
             before = watched.vitals
             watched.vitals = after(before, outcome, self._clock())
             watched.probed.set()
-            if (before.health, before.idle) != (watched.vitals.health, watched.vitals.idle):
+            if before.health is not watched.vitals.health:
                 log.info("%s is %s%s", name, watched.vitals.health, f": {outcome.error}" if outcome.error else "")
+            if (before.health, before.idle) != (watched.vitals.health, watched.vitals.idle):
                 self._wake()
             if watched.vitals.ready_since is None:
                 pause = min(pause * 1.5, SLOWEST_STARTING_INTERVAL_S)

@@ -202,14 +202,19 @@ class Reconciler:
 
     def _track(self, desired: DesiredState | None, seen: list[SeenReplica]) -> None:
         models = desired.models if desired is not None else {}
-        targets = {}
+        targets, undeclared = {}, []
         for replica in seen:
             model = models.get(replica.id.model)
-            if replica.phase is Phase.RUNNING and replica.base_url is not None and model is not None and model.runs:
-                probe = ENGINES[model.backend].probe(model.definition)
-                token, ready_since = self._operations.token(replica.name), self._ready_before.get(replica.name)
-                targets[replica.name] = Target(replica.base_url, probe, token, ready_since)
-        self._prober.track(targets)
+            if replica.phase is not Phase.RUNNING or replica.base_url is None:
+                continue
+            if model is None or not model.runs:
+                # How it is probed is no longer declared; whether it is idle still matters to its drain.
+                undeclared.append(replica.name)
+                continue
+            probe = ENGINES[model.backend].probe(model.definition)
+            token, ready_since = self._operations.token(replica.name), self._ready_before.get(replica.name)
+            targets[replica.name] = Target(replica.base_url, probe, token, ready_since)
+        self._prober.track(targets, keep=undeclared)
         self._remotes.track([model for model in models.values() if not model.runs and model.replicas])
 
     def _observed(self, seen: SeenReplica, now: float) -> ObservedReplica:
@@ -230,7 +235,7 @@ class Reconciler:
             created_at=seen.created_at,
             started_at=seen.started_at,
             health=vitals.health,
-            ready_since=vitals.ready_since,
+            ready_since=vitals.ready_since or self._ready_before.get(seen.name),
             base_url=seen.base_url,
             claims=seen.claims,
             exit=seen.exit,

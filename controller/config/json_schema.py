@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
 from controller.engines import ENGINES
 from controller.engines.base import Engine
 from controller.engines.llama_server import LlamaServer
@@ -48,25 +50,24 @@ def schema_text() -> str:
 
 
 def _name_schema() -> Schema:
-    from pydantic import TypeAdapter
-
     return TypeAdapter(ModelName).json_schema()
 
 
 def _model() -> Schema:
     """A model: its backend's fields where the file says which that is, else those of all."""
+    unsaid: Schema = {"backend": {"type": "null"}}
     declared = {"type": "object", "required": ["backend"]}
     cases: list[Schema] = [
         {"if": {**declared, "properties": {"backend": {"const": name}}}, "then": {"$ref": f"#/$defs/{name}"}}
         for name in ENGINES
     ]
     gguf = {"type": "string", "pattern": r"\.[gG][gG][uU][fF]$"}
-    resolved = {"type": "object", "required": ["model_path"], "properties": {"backend": False, "model_path": gguf}}
+    resolved = {"type": "object", "required": ["model_path"], "properties": {**unsaid, "model_path": gguf}}
     cases.append(
         {
             "if": resolved,
             "then": {"$ref": f"#/$defs/{LlamaServer.name}"},
-            "else": {"if": {"type": "object", "properties": {"backend": False}}, "then": {"$ref": "#/$defs/any"}},
+            "else": {"if": {"type": "object", "properties": unsaid}, "then": {"$ref": "#/$defs/any"}},
         }
     )
     backend = {"enum": [*ENGINES, None], "description": _description("backend")}
@@ -79,7 +80,7 @@ def _model() -> Schema:
 
 
 def _definition(engine: Engine) -> Schema:
-    fields = {**_fields(engine.definition), "backend": {"const": engine.name, "description": _description("backend")}}
+    fields = {**_fields(engine.definition), "backend": {"enum": [engine.name, None], "description": _description("backend")}}
     return _closed((engine.definition.__doc__ or "").strip(), fields)
 
 
@@ -119,6 +120,8 @@ def _nullable(schema: Schema) -> Schema:
         merged["enum"] = [merged.pop("const")]
     if "enum" in merged:
         merged["enum"] = [*merged["enum"], None]
+    if isinstance(merged.get("additionalProperties"), dict):
+        merged["additionalProperties"] = _nullable(merged["additionalProperties"])
     if "type" in merged:
         merged["type"] = [merged["type"], "null"]
     return merged

@@ -8,29 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
 import shutil
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
-from controller.engines import engine_of
-from controller.engines.base import Launch, RenderContext
-from controller.runtimes.artifacts import check_files
 from controller.runtimes.base import RuntimeUnavailableError, SeenReplica, StartError, StartRequest
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process_groups import Mark, end, find_leader, members
+from controller.runtimes.process_launch import Launcher
 from controller.runtimes.process_logs import Logs
-from controller.runtimes.process_preflight import check_program
 from controller.runtimes.process_records import Record, Records
-from controller.runtimes.process_spawn import Child, free_port, inherited, marks, spawn, visible_gpus
-from controller.runtimes.process_stat import Process, alive, boot_id, read_stat
+from controller.runtimes.process_spawn import Child
+from controller.runtimes.process_stat import Process, alive, boot_id
 from controller.runtimes.process_watch import POLL_S, ExitWatch
 from controller.schema.desired import Definition
 from controller.state import Exit, Gpu, Phase, PreflightResult
@@ -58,20 +52,23 @@ class ProcessRuntime:
         nvml: NvmlReader | None = None,
     ) -> None:
         state = state.resolve()
-        self._instance = instance
-        self._models = models.resolve()
-        self._host = host
-        self._records_folder, self._work, self._cache = state / "replicas", state / "work", state / "cache"
-        self._records = Records(self._records_folder, instance)
+        self._work = state / "work"
+        self._records = Records(state / "replicas", instance)
         self._logs = Logs(state / "logs", log_mib * 2**20)
-        for folder in (self._records_folder, self._work, self._cache, *self._logs.folders):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = {"python": python, "llama-server": shutil.which("llama-server")}
-        self._executables = {name: path for name, path in found.items() if path}
         self._nvml = nvml or NvmlReader()
+        self._launcher = Launcher(
+            instance,
+            self._records,
+            self._logs,
+            self._nvml,
+            work=self._work,
+            cache=state / "cache",
+            models=models.resolve(),
+            host=host,
+            python=python,
+        )
         self._children: dict[str, Child] = {}
         self._starting: set[str] = set()
-        self._choosing = threading.Lock()
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._watch: ExitWatch | None = None
@@ -93,9 +90,9 @@ class ProcessRuntime:
                 watch.add(record.leader)
         return [seen for seen, _, _ in looked]
 
-    def _look(self) -> list[tuple[SeenReplica, Record, bool]]:
+    def _look(self) -> tuple[tuple[SeenReplica, Record, bool], ...]:
         now_boot = boot_id()
-        return [self._see(record, now_boot) for record in self._records.all()]
+        return tuple(self._see(record, now_boot) for record in self._records.all())
 
     def _see(self, record: Record, now_boot: str) -> tuple[SeenReplica, Record, bool]:
         self._logs.bound(record.name)
@@ -120,10 +117,7 @@ class ProcessRuntime:
         if record.name in self._starting or (leader := find_leader(self._mark(record))) is None:
             return record
         log.info("%s was found running as process %d, its start was interrupted", record.name, leader.pid)
-        return self._begun(record.name, leader) or record
-
-    def _begun(self, name: str, leader: Process) -> Record | None:
-        return self._records.update(name, pid=leader.pid, start_ticks=leader.start_ticks, started_at=time.time())
+        return self._records.begun(record.name, leader) or record
 
     def _seen(self, record: Record, phase: Phase) -> SeenReplica:
         exited = phase is Phase.EXITED
@@ -183,21 +177,12 @@ class ProcessRuntime:
         for changed in self._listeners:
             changed.set()
 
-    # Starting
+    # Starting and ending
 
     async def preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
         """Whether an engine could be started: files, program and packages are there, and the definition renders."""
-        error = await asyncio.to_thread(self._preflight, model, definition)
+        error = await asyncio.to_thread(self._launcher.preflight, model, definition)
         return PreflightResult(error is None, time.time(), error)
-
-    def _preflight(self, model: str, definition: Definition) -> str | None:
-        engine = engine_of(definition)
-        try:
-            if wrong := check_files(self._models, engine.files(definition)):
-                return wrong
-            return check_program(self._render(definition, model, port=1).argv)
-        except (ValueError, TypeError, KeyError) as error:
-            return f"the definition of {model} cannot be turned into a command line: {error}"
 
     async def pull(self, image: str) -> None:
         """Processes have no images."""
@@ -208,98 +193,19 @@ class ProcessRuntime:
 
         async def work() -> None:
             async with self._lock(request.name):
-                await asyncio.to_thread(self._start, request)
-            if (record := self._records.get(request.name)) is not None and record.leader is not None:
-                self._exits().add(record.leader)
+                leader = await asyncio.to_thread(self._start, request)
+            if leader is not None:
+                self._exits().add(leader)
 
         # A cancelled caller must not leave a start that others believe to be over.
         await asyncio.shield(self._task(f"start {request.name}", work()))
 
-    def _start(self, request: StartRequest) -> None:
-        name = request.name
-        self._starting.add(name)
+    def _start(self, request: StartRequest) -> Process | None:
+        self._starting.add(request.name)
         try:
-            visible = visible_gpus(self._indices(request))
-            with self._choosing:
-                record, launch = self._intent(request)
-                if not self._records.create(record):
-                    return
-            try:
-                self._spawn(record, launch, request.token, visible)
-            except BaseException:
-                self._forget(name)
-                raise
-        except OSError as error:
-            raise StartError(f"{name} cannot be started: {error}") from error
+            return self._launcher.start(request, self._children)
         finally:
-            self._starting.discard(name)
-
-    def _intent(self, request: StartRequest) -> tuple[Record, Launch]:
-        port = free_port(self._host, {record.port for record in self._records.all()})
-        launch = self._render(request.definition, request.served_name, port)
-        record = Record(
-            instance=self._instance,
-            name=request.name,
-            model=request.id.model,
-            index=request.id.index,
-            spec_hash=request.id.spec_hash,
-            attempt=request.id.attempt,
-            start_id=secrets.token_hex(16),
-            boot_id=boot_id(),
-            host=self._host,
-            port=port,
-            argv=launch.argv,
-            claims=dict(request.claims),
-            created_at=time.time(),
-        )
-        return record, launch
-
-    def _spawn(self, record: Record, launch: Launch, token: str, visible: dict[str, str]) -> None:
-        work = self._work / record.name
-        work.mkdir(mode=0o700, exist_ok=True)
-        env = inherited(os.environ) | dict(launch.env) | visible
-        env |= marks(self._instance, record.name, record.start_id)
-        if launch.token_env is not None:
-            env[launch.token_env] = token
-        output = self._logs.open(record.name)
-        try:
-            child = spawn(launch.argv, env, work, output)
-        finally:
-            os.close(output)
-        self._children[record.name] = child
-        stat = read_stat(child.pid)
-        assert stat is not None, "a child that was not reaped has its entry"
-        try:
-            self._begun(record.name, stat.process)
-        except BaseException:
-            os.killpg(child.pid, 9)
-            child.wait()
-            raise
-
-    def _render(self, definition: Definition, served_name: str, port: int) -> Launch:
-        context = RenderContext(
-            runtime="process",
-            served_name=served_name,
-            models_root=PurePosixPath(self._models),
-            host=self._host,
-            port=port,
-            cache_dir=PurePosixPath(self._cache),
-            executables=self._executables,
-        )
-        return engine_of(definition).render(definition, context)
-
-    def _indices(self, request: StartRequest) -> list[int]:
-        if not request.claims:
-            return []
-        gpus = self._nvml.read()
-        if gpus is None:
-            raise StartError(f"the GPUs cannot be read: {self._nvml.error}")
-        indices = {gpu.uuid: gpu.index for gpu in gpus}
-        if missing := sorted(set(request.claims) - set(indices)):
-            raise StartError(f"GPU {missing[0]} is not there")
-        return [indices[uuid] for uuid in request.claims]
-
-    # Ending
+            self._starting.discard(request.name)
 
     async def stop(self, name: str, grace_s: float) -> None:
         """End an engine and all its processes, however long that takes, and forget it."""
@@ -351,8 +257,11 @@ class ProcessRuntime:
             return
 
         async def work() -> None:
-            async with self._lock(record.name):
-                await end(self._mark(record), 0.0, lambda: self._reap(record.name))
+            try:
+                async with self._lock(record.name):
+                    await end(self._mark(record), 0.0, lambda: self._reap(record.name))
+            except OSError as error:
+                log.warning("what %s left behind cannot be ended: %s", record.name, error)
             self._notify()
 
         self._task(key, work())

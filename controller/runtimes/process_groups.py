@@ -28,6 +28,7 @@ START_ENV: Final = "ROUNDHOUSE_START"
 RESCAN_S: Final = 1.0
 """How long after SIGKILL until the processes are counted again, should no end be seen before."""
 
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """What a replica's processes are known by."""
@@ -76,7 +77,7 @@ def _marked(pid: int, start_id: str) -> bool:
 def _at_home(pid: int, mark: Mark) -> bool:
     for link, target in (("cwd", mark.work_dir), ("fd/1", mark.log), ("fd/2", mark.log)):
         try:
-            if os.readlink(PROC / str(pid) / link) == str(target):
+            if (PROC / str(pid) / link).readlink() == target:
                 return True
         except OSError:
             continue

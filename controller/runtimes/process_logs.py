@@ -42,11 +42,8 @@ class Logs:
         self._folder = folder
         self._ended = folder / "ended"
         self._limit = limit_bytes
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """What must exist."""
-        return (self._folder, self._ended)
+        for each in (self._folder, self._ended):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, name: str) -> Path:
         """Where an engine writes."""

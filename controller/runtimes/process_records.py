@@ -1,9 +1,10 @@
-"""One file per replica: what a restarted controller knows engines by. Only records of one's own instance are touched."""
+"""One file per replica: what a restarted controller knows engines by. Other instances' records are never touched."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -62,12 +63,13 @@ class Records:
     """The folder of records. Thread-safe; its folder belongs to one controller at a time (the state folder's lock)."""
 
     def __init__(self, folder: Path, instance: str) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._instance = instance
         self._lock = threading.Lock()
 
     def all(self) -> list[Record]:
-        """Every record of this instance. Raises RuntimeUnavailableError when one cannot be read: unknown, not absent."""
+        """Every record of this instance. Raises RuntimeUnavailableError when one cannot be read: it is unknown then."""
         with self._lock:
             return [record for path in self._paths() if (record := self._read(path)) is not None]
 
@@ -96,6 +98,10 @@ class Records:
             if changed != record:
                 self._write(path, changed)
             return changed
+
+    def begun(self, name: str, leader: Process) -> Record | None:
+        """The engine runs."""
+        return self.update(name, pid=leader.pid, start_ticks=leader.start_ticks, started_at=time.time())
 
     def remove(self, name: str) -> None:
         """Forget a replica."""

@@ -31,7 +31,9 @@ _PORT_TRIES: Final = 32
 
 def inherited(controller: Mapping[str, str]) -> dict[str, str]:
     """The part of the controller's environment that engines may see."""
-    return {key: value for key, value in controller.items() if key in _INHERITED or key.startswith("LC_")}
+    kept = {key: value for key, value in controller.items() if key in _INHERITED or key.startswith("LC_")}
+    # What a Python engine prints to a file would else be held back, and be lost when it is killed.
+    return {"PYTHONUNBUFFERED": "1"} | kept
 
 
 def marks(instance: str, name: str, start_id: str) -> dict[str, str]:
@@ -64,7 +66,7 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: int) -> C
     """Start a program that leads its own session and has no tie to us: it survives our death. Raises StartError."""
     try:
         # The runtime reaps it, perhaps long after this object: Popen would complain on being dropped.
-        process = subprocess.Popen(  # noqa: S603
+        process = subprocess.Popen(
             argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     except (FileNotFoundError, PermissionError, NotADirectoryError) as error:

@@ -1,0 +1,54 @@
+"""The commands, put together. Each is a file of its own and imports what is heavy only when it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+from controller.cli import down, pause, plan, schema, status, up, validate, version
+from controller.cli.exits import CommandError, Exit
+from controller.cli.output import say_error
+
+app = typer.Typer(
+    name="roundhouse",
+    help="Declare language models in files; they are served behind one OpenAI-compatible address.",
+    epilog="Exit codes: " + " ".join(f"{code.value} {code.name.lower()}." for code in Exit) + " See docs/cli.md.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for command in (
+    up.up,
+    down.down,
+    status.status,
+    plan.plan,
+    validate.validate,
+    pause.pause,
+    pause.resume,
+    schema.schema,
+    version.version,
+):
+    app.command()(command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; its exit code. Every error that an operator can cause is one line on stderr."""
+    try:
+        code = app(args=list(arguments), prog_name="roundhouse", standalone_mode=False)
+    except CommandError as error:
+        say_error(str(error))
+        return error.code
+    except TyperException as error:
+        say_error(error.format_message())
+        return Exit.USAGE
+    except (Abort, KeyboardInterrupt):
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone (`roundhouse status | head`): nothing is left to say, not even at exit.
+        sys.stderr.close()
+        return Exit.FAILED
+    return int(code or 0)

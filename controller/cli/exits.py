@@ -1,0 +1,34 @@
+"""What the exit code of `roundhouse` says. docs/cli.md lists them; a test compares."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """One meaning per number, over all commands."""
+
+    meaning: str
+
+    def __new__(cls, number: int, meaning: str) -> Exit:
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.meaning = meaning
+        return member
+
+    DONE = 0, "Done; as wanted; nothing to do."
+    FAILED = 1, "Something is wrong: the files have problems, a model failed, or the command could not do its work."
+    PENDING = 2, "Not there yet: `plan` has something to do or to wait for, `status` has models that are loading."
+    NO_CONTROLLER = 3, "No controller answers."
+    LOCKED = 4, "The state folder is in use by another controller or another `roundhouse up`."
+    ADDRESS_TAKEN = 5, "The address to listen on is taken."
+    USAGE = 64, "The command line or a `ROUNDHOUSE_` variable is wrong."
+    INTERRUPTED = 130, "Ended by Ctrl-C before it was done (`up` that stopped everything ends with 0)."
+
+
+class CommandError(Exception):
+    """A command that cannot do its work: one plain line for the operator, and the exit code."""
+
+    def __init__(self, message: str, code: Exit = Exit.FAILED) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,47 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from controller.cli.exits import CommandError, Exit
+
+if TYPE_CHECKING:
+    from controller.settings import ControllerSettings
+
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Desired: TypeAlias = Annotated[
+    Path | None, typer.Option("--desired", metavar="DIR", help="Folder of the desired-state files.")
+]
+State: TypeAlias = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="The controller's state folder.")]
+Models: TypeAlias = Annotated[Path | None, typer.Option("--models", metavar="DIR", help="Folder that holds the models.")]
+Runtime: TypeAlias = Annotated[
+    str | None, typer.Option("--runtime", metavar="process|docker|auto", help="Where engines run.")
+]
+ControllerUrl: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--controller",
+        metavar="URL",
+        envvar="ROUNDHOUSE_CONTROLLER_URL",
+        help="Where the controller is: unix:PATH or http://HOST:PORT; default: the socket in the state folder.",
+    ),
+]
+
+
+def settings_of(**given: Any) -> ControllerSettings:
+    """The settings under these options. Raises CommandError with one line."""
+    from controller.settings import SettingsError, load_settings  # noqa: PLC0415 - pydantic takes 100 ms
+
+    try:
+        return load_settings(**given)
+    except SettingsError as error:
+        raise CommandError(str(error), Exit.USAGE) from None
+
+
+def controller_url(given: str | None, state: Path | None) -> str:
+    """Where the controller is asked: as the operator says, else where the settings say that it listens."""
+    return given or settings_of(state=state).controller_url

@@ -1,0 +1,50 @@
+"""What commands print: plain text for people, `--json` for scripts, errors as one line on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+PIPE_WIDTH = 400
+"""Columns of a table that goes to no terminal: nothing is folded, so that lines can be searched."""
+
+
+def say(text: str) -> None:
+    """A line of the result."""
+    typer.echo(text)
+
+
+def say_error(text: str) -> None:
+    """A line about the work, not of the result."""
+    typer.echo(f"roundhouse: {text}", err=True)
+
+
+def say_json(value: BaseModel | Any) -> None:
+    """The whole result, as JSON."""
+    dump = getattr(value, "model_dump_json", None)
+    typer.echo(dump(indent=2) if dump is not None else json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def say_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict[str, str] | None = None) -> None:
+    """A table. `styles` colours cells by their text, on a terminal only."""
+    from rich.console import Console  # noqa: PLC0415 - 50 ms that most commands do not need
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=(styles or {}).get(cell, "")) for cell in row))
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        typer.echo(line.rstrip())

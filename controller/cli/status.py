@@ -1,0 +1,113 @@
+"""`roundhouse status`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.cli.exits import Exit
+from controller.cli.options import ControllerUrl, Json, State, controller_url
+from controller.cli.output import say, say_json, say_table
+
+if TYPE_CHECKING:
+    from controller.schema.status import ControllerStatus, ModelStatus
+
+POLL_S = 0.3
+COLOURS = {"loaded": "green", "loading": "yellow", "unloading": "yellow", "failed": "red", "unloaded": "dim"}
+
+
+def status(
+    controller: ControllerUrl = None,
+    state: State = None,
+    as_json: Json = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until every wanted model is loaded or one failed.")] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0, metavar="SECONDS", help="How long --wait waits at most.")
+    ] = 600.0,
+) -> int:
+    """What runs, what is wanted, and why they differ.
+
+    Exit code 0: every wanted model is loaded. 1: a model failed, the files have problems, or the runtime cannot be
+    seen. 2: something is loading. 3: no controller answers.
+    """
+    url = controller_url(controller, state)
+    seen = asyncio.run(_wait(url, timeout) if wait else _ask(url))
+    if as_json:
+        say_json(seen)
+    else:
+        _show(seen)
+    return verdict(seen)
+
+
+def verdict(seen: ControllerStatus) -> Exit:
+    """What the status comes to, for scripts."""
+    wanted = [model for model in seen.models if model.wanted_replicas > 0]
+    if seen.desired_problems or seen.observation_error or any(model.state == "failed" for model in wanted):
+        return Exit.FAILED
+    if seen.observed_at is None or any(model.state != "loaded" for model in wanted):
+        return Exit.PENDING
+    return Exit.DONE
+
+
+async def _ask(url: str) -> ControllerStatus:
+    from controller.cli.client import ControllerClient  # noqa: PLC0415 - aiohttp takes 150 ms
+
+    async with ControllerClient(url) as client:
+        return await client.status()
+
+
+async def _wait(url: str, timeout_s: float) -> ControllerStatus:
+    """The first status that is no longer pending, or the last one in time. A controller may still be starting."""
+    from controller.cli.client import NoControllerError  # noqa: PLC0415
+
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        late = loop.time() >= deadline
+        try:
+            seen = await _ask(url)
+        except NoControllerError:
+            if late:
+                raise
+        else:
+            if late or verdict(seen) is not Exit.PENDING:
+                return seen
+        await asyncio.sleep(min(POLL_S, max(0.0, deadline - loop.time())))
+
+
+def _show(seen: ControllerStatus) -> None:
+    if seen.models:
+        rows = [_row(model) for model in seen.models]
+        say_table(("MODEL", "STATE", "READY", "BACKEND", "BECAUSE"), rows, COLOURS)
+    else:
+        say("no models are declared" if seen.observed_at is not None else "nothing was observed yet")
+    for gpu in seen.gpus or ():
+        say(f"GPU {gpu.index} {gpu.name}: {gpu.used_mib} of {gpu.total_mib} MiB used, {gpu.claimed_mib} claimed")
+    for line in _notes(seen):
+        say(line)
+
+
+def _row(model: ModelStatus) -> tuple[str, ...]:
+    ready = f"{model.loaded_replicas}/{model.wanted_replicas}"
+    return (model.name, model.state.value, ready, model.backend, f"{model.statement.kind}: {model.statement.reason}")
+
+
+def _notes(seen: ControllerStatus) -> Iterator[str]:
+    """What an operator should know beside the table."""
+    if seen.paused:
+        yield "paused: the controller observes and does not act; `roundhouse resume` ends it"
+    if seen.observation_error:
+        yield f"what runs cannot be seen: {seen.observation_error}"
+    for problem in seen.desired_problems:
+        yield f"{problem} (what was last good rules)"
+    for model in seen.models:
+        if model.last_error:
+            yield f"{model.name}: {model.last_error}"
+        yield from (f"{model.name}: {reason}" for reason in model.blocked if reason != model.last_error)
+    if seen.gpus is None:
+        yield "GPUs: unknown, they cannot be read now"
+    if not seen.gateways:
+        yield "no gateway is connected"

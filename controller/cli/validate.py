@@ -1,0 +1,39 @@
+"""`roundhouse validate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from controller.cli.exits import Exit
+from controller.cli.options import Json, Models, settings_of
+from controller.cli.output import say, say_json
+
+
+def validate(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Folder of the desired-state files; default: the setting.")
+    ] = None,
+    models: Models = None,
+    as_json: Json = False,
+) -> int:
+    """Check the desired-state files: every problem with file, line and field.
+
+    Needs no controller. Exit code 0: they are good, 1: they have problems.
+    """
+    from controller.config.parse import parse  # noqa: PLC0415 - pydantic and ruamel.yaml
+    from controller.config.read import read_folder  # noqa: PLC0415
+
+    settings = settings_of(desired=folder, models=models)
+    parsed = parse(read_folder(settings.desired), settings.models.absolute())
+    if as_json:
+        problems = [problem.model_dump() for problem in parsed.problems]
+        say_json({"ok": parsed.ok, "problems": problems, "models": sorted(parsed.definitions)})
+    elif parsed.ok:
+        say(f"{settings.desired}: good; models: {', '.join(sorted(parsed.definitions)) or 'none'}")
+    else:
+        for problem in parsed.problems:
+            say(str(problem))
+    return Exit.DONE if parsed.ok else Exit.FAILED

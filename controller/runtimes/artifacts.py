@@ -1,0 +1,126 @@
+"""A model's files, looked at before an engine is: engines' own words for a wrong file are terse."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from controller.engines.base import FileCheck
+
+GGUF_MAGIC: Final = b"GGUF"
+_LFS_POINTER: Final = b"version https://git-lfs"
+_LOOKED_AT: Final = 10_000
+"""Files that are searched at most for a name to suggest."""
+_SPLIT: Final = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
+"""One file of a set, as llama.cpp's gguf-split names them."""
+
+
+def check_files(models_root: Path, checks: Sequence[FileCheck]) -> str | None:
+    """What is wrong with the first file that is wrong: which field, which path, what to do. None: nothing is."""
+    root = models_root.resolve()
+    for check in checks:
+        try:
+            wrong = _check(root, check)
+        except OSError as error:
+            wrong = f"cannot be read: {error.strerror or error}"
+        if wrong:
+            return f"{check.field}: {check.path} {wrong}"
+    return None
+
+
+def artifact_mib(models_root: Path, path: str) -> int | None:
+    """Size of a model's file, split set or folder in MiB, rounded up; None when it cannot be read."""
+    target = models_root / path
+    try:
+        size = sum(file.stat().st_size for file in _files_of(target))
+    except OSError:
+        return None
+    return -(-size // 2**20)
+
+
+def _files_of(target: Path) -> list[Path]:
+    if target.is_dir():
+        return [file for file in target.rglob("*") if file.is_file()]
+    if split := _SPLIT.fullmatch(target.name):
+        of_set = re.compile(re.escape(split["stem"]) + r"-\d{5}-of-" + split["count"] + r"\.gguf")
+        return [file for file in target.parent.iterdir() if of_set.fullmatch(file.name)] or [target]
+    return [target]
+
+
+def _check(root: Path, check: FileCheck) -> str | None:
+    path = root / check.path
+    if not Path(os.path.normpath(path)).is_relative_to(root):
+        return f"is outside the models folder {root}"
+    try:
+        target = path.resolve(strict=True)
+    except FileNotFoundError:
+        return _missing(root, path, check)
+    except NotADirectoryError:
+        return f"is missing from {root}: one of its folders is a file"
+    except RuntimeError:  # Python 3.11 and 3.12; later ones raise OSError
+        return "is a symbolic link that leads in a circle"
+    if not target.is_relative_to(root):
+        return f"is a symbolic link to {target}, outside the models folder {root}: copy or mount the files below it"
+    mode = target.stat().st_mode
+    if stat.S_ISDIR(mode):
+        return _check_folder(target, check.kind)
+    if not stat.S_ISREG(mode):
+        return "is not a regular file"
+    if check.kind == "folder":
+        return "is a file, and a folder is needed"
+    return _check_content(target, check.kind)
+
+
+def _missing(root: Path, path: Path, check: FileCheck) -> str:
+    if path.is_symlink():
+        return f"is a symbolic link to {os.readlink(path)}, which does not exist"  # noqa: PTH115 - as it is written
+    near = _nearest(root, path, check)
+    return f"is missing from {root}" + (f'; did you mean "{near}"?' if near else "")
+
+
+def _nearest(root: Path, path: Path, check: FileCheck) -> str | None:
+    suffix = ".gguf" if check.kind == "gguf" else ""
+    names = {
+        each: str(each.relative_to(root)) for each in islice(_below(root), _LOOKED_AT) if each.name.endswith(suffix)
+    }
+    wanted = str(path.relative_to(root))
+    by_path = difflib.get_close_matches(wanted, names.values(), n=1)
+    by_name = difflib.get_close_matches(path.name, {each.name for each in names}, n=1)
+    if by_path or not by_name:
+        return by_path[0] if by_path else None
+    return min(name for each, name in names.items() if each.name == by_name[0])
+
+
+def _below(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        folders.sort()
+        for name in sorted((*folders, *files)):
+            yield Path(folder, name)
+
+
+def _check_folder(target: Path, kind: str) -> str | None:
+    if kind == "gguf":
+        inside = sorted(each.name for each in target.iterdir() if each.name.endswith(".gguf"))
+        hint = f': name a file in it, such as "{inside[0]}"' if inside else ""
+        return f"is a folder, and a GGUF file is needed{hint}"
+    if kind == "file":
+        return "is a folder, and a file is needed"
+    return None if any(target.iterdir()) else "is an empty folder"
+
+
+def _check_content(target: Path, kind: str) -> str | None:
+    with target.open("rb") as file:
+        start = file.read(len(_LFS_POINTER))
+    if not start:
+        return "is empty"
+    if start == _LFS_POINTER:
+        return "is a Git LFS pointer, not the file itself: run `git lfs pull` where it came from"
+    if kind == "gguf" and not start.startswith(GGUF_MAGIC):
+        return f"is not a GGUF file: it begins with {start[: len(GGUF_MAGIC)]!r}, not {GGUF_MAGIC!r}"
+    return None
