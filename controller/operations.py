@@ -152,6 +152,8 @@ class Operations:
             ready_for = None if replica.ready_since is None else now - replica.ready_since
             self._memory.fail(action.id, action.failure, now, ready_for_s=ready_for)
             log.warning("%s failed: %s", action.name, action.failure.message)
+            # The next plan knows when to try again, which can be now.
+            self._wake()
         self._memory.begin(action.name, PendingOp(kind, action.id, replica.claims, now))
 
         async def work() -> None:

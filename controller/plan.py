@@ -98,17 +98,23 @@ class _Turn:
     actions: list[Action] = field(default_factory=list)
     blocked: list[Blocked] = field(default_factory=list)
     wakes: list[float] = field(default_factory=list)
+    failing: set[ReplicaKey] = field(default_factory=set)
+    """Keys whose failure this plan itself reports: when to try again is known to the next one."""
 
     # What leaves.
 
     def clear(self) -> None:
         """Everything that has ended, is broken or is not wanted."""
         for replica in self.buckets.ended:
-            self.actions.append(Remove(replica.id, replica.name, "ended", self._end_of(replica)))
+            end = self._end_of(replica)
+            self.actions.append(Remove(replica.id, replica.name, "ended", end))
+            if end is not None:
+                self.failing.add(replica.id.key)
         for replica in self.buckets.half_created:
             self.actions.append(Remove(replica.id, replica.name, "half-created, and nothing is creating it"))
         for replica, reason in self.buckets.broken:
             self.actions.append(Stop(replica.id, replica.name, reason, Verdict(reason)))
+            self.failing.add(replica.id.key)
         for replica in self.buckets.surplus:
             self._retire(replica, self._surplus_reason())
         for current in self.buckets.current.values():
@@ -230,7 +236,10 @@ class _Turn:
         self.actions.append(Start(ReplicaId(want.name, index, want.spec_hash, attempt), reason, placed.claims))
 
     def _backs_off(self, want: DesiredModel, index: int) -> bool:
-        failure = self.observed.failures.get(ReplicaKey(want.name, index, want.spec_hash))
+        key = ReplicaKey(want.name, index, want.spec_hash)
+        if key in self.failing:
+            return True
+        failure = self.observed.failures.get(key)
         if failure is None or not failure.waits(self.now):
             return False
         self._wait(index, failure.error, failure.retry_at, failed=True)

@@ -93,7 +93,7 @@ class Reconciler:
         self._hub = hub
         self._wake = wake
         self._resync_s = resync_s
-        self._ready_before = ready_before
+        self._ready = dict(ready_before)
         self._clock = clock
         self._up_since = clock()
         self._gpus: tuple[Gpu, ...] | None = ()
@@ -147,8 +147,8 @@ class Reconciler:
         for name, drain in self._memory.drains.items():
             if drain.unrouted is None:
                 self._memory.drains[name] = DrainUnderWay(drain.since, stamp)
-        ready = {replica.name: replica.ready_since for replica in observed.replicas if replica.ready_since is not None}
-        self._desired.remember(frozenset(self._memory.loaded_once), ready)
+        self._ready = {each.name: each.ready_since for each in observed.replicas if each.ready_since is not None}
+        self._desired.remember(frozenset(self._memory.loaded_once), self._ready)
 
     def _with_issued(self, observed: ObservedState) -> ObservedState:
         """The observation with the drains and operations of this round: what is leaving is routed to no more."""
@@ -202,19 +202,20 @@ class Reconciler:
 
     def _track(self, desired: DesiredState | None, seen: list[SeenReplica]) -> None:
         models = desired.models if desired is not None else {}
-        targets, undeclared = {}, []
+        targets: dict[str, Target] = {}
+        keep: set[str] = set()
         for replica in seen:
             model = models.get(replica.id.model)
             if replica.phase is not Phase.RUNNING or replica.base_url is None:
                 continue
-            if model is None or not model.runs:
-                # How it is probed is no longer declared; whether it is idle still matters to its drain.
-                undeclared.append(replica.name)
-                continue
-            probe = ENGINES[model.backend].probe(model.definition)
-            token, ready_since = self._operations.token(replica.name), self._ready_before.get(replica.name)
-            targets[replica.name] = Target(replica.base_url, probe, token, ready_since)
-        self._prober.track(targets, keep=undeclared)
+            if model is None or not model.runs or replica.id.spec_hash != model.spec_hash:
+                # How this one is probed is no longer declared; whether it serves and is idle still matters.
+                keep.add(replica.name)
+            if model is not None and model.runs:
+                probe = ENGINES[model.backend].probe(model.definition)
+                token, ready_since = self._operations.token(replica.name), self._ready.get(replica.name)
+                targets[replica.name] = Target(replica.base_url, probe, token, ready_since)
+        self._prober.track(targets, keep)
         self._remotes.track([model for model in models.values() if not model.runs and model.replicas])
 
     def _observed(self, seen: SeenReplica, now: float) -> ObservedReplica:
@@ -235,7 +236,7 @@ class Reconciler:
             created_at=seen.created_at,
             started_at=seen.started_at,
             health=vitals.health,
-            ready_since=vitals.ready_since or self._ready_before.get(seen.name),
+            ready_since=vitals.ready_since or self._ready.get(seen.name),
             base_url=seen.base_url,
             claims=seen.claims,
             exit=seen.exit,

@@ -16,7 +16,6 @@ app = typer.Typer(
     name="roundhouse",
     help="Declare language models in files; they are served behind one OpenAI-compatible address.",
     epilog="Exit codes: " + " ".join(f"{code.value} {code.name.lower()}." for code in Exit) + " See docs/cli.md.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -38,7 +37,7 @@ for command in (
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code. Every error that an operator can cause is one line on stderr."""
     try:
-        code = app(args=list(arguments), prog_name="roundhouse", standalone_mode=False)
+        code = app(args=list(arguments) or ["--help"], prog_name="roundhouse", standalone_mode=False)
     except CommandError as error:
         say_error(str(error))
         return error.code

@@ -12,6 +12,7 @@ from controller.cli.options import ControllerUrl, Json, Models, Runtime, State, 
 from controller.cli.output import say, say_json
 
 if TYPE_CHECKING:
+    from controller.cli.client import ControllerClient
     from controller.cli.up_record import ProcessRecord
     from controller.settings import ControllerSettings
 
@@ -27,9 +28,10 @@ def down(
     runtime: Runtime = None,
     as_json: Json = False,
 ) -> int:
-    """Stop everything of this installation: `up`, controller, gateway and every engine.
+    """Stop everything, engines included.
 
-    Also what a crash or `docker compose down` left. Exit code 0 when nothing is left, also when nothing was there.
+    Ends `up`, controller, gateway and every engine of this installation, also what a crash or `docker compose down`
+    left. Exit code 0 when nothing is left, also when nothing was there.
     """
     settings = settings_of(state=state, models=models, runtime=runtime)
     stopped = asyncio.run(_Down(settings, controller or settings.controller_url).run())
@@ -54,8 +56,8 @@ class _Down:
 
     async def run(self) -> list[str]:
         """What was stopped, in words."""
-        from controller.cli.leftover_engines import stop_leftovers  # noqa: PLC0415 - imports the controller's runtimes
-        from controller.cli.up_record import read_record, remove_record  # noqa: PLC0415
+        from controller.cli.leftover_engines import stop_leftovers  # imports the controller's runtimes
+        from controller.cli.up_record import read_record, remove_record
 
         record = read_record(self._settings.state)
         if record.up is not None and record.up.pid != os.getpid():
@@ -73,7 +75,7 @@ class _Down:
         return self._stopped
 
     async def _ask_controller(self) -> None:
-        from controller.cli.client import ControllerClient, NoControllerError  # noqa: PLC0415
+        from controller.cli.client import ControllerClient, NoControllerError
 
         try:
             async with ControllerClient(self._url) as client:
@@ -83,11 +85,8 @@ class _Down:
         except NoControllerError:
             return
 
-    async def _until_gone(self, client: object) -> None:
-        """Return when the controller answers no more. Its lock, where it is in reach, tells that it has ended."""
-        from controller.cli.client import ControllerClient  # noqa: PLC0415
-
-        assert isinstance(client, ControllerClient)
+    async def _until_gone(self, client: ControllerClient) -> None:
+        """Ask until NoControllerError. That it has ended its engines too, its lock tells, where that is in reach."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._deadline_s
         while loop.time() < deadline:
@@ -97,7 +96,7 @@ class _Down:
 
     async def _end(self, name: str, record: ProcessRecord) -> None:
         """End a recorded process: SIGTERM, and SIGKILL for its session when it does not end."""
-        from controller.runtimes.process_groups import send  # noqa: PLC0415
+        from controller.runtimes.process_groups import send
 
         if not record.alive():
             return
@@ -112,6 +111,7 @@ class _Down:
     async def _gone(self, record: ProcessRecord) -> bool:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._deadline_s
-        while record.alive() and loop.time() < deadline:
+        # Not our child, so there is nothing to wait on but a pidfd, which old kernels and some containers lack.
+        while record.alive() and loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         return not record.alive()

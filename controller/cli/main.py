@@ -13,6 +13,6 @@ def main() -> None:
         found = ".".join(str(part) for part in sys.version_info[:3])
         sys.exit(f"roundhouse: needs Python 3.11 or newer; this is Python {found} ({sys.executable})")
     # After the check: what is imported here does not even compile on an older Python.
-    from controller.cli.app import run  # noqa: PLC0415
+    from controller.cli.app import run
 
     sys.exit(run(sys.argv[1:]))

@@ -17,7 +17,9 @@ Desired: TypeAlias = Annotated[
     Path | None, typer.Option("--desired", metavar="DIR", help="Folder of the desired-state files.")
 ]
 State: TypeAlias = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="The controller's state folder.")]
-Models: TypeAlias = Annotated[Path | None, typer.Option("--models", metavar="DIR", help="Folder that holds the models.")]
+Models: TypeAlias = Annotated[
+    Path | None, typer.Option("--models", metavar="DIR", help="Folder that holds the models.")
+]
 Runtime: TypeAlias = Annotated[
     str | None, typer.Option("--runtime", metavar="process|docker|auto", help="Where engines run.")
 ]
@@ -34,7 +36,7 @@ ControllerUrl: TypeAlias = Annotated[
 
 def settings_of(**given: Any) -> ControllerSettings:
     """The settings under these options. Raises CommandError with one line."""
-    from controller.settings import SettingsError, load_settings  # noqa: PLC0415 - pydantic takes 100 ms
+    from controller.settings import SettingsError, load_settings  # pydantic takes 100 ms
 
     try:
         return load_settings(**given)

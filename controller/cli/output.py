@@ -34,9 +34,9 @@ def say_json(value: BaseModel | Any) -> None:
 
 def say_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict[str, str] | None = None) -> None:
     """A table. `styles` colours cells by their text, on a terminal only."""
-    from rich.console import Console  # noqa: PLC0415 - 50 ms that most commands do not need
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.console import Console  # 50 ms that most commands do not need
+    from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:

@@ -8,7 +8,10 @@ from controller.cli.output import say, say_json
 
 
 def pause(controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
-    """Make the controller observe and never act. It stays so over restarts, until `resume`."""
+    """Make the controller observe, never act.
+
+    It stays so over restarts, until `roundhouse resume`.
+    """
     return _set(True, controller_url(controller, state), as_json)
 
 
@@ -18,7 +21,7 @@ def resume(controller: ControllerUrl = None, state: State = None, as_json: Json 
 
 
 def _set(paused: bool, url: str, as_json: bool) -> int:
-    from controller.cli.client import ask  # noqa: PLC0415 - aiohttp takes 150 ms
+    from controller.cli.client import ask  # aiohttp takes 150 ms
 
     ask(url, lambda client: client.pause(paused))
     if as_json:

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 def plan(controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
-    """What the controller would do now, and why, without doing it.
+    """What would be done now, and why.
 
-    Exit code 0: nothing to do. 2: there is something to do, or something blocked. 3: no controller answers.
+    Does nothing of it. Exit code 0: nothing to do. 2: there is something to do, or something blocked. 3: no controller
+    answers.
     """
-    from controller.cli.client import ask  # noqa: PLC0415 - aiohttp takes 150 ms
+    from controller.cli.client import ask  # aiohttp takes 150 ms
 
     view = ask(controller_url(controller, state), lambda client: client.plan())
     if as_json:

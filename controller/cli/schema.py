@@ -13,17 +13,18 @@ from controller.cli.output import say, say_json
 
 def schema(
     write: Annotated[
-        bool, typer.Option("--write", help="Write it to schema.json in the desired-state folder instead of printing it.")
+        bool,
+        typer.Option("--write", help="Write it to schema.json in the desired-state folder instead of printing it."),
     ] = False,
     desired: Desired = None,
     as_json: Json = False,
 ) -> int:
-    """Print the JSON Schema of the desired-state files.
+    """Print the files' JSON Schema.
 
     Editors that know YAML schemas check and complete by it.
     """
-    from controller.config.json_schema import schema_text  # noqa: PLC0415 - pydantic
-    from controller.config.read import SCHEMA_FILE  # noqa: PLC0415
+    from controller.config.json_schema import schema_text  # pydantic
+    from controller.config.read import SCHEMA_FILE
 
     if not write:
         say(schema_text().rstrip("\n"))

@@ -23,12 +23,14 @@ def status(
     controller: ControllerUrl = None,
     state: State = None,
     as_json: Json = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until every wanted model is loaded or one failed.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until every wanted model is loaded or one failed.")
+    ] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", min=0, metavar="SECONDS", help="How long --wait waits at most.")
     ] = 600.0,
 ) -> int:
-    """What runs, what is wanted, and why they differ.
+    """What runs, what is wanted, why they differ.
 
     Exit code 0: every wanted model is loaded. 1: a model failed, the files have problems, or the runtime cannot be
     seen. 2: something is loading. 3: no controller answers.
@@ -53,7 +55,7 @@ def verdict(seen: ControllerStatus) -> Exit:
 
 
 async def _ask(url: str) -> ControllerStatus:
-    from controller.cli.client import ControllerClient  # noqa: PLC0415 - aiohttp takes 150 ms
+    from controller.cli.client import ControllerClient  # aiohttp takes 150 ms
 
     async with ControllerClient(url) as client:
         return await client.status()
@@ -61,7 +63,7 @@ async def _ask(url: str) -> ControllerStatus:
 
 async def _wait(url: str, timeout_s: float) -> ControllerStatus:
     """The first status that is no longer pending, or the last one in time. A controller may still be starting."""
-    from controller.cli.client import NoControllerError  # noqa: PLC0415
+    from controller.cli.client import NoControllerError
 
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s

@@ -19,12 +19,13 @@ def validate(
     models: Models = None,
     as_json: Json = False,
 ) -> int:
-    """Check the desired-state files: every problem with file, line and field.
+    """Check the desired-state files.
 
-    Needs no controller. Exit code 0: they are good, 1: they have problems.
+    Prints every problem with file, line and field. Needs no controller. Exit code 0: they are good, 1: they have
+    problems.
     """
-    from controller.config.parse import parse  # noqa: PLC0415 - pydantic and ruamel.yaml
-    from controller.config.read import read_folder  # noqa: PLC0415
+    from controller.config.parse import parse  # pydantic and ruamel.yaml
+    from controller.config.read import read_folder
 
     settings = settings_of(desired=folder, models=models)
     parsed = parse(read_folder(settings.desired), settings.models.absolute())

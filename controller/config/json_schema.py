@@ -80,7 +80,10 @@ def _model() -> Schema:
 
 
 def _definition(engine: Engine) -> Schema:
-    fields = {**_fields(engine.definition), "backend": {"enum": [engine.name, None], "description": _description("backend")}}
+    fields = {
+        **_fields(engine.definition),
+        "backend": {"enum": [engine.name, None], "description": _description("backend")},
+    }
     return _closed((engine.definition.__doc__ or "").strip(), fields)
 
 

@@ -6,6 +6,7 @@ that stands twice is an error with a line, and no file can make the reader recur
 
 from __future__ import annotations
 
+import bisect
 import math
 import re
 from collections.abc import Iterator
@@ -59,7 +60,8 @@ def read_document(file: str, content: bytes) -> tuple[Table | None, list[Problem
     """
     problems: list[Problem] = []
     try:
-        node = _Reader(file, _decode(content), problems).document()
+        text = _decode(content)
+        node = _Reader(file, text, _Lines(text), problems).document()
     except _FileError as error:
         problems.append(Problem(file=file, line=error.line, message=str(error)))
         return None, problems
@@ -80,19 +82,35 @@ def _decode(content: bytes) -> str:
     return text.removeprefix("\ufeff")
 
 
-def _events(text: str) -> Iterator[Any]:
+class _Lines:
+    """Line numbers as editors count them. ruamel's own follow YAML 1.1, where U+2028 begins a line."""
+
+    def __init__(self, text: str) -> None:
+        self._ends = [index for index, char in enumerate(text) if char == "\n"]
+        self._last = len(self._ends) + (0 if text.endswith("\n") else 1)
+
+    def at(self, index: int) -> int:
+        """The line of the character at `index`; of the text's end its last line."""
+        return min(bisect.bisect_left(self._ends, index) + 1, max(1, self._last))
+
+
+def _events(text: str, lines: _Lines) -> Iterator[Any]:
     """ruamel's events; whatever it raises becomes a `_FileError` with a line."""
     try:
         yield from YAML(typ="safe", pure=True).parse(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark is not None else None
+        line = lines.at(mark.index) if mark is not None else None
         raise _FileError(_syntax_words(error.problem, error.context), line) from None
     except ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise _FileError(f"character U+{ord(str(error.character)[:1] or ' '):04X} is not allowed", line) from None
+        raise _FileError(_character_words(error.character), lines.at(error.position)) from None
     except Exception as error:  # noqa: BLE001 - of other people's parser: whatever it raises, this file caused it
         raise _FileError(f"not YAML 1.2: {error}", None) from None
+
+
+def _character_words(character: object) -> str:
+    code = character if isinstance(character, int) else ord(str(character)[:1])
+    return f"character U+{code:04X} is not allowed"
 
 
 def _syntax_words(problem: str | None, context: str | None) -> str:
@@ -107,6 +125,7 @@ class _Reader:
 
     file: str
     text: str
+    lines: _Lines
     problems: list[Problem]
     anchors: dict[str, Node | None] = field(default_factory=dict)
     """Anchored nodes; None while the node is being read, so that one which holds itself is seen."""
@@ -118,7 +137,7 @@ class _Reader:
         """The only document; None when there is none."""
         root: Node | None = None
         documents = 0
-        events = _events(self.text)
+        events = _events(self.text, self.lines)
         for event in events:
             if isinstance(event, DocumentStartEvent):
                 documents += 1
@@ -131,8 +150,8 @@ class _Reader:
         return root
 
     def line(self, event: Any) -> int:
-        """The event's line, counted from 1 and within the file."""
-        return min(int(event.start_mark.line) + 1, self.text.count("\n") + 1)
+        """The event's line."""
+        return self.lines.at(event.start_mark.index)
 
     def place(self, event: Any) -> Place:
         """Where the event stands."""

@@ -23,10 +23,16 @@ _SPLIT: Final = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 def check_files(models_root: Path, checks: Sequence[FileCheck]) -> str | None:
     """What is wrong with the first file that is wrong: which field, which path, what to do. None: nothing is."""
+    declared = models_root.absolute()
     root = models_root.resolve()
+    if checks and not root.is_dir():
+        return f"the models folder {declared} does not exist"
     for check in checks:
+        path = declared / check.path
+        if path.is_relative_to(declared):
+            path = root / path.relative_to(declared)
         try:
-            wrong = _check(root, check)
+            wrong = _check(root, path, check)
         except OSError as error:
             wrong = f"cannot be read: {error.strerror or error}"
         if wrong:
@@ -53,8 +59,7 @@ def _files_of(target: Path) -> list[Path]:
     return [target]
 
 
-def _check(root: Path, check: FileCheck) -> str | None:
-    path = root / check.path
+def _check(root: Path, path: Path, check: FileCheck) -> str | None:
     if not Path(os.path.normpath(path)).is_relative_to(root):
         return f"is outside the models folder {root}"
     try:

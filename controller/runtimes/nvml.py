@@ -10,6 +10,8 @@ import argparse
 import contextlib
 import json
 import logging
+import os
+import signal
 import sys
 import threading
 import time
@@ -61,9 +63,9 @@ class NvmlReader:
             self._nvml.nvmlInit()
             self._open = True
         handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
-        found = sorted((self._address(handle), handle) for handle in handles)
+        handles.sort(key=self._address)
         # A GPU in MIG mode keeps its index but is left out: it is used through its instances, which are not planned.
-        return tuple(self._gpu(index, each) for index, (_, each) in enumerate(found) if not self._in_mig_mode(each))
+        return tuple(self._gpu(index, each) for index, each in enumerate(handles) if not self._in_mig_mode(each))
 
     def _failed(self, error: Exception) -> tuple[Gpu, ...] | None:
         self._shut()
@@ -130,7 +132,7 @@ class Reading:
             content = json.loads(line)
             gpus = content["gpus"]
             return cls(None if gpus is None else tuple(Gpu(**each) for each in gpus), content["error"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a reading of GPUs: {line!r}") from error
 
 
@@ -139,6 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m controller.runtimes.nvml", description="Read the host's GPUs.")
     parser.add_argument("--interval", type=float, metavar="S", help="seconds between readings; default: read once")
     interval = parser.parse_args(argv).interval
+    # As a container's first process, it would not hear SIGTERM otherwise.
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     reader = NvmlReader()
     while True:
         reading = Reading(reader.read(), reader.error)
@@ -146,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(reading.to_line() + "\n")
             sys.stdout.flush()
         except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
             return 0
         if interval is None:
             return 0

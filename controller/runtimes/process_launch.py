@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Mapping, MutableMapping
@@ -122,13 +121,7 @@ class Launcher:
         stat = read_stat(child.pid)
         assert stat is not None, "a child that was not reaped has its entry"
         children[record.name] = child
-        try:
-            self._records.begun(record.name, stat.process)
-        except BaseException:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            del children[record.name]
-            raise
+        self._records.begun(record.name, stat.process)
         return stat.process
 
     def _undo(self, name: str) -> None:

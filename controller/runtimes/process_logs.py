@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 from pathlib import Path
@@ -29,6 +30,9 @@ def plain_tail(data: bytes, lines: int = TAIL_LINES, limit: int = TAIL_BYTES) ->
     shown = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.rstrip("\n").split("\n")][-lines:]
     tail = "\n".join(shown).encode()[-limit:]
     return tail.decode(errors="ignore")
+
+
+log = logging.getLogger(__name__)
 
 
 class Logs:
@@ -77,10 +81,8 @@ class Logs:
                 return
         except FileNotFoundError:
             return
-        try:
-            _write(self._earlier(name), _last(path, self._limit // 2))
-        finally:
-            os.truncate(path, 0)  # also, and most of all, when the disk is full
+        _write(self._earlier(name), _last(path, self._limit // 2))
+        os.truncate(path, 0)
 
     def tail(self, name: str, lines: int = TAIL_LINES) -> str:
         """The last lines, also of a replica that is gone."""
@@ -125,8 +127,13 @@ def _last(path: Path, count: int) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
+    """Replace a file. Without success when the disk is full: that must not keep what is written elsewhere."""
     new = path.with_name(f".{path.name}.new")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-    new.replace(path)
+    try:
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        new.replace(path)
+    except OSError as error:
+        log.warning("log lines are lost: %s: %s", path, error.strerror or error)
+        new.unlink(missing_ok=True)

@@ -26,8 +26,9 @@ def check_program(argv: Sequence[str]) -> str | None:
     program = argv[0]
     if wrong := _check_executable(program):
         return wrong
-    if program == sys.executable and tuple(argv[1:3]) == ("-m", "worker") and argv[3] in _PACKAGES:
-        package, extra = _PACKAGES[argv[3]]
+    worker = argv[3] if tuple(argv[1:3]) == ("-m", "worker") else None
+    if program == sys.executable and worker is not None and worker in _PACKAGES:
+        package, extra = _PACKAGES[worker]
         if importlib.util.find_spec(package) is None:
             return f"Python package {package} is not installed: pip install 'roundhouse[{extra}]'"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -16,6 +17,8 @@ from controller.runtimes.process_stat import Process
 from controller.state import ReplicaId
 
 SCHEMA_VERSION: Final = 1
+
+log = logging.getLogger(__name__)
 
 
 class Record(BaseModel):
@@ -88,15 +91,22 @@ class Records:
             return True
 
     def update(self, name: str, **changes: Any) -> Record | None:
-        """Change a record that still exists; returns it as it is now."""
+        """Change a record that still exists; returns it as it is now.
+
+        Should it not be writable, as on a full disk, it is returned changed and stays as it was: it is what can be seen
+        of the engine, and is seen again next time.
+        """
         with self._lock:
             path = self._path(name)
             record = self._read(path)
             if record is None:
                 return None
             changed = record.model_copy(update=changes)
-            if changed != record:
-                self._write(path, changed)
+            try:
+                if changed != record:
+                    self._write(path, changed)
+            except OSError as error:
+                log.warning("%s cannot be written: %s", path, error.strerror or error)
             return changed
 
     def begun(self, name: str, leader: Process) -> Record | None:

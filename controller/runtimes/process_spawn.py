@@ -92,18 +92,12 @@ class Child:
         """The exit code once it has ended, negative for a signal; None while it runs. Reaps it."""
         with self._lock:
             if not self._reaped:
-                self._reap(os.WNOHANG)
+                self._reap()
             return self._code
 
-    def wait(self) -> None:
-        """Block until it has ended."""
-        with self._lock:
-            if not self._reaped:
-                self._reap(0)
-
-    def _reap(self, options: int) -> None:
+    def _reap(self) -> None:
         try:
-            pid, status = os.waitpid(self.pid, options)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:  # somebody else reaped it: the code is lost
             self._reaped = True
             return

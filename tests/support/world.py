@@ -72,14 +72,14 @@ class World:
             case Start():
                 name = f"{action.id.model}-{action.id.index}-{action.id.spec_hash}-{action.id.attempt}"
                 assert name not in self.replicas, f"{name} exists already"
+                failure = self.failures.get(action.id.key)
+                assert failure is None or not failure.waits(self.now), f"{name} starts before its backoff is over"
                 self.replicas[name] = ObservedReplica(
                     action.id, name, Phase.RUNNING, self.now, self.now, claims=action.claims, base_url="http://x"
                 )
             case Drain():
                 self._known(action.name)
-                self.replicas[action.name] = replace(
-                    self.replicas[action.name], draining=Draining(self.now, None)
-                )
+                self.replicas[action.name] = replace(self.replicas[action.name], draining=Draining(self.now, None))
             case Undrain():
                 self.replicas[action.name] = replace(self.replicas[action.name], draining=None)
             case Stop() | Remove():

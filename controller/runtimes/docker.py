@@ -1,0 +1,341 @@
+"""Replicas as containers of one Docker daemon. docs/docker.md tells what each is given and what is kept from it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+import docker
+from docker.errors import APIError, DockerException
+from docker.utils import parse_repository_tag
+
+from controller.engines import engine_of
+from controller.runtimes.artifacts import check_files
+from controller.runtimes.base import RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.runtimes.docker_client import Daemon, RefusedError, detached, refusal
+from controller.runtimes.docker_containers import (
+    Inspected,
+    ensure_network,
+    find_replica,
+    forget,
+    image_is_there,
+    inspect,
+    labels_of,
+    own_containers,
+    remove_network,
+    start_replica,
+)
+from controller.runtimes.docker_events import EventWatch
+from controller.runtimes.docker_gpus import GpuProbe
+from controller.runtimes.docker_labels import REPLICA_ROLE, ROLE, UnreadableLabelsError, is_own, own_filter
+from controller.runtimes.docker_logs import ExitTails, SavedLogs, read_log
+from controller.runtimes.docker_seen import phase_of, seen_replica
+from controller.runtimes.docker_self import DockerSetupError, Surroundings, look_around
+from controller.runtimes.docker_spec import HostSide, container_config, render_context
+from controller.runtimes.docker_user import UNPRIVILEGED, Identity, choose_identity, entries_to_read
+from controller.runtimes.docker_words import pull_error, start_error
+from controller.runtimes.nvml import NvmlReader
+from controller.runtimes.process_logs import plain_tail
+from controller.schema.desired import Definition
+from controller.state import Gpu, Phase, PreflightResult
+
+__all__ = ["DockerRuntime", "DockerSetupError", "open_docker"]
+
+LOOK_TIMEOUT_S: Final = 10
+ACT_TIMEOUT_S: Final = 120
+"""A start with GPUs may take half a minute where the driver does not stay loaded."""
+KILL_WAIT_S: Final = 20.0
+"""After SIGKILL; a process that waits for its GPU cannot end sooner."""
+FIRST_POLL_S: Final = 0.05
+MAX_POLL_S: Final = 0.5
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+async def open_docker(
+    *,
+    instance: str,
+    models: Path,
+    state: Path,
+    images: Mapping[str, str],
+    engines_network: str,
+    log_mib: int = 16,
+    docker_url: str | None = None,
+) -> DockerRuntime:
+    """A runtime whose daemon answers. Raises RuntimeUnavailableError, or DockerSetupError as one of its kind."""
+    runtime = DockerRuntime(
+        instance=instance,
+        models=models,
+        state=state,
+        images=images,
+        engines_network=engines_network,
+        log_mib=log_mib,
+        docker_url=docker_url,
+    )
+    try:
+        await runtime.surroundings()
+    except BaseException:
+        await runtime.close()
+        raise
+    return runtime
+
+
+class DockerRuntime:
+    """Starts, sees and ends containers. `images`: by kind, `llama-server`, `worker` and `controller`.
+
+    `engines_network`: name of the network that engines join. `log_mib`: most that is kept of each engine's output.
+    """
+
+    kind = "docker"
+
+    def __init__(
+        self,
+        *,
+        instance: str,
+        models: Path,
+        state: Path,
+        images: Mapping[str, str],
+        engines_network: str,
+        log_mib: int = 16,
+        docker_url: str | None = None,
+        nvml: NvmlReader | None = None,
+    ) -> None:
+        self._instance = instance
+        self._models = models
+        self._images = images
+        self._network = engines_network
+        self._log_mib = log_mib
+        # Looking must not wait behind starting, which may take long: each has its own threads.
+        self._looks = Daemon(docker_url, timeout_s=LOOK_TIMEOUT_S, threads=4)
+        self._acts = Daemon(docker_url, timeout_s=ACT_TIMEOUT_S, threads=12)
+        self._nvml = nvml or NvmlReader()
+        self._probe = GpuProbe(self._looks, instance, images.get("controller", "roundhouse/controller:latest"))
+        self._tails = ExitTails()
+        self._saved = SavedLogs(state)
+        self._watches: set[EventWatch] = set()
+        self._pulls: set[threading.Event] = set()
+        self._unreadable: set[str] = set()
+        self._around: Surroundings | None = None
+        self._around_lock = asyncio.Lock()
+
+    async def surroundings(self) -> Surroundings:
+        """Where this controller is, as the daemon sees it; asked once."""
+        async with self._around_lock:
+            if self._around is None:
+                models, network = self._models, self._network
+                self._around = await self._looks.call(lambda client: look_around(client, models, network))
+            return self._around
+
+    # Seeing
+
+    async def list(self) -> list[SeenReplica]:
+        """Every replica of this instance, in any phase."""
+        published = (await self.surroundings()).published
+
+        def look(client: docker.APIClient) -> list[tuple[Inspected, str]]:
+            ours = [each for each in own_containers(client, self._instance) if _is_replica(each, self._instance)]
+            self._tails.keep_only({str(each["Id"]) for each in ours})
+            ended = Phase.EXITED
+            return [(each, self._tails.tail(client, each) if phase_of(each) is ended else "") for each in ours]
+
+        seen: list[SeenReplica] = []
+        for inspected, tail in await self._looks.call(look):
+            try:
+                seen.append(seen_replica(inspected, tail, published=published))
+            except UnreadableLabelsError as error:
+                self._report_unreadable(inspected, error)
+        return seen
+
+    def _report_unreadable(self, inspected: Inspected, error: UnreadableLabelsError) -> None:
+        if inspected["Id"] not in self._unreadable:
+            self._unreadable.add(inspected["Id"])
+            log.warning("container %s is left alone, its labels cannot be read: %s", inspected["Name"], error)
+
+    async def log_tail(self, name: str, lines: int = 50) -> str:
+        """The engine's last log lines, also of one that was removed; empty when there are none."""
+
+        def read(client: docker.APIClient) -> bytes | None:
+            found = find_replica(client, self._instance, name)
+            return None if found is None else read_log(client, found["Id"], max(lines, 400))
+
+        data = await self._looks.call(read)
+        return self._saved.tail(name, lines) if data is None else plain_tail(data, lines)
+
+    async def gpus(self) -> tuple[Gpu, ...] | None:
+        """The host's GPUs: by NVIDIA's library, or by the probe where a container keeps the library from us."""
+        around = await self.surroundings()
+        gpus = await asyncio.to_thread(self._nvml.read)
+        if gpus == () and around.container_id is not None:
+            return await self._probe.read()
+        return gpus
+
+    async def events(self) -> AsyncIterator[None]:
+        """Yields whenever a container of ours may have changed, and when the daemon was lost or found."""
+        watch = EventWatch(self._acts.connect, [*own_filter(self._instance), f"{ROLE}={REPLICA_ROLE}"])
+        self._watches.add(watch)
+        try:
+            async for event in watch.wakeups():
+                yield event
+        finally:
+            await watch.close()
+            self._watches.discard(watch)
+
+    # Before a start
+
+    async def preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+        """Whether a replica could be started: its files and its image are there, and the definition renders."""
+        image = image or engine_of(definition).image(definition, self._images)
+        error = await asyncio.to_thread(self._wrong_with, model, definition)
+        if error is None and image is None:
+            error = f"no container image is known for {model}: set its `image`"
+        if error is not None or image is None:
+            return PreflightResult(False, time.time(), error)
+        try:
+            there = await self._looks.call(lambda client: image_is_there(client, image))
+        except RefusedError as refused:
+            return PreflightResult(False, time.time(), str(start_error(refused.message, image)))
+        if not there:
+            return PreflightResult(False, time.time(), f"image {image} is missing", missing_image=image)
+        return PreflightResult(True, time.time())
+
+    def _wrong_with(self, model: str, definition: Definition) -> str | None:
+        engine = engine_of(definition)
+        try:
+            if wrong := check_files(self._models, engine.files(definition)):
+                return wrong
+            engine.render(definition, render_context(model, Identity(UNPRIVILEGED, UNPRIVILEGED), self._images))
+        except (ValueError, TypeError, KeyError) as error:
+            return f"the definition of {model} cannot be turned into a command line: {error}"
+        return None
+
+    async def pull(self, image: str) -> None:
+        """Fetch an image, however long that takes. Raises StartError with the registry's own reason."""
+        stopped = threading.Event()
+        self._pulls.add(stopped)
+        try:
+            await detached(lambda: self._acts.run(lambda client: _pull(client, image, stopped)), f"pull {image}")
+        finally:
+            stopped.set()
+            self._pulls.discard(stopped)
+
+    # Starting and ending
+
+    async def start(self, request: StartRequest) -> None:
+        """Start a replica; one of that name that exists is not started twice."""
+        around = await self.surroundings()
+        host = HostSide(self._instance, self._network, around.published, around.models, self._log_mib)
+        engine = engine_of(request.definition)
+        paths = [check.path for check in engine.files(request.definition)]
+        identity = choose_identity(await asyncio.to_thread(entries_to_read, self._models, paths))
+        images = (
+            {**self._images, engine.image_kind: request.image} if request.image and engine.image_kind else self._images
+        )
+        launch = engine.render(request.definition, render_context(request.served_name, identity, images))
+        if launch.image is None:
+            raise StartError(f"no container image is known for {request.served_name}: set its `image`", permanent=True)
+        config = container_config(request, launch, identity, host, time.time())
+
+        def work(client: docker.APIClient) -> None:
+            ensure_network(client, self._network, self._instance, published=around.published)
+            start_replica(client, self._instance, request.name, config)
+
+        await self._acts.call(work)
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        """End a replica and forget it. Its whole process tree ends with its container."""
+        inspected = await self._find(name)
+        if inspected is None:
+            return
+        if phase_of(inspected) is Phase.RUNNING:
+            await self._end(inspected, grace_s)
+        await self._forget(name, str(inspected["Id"]))
+
+    async def remove(self, name: str) -> None:
+        """Forget a replica that has ended or never began. One that runs is left as it is."""
+        inspected = await self._find(name)
+        if inspected is None:
+            return
+        if phase_of(inspected) is Phase.RUNNING:
+            log.warning("%s runs and is not removed: only a stop ends it", name)
+            return
+        await self._forget(name, str(inspected["Id"]))
+
+    async def _find(self, name: str) -> Inspected | None:
+        return await self._looks.call(lambda client: find_replica(client, self._instance, name))
+
+    async def _end(self, inspected: Inspected, grace_s: float) -> None:
+        # Not `docker stop`: that would hold a thread, and the program's own end, for the whole grace.
+        container_id = str(inspected["Id"])
+        signals = ((inspected["Config"].get("StopSignal") or "SIGTERM", grace_s), ("SIGKILL", KILL_WAIT_S))
+        for signal, wait_s in signals:
+            await self._kill(container_id, signal)
+            if await self._ended(container_id, wait_s):
+                return
+        raise RuntimeUnavailableError(f"container {inspected['Name']} does not end, not even by SIGKILL")
+
+    async def _kill(self, container_id: str, signal: str) -> None:
+        try:
+            await self._looks.call(lambda client: client.kill(container_id, signal))
+        except RefusedError as refused:
+            if refused.status not in {404, 409}:  # gone, or not running
+                raise
+
+    async def _ended(self, container_id: str, wait_s: float) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + wait_s, FIRST_POLL_S
+        while True:
+            now = await self._looks.call(lambda client: inspect(client, container_id))
+            if now is None or phase_of(now) is not Phase.RUNNING:
+                return True
+            if loop.time() >= deadline:
+                return False
+            await asyncio.sleep(min(pause, max(0.0, deadline - loop.time())))
+            pause = min(MAX_POLL_S, 2 * pause)
+
+    async def _forget(self, name: str, container_id: str) -> None:
+        data = await self._looks.call(lambda client: read_log(client, container_id))
+        try:
+            await asyncio.to_thread(self._saved.save, name, data)
+        except OSError as error:
+            log.warning("the log of %s is not kept: %s", name, error)
+        await self._acts.call(lambda client: forget(client, container_id))
+
+    async def close(self) -> None:
+        """Release connections and what serves only a running controller. Engines run on."""
+        for stopped in tuple(self._pulls):
+            stopped.set()
+        for watch in tuple(self._watches):
+            await watch.close()
+        try:
+            await self._probe.close()
+            if self._around is not None and self._around.published:
+                await self._looks.call(lambda client: remove_network(client, self._network, self._instance))
+        except RuntimeUnavailableError as error:
+            log.debug("left behind on close: %s", error)
+        self._nvml.close()
+        self._looks.close()
+        self._acts.close()
+
+
+def _is_replica(inspected: Inspected, instance: str) -> bool:
+    return is_own(labels_of(inspected), instance, REPLICA_ROLE)
+
+
+def _pull(client: docker.APIClient, image: str, stopped: threading.Event) -> None:
+    repository, tag = parse_repository_tag(image)
+    try:
+        for progress in client.pull(repository, tag=tag or "latest", stream=True, decode=True):
+            if stopped.is_set():
+                return
+            if "error" in progress:
+                raise pull_error(str(progress["error"]), image)
+    except APIError as error:
+        raise pull_error(refusal(error).message, image) from error
+    except DockerException as error:  # of the credentials' store
+        raise pull_error(str(error), image) from error

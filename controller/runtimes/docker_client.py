@@ -1,0 +1,186 @@
+"""One Docker daemon, reached through docker-py from threads that nobody else uses."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import docker
+import requests
+from docker.constants import DEFAULT_DOCKER_API_VERSION
+from docker.errors import APIError, DockerException
+from docker.utils import kwargs_from_env, version_lt
+
+from controller.runtimes.base import RuntimeUnavailableError
+
+OLDEST_API: Final = "1.41"
+"""Docker Engine 20.10."""
+NEWEST_API: Final = DEFAULT_DOCKER_API_VERSION
+"""What the library was written for."""
+DEFAULT_URL: Final = "unix:///var/run/docker.sock"
+
+_WORDS: Final[Mapping[int, str]] = {
+    errno.ENOENT: "there is no such socket: is Docker installed, and running?",
+    errno.ECONNREFUSED: "nothing listens there: is Docker running?",
+    errno.EACCES: "this user may not use it (the group `docker` may)",
+}
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class RefusedError(RuntimeUnavailableError):
+    """The daemon answered with an error. `status` is the HTTP status, `message` the daemon's own sentence.
+
+    Who expects it catches it; uncaught, it means that the daemon does not do its work.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"the Docker daemon refuses: {message} (status {status})")
+        self.status = status
+        self.message = message
+
+
+class Daemon:
+    """A way to one daemon: a client that connects on first use, and a bounded number of threads.
+
+    Every request has the same timeout, and a call that must wait for a thread does not wait for longer than twice
+    that, so a daemon that hangs costs its own callers time and nobody else a thread.
+    """
+
+    def __init__(self, url: str | None, *, timeout_s: int, threads: int) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._threads = threads
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="docker")
+        self._lock = threading.Lock()
+        self._client: docker.APIClient | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the daemon is looked for."""
+        return self._url or os.environ.get("DOCKER_HOST") or DEFAULT_URL
+
+    async def call(self, work: Callable[[docker.APIClient], T]) -> T:
+        """Run `work` with the client in a thread. Raises RuntimeUnavailableError, or RefusedError as one of its kind."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(2 * self._timeout_s):
+                return await loop.run_in_executor(self._executor, partial(self.run, work))
+        except TimeoutError:
+            raise RuntimeUnavailableError(f"the Docker daemon at {self.url} does not answer: it hangs") from None
+
+    def run(self, work: Callable[[docker.APIClient], T]) -> T:
+        """Run `work` in this thread, its errors as those of `call`."""
+        try:
+            return work(self._connected())
+        except APIError as error:
+            raise refusal(error) from error
+        except (DockerException, requests.RequestException, OSError) as error:
+            self._disconnect()
+            raise self._unavailable(error) from error
+
+    def connect(self) -> docker.APIClient:
+        """A client of its own for whoever calls; blocks. Errors are the library's."""
+        settings: dict[str, Any] = {"base_url": self._url} if self._url else dict(kwargs_from_env())
+        settings.update(timeout=self._timeout_s, max_pool_size=self._threads)
+        client = docker.APIClient(**settings, version=NEWEST_API)
+        try:
+            version = negotiated(client.version(api_version=False))
+        except BaseException:
+            client.close()
+            raise
+        if version == NEWEST_API:
+            return client
+        client.close()
+        return docker.APIClient(**settings, version=version)
+
+    def close(self) -> None:
+        """Release the connections; calls that are still waiting for a thread are dropped."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._disconnect()
+
+    def _connected(self) -> docker.APIClient:
+        with self._lock:
+            if self._client is None:
+                self._client = self.connect()
+            return self._client
+
+    def _disconnect(self) -> None:
+        # A daemon that comes back may speak another version of the API, so the next call negotiates anew.
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _unavailable(self, error: Exception) -> RuntimeUnavailableError:
+        return RuntimeUnavailableError(f"the Docker daemon at {self.url} does not answer: {plain_reason(error)}")
+
+
+def refusal(error: APIError) -> RefusedError:
+    """The daemon's refusal as one of ours."""
+    return RefusedError(error.status_code or 0, (error.explanation or str(error)).strip())
+
+
+def negotiated(server: Mapping[str, Any]) -> str:
+    """The API version to speak, by what `GET /version` says. Raises RuntimeUnavailableError when there is none."""
+    newest, oldest = str(server.get("ApiVersion", "")), str(server.get("MinAPIVersion") or OLDEST_API)
+    if not newest:
+        raise RuntimeUnavailableError("what answers is not a Docker daemon: it names no API version")
+    if version_lt(newest, OLDEST_API):
+        raise RuntimeUnavailableError(
+            f"Docker Engine {server.get('Version', '')} is too old: it speaks API {newest}, and {OLDEST_API} (20.10) "
+            "is needed"
+        )
+    version = NEWEST_API if version_lt(NEWEST_API, newest) else newest
+    return oldest if version_lt(version, oldest) else version
+
+
+def plain_reason(error: BaseException) -> str:
+    """Why a daemon could not be reached, in plain words where the operating system's reason is a known one."""
+    seen: set[int] = set()
+    pending: list[BaseException] = [error]
+    while pending:
+        each = pending.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, OSError) and each.errno in _WORDS:
+            return _WORDS[each.errno]
+        if isinstance(each, requests.Timeout):
+            return "it hangs"
+        # The library wraps the reason as a cause, as a context, or as an argument.
+        inner = (each.__cause__, each.__context__, *each.args, getattr(each, "reason", None))
+        pending += [cause for cause in inner if isinstance(cause, BaseException)]
+    return str(error)
+
+
+async def detached(work: Callable[[], T], name: str) -> T:
+    """Run `work` in a thread of its own that does not keep the program from ending. For what may take very long."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(act: Callable[[], None]) -> None:
+        if not future.done():
+            act()
+
+    def body() -> None:
+        try:
+            made = work()
+            act: Callable[[], None] = partial(future.set_result, made)
+        except Exception as error:  # noqa: BLE001 - handed to whoever awaits
+            act = partial(future.set_exception, error)
+        try:
+            loop.call_soon_threadsafe(settle, act)
+        except RuntimeError:
+            log.debug("%s ended after the event loop", name)
+
+    threading.Thread(target=body, name=name, daemon=True).start()
+    return await future

@@ -1,0 +1,101 @@
+"""The daemon's events as wakeups: a thread that listens, and listens again when it is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import docker
+import requests
+from docker.errors import DockerException
+from docker.types import CancellableStream
+
+from controller.runtimes.base import RuntimeUnavailableError
+
+FIRST_BACKOFF_S: Final = 0.5
+MAX_BACKOFF_S: Final = 15.0
+EVENTS: Final = ("create", "start", "die", "oom", "destroy", "pause", "unpause", "rename")
+JOIN_S: Final = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class EventWatch:
+    """Made in the event loop; its thread runs from `wakeups` to `close`. `connect` blocks and gives a client."""
+
+    def __init__(self, connect: Callable[[], docker.APIClient], labels: list[str]) -> None:
+        self._connect = connect
+        self._filters = {"type": "container", "label": labels, "event": list(EVENTS)}
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._stream: CancellableStream[dict[str, Any]] | None = None
+        self._thread = threading.Thread(target=self._listen, name="docker-events", daemon=True)
+
+    async def wakeups(self) -> AsyncIterator[None]:
+        """One per event or more, and one whenever the connection was made or lost: what was missed is to be read."""
+        self._thread.start()
+        try:
+            while not self._stopped.is_set():
+                await self._changed.wait()
+                self._changed.clear()
+                if not self._stopped.is_set():
+                    yield
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """End the thread and the iteration."""
+        with self._lock:
+            self._stopped.set()
+            stream = self._stream
+        if stream is not None:
+            _shut(stream)
+        self._changed.set()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, JOIN_S)
+
+    def _listen(self) -> None:
+        backoff = FIRST_BACKOFF_S
+        while not self._stopped.is_set():
+            try:
+                if self._follow():
+                    backoff = FIRST_BACKOFF_S
+            except (DockerException, requests.RequestException, RuntimeUnavailableError, OSError, ValueError) as error:
+                log.debug("no events from the Docker daemon: %s", error)
+            self._wake()
+            self._stopped.wait(backoff)
+            backoff = min(MAX_BACKOFF_S, 2 * backoff)
+
+    def _follow(self) -> bool:
+        """Listen until the connection ends; whether there was one."""
+        client = self._connect()
+        try:
+            stream = client.events(filters=self._filters, decode=True)
+            with self._lock:
+                if self._stopped.is_set():
+                    return False
+                self._stream = stream
+            self._wake()
+            for _ in stream:
+                self._wake()
+            return True
+        finally:
+            with self._lock:
+                self._stream = None
+            client.close()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            self._loop.call_soon_threadsafe(self._changed.set)
+
+
+def _shut(stream: CancellableStream[dict[str, Any]]) -> None:
+    # A stream that ends by itself at this moment has no socket left to shut.
+    with contextlib.suppress(OSError, AttributeError, DockerException):
+        stream.close()

@@ -1,0 +1,100 @@
+"""The labels by which containers are known as ours: there is no other record of what runs. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from controller.runtimes.base import StartRequest
+from controller.schema.status import SCHEMA_VERSION
+from controller.state import ReplicaId
+
+PREFIX: Final = "dev.roundhouse."
+MANAGED_BY: Final = PREFIX + "managed-by"
+INSTANCE: Final = PREFIX + "instance"
+ROLE: Final = PREFIX + "role"
+SCHEMA: Final = PREFIX + "schema_version"
+MODEL: Final = PREFIX + "model"
+REPLICA: Final = PREFIX + "replica"
+SPEC_HASH: Final = PREFIX + "spec-hash"
+ATTEMPT: Final = PREFIX + "attempt"
+CLAIMS: Final = PREFIX + "claims"
+CREATED: Final = PREFIX + "created"
+
+REPLICA_ROLE: Final = "replica"
+PROBE_ROLE: Final = "gpu-probe"
+NETWORK_ROLE: Final = "engines"
+CACHE_ROLE: Final = "cache"
+
+_MANAGER: Final = "roundhouse"
+
+
+class UnreadableLabelsError(ValueError):
+    """The labels are ours by name and not by content: of a newer Roundhouse, or damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What a replica's labels say. `claims`: GPU uuid to MiB."""
+
+    id: ReplicaId
+    claims: Mapping[str, int]
+
+
+def own_labels(instance: str, role: str) -> dict[str, str]:
+    """On everything that this instance creates: containers, networks, volumes."""
+    return {MANAGED_BY: _MANAGER, INSTANCE: instance, ROLE: role, SCHEMA: str(SCHEMA_VERSION)}
+
+
+def own_filter(instance: str) -> list[str]:
+    """The daemon's label filter for what this instance created."""
+    return [f"{MANAGED_BY}={_MANAGER}", f"{INSTANCE}={instance}"]
+
+
+def is_own(labels: Mapping[str, str] | None, instance: str, role: str) -> bool:
+    """Whether this instance created it, for this role. An unknown role is a newer Roundhouse's."""
+    has = labels or {}
+    return has.get(MANAGED_BY) == _MANAGER and has.get(INSTANCE) == instance and has.get(ROLE) == role
+
+
+def write_labels(instance: str, request: StartRequest, now: float) -> dict[str, str]:
+    """A replica's labels. Nothing secret is among them."""
+    return {
+        **own_labels(instance, REPLICA_ROLE),
+        MODEL: request.id.model,
+        REPLICA: str(request.id.index),
+        SPEC_HASH: request.id.spec_hash,
+        ATTEMPT: str(request.id.attempt),
+        CLAIMS: json.dumps(dict(request.claims), sort_keys=True, separators=(",", ":")),
+        CREATED: f"{now:.3f}",
+    }
+
+
+def read_labels(labels: Mapping[str, str]) -> Labels:
+    """The inverse. Raises UnreadableLabelsError."""
+    try:
+        version = int(labels[SCHEMA])
+        if version > SCHEMA_VERSION:
+            raise UnreadableLabelsError(f"they are of schema_version {version}, this Roundhouse knows {SCHEMA_VERSION}")
+        replica = ReplicaId(
+            model=labels[MODEL],
+            index=int(labels[REPLICA]),
+            spec_hash=labels[SPEC_HASH],
+            attempt=int(labels[ATTEMPT]),
+        )
+        return Labels(replica, _claims(labels[CLAIMS]))
+    except KeyError as error:
+        raise UnreadableLabelsError(f"label {error.args[0]} is missing") from error
+    except UnreadableLabelsError:
+        raise
+    except ValueError as error:
+        raise UnreadableLabelsError(str(error)) from error
+
+
+def _claims(text: str) -> dict[str, int]:
+    claims = json.loads(text)
+    if not isinstance(claims, dict) or not all(type(mib) is int for mib in claims.values()):
+        raise UnreadableLabelsError(f"label {CLAIMS} is not a mapping of GPU uuids to MiB: {text!r}")
+    return claims

@@ -1,0 +1,100 @@
+"""How a controller that runs in a container sees itself from outside: the host side of its mounts, its networks."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import docker
+from docker.errors import NotFound
+
+from controller.runtimes.base import RuntimeUnavailableError
+
+MOUNTINFO: Final = Path("/proc/self/mountinfo")
+DOCKERENV: Final = Path("/.dockerenv")
+
+# The daemon mounts a container's own /etc/hostname, /etc/hosts and /etc/resolv.conf from there.
+_ID_IN_MOUNTS: Final = re.compile(r"/containers/([0-9a-f]{64})/(?:hostname|hosts|resolv\.conf)\b")
+_ID_AS_HOSTNAME: Final = re.compile(r"[0-9a-f]{12}")
+
+
+class DockerSetupError(RuntimeUnavailableError):
+    """This installation cannot work as it is set up, and waiting does not help. The message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where the controller is. `container_id` None: not in a container of this daemon."""
+
+    container_id: str | None
+    published: bool
+    """Whether engines must publish a port on 127.0.0.1 to be reached."""
+    models: Mapping[str, Any]
+    """The models folder as the daemon must be told of it: `Type` and `Source` of a mount."""
+
+
+def look_around(client: docker.APIClient, models: Path, network: str) -> Surroundings:
+    """Ask the daemon. Blocks. Raises DockerSetupError, or docker-py's errors."""
+    own = _inspect_self(client)
+    if own is None:
+        _refuse_unknown_container(client)
+        return Surroundings(None, published=True, models={"Type": "bind", "Source": str(models.resolve())})
+    networks = own["NetworkSettings"]["Networks"] or {}
+    on_host_network = "host" in networks
+    if not on_host_network and network not in networks:
+        raise DockerSetupError(
+            f"the controller's container is not on the network {network} (it is on {', '.join(sorted(networks))}), so "
+            "it could not reach the engines: add it there, or set ROUNDHOUSE_ENGINES_NETWORK"
+        )
+    mount = host_mount(own.get("Mounts") or [], PurePosixPath(models.absolute()))
+    return Surroundings(str(own["Id"]), published=on_host_network, models=mount)
+
+
+def own_container_ids(mountinfo: str, hostname: str) -> list[str]:
+    """What this process's container id may be, the surest first; empty: it looks like no container."""
+    found = dict.fromkeys(_ID_IN_MOUNTS.findall(mountinfo))
+    if _ID_AS_HOSTNAME.fullmatch(hostname) and not any(each.startswith(hostname) for each in found):
+        found[hostname] = None
+    return list(found)
+
+
+def host_mount(mounts: Sequence[Mapping[str, Any]], models: PurePosixPath) -> dict[str, Any]:
+    """The host side of `models`, a path in the controller's container. Raises DockerSetupError."""
+    above = [mount for mount in mounts if models.is_relative_to(str(mount["Destination"]))]
+    if not above:
+        raise DockerSetupError(
+            f"{models} is not a mount of the controller's container, so engines cannot be given it: mount the models "
+            f"folder there (in compose: `volumes: [./models:{models}:ro]`)"
+        )
+    mount = max(above, key=lambda each: len(PurePosixPath(str(each["Destination"])).parts))
+    below = models.relative_to(str(mount["Destination"]))
+    kind = mount.get("Type")
+    if kind == "volume" and below == PurePosixPath() and mount.get("Name"):
+        return {"Type": "volume", "Source": str(mount["Name"])}
+    if kind in {"bind", "volume"} and mount.get("Source"):
+        return {"Type": "bind", "Source": str(PurePosixPath(str(mount["Source"])) / below)}
+    raise DockerSetupError(f"{models} is a mount of type {kind}, which engines cannot share: use a folder or a volume")
+
+
+def _inspect_self(client: docker.APIClient) -> dict[str, Any] | None:
+    for container_id in own_container_ids(MOUNTINFO.read_text(), socket.gethostname()):
+        try:
+            inspected: dict[str, Any] = client.inspect_container(container_id)
+        except NotFound:
+            continue
+        return inspected
+    return None
+
+
+def _refuse_unknown_container(client: docker.APIClient) -> None:
+    # A daemon that runs beside us, in the same container or machine, sees the same files; then all is well.
+    root = str(client.info().get("DockerRootDir") or "")
+    if DOCKERENV.exists() and not (root and Path(root).is_dir()):
+        raise DockerSetupError(
+            "the controller runs in a container that the Docker daemon does not know, so it cannot find where its "
+            "models are on the host: give it the socket of the daemon that runs it"
+        )

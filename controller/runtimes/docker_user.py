@@ -1,0 +1,91 @@
+"""Which user an engine's container runs as: the one with the least rights that can read the model."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+UNPRIVILEGED: Final = 10001
+"""User and group of engines whose models everybody may read; the same as in our images."""
+_LOOKED_AT: Final = 10_000
+"""Files of one model whose owners are looked at, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or folder that an engine must read."""
+
+    uid: int
+    gid: int
+    mode: int
+
+    def readable_by(self, uid: int, gid: int) -> bool:
+        """Whether a process without capabilities can read it, and enter it where it is a folder."""
+        needs = 0o5 if stat.S_ISDIR(self.mode) else 0o4
+        shift = 6 if uid == self.uid else 3 if gid == self.gid else 0
+        return (self.mode >> shift) & needs == needs
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A container's user and the capabilities it has beyond none."""
+
+    uid: int
+    gid: int
+    cap_add: tuple[str, ...] = ()
+
+    @property
+    def user(self) -> str:
+        """As Docker takes it."""
+        return f"{self.uid}:{self.gid}"
+
+
+def choose_identity(entries: Sequence[Entry]) -> Identity:
+    """The models' owner where that is not root, else the unprivileged user, else root: the first that can read all.
+
+    Only when no single user can, root gets DAC_OVERRIDE: root without capabilities cannot read others' files.
+    """
+    owners = dict.fromkeys((entry.uid, entry.gid) for entry in entries if entry.uid != 0)
+    for uid, gid in (*owners, (UNPRIVILEGED, UNPRIVILEGED), (0, 0)):
+        if all(entry.readable_by(uid, gid) for entry in entries):
+            return Identity(uid, gid)
+    return Identity(0, 0, ("DAC_OVERRIDE",))
+
+
+def entries_to_read(models_root: Path, paths: Iterable[str]) -> list[Entry]:
+    """What must be readable for these declared paths: themselves, all below them, and the folders down to them.
+
+    In the order: the models first, then the folders around them, so that a model's own owner is preferred. What does
+    not exist is left out: that is preflight's to say.
+    """
+    root = models_root.resolve()
+    found: dict[Path, Entry] = {}
+    around: dict[Path, Entry] = {}
+    for path in paths:
+        target = (root / path).resolve()
+        for each in (target, *islice(_below(target), _LOOKED_AT)):
+            _look(each, found)
+        for folder in target.parents:
+            if folder.is_relative_to(root):
+                _look(folder, around)
+    _look(root, around)
+    return [*found.values(), *around.values()]
+
+
+def _below(target: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(target):
+        for name in (*folders, *files):
+            yield Path(folder, name)
+
+
+def _look(path: Path, found: dict[Path, Entry]) -> None:
+    try:
+        status = path.stat()
+    except OSError:
+        return
+    found[path] = Entry(status.st_uid, status.st_gid, status.st_mode)

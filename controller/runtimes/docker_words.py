@@ -1,0 +1,86 @@
+"""The daemon's refusals in plain words. Pure.
+
+The sentences are those of Docker Engine 20.10 to 29 (moby `daemon/`), runc and NVIDIA's container toolkit.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from controller.runtimes.base import StartError
+
+NO_NVIDIA: Final = "this host's Docker has no NVIDIA runtime: install the NVIDIA Container Toolkit"
+
+_NO_GPU_SUPPORT: Final = re.compile(r"could not select device driver|no known GPU vendor found", re.IGNORECASE)
+
+_START: Final[tuple[tuple[str, str, bool], ...]] = (
+    (
+        r"nvidia-container-cli: device error: (?P<what>[^\s:]+): unknown device|unresolvable CDI devices (?P<cdi>\S+)",
+        "this host has no GPU {what}",
+        False,
+    ),
+    (
+        r"nvidia-container-cli: initialization error|libnvidia-ml\.so",
+        "the NVIDIA driver of this host is not loaded",
+        False,
+    ),
+    (
+        r"exec: \\?\"(?P<what>[^\"\\]+)\\?\": .*(no such file|not found)",
+        "image {image} has no program {what}",
+        True,
+    ),
+    (r"exec: \\?\"(?P<what>[^\"\\]+)\\?\": permission denied", "program {what} of image {image} cannot be run", True),
+    (r"docker-init.*not found|exec: \\?\"docker-init", "this host's Docker lacks its docker-init program", False),
+    (
+        r"bind source path does not exist: (?P<what>\S+)",
+        "the models folder {what} does not exist where the Docker daemon runs",
+        False,
+    ),
+    (r"network (?P<what>\S+) not found|no such network", "Docker network {what} is missing", False),
+    (r"port is already allocated|address already in use", "port taken", False),
+    (r"no space left on device", "the disk of the Docker daemon is full", False),
+    (r"minimum memory limit", "memory_mib is too small for Docker", True),
+    (r"cannot allocate memory", "out of memory: the host has none left to start it", False),
+    (r"invalid reference format", "image {image} is not a valid image reference", True),
+    (r"no such image", "image {image} is missing", False),
+)
+
+_PULL: Final[tuple[tuple[str, str], ...]] = (
+    (r"invalid reference format", "is not a valid image reference"),
+    (r"toomanyrequests|rate limit", "was not pulled: its registry allows no more pulls for now"),
+    (r"unauthorized|authentication required|denied", "is not in its registry, or needs a `docker login`"),
+    (r"manifest unknown|not found|does not exist|no such image", "is not in its registry"),
+    (r"no space left on device", "was not pulled: the disk of the Docker daemon is full"),
+    (
+        r"no such host|dial tcp|connection refused|i/o timeout|timeout exceeded|deadline exceeded|network is unreachable",
+        "was not pulled: its registry cannot be reached",
+    ),
+    (r"no matching manifest", "was not pulled: it is not made for this machine's kind of processor"),
+)
+
+
+def no_gpu_support(message: str) -> bool:
+    """Whether a refusal means that this Docker can give no container a GPU."""
+    return _NO_GPU_SUPPORT.search(message) is not None
+
+
+def start_error(message: str, image: str | None) -> StartError:
+    """A refused create or start: plain words first, then the daemon's own sentence."""
+    if no_gpu_support(message):
+        return StartError(f"{NO_NVIDIA} (Docker: {message})", permanent=True)
+    for pattern, words, permanent in _START:
+        if found := re.search(pattern, message, re.IGNORECASE):
+            named = found.groupdict()
+            what = named.get("what") or named.get("cdi") or ""
+            plain = words.format(image=image, what=what.rstrip(",;.:"))
+            return StartError(f"{plain} (Docker: {message})", permanent=permanent)
+    return StartError(f"Docker did not start it: {message}")
+
+
+def pull_error(message: str, image: str) -> StartError:
+    """A failed pull: plain words first, then the registry's own reason."""
+    for pattern, words in _PULL:
+        if re.search(pattern, message, re.IGNORECASE):
+            return StartError(f"image {image} {words} ({message})")
+    return StartError(f"image {image} was not pulled: {message}")

@@ -1,0 +1,70 @@
+"""Fixtures of the tests that need a whole Roundhouse."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.house import House
+from tests.support.require import require
+from tests.support.sites import DockerSite, ProcessSite, Site
+from worker.clockwork import make
+
+
+@pytest.fixture(scope="session")
+def clockwork(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model's file."""
+    path = tmp_path_factory.mktemp("models") / "clockwork.gguf"
+    make(path)
+    path.chmod(0o644)
+    return path
+
+
+@pytest.fixture(params=["process", pytest.param("docker", marks=pytest.mark.docker)])
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Each kind of place where engines run."""
+    if request.param == "process":
+        yield ProcessSite()
+        return
+    docker_site = open_docker_site()
+    try:
+        yield docker_site
+    finally:
+        docker_site.close()
+
+
+def open_docker_site() -> DockerSite:
+    """A Docker site with an instance name of its own, on locally built images."""
+    from tests.support.docker_engine import engine_answers
+    from tests.support.docker_images import ensure_images
+
+    available, reason = engine_answers()
+    require("docker", available, reason)
+    instance = f"t{secrets.token_hex(4)}"
+    return DockerSite(instance, ensure_images(), f"rhtest_{instance}")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short-named folder that other users may pass through: containers read models in it, sockets fit in it."""
+    path = Path(tempfile.mkdtemp(prefix="rh"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+async def house(site: Site, folder: Path, clockwork: Path) -> AsyncIterator[House]:
+    """A Roundhouse that is not started yet, with the clockwork model in its models folder."""
+    made = House(folder, site.runtime, site.env())
+    shutil.copy(clockwork, made.models / "clockwork.gguf")
+    try:
+        yield made
+    finally:
+        await made.close()
+    assert site.left(made) == [], "engines were left behind"

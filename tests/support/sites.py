@@ -1,0 +1,105 @@
+"""Where a test's engines run: as processes, or as containers of a real Docker Engine. Same houses, same tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any, Protocol
+
+import docker
+
+from tests.support.house import House
+
+
+class Site(Protocol):
+    """What a test may do to engines behind the controller's back."""
+
+    runtime: str
+
+    def env(self) -> dict[str, str]:
+        """Settings of a house here."""
+
+    def identity(self, house: House, replica: str) -> str:
+        """What a restart would change: pid and start, or container id."""
+
+    def kill(self, house: House, replica: str) -> None:
+        """End an engine without warning."""
+
+    def left(self, house: House) -> list[str]:
+        """Engines that are still there."""
+
+
+class ProcessSite:
+    """Engines as processes, llama-server embedded."""
+
+    runtime = "process"
+
+    def env(self) -> dict[str, str]:
+        """Nothing beyond the folders."""
+        return {}
+
+    def _record(self, house: House, replica: str) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads((house.state / "replicas" / f"{replica}.json").read_text())
+        return record
+
+    def identity(self, house: House, replica: str) -> str:
+        """Process id and start time."""
+        pid = int(self._record(house, replica)["pid"])
+        return f"{pid}/{Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[19]}"
+
+    def kill(self, house: House, replica: str) -> None:
+        """SIGKILL to the engine's session."""
+        os.killpg(int(self._record(house, replica)["pid"]), signal.SIGKILL)
+
+    def left(self, house: House) -> list[str]:
+        """By the records."""
+        return [path.stem for path in (house.state / "replicas").glob("*.json")]
+
+
+class DockerSite:
+    """Engines as containers."""
+
+    runtime = "docker"
+
+    def __init__(self, instance: str, images: dict[str, str], network: str) -> None:
+        self.instance = instance
+        self.network = network
+        self._images = images
+        self.client = docker.from_env()
+
+    def env(self) -> dict[str, str]:
+        """An instance, images and a network of this test's own."""
+        return {
+            "ROUNDHOUSE_INSTANCE": self.instance,
+            "ROUNDHOUSE_IMAGE_LLAMA_SERVER": self._images["llama-server"],
+            "ROUNDHOUSE_IMAGE_WORKER": self._images["worker"],
+            "ROUNDHOUSE_IMAGE_CONTROLLER": self._images["controller"],
+            "ROUNDHOUSE_ENGINES_NETWORK": self.network,
+        }
+
+    def identity(self, house: House, replica: str) -> str:
+        """Container id and start time."""
+        container = self.client.containers.get(replica)
+        return f"{container.id}/{container.attrs['State']['StartedAt']}"
+
+    def kill(self, house: House, replica: str) -> None:
+        """`docker kill`."""
+        self.client.containers.get(replica).kill()
+
+    def left(self, house: House) -> list[str]:
+        """By this instance's label."""
+        label = {"label": f"dev.roundhouse.instance={self.instance}"}
+        return [container.name or "" for container in self.client.containers.list(all=True, filters=label)]
+
+    def close(self) -> None:
+        """Remove whatever this test left: containers, volumes, the network."""
+        label = {"label": f"dev.roundhouse.instance={self.instance}"}
+        for container in self.client.containers.list(all=True, filters=label):
+            container.remove(force=True)
+        for volume in self.client.volumes.list(filters=label):
+            volume.remove(force=True)
+        for network in self.client.networks.list(names=[self.network]):
+            network.remove()
+        self.client.close()

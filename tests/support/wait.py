@@ -1,0 +1,26 @@
+"""Waiting for a condition with a deadline, never for a time."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+POLL_S = 0.02
+DEADLINE_S = 60.0
+
+
+async def until(what: str, look: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
+    """The first true answer of `look`, which may be a coroutine function. Fails, naming the last answer, when none comes in time."""
+    ends = time.monotonic() + deadline_s
+    while True:
+        found = look()
+        if inspect.isawaitable(found):
+            found = await found
+        if found:
+            return found
+        if time.monotonic() > ends:
+            raise AssertionError(f"waited {deadline_s:g} s in vain for: {what}; last answer: {found!r}")
+        await asyncio.sleep(POLL_S)
