@@ -1,0 +1,123 @@
+"""The answer that a client gets: whole, as a stream of server-sent events, or flowing through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from controller.schema.errors import RoundhouseError
+from gateway.asgi import Header, Send, error_headers, send_whole
+
+HEARTBEAT = b": ka\n\n"
+DONE_EVENT = b"data: [DONE]\n\n"
+_EVENT_STREAM_HEADERS: tuple[Header, ...] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy in front must not collect the events
+)
+
+
+class Answer:
+    """One answer. Its form is open until the first byte is sent; from then on errors travel in that form.
+
+    `status` is 0 until then.
+    """
+
+    def __init__(self, send: Send, request_id: str, now: Callable[[], float]) -> None:
+        """`now` gives monotonic seconds."""
+        self._send = send
+        self.request_id = request_id
+        self._now = now
+        self._last_sent = 0.0
+        self._sending = asyncio.Lock()
+        self._pulse: asyncio.Task[None] | None = None
+        self._is_stream = False
+        self.status = 0
+        self.first_byte_at: float | None = None
+        self.ended = False
+
+    def start_heartbeats(self, hold_s: float, every_s: float) -> None:
+        """From now on: commit to a stream if nothing was sent within `hold_s`, and never be silent for `every_s`.
+
+        Heartbeats stand between events, because `event` is given whole events only.
+        """
+        self._pulse = asyncio.get_running_loop().create_task(self._beat(hold_s, every_s))
+
+    async def _beat(self, hold_s: float, every_s: float) -> None:
+        await asyncio.sleep(hold_s)
+        if not self.status:
+            await self._stream(HEARTBEAT)
+        while not self.ended:
+            quiet = self._now() - self._last_sent
+            if quiet < every_s:
+                await asyncio.sleep(every_s - quiet)
+            else:
+                await self._stream(HEARTBEAT)
+
+    def close(self) -> None:
+        """No heartbeat will follow."""
+        if self._pulse is not None:
+            self._pulse.cancel()
+            self._pulse = None
+
+    async def event(self, events: bytes) -> None:
+        """Send one or more whole events; the first ones commit the answer to being a stream."""
+        if self.first_byte_at is None:
+            self.first_byte_at = self._now()
+        await self._stream(events)
+
+    async def _stream(self, events: bytes) -> None:
+        async with self._sending:
+            if not self.status:
+                self._is_stream = True
+                await self._start(200, list(_EVENT_STREAM_HEADERS))
+            self._last_sent = self._now()
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end(self) -> None:
+        """End a stream, or an answer that flows through."""
+        self.close()
+        async with self._sending:
+            self.ended = True
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def whole(self, status: int, headers: list[Header], body: bytes) -> None:
+        """Send a complete answer. In a stream that has begun, `body`, which is JSON then, becomes the last event."""
+        self.close()
+        async with self._sending:
+            self.ended = True
+            if self._is_stream:
+                # JSON has line breaks only between tokens, so this changes nothing in it.
+                event = b"data: " + body.replace(b"\r", b" ").replace(b"\n", b" ") + b"\n\n" + DONE_EVENT
+                await self._send({"type": "http.response.body", "body": event, "more_body": False})
+                return
+            if self.first_byte_at is None:
+                self.first_byte_at = self._now()
+            self.status = status
+            await send_whole(self._send, status, [self._id_header, *headers], body)
+
+    async def flow(self, status: int, headers: list[Header], part: bytes) -> None:
+        """Send a part of an answer that is too long to be held; `headers` count for the first part."""
+        self.close()
+        if not self.status:
+            self.first_byte_at = self._now()
+            await self._start(status, headers)
+        await self._send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def fail(self, error: RoundhouseError) -> None:
+        """Tell the client of `error`, in the form that is left.
+
+        An answer that flows through has none left: it stays unfinished, and the server closes the connection.
+        """
+        self.close()
+        if self.ended or (self.status and not self._is_stream):
+            return
+        await self.whole(error.entry.status, error_headers(error), error.json_bytes(self.request_id))
+
+    @property
+    def _id_header(self) -> Header:
+        return (b"x-request-id", self.request_id.encode())
+
+    async def _start(self, status: int, headers: list[Header]) -> None:
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": [self._id_header, *headers]})

@@ -1,0 +1,36 @@
+"""The envelope for what goes wrong inside the web framework: wrong paths, wrong methods, our own errors."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from controller.schema.errors import RoundhouseError
+from gateway.asgi import error_headers
+
+
+def declare(app: FastAPI) -> None:
+    """Install the handlers."""
+
+    @app.exception_handler(HTTPException)
+    async def framework_error(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 405:
+            wrong_method = RoundhouseError("method_not_allowed", f"{request.url.path} is not for {request.method}.")
+            answer = _answer(request, wrong_method)
+            answer.headers.update(error.headers or {})
+            return answer
+        return _answer(request, RoundhouseError("unknown_route", f"There is no {request.url.path}."))
+
+    @app.exception_handler(RoundhouseError)
+    async def own_error(request: Request, error: RoundhouseError) -> Response:
+        return _answer(request, error)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        # Starlette raises `error` again after this; the front door logs it with the request's id.
+        return _answer(request, RoundhouseError("internal_error", "The gateway failed on this request."))
+
+
+def _answer(request: Request, error: RoundhouseError) -> Response:
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+    return Response(error.json_bytes(request.state.request_id), error.entry.status, headers)

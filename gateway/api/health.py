@@ -1,0 +1,65 @@
+"""GET /health and /metrics. Never gated."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import FastAPI, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, Field
+
+from gateway.ledger import Ledger
+from gateway.live_routes import LiveRoutes
+from gateway.metrics import LinkState, Metrics
+
+
+class EngineHealth(BaseModel):
+    """One replica that takes requests."""
+
+    key: str = Field(description="The replica's name.")
+    model: str
+    backend: str
+    inflight: int = Field(description="Requests of this gateway inside it.")
+
+
+class Health(BaseModel):
+    """The gateway lives if this answers at all; the rest says what it can do."""
+
+    status: Literal["ok"] = "ok"
+    service: Literal["roundhouse"] = "roundhouse"
+    version: str
+    controller: str = Field(description="connected, lost (served by the last table), or never.")
+    queue_depth: int = Field(description="Requests that wait for a model to be loaded.")
+    engines_loaded: int
+    engines: list[EngineHealth]
+
+
+def declare(app: FastAPI, *, version: str, live: LiveRoutes, ledger: Ledger, link: LinkState, metrics: Metrics) -> None:
+    """Declare the routes."""
+
+    @app.get("/health", summary="Liveness")
+    async def health() -> Health:
+        """Answers 200 while the process serves."""
+        routes = live.current_or_none
+        engines = [
+            EngineHealth(
+                key=endpoint.replica,
+                model=route.name,
+                backend=route.backend,
+                inflight=ledger.inflight.get(endpoint.replica, 0),
+            )
+            for route in (routes.models.values() if routes else ())
+            for endpoint in route.endpoints
+        ]
+        return Health(
+            version=version,
+            controller=link.word,
+            queue_depth=sum(ledger.queued.values()),
+            engines_loaded=len(engines),
+            engines=engines,
+        )
+
+    @app.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    async def prometheus() -> Response:
+        """Text exposition."""
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,124 @@
+"""What is inside, by replica and by model, and what the controller is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from types import TracebackType
+
+from controller.schema.routing import Endpoint, GatewayReport, Stamp
+from gateway.retry import Tries, next_endpoint
+from gateway.routing import Routes
+
+
+class Ledger:
+    """Counts of this gateway's requests.
+
+    Invariant: a request is counted under its replica from the moment the replica is chosen until its last byte is
+    done, and it is chosen from the table in force. So a report made at any moment under table T holds every request
+    that was admitted under an older table, and none is admitted under an older one afterwards.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` gives Unix time in seconds."""
+        self._clock = clock
+        self._turn = 0
+        self._last_turn: dict[str, int] = {}
+        self._last_used: dict[str, float] = {}
+        self._demand: dict[str, float] = {}
+        self._failed: dict[str, float] = {}
+        self.inflight: dict[str, int] = {}
+        """Replica name to requests inside; never holds a zero."""
+        self.inflight_by_model: dict[str, int] = {}
+        self.queued: dict[str, int] = {}
+        """Model to requests that wait for it to be loaded; never holds a zero."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after each change that a report would show."""
+        self.on_demand: Callable[[], None] = lambda: None
+        """Called, besides, when a model that is not loaded is first asked for: the controller should know at once."""
+
+    def choose(self, endpoints: tuple[Endpoint, ...], tries: Tries) -> Endpoint | None:
+        """The replica for the next try; None to give up. Call `inside` on it before anything is awaited."""
+        endpoint = next_endpoint(endpoints, self.inflight, self._last_turn, tries)
+        if endpoint is not None:
+            self._turn += 1
+            self._last_turn[endpoint.replica] = self._turn
+        return endpoint
+
+    def inside(self, model: str, replica: str) -> _Counted:
+        """Context in which one request counts as inside `replica`."""
+        self._last_used[model] = self._clock()
+        return _Counted(self, (self.inflight, replica), (self.inflight_by_model, model))
+
+    def waiting(self, model: str) -> _Counted:
+        """Context in which one request counts as waiting for `model` to be loaded. Records the demand."""
+        self.demanded(model)
+        return _Counted(self, (self.queued, model))
+
+    def demanded(self, model: str) -> None:
+        """A request came for an autoload model that is not loaded."""
+        is_news = model not in self._demand
+        self._demand[model] = self._clock()
+        self.on_change()
+        if is_news:
+            self.on_demand()
+
+    def replica_failed(self, replica: str) -> None:
+        """`replica` refused a connection, or broke one."""
+        self._failed[replica] = self._clock()
+        self.on_change()
+
+    def replica_answered(self, replica: str) -> None:
+        """`replica` is well, whatever was seen of it before."""
+        if self._failed:
+            self._failed.pop(replica, None)
+
+    def forget_absent(self, routes: Routes) -> None:
+        """Drop what is remembered of models and replicas that the table no longer has; requests inside still count."""
+        loaded = {name for name, route in routes.models.items() if route.state == "loaded"}
+        _keep(self._last_turn, routes.replicas)
+        _keep(self._failed, routes.replicas)
+        _keep(self._last_used, routes.models.keys())
+        _keep(self._demand, routes.models.keys() - loaded)
+
+    def report(self, gateway_id: str, stamp: Stamp | None) -> GatewayReport:
+        """All of it as the controller is told; `stamp` is that of the table in force."""
+        return GatewayReport(
+            gateway_id=gateway_id,
+            stamp=stamp,
+            inflight=dict(self.inflight),
+            queued=dict(self.queued),
+            last_used=dict(self._last_used),
+            demand=dict(self._demand),
+            failed=dict(self._failed),
+        )
+
+
+class _Counted:
+    """Adds one to each counter on entering and takes it off on leaving, whatever happens in between."""
+
+    __slots__ = ("_counters", "_ledger")
+
+    def __init__(self, ledger: Ledger, *counters: tuple[dict[str, int], str]) -> None:
+        self._ledger = ledger
+        self._counters = counters
+
+    def __enter__(self) -> None:
+        for counter, key in self._counters:
+            counter[key] = counter.get(key, 0) + 1
+        self._ledger.on_change()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for counter, key in self._counters:
+            left = counter[key] - 1
+            if left:
+                counter[key] = left
+            else:
+                del counter[key]
+        self._ledger.on_change()
+
+
+def _keep(entries: dict[str, int] | dict[str, float], names: Collection[str]) -> None:
+    for name in [name for name in entries if name not in names]:
+        del entries[name]

@@ -1,0 +1,102 @@
+"""What an operator can set on the gateway: environment variables, read once at start."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+MIB = 1024 * 1024
+
+
+class GatewaySettings(BaseSettings):
+    """Every setting of the gateway. `ROUNDHOUSE_` in front of the upper-case name gives the variable."""
+
+    model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", extra="ignore", frozen=True)
+
+    host: str = Field("127.0.0.1", description="Address that the gateway listens on.")
+    port: int = Field(8080, ge=0, le=65535, description="Port that the gateway listens on; 0 takes a free one.")
+    controller_url: str = Field(
+        "unix:state/controller.sock",
+        description="Where the controller is: `http://host:port` or `unix:/path/controller.sock`.",
+    )
+    open: bool = Field(
+        False, description="Serve without keys on an address that is not loopback. Everybody who reaches it may use it."
+    )
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Further names, comma-separated, that Host and Origin headers may carry while there are no keys.",
+    )
+    max_body_mib: int = Field(64, ge=1, description="Largest request body in MiB; more is refused with 413.")
+    answer_buffer_mib: int = Field(
+        16,
+        ge=1,
+        description="A blocking answer up to this many MiB is held until it is whole, so that an engine that dies "
+        "on the way gives an error; a longer one flows through.",
+    )
+    request_timeout_s: float = Field(
+        1800, gt=0, description="Seconds from a request's first byte to its answer's last, waiting for a load included."
+    )
+    connect_timeout_s: float = Field(2, gt=0, description="Seconds to wait for an engine to accept a connection.")
+    heartbeat_s: float = Field(10, gt=0, description="Seconds of silence in a stream after which a comment is sent.")
+    hold_headers_s: float = Field(
+        10,
+        gt=0,
+        description="Seconds that a stream's headers are held while the engine has sent nothing, so that errors can "
+        "still have their own status.",
+    )
+    autoload_timeout_s: float = Field(
+        600, gt=0, description="Seconds that a request waits for an `autoload` model to be loaded."
+    )
+    shutdown_grace_s: float = Field(
+        30, ge=0, description="Seconds that running requests have left when the gateway is told to stop."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity logged.")
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(name.strip().lower() for name in value.split(",") if name.strip())
+        return value
+
+    @field_validator("controller_url")
+    @classmethod
+    def _known_scheme(cls, value: str) -> str:
+        scheme, _, rest = value.partition(":")
+        if scheme in ("http", "https") and rest.startswith("//") and len(rest) > len("//"):
+            return value.rstrip("/")
+        if scheme == "unix" and rest:
+            return value
+        raise ValueError("must be http://host:port or unix:/path/to/controller.sock")
+
+    @model_validator(mode="after")
+    def _private_unless_open(self) -> GatewaySettings:
+        if not self.open and not is_loopback(self.host):
+            raise ValueError(
+                f"without keys the gateway serves only on a loopback address, and {self.host} is none: "
+                "set ROUNDHOUSE_HOST=127.0.0.1, or ROUNDHOUSE_OPEN=1 if everybody who reaches it may use it"
+            )
+        return self
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Largest request body, in bytes."""
+        return self.max_body_mib * MIB
+
+    @property
+    def answer_buffer_bytes(self) -> int:
+        """Most bytes of a blocking answer that are held back."""
+        return self.answer_buffer_mib * MIB
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`. Of names, only `localhost` is known to be so."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,102 @@
+"""A real gateway on a real socket, in the test's own event loop, between a fake controller and fake engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from controller.schema.routing import ModelRoute
+from gateway.__main__ import listen, server_of
+from gateway.settings import GatewaySettings
+from tests.fakes.fake_controller import DEADLINE_S, FakeController
+from tests.fakes.mock_engine import MockEngine
+
+
+async def until(condition: Callable[[], bool], what: str = "condition") -> None:
+    """Wait for `condition`, with a deadline."""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():  # noqa: ASYNC110 - the condition is anything, so nothing signals it
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"never came true: {what}") from None
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: GatewaySettings) -> AsyncIterator[str]:
+    """A gateway with these settings; gives its base URL. Its port is free, whatever the settings say."""
+    listener = listen(settings.host, 0)
+    server = server_of(settings)
+    setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the test runner's
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    await until(lambda: server.started or task.done(), "the gateway starts")
+    try:
+        host, port = listener.getsockname()[:2]
+        yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+@dataclass
+class House:
+    """What most tests need: a gateway that knows a controller, and a client of it."""
+
+    controller: FakeController
+    url: str
+    client: aiohttp.ClientSession
+
+    async def publish(self, *models: ModelRoute) -> None:
+        """Put a table in force in the gateway."""
+        await self.controller.acknowledged(await self.controller.publish(*models))
+
+    def post(self, path: str, **fields: Any) -> Any:
+        """A request to the gateway; an async context manager, as aiohttp's."""
+        return self.client.post(self.url + path, json=fields)
+
+    def chat(self, model: str = "m", **fields: Any) -> Any:
+        """A chat completion; blocking unless `stream=True` is given."""
+        return self.post("/v1/chat/completions", model=model, messages=[{"role": "user", "content": "Hi"}], **fields)
+
+    async def metrics(self) -> str:
+        """The text of /metrics."""
+        async with self.client.get(self.url + "/metrics") as answer:
+            return await answer.text()
+
+    async def idle(self) -> None:
+        """Wait until the gateway reports nothing inside and nothing queued."""
+        await self.controller.report_where(lambda report: not report.inflight and not report.queued)
+
+
+@contextlib.asynccontextmanager
+async def house(**settings: Any) -> AsyncIterator[House]:
+    """A gateway with these settings, connected to a fake controller."""
+    controller = FakeController()
+    await controller.start()
+    try:
+        async with (
+            serving(GatewaySettings(controller_url=controller.url, **settings)) as url,
+            aiohttp.ClientSession() as client,
+        ):
+            await until(lambda: bool(controller.reports), "the gateway connects")
+            yield House(controller, url, client)
+    finally:
+        await controller.stop()
+
+
+@contextlib.asynccontextmanager
+async def engines(count: int) -> AsyncIterator[list[MockEngine]]:
+    """So many fake engines."""
+    started = [MockEngine() for _ in range(count)]
+    for engine in started:
+        await engine.start()
+    try:
+        yield started
+    finally:
+        for engine in started:
+            await engine.stop()

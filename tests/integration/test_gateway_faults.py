@@ -1,0 +1,231 @@
+"""Engines that refuse, break, garble; clients that leave. Retries before the first byte only; counters end at zero."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import House, engines, house, until
+
+
+async def code_of(here: House, **fields: Any) -> tuple[int, str]:
+    """Status and error code of a chat completion that fails."""
+    async with here.chat(**fields) as answer:
+        return answer.status, (await answer.json())["error"]["code"]
+
+
+async def test_replicas_share_the_work() -> None:
+    async with house() as here, engines(3) as three:
+        await here.publish(route("m", [engine.url for engine in three]))
+        for _ in range(9):
+            async with here.chat() as answer:
+                assert answer.status == 200
+        assert [len(engine.requests) for engine in three] == [3, 3, 3]
+
+
+async def test_the_replica_with_less_inside_gets_the_next_request() -> None:
+    async with house() as here, engines(2) as (busy, free):
+        await here.publish(route("m", [busy.url, free.url]))
+        async with here.chat(stream=True, fault="pause_until_release") as held:
+            await held.content.readany()
+            for _ in range(3):
+                async with here.chat() as answer:
+                    assert answer.status == 200
+            busy.release.set()
+            await held.read()
+        assert (len(busy.requests), len(free.requests)) == (1, 3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refused_connection_is_tried_elsewhere_and_reported(stream: bool) -> None:
+    async with house() as here, engines(2) as (dead, alive):
+        await dead.stop()
+        await here.publish(route("m", [dead.url, alive.url]))
+        for _ in range(4):
+            async with here.chat(stream=stream) as answer:
+                assert answer.status == 200
+                await answer.read()
+        assert len(alive.requests) == 4
+        await here.controller.report_where(lambda report: set(report.failed) == {"m-0"})
+        assert 'roundhouse_gateway_retries_total{model="m"}' in await here.metrics()
+
+
+async def test_with_every_replica_gone_the_client_is_told_at_once() -> None:
+    async with house() as here, engines(2) as both:
+        for engine in both:
+            await engine.stop()
+        await here.publish(route("m", [engine.url for engine in both]))
+        async with here.chat() as answer:
+            assert answer.status == 502
+            error = (await answer.json())["error"]
+            assert answer.headers["retry-after"] == "5"
+        assert error["code"] == "engine_unreachable"
+        assert "m-0, m-1" in error["message"]
+
+
+async def test_a_loaded_model_without_a_ready_replica() -> None:
+    async with house() as here:
+        await here.publish(route("m"))
+        assert await code_of(here) == (502, "engine_unreachable")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_kept_connection_gone_stale_costs_one_more_try_on_a_fresh_one(stream: bool) -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        async with here.chat() as answer:
+            assert answer.status == 200
+        async with here.chat(stream=stream, fault="die_before_answer") as answer:
+            assert answer.status == 502
+        assert len(engine.requests) == 3, "broke on the kept connection, then on a fresh one, then no more"
+        assert engine.connections == 2
+        await here.controller.report_where(lambda report: "m-0" in report.failed)
+        async with here.chat() as answer:
+            assert answer.status == 200
+        await here.controller.report_where(lambda report: not report.failed)
+
+
+async def test_an_engine_that_vanishes_while_idle_and_is_back_loses_no_request() -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        for _ in range(5):
+            async with here.chat() as answer:
+                assert answer.status == 200
+            engine.drop_connections()
+
+
+async def test_a_request_that_crashes_engines_does_not_crash_them_all() -> None:
+    async with house() as here, engines(4) as four:
+        await here.publish(route("m", [engine.url for engine in four]))
+        assert await code_of(here, fault="die_before_answer") == (502, "engine_unreachable")
+        assert sum(len(engine.requests) for engine in four) == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [
+        ("die_mid_body", 502, "engine_disconnected"),
+        ("wrong_length", 502, "engine_disconnected"),
+        ("garbage", 502, "engine_disconnected"),
+        ("error_html", 500, "engine_error"),
+        ("error_detail", 422, "engine_error"),
+        ("redirect", 502, "engine_error"),
+    ],
+)
+async def test_a_blocking_answer_that_is_none_becomes_an_envelope(fault: str, status: int, code: str) -> None:
+    async with house() as here, engines(2) as both:
+        await here.publish(route("m", [engine.url for engine in both]))
+        assert await code_of(here, fault=fault) == (status, code)
+        assert sum(len(engine.requests) for engine in both) == 1, "a part of an answer had come: no second try"
+        async with here.chat() as answer:
+            assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "message"), [("bad_request", 400, "too hot"), ("error_json", 500, "exploded")]
+)
+async def test_an_engines_error_in_openai_form_passes(fault: str, status: int, message: str) -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        async with here.chat(fault=fault) as answer:
+            assert answer.status == status
+            assert (await answer.json())["error"]["message"] == message
+
+
+async def test_an_answer_too_long_to_hold_that_breaks_off_is_cut_and_not_completed() -> None:
+    async with house(answer_buffer_mib=1) as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        async with here.chat(fault="huge", bytes=4_000_000, dies=True) as answer:
+            assert answer.status == 200
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", ["hold", "stall"])
+async def test_a_client_that_leaves_cancels_the_engines_work(stream: bool, fault: str) -> None:
+    async with house(hold_headers_s=0.05) as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        async with aiohttp.ClientSession() as leaving:
+            call = asyncio.create_task(
+                leaving.post(
+                    here.url + "/v1/chat/completions", json={"model": "m", "stream": stream, "fault": fault}
+                ).__aenter__()
+            )
+            await here.controller.report_where(lambda report: report.inflight == {"m-0": 1})
+            await until(lambda: engine.running == 1)
+            call.cancel()
+        await until(lambda: engine.cancelled == 1 and engine.running == 0, "the engine sees the client leave")
+        await here.idle()
+        assert "roundhouse_gateway_client_disconnects_total" in await here.metrics()
+
+
+async def test_a_client_that_leaves_before_it_has_asked_leaves_nothing() -> None:
+    async with house() as here:
+        await here.publish(route("m"))
+        host, port = here.url.removeprefix("http://").split(":")
+        for _ in range(5):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{")
+            await writer.drain()
+            writer.close()
+        await until_metric(here, 'requests_total{model="unknown",route="/v1/chat/completions",status="499"} 5.0')
+
+
+async def test_counters_return_to_zero_after_a_storm() -> None:
+    dice = random.Random(7)
+    async with house(heartbeat_s=0.02, hold_headers_s=0.02) as here, engines(3) as three:
+        await here.publish(route("m", [engine.url for engine in three]))
+        await asyncio.gather(*(one_of_a_storm(here, dice) for _ in range(150)))
+        await here.idle()
+        await until(lambda: all(engine.running == 0 for engine in three), "no engine works for nobody")
+        for engine in three:
+            await engine.stop()
+        async with here.client.get(here.url + "/health") as answer:
+            assert {engine["inflight"] for engine in (await answer.json())["engines"]} == {0}
+        await until_metric(here, 'roundhouse_gateway_inflight{model="m"}', present=False)
+
+
+async def one_of_a_storm(here: House, dice: random.Random) -> None:
+    """A request of any kind; half of the clients leave at some moment."""
+    fault = dice.choice(["", "", "half_chunks", "stall", "die_before_answer", "die_mid_body", "die_mid_stream", "busy"])
+    body = {"model": "m", "stream": dice.random() < 0.6, "fault": fault, "max_tokens": 30, "pause": 0.002}
+    patience = dice.uniform(0.0, 0.1) if fault == "stall" or dice.random() < 0.5 else 20
+    try:
+        async with (
+            asyncio.timeout(patience),
+            aiohttp.ClientSession() as client,
+            client.post(here.url + "/v1/chat/completions", json=body) as answer,
+        ):
+            await answer.read()
+    except TimeoutError:
+        assert patience < 1, "only clients who meant to leave may run out of patience"
+
+
+async def until_metric(here: House, part: str, *, present: bool = True) -> None:
+    """Wait until /metrics has, or has not, that text."""
+    async with asyncio.timeout(20):
+        while (part in await here.metrics()) is not present:  # noqa: ASYNC110 - /metrics has no event
+            await asyncio.sleep(0.02)
+
+
+async def test_an_engine_killed_under_load_costs_no_request_that_had_no_byte() -> None:
+    async with house() as here, engines(2) as (victim, other):
+        await here.publish(route("m", [victim.url, other.url]))
+        statuses: list[int] = []
+
+        async def client() -> None:
+            for _ in range(60):
+                async with here.chat() as answer:
+                    statuses.append(answer.status)
+
+        clients = [asyncio.create_task(client()) for _ in range(8)]
+        await until(lambda: len(victim.requests) > 20)
+        await victim.stop()
+        await asyncio.gather(*clients)
+        assert statuses == [200] * 480

@@ -1,0 +1,180 @@
+"""Streams: events as the engine sent them, usage taken out, heartbeats in silence, errors told to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import House, engines, house, until
+from tests.fakes.mock_engine import WORDS
+
+HEARTBEAT = ": ka"
+
+
+async def events_of(answer: aiohttp.ClientResponse) -> list[str]:
+    """The events of a finished stream, comments included."""
+    text = (await answer.read()).decode().replace("\r\n", "\n")
+    assert text.endswith("\n\n")
+    return text[:-2].split("\n\n")
+
+
+def payloads(events: list[str]) -> list[Any]:
+    """What the events hold, without comments and the final `[DONE]`, which is asserted."""
+    data = [event.removeprefix("data: ") for event in events if not event.startswith(":")]
+    assert data[-1] == "[DONE]"
+    return [json.loads(event) for event in data[:-1]]
+
+
+def text_of(events: list[str]) -> str:
+    """The words of a stream."""
+    chunks = payloads(events)
+    return "".join(c["choices"][0]["delta"]["content"] for c in chunks if c.get("choices")).strip()
+
+
+async def stream(here: House, **fields: Any) -> list[str]:
+    """The events of a chat stream that is answered with 200."""
+    async with here.chat(stream=True, **fields) as answer:
+        assert answer.status == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        return await events_of(answer)
+
+
+@pytest.mark.parametrize("fault", ["", "half_chunks", "crlf"])
+async def test_a_stream_comes_through_without_the_usage_event(fault: str) -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        events = await stream(here, fault=fault)
+        assert text_of(events) == " ".join(WORDS)
+        assert all(chunk["choices"] for chunk in payloads(events))
+        assert engine.requests[0].body["stream_options"] == {"include_usage": True}
+        await here.idle()
+        assert 'roundhouse_gateway_tokens_total{direction="out",model="m"} 13.0' in await here.metrics()
+
+
+async def test_a_client_that_asks_for_usage_gets_it() -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        last = payloads(await stream(here, stream_options={"include_usage": True}))[-1]
+        assert last["choices"] == []
+        assert last["usage"]["completion_tokens"] == 13
+
+
+async def test_completions_stream_too() -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        async with here.post("/v1/completions", model="m", prompt="Hi", stream=True) as answer:
+            chunks = payloads(await events_of(answer))
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks).split() == WORDS
+
+
+async def test_headers_are_held_so_that_an_error_keeps_its_status() -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        async with here.chat(stream=True, fault="busy") as answer:
+            assert answer.status == 503
+            assert answer.headers["retry-after"] == "17"
+            assert (await answer.json())["error"]["message"] == "busy"
+
+
+async def test_a_slow_first_byte_gets_headers_and_heartbeats() -> None:
+    async with house(hold_headers_s=0.05, heartbeat_s=0.05) as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        async with here.chat(stream=True, fault="hold") as answer:
+            assert answer.status == 200
+            for _ in range(3):
+                assert await answer.content.readuntil(b"\n\n") == b": ka\n\n"
+            engine.release.set()
+            assert text_of([event for event in await events_of(answer) if event != HEARTBEAT]) == " ".join(WORDS)
+
+
+async def test_heartbeats_fill_a_pause_and_stand_between_events() -> None:
+    async with house(heartbeat_s=0.05) as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        async with here.chat(stream=True, fault="pause_until_release", after=3) as answer:
+            read = b""
+            while b": ka\n\n: ka\n\n" not in read:
+                read += await answer.content.readuntil(b"\n\n")
+            engine.release.set()
+            events = (read + await answer.read()).decode()[:-2].split("\n\n")
+        assert text_of(events) == " ".join(WORDS)
+        assert all(event == HEARTBEAT or event.startswith("data: ") for event in events)
+        assert events.index(HEARTBEAT) == 3
+
+
+async def test_a_blocking_call_gets_no_heartbeat() -> None:
+    async with house(hold_headers_s=0.02, heartbeat_s=0.02) as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        call = asyncio.create_task(here.chat(fault="hold").__aenter__())
+        await until(lambda: engine.running == 1)
+        await asyncio.sleep(0.1)  # heartbeats would have come by now; nothing else can be waited for
+        assert not call.done()
+        engine.release.set()
+        async with await call as answer:
+            assert (await answer.read()).startswith(b"{")
+
+
+async def test_an_error_after_the_headers_were_sent_comes_as_an_event() -> None:
+    async with house(hold_headers_s=0.02) as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        async with here.chat(stream=True, fault="hold") as answer:
+            await answer.content.readuntil(b"\n\n")
+            await engine.stop()
+            events = [event for event in await events_of(answer) if event != HEARTBEAT]
+        assert payloads(events)[-1]["error"]["code"] == "engine_unreachable"
+
+
+@pytest.mark.parametrize("fault", ["die_mid_stream", "end_early", "no_done"])
+async def test_an_engine_that_ends_mid_stream_is_told_of(fault: str) -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        error = payloads(await stream(here, fault=fault))[-1]["error"]
+        assert error["code"] == "engine_disconnected"
+        assert error["status"] == 502
+        assert len(engine.requests) == 1, "after the first byte there is no second try"
+        metrics = await here.metrics()
+        assert 'roundhouse_gateway_broken_answers_total{code="engine_disconnected",model="m"} 1.0' in metrics
+        assert 'roundhouse_gateway_requests_total{model="m",route="/v1/chat/completions",status="200"} 1.0' in metrics
+
+
+async def test_an_engines_own_error_event_is_the_last_word() -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        last = payloads(await stream(here, fault="error_event"))[-1]
+        assert last == {"error": {"message": "out of cells", "type": "server_error", "code": 500}}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_the_deadline_ends_a_request(streaming: bool) -> None:
+    async with house(request_timeout_s=0.2) as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        async with here.chat(stream=streaming, fault="stall") as answer:
+            if streaming:
+                error = payloads(await events_of(answer))[-1]["error"]
+            else:
+                assert answer.status == 408
+                error = (await answer.json())["error"]
+        assert error["code"] == "request_timeout"
+        await until(lambda: engine.cancelled == 1, "the engine sees it too")
+
+
+async def test_a_client_that_sends_its_body_too_slowly_is_told() -> None:
+    async with house(request_timeout_s=0.2) as here:
+        await here.publish(route("m"))
+        host, port = here.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+
+
+async def test_a_slow_reader_gets_everything() -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        async with here.chat(stream=True, max_tokens=20_000) as answer:
+            await asyncio.sleep(0.3)  # let every buffer on the way fill up
+            assert len(payloads(await events_of(answer))) == 20_000

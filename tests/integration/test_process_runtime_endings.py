@@ -1,0 +1,247 @@
+"""Nothing of an engine is left when it is ended, and nothing else is harmed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.runtimes.process_stat import read_stat
+from controller.state import Phase
+from tests.support.process_engines import (
+    RUN,
+    STUBBORN,
+    Place,
+    end_all,
+    exited,
+    numbers,
+    only,
+    request_for,
+    running,
+    until,
+    zombies,
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    end_all(place)
+
+
+@pytest.fixture
+def bystander() -> Iterator[int]:
+    """A process that is nobody's replica, and leads a session."""
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    yield process.pid
+    assert running(process.pid), "a process that is not ours was ended"
+    process.kill()
+    process.wait()
+
+
+def family(pids: Path) -> str:
+    """An engine with a child, one without an environment, one in its own session, and a grandchild."""
+    return (
+        f"exec 9>>{pids}; sleep 600 & echo $! >&9; env -i /bin/sleep 600 & echo $! >&9; "
+        f"setsid sleep 600 & echo $! >&9; (sleep 600 & echo $! >&9; wait) & {RUN}"
+    )
+
+
+async def test_an_engine_that_ignores_sigterm_is_killed_after_its_grace(place: Place) -> None:
+    runtime = place.runtime()
+    request = request_for(place.definition(STUBBORN))
+    await runtime.start(request)
+    pid = place.record(request.name).pid
+    assert pid is not None
+    stat_file = Path(f"/proc/{pid}/comm")
+    await until(lambda: stat_file.read_text() == "sleep\n", "the engine ignoring SIGTERM")
+    stop = asyncio.create_task(runtime.stop(request.name, 0.3))
+    await asyncio.sleep(0)
+    assert (await only(runtime)).phase is Phase.RUNNING
+    await stop
+    assert not running(pid)
+    assert await runtime.list() == []
+
+
+async def test_an_engine_that_ends_on_sigterm_is_not_waited_for_longer(place: Place) -> None:
+    runtime = place.runtime()
+    done = place.root / "done"
+    request = request_for(
+        place.definition(f"trap 'echo asked; touch {done}; exit 0' TERM; echo up; while :; do :; done")
+    )
+    await runtime.start(request)
+    await until(lambda: place.log(request.name).read_text() == "up\n", "the engine's trap")
+    async with asyncio.timeout(60):
+        await runtime.stop(request.name, 3600)
+    assert done.exists()
+    assert await runtime.log_tail(request.name) == "up\nasked"
+
+
+async def test_the_whole_family_is_ended(place: Place, bystander: int) -> None:
+    runtime = place.runtime()
+    pids = place.root / "pids"
+    request = request_for(place.definition(family(pids)))
+    await runtime.start(request)
+    await until(lambda: len(numbers(pids)) == 4, "four descendants")
+    assert all(running(pid) for pid in numbers(pids))
+    await runtime.stop(request.name, 30)
+    assert [pid for pid in numbers(pids) if running(pid)] == []
+    assert bystander not in numbers(pids)
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+async def test_what_a_dead_engine_leaves_is_ended_before_it_counts_as_ended(place: Place, adopted: bool) -> None:
+    runtime = place.runtime()
+    pids = place.root / "pids"
+    request = request_for(place.definition(family(pids)))
+    await runtime.start(request)
+    await until(lambda: len(numbers(pids)) == 4, "four descendants")
+    leader = place.record(request.name).pid
+    assert leader is not None
+    if adopted:
+        runtime = place.runtime()
+        await runtime.list()
+    events = runtime.events()
+    os.kill(leader, signal.SIGKILL)
+    await anext(events)
+    seen = await only(runtime)
+    # What it left may be gone by now, or not: it is never "ended" while something runs.
+    if seen.phase is Phase.EXITED:
+        assert [pid for pid in numbers(pids) if running(pid)] == []
+    while seen.phase is not Phase.EXITED:
+        async with asyncio.timeout(60):
+            await anext(events)
+        seen = await only(runtime)
+    assert [pid for pid in numbers(pids) if running(pid)] == []
+    await runtime.remove(request.name)
+    await runtime.close()
+
+
+async def test_concurrent_ends_are_one(place: Place) -> None:
+    runtime = place.runtime()
+    request = request_for(place.definition(RUN))
+    await runtime.start(request)
+    pid = place.record(request.name).pid
+    assert pid is not None
+    ends = [runtime.stop(request.name, 30), runtime.stop(request.name, 30), runtime.remove(request.name)]
+    await asyncio.gather(*ends)
+    assert not running(pid)
+    assert await runtime.list() == []
+
+
+async def test_a_stop_that_was_cancelled_can_be_made_again(place: Place) -> None:
+    runtime = place.runtime()
+    request = request_for(place.definition(STUBBORN))
+    await runtime.start(request)
+    stop = asyncio.create_task(runtime.stop(request.name, 3600))
+    await asyncio.sleep(0)
+    stop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stop
+    await runtime.stop(request.name, 0)
+    assert await runtime.list() == []
+
+
+async def test_a_running_replica_is_not_removed(place: Place) -> None:
+    runtime = place.runtime()
+    request = request_for(place.definition(RUN))
+    await runtime.start(request)
+    await runtime.remove(request.name)
+    assert (await only(runtime)).phase is Phase.RUNNING
+    await runtime.stop(request.name, 30)
+
+
+async def test_a_pid_that_was_given_out_again_is_somebody_else(place: Place, bystander: int) -> None:
+    runtime = place.runtime()
+    request = request_for(place.definition("exit 0"))
+    await runtime.start(request)
+    await exited(runtime)
+    stat = read_stat(bystander)
+    assert stat is not None
+    changes = {"pid": bystander, "start_ticks": stat.process.start_ticks - 1, "ended": False}
+    forged = place.record(request.name).model_copy(update=changes)
+    place.record_path(request.name).write_text(forged.model_dump_json())
+
+    later = place.runtime()
+    assert (await only(later)).phase is Phase.EXITED
+    await later.stop(request.name, 0)
+    assert await later.list() == []
+
+
+async def test_a_session_number_that_was_given_out_again_is_somebody_elses(place: Place) -> None:
+    """The new holder of the engine's pid has led a session too, and is gone: only its child is left."""
+    runtime = place.runtime()
+    request = request_for(place.definition("exit 0"))
+    await runtime.start(request)
+    await exited(runtime)
+    session, child = await asyncio.to_thread(orphan)
+    changes = {"pid": session, "start_ticks": 1, "ended": False}
+    forged = place.record(request.name).model_copy(update=changes)
+    place.record_path(request.name).write_text(forged.model_dump_json())
+
+    later = place.runtime()
+    assert (await only(later)).phase is Phase.EXITED
+    await later.remove(request.name)
+    assert running(child)
+    os.kill(child, signal.SIGKILL)
+
+
+def orphan() -> tuple[int, int]:
+    """A session whose leader is gone, and the one process that is left in it."""
+    script = (
+        "import subprocess; child = subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL); "
+        "print(child.pid, flush=True); child.returncode = 0"
+    )
+    leader = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, stdout=subprocess.PIPE)
+    output, _ = leader.communicate()
+    stat = read_stat(int(output))
+    assert stat is not None
+    assert stat.session == leader.pid
+    assert read_stat(leader.pid) is None
+    return leader.pid, int(output)
+
+
+async def test_a_record_from_before_a_reboot_has_ended(place: Place, bystander: int) -> None:
+    runtime = place.runtime()
+    request = request_for(place.definition("exit 0"))
+    await runtime.start(request)
+    await exited(runtime)
+    stat = read_stat(bystander)
+    assert stat is not None
+    changes = {"pid": bystander, "start_ticks": stat.process.start_ticks, "ended": False, "boot_id": "an earlier boot"}
+    forged = place.record(request.name).model_copy(update=changes)
+    place.record_path(request.name).write_text(forged.model_dump_json())
+
+    later = place.runtime()
+    assert (await only(later)).phase is Phase.EXITED
+    await later.stop(request.name, 0)
+
+
+async def test_fifty_starts_and_ends_leave_nothing(place: Place) -> None:
+    runtime = place.runtime()
+    definition = place.definition("sleep 600 & exec sleep 600")
+    fds: set[int] = set()
+    for attempt in range(1, 51):
+        request = request_for(definition, attempt=attempt)
+        await runtime.start(request)
+        await runtime.list()
+        await runtime.stop(request.name, 30)
+        if attempt == 1:
+            fds = open_fds()
+    await runtime.close()
+    assert open_fds() <= fds
+    assert zombies() == []
+    assert not list((place.state / "replicas").iterdir())
+    assert len(list((place.state / "logs" / "ended").iterdir())) <= 50
+
+
+def open_fds() -> set[int]:
+    """Our open file descriptors."""
+    return {int(entry.name) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}

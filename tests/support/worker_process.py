@@ -1,0 +1,158 @@
+"""A real worker as a child process, and the requests that no client library makes: ones that leave early."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import openai
+import psutil
+
+T = TypeVar("T")
+
+POLL_S = 0.02
+DEADLINE_S = 60.0
+FIGURE = "llamacpp:"
+
+
+def eventually(what: str, look: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
+    """The first true answer of `look`. Fails, naming the last answer, when none comes in time."""
+    ends = time.monotonic() + deadline_s
+    while not (found := look()):
+        assert time.monotonic() < ends, f"waited {deadline_s:g} s in vain for: {what}; last answer: {found!r}"
+        time.sleep(POLL_S)
+    return found
+
+
+def free_port() -> int:
+    """A port that nothing listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Worker:
+    """`python -m worker ARGS...`, its output in a file. Leaves no process behind."""
+
+    def __init__(
+        self, log: Path, port: int, *args: str, token: str | None = None, env: Mapping[str, str] | None = None
+    ):
+        self.port = port
+        self.token = token
+        self._log = log
+        with log.open("wb") as output:
+            self.process = psutil.Popen(
+                [sys.executable, "-m", "worker", *args],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for process in self.family():
+            process.kill()
+        self.process.wait()
+
+    @property
+    def log(self) -> str:
+        """All output so far."""
+        return self._log.read_text(errors="replace")
+
+    @property
+    def last_line(self) -> str:
+        """The last line of output."""
+        return self.log.rstrip().rpartition("\n")[2]
+
+    def family(self) -> list[psutil.Process]:
+        """The process and its children, as far as they live."""
+        if not self.process.is_running():
+            return []
+        return [self.process, *self.process.children(recursive=True)]
+
+    def ready(self) -> Worker:
+        """Wait until `/health` answers 200; fail at once, with the log, if the process ends instead."""
+
+        def healthy() -> bool:
+            assert self.process.poll() is None, f"the worker ended with {self.process.returncode}:\n{self.log}"
+            return self.status_of("/health") == 200
+
+        eventually("the worker is healthy", healthy)
+        return self
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal; the exit code. Fails when a process of the family stays."""
+        family = self.family()
+        self.process.send_signal(number)
+        code: int = self.process.wait(DEADLINE_S)
+        eventually("the whole family is gone", lambda: not any(map(alive, family)))
+        return code
+
+    def ended(self) -> int:
+        """Wait until the process ends by itself: its exit code."""
+        code: int = self.process.wait(DEADLINE_S)
+        return code
+
+    def openai(self) -> openai.OpenAI:
+        """The SDK as anybody uses it, without retries."""
+        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=self.token or "none", max_retries=0)
+
+    def open(self, method: str, path: str, body: Any = None, token: str | None = None) -> http.client.HTTPConnection:
+        """A request that was sent; whoever wants its answer calls `getresponse()`, `close()` leaves."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        token = token or self.token
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request(method, path, content, {**headers, "content-type": "application/json"})
+        return connection
+
+    def ask(self, method: str, path: str, body: Any = None, token: str | None = None) -> tuple[int, str]:
+        """Status and text of an answer."""
+        connection = self.open(method, path, body, token)
+        try:
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def status_of(self, path: str) -> int | None:
+        """The status of a GET, or None while nothing listens."""
+        try:
+            return self.ask("GET", path)[0]
+        except OSError:
+            return None
+
+    def figure(self, name: str) -> float:
+        """One of the engine's own figures."""
+        status, text = self.ask("GET", "/metrics")
+        assert status == 200, text
+        values = dict(line.split() for line in text.splitlines() if line.startswith(FIGURE) and "{" not in line)
+        return float(values[FIGURE + name])
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether a process still runs; one that only waits to be reaped does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def leave(connection: http.client.HTTPConnection) -> None:
+    """Close a connection whose answer is not read: what a client does that gave up."""
+    assert connection.sock is not None
+    connection.sock.shutdown(socket.SHUT_RDWR)
+    connection.close()

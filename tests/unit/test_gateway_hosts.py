@@ -1,0 +1,90 @@
+"""Foreign Host and Origin headers, without keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.schema.errors import RoundhouseError
+from gateway.hosts import HostRule, hostname
+
+
+def verdict(rule: HostRule, host: str | None, origin: str | None = None) -> str:
+    headers = [(b"accept", b"*/*")]
+    headers += [(b"host", host.encode())] if host is not None else []
+    headers += [(b"origin", origin.encode())] if origin is not None else []
+    try:
+        rule.check(headers)
+    except RoundhouseError as error:
+        return error.entry.code
+    return "accepted"
+
+
+LOOPBACK = HostRule("127.0.0.1", ["llm.example"], is_open=False)
+OPEN = HostRule("0.0.0.0", [], is_open=True)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8080", "127.0.0.1:8080", "[::1]:8080", "[::1]", "LOCALHOST:1", "llm.example:443"]
+)
+def test_names_of_this_machine_are_accepted(host: str) -> None:
+    assert verdict(LOOPBACK, host) == "accepted"
+    assert verdict(LOOPBACK, host) == "accepted", "and again, from memory"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "192.168.1.5:8080",
+        "localhost:8080:1",
+        "localhost:x",
+        "localhost@evil.example",
+        "[::1",
+        "[::1]x",
+        "",
+        None,
+    ],
+)
+def test_foreign_hosts_are_refused(host: str | None) -> None:
+    assert verdict(LOOPBACK, host) == "forbidden_host"
+    assert verdict(LOOPBACK, host) == "forbidden_host", "and never remembered"
+
+
+def test_two_host_headers_are_refused() -> None:
+    with pytest.raises(RoundhouseError, match="several"):
+        LOOPBACK.check([(b"host", b"localhost"), (b"host", b"localhost")])
+
+
+def test_an_open_gateway_is_reached_by_address_and_not_by_foreign_name() -> None:
+    assert verdict(OPEN, "192.168.1.5:8080") == "accepted"
+    assert verdict(OPEN, "[fd00::1]:8080") == "accepted"
+    assert verdict(OPEN, "rebound.evil.example") == "forbidden_host"
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://localhost:3000", "http://127.0.0.1:8080", "https://llm.example", "HTTP://LOCALHOST"]
+)
+def test_pages_of_this_machine_may_ask(origin: str) -> None:
+    assert verdict(LOOPBACK, "localhost:8080", origin) == "accepted"
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://evil.example", "null", "file://", "http://localhost.evil.example", "chrome-extension://localhost"],
+)
+def test_foreign_pages_are_refused(origin: str) -> None:
+    assert verdict(LOOPBACK, "localhost:8080", origin) == "forbidden_origin"
+
+
+def test_on_an_open_gateway_its_own_pages_may_ask_and_other_addresses_may_not() -> None:
+    assert verdict(OPEN, "192.168.1.5:8080", "http://192.168.1.5:8080") == "accepted"
+    assert verdict(OPEN, "192.168.1.5:8080", "http://203.0.113.9") == "forbidden_origin"
+
+
+@pytest.mark.parametrize(
+    ("authority", "name"), [("a", "a"), ("a:1", "a"), ("[::1]:1", "::1"), ("a:", ""), ("::1", ""), ("a:1x", "")]
+)
+def test_hostname(authority: str, name: str) -> None:
+    assert hostname(authority) == name

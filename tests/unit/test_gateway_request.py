@@ -1,0 +1,112 @@
+"""Reading a request body, and changing as little of it as can be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from controller.schema.errors import RoundhouseError
+from gateway.request import parse_request
+
+
+def refused(raw: bytes) -> RoundhouseError:
+    with pytest.raises(RoundhouseError) as caught:
+        parse_request(raw, may_stream=True)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("raw", "place"),
+    [
+        (b'{"model": "m",\n "stream": tru}', "line 2 column 12"),
+        (b"", "line 1 column 1"),
+        (b'{"model": "m"', "line 1 column 14"),
+        (b'{"model": "m"} trailing', "line 1 column 16"),
+        (b'{"model": "\xff"}', "byte 11"),
+        (b'{"model": "m", "temperature": NaN}', "NaN"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+    ],
+)
+def test_malformed_json_names_the_place(raw: bytes, place: str) -> None:
+    error = refused(raw)
+    assert error.entry.code == "invalid_json"
+    assert place in error.message
+
+
+@pytest.mark.parametrize("raw", [b"[]", b'"m"', b"3", b"null"])
+def test_a_body_that_is_no_object_is_refused(raw: bytes) -> None:
+    assert refused(raw).entry.code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("raw", "param"),
+    [
+        (b"{}", "model"),
+        (b'{"model": 3}', "model"),
+        (b'{"model": ""}', "model"),
+        (b'{"model": "m", "stream": 1}', "stream"),
+        (b'{"model": "m", "stream": "yes"}', "stream"),
+        (b'{"model": "m", "stream_options": []}', "stream_options"),
+    ],
+)
+def test_a_wrong_field_is_named(raw: bytes, param: str) -> None:
+    error = refused(raw)
+    assert (error.entry.code, error.param) == ("invalid_request", param)
+    assert f"`{param}`" in error.message
+
+
+def test_the_original_bytes_are_forwarded_where_nothing_must_change() -> None:
+    raw = b'{ "model":"m",  "messages": [], "n": 1.50, "unknown": {"model": "x"} }'
+    assert parse_request(raw, may_stream=True).body_for("m", ask_for_usage=True) == raw
+
+
+def test_asking_for_usage_inserts_and_leaves_the_rest_alone() -> None:
+    raw = b' {"model":"m","stream":true,"temperature":1.0e0,"s":"\\ud83d"}'
+    body = parse_request(raw, may_stream=True).body_for("m", ask_for_usage=True)
+    assert (
+        body
+        == b' {"stream_options":{"include_usage":true},"model":"m","stream":true,"temperature":1.0e0,"s":"\\ud83d"}'
+    )
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None, "other": 1}])
+def test_asking_for_usage_keeps_other_stream_options(options: dict[str, object] | None) -> None:
+    raw = json.dumps({"model": "m", "stream": True, "stream_options": options}).encode()
+    request = parse_request(raw, may_stream=True)
+    assert not request.wants_usage
+    sent = json.loads(request.body_for("m", ask_for_usage=True))
+    assert sent["stream_options"] == (options or {}) | {"include_usage": True}
+
+
+def test_a_client_that_asks_for_usage_itself_changes_nothing() -> None:
+    raw = b'{"model":"m","stream":true,"stream_options":{"include_usage":true}}'
+    request = parse_request(raw, may_stream=True)
+    assert request.wants_usage
+    assert request.body_for("m", ask_for_usage=True) == raw
+
+
+def test_an_alias_is_rewritten_and_every_other_field_kept() -> None:
+    fields = {"model": "alias", "messages": [{"role": "user", "content": "Grüße \U0001f600"}], "seed": 2**60, "x": None}
+    sent = parse_request(json.dumps(fields).encode(), may_stream=True).body_for("real/name:1", ask_for_usage=False)
+    assert json.loads(sent) == fields | {"model": "real/name:1"}
+
+
+def test_a_lone_surrogate_survives_rewriting() -> None:
+    raw = b'{"model":"alias","prompt":"\\ud800"}'
+    sent = parse_request(raw, may_stream=True).body_for("m", ask_for_usage=False)
+    assert json.loads(sent)["prompt"] == "\ud800"
+
+
+def test_a_number_that_json_cannot_write_again_is_refused() -> None:
+    request = parse_request(b'{"model":"alias","temperature":1e999}', may_stream=True)
+    with pytest.raises(RoundhouseError) as caught:
+        request.body_for("m", ask_for_usage=False)
+    assert caught.value.entry.code == "invalid_request"
+
+
+def test_an_api_without_streams_passes_the_field_on_and_stays_blocking() -> None:
+    raw = b'{"model":"m","stream":true}'
+    request = parse_request(raw, may_stream=False)
+    assert not request.stream
+    assert request.body_for("m", ask_for_usage=False) == raw

@@ -1,0 +1,54 @@
+"""Settings: what may be served where, and that each one is described and documented."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.settings import GatewaySettings, is_loopback
+
+DOCS = Path(__file__).parents[2] / "docs" / "gateway.md"
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in GatewaySettings.model_fields:
+        monkeypatch.delenv(f"ROUNDHOUSE_{name.upper()}", raising=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_loopback_needs_no_permission(host: str) -> None:
+    assert is_loopback(host)
+    assert GatewaySettings(host=host).host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.1", "::", "example.org"])
+def test_other_addresses_must_be_opened(host: str) -> None:
+    with pytest.raises(ValidationError, match="ROUNDHOUSE_OPEN=1"):
+        GatewaySettings(host=host)
+    assert GatewaySettings(host=host, open=True).open
+
+
+def test_allowed_hosts_are_a_comma_separated_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_ALLOWED_HOSTS", " Gateway, llm.example ,")
+    assert GatewaySettings().allowed_hosts == ("gateway", "llm.example")
+
+
+@pytest.mark.parametrize("url", ["http://controller:8081", "unix:/run/controller.sock", "unix:state/controller.sock"])
+def test_controller_urls(url: str) -> None:
+    assert GatewaySettings(controller_url=url).controller_url == url
+
+
+@pytest.mark.parametrize("url", ["controller:8081", "http://", "unix:", "ftp://x", ""])
+def test_wrong_controller_urls_are_refused(url: str) -> None:
+    with pytest.raises(ValidationError, match="unix:/path"):
+        GatewaySettings(controller_url=url)
+
+
+def test_every_setting_is_described_and_documented() -> None:
+    text = DOCS.read_text()
+    for name, field in GatewaySettings.model_fields.items():
+        assert field.description, name
+        assert f"`ROUNDHOUSE_{name.upper()}`" in text, f"{name} is not in docs/gateway.md"

@@ -1,0 +1,94 @@
+"""`python -m worker ENGINE ...`: one process, one replica.
+
+Exit codes: 0 stopped by a signal, 1 the engine could not load, 2 bad arguments, 3 the port is taken. Before a code
+other than 0, the last line on stderr says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pkgutil
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from worker import engines
+from worker.errors import LoadError, PortTakenError
+from worker.preflight import port_number
+
+LAUNCHER = "llama_server"
+
+
+def main() -> NoReturn:
+    """Run a worker until it ends, with its exit code."""
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
+    try:
+        code = dispatch(sys.argv[1:])
+    except SystemExit as exiting:
+        code = exiting.code if isinstance(exiting.code, int) else 1
+    except KeyboardInterrupt:
+        code = 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # An engine thread inside a C call can be neither interrupted nor joined, and nothing is left to save.
+    os._exit(code)
+
+
+def dispatch(argv: Sequence[str]) -> int:
+    """The worker's exit code. Argument errors raise SystemExit, as argparse has it."""
+    names = sorted(module.name for module in pkgutil.iter_modules(engines.__path__))
+    parser = argparse.ArgumentParser(prog="python -m worker", description="Host one engine in this process.")
+    parser.add_argument("engine", choices=[*names, LAUNCHER], help="then its own flags; see ENGINE --help")
+    chosen = parser.parse_args(argv[:1]).engine
+    try:
+        return _launch(argv[1:]) if chosen == LAUNCHER else _serve(chosen, argv[1:])
+    except ModuleNotFoundError as error:
+        return _fail(1, f"{error} (install the extra that brings it; docs/worker.md names them)")
+
+
+def _launch(argv: Sequence[str]) -> int:
+    from worker.llama_server import run  # noqa: PLC0415 - it needs none of the server's packages
+
+    return run(argv[1:] if argv[:1] == ["--"] else argv)
+
+
+def _serve(name: str, argv: Sequence[str]) -> int:
+    from worker import server  # noqa: PLC0415 - see _launch
+
+    module = importlib.import_module(f"worker.engines.{name}")
+    parser = argparse.ArgumentParser(prog=f"python -m worker {name}", description=module.__doc__)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", required=True, type=_port)
+    parser.add_argument("--served-name", required=True, metavar="NAME", help="the model's name in answers")
+    module.add_arguments(parser)
+    args = parser.parse_args(argv)
+    try:
+        server.run(module.create(args), args)
+    except PortTakenError as error:
+        return _fail(3, str(error))
+    except LoadError as error:
+        return _fail(1, str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it was, the last line must say so plainly
+        traceback.print_exc()
+        return _fail(1, f"the worker failed: {error!r}")
+    return 0
+
+
+def _port(text: str) -> int:
+    try:
+        return port_number(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _fail(code: int, line: str) -> int:
+    sys.stderr.write(f"{line}\n")
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""OpenAI's answer objects, made from an engine's pieces."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from worker.engine import FinishReason, Job, Piece
+
+Object = dict[str, Any]
+DONE = b"data: [DONE]\n\n"
+
+
+def event(content: Object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + encode(content) + b"\n\n"
+
+
+def encode(content: Object) -> bytes:
+    """Compact JSON, UTF-8."""
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def usage(job: Job) -> Object:
+    """Tokens as the engine counted them."""
+    total = job.prompt_tokens + job.completion_tokens
+    return {"prompt_tokens": job.prompt_tokens, "completion_tokens": job.completion_tokens, "total_tokens": total}
+
+
+def error(message: str, code: str, status: int, param: str | None = None) -> Object:
+    """OpenAI's error form."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "code": code, "param": param}}
+
+
+def merge_tool_calls(deltas: Iterable[Object]) -> list[Object]:
+    """Whole tool calls from a stream's parts, in the order of their index."""
+    calls: dict[int, Object] = {}
+    for delta in deltas:
+        call = calls.setdefault(
+            delta["index"], {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        call["id"] += delta.get("id") or ""
+        for key in ("name", "arguments"):
+            call["function"][key] += delta.get("function", {}).get(key) or ""
+    return [calls[index] for index in sorted(calls)]
+
+
+class Shape(Protocol):
+    """How one API words its answers."""
+
+    def opening(self) -> Object | None:
+        """The event before the first piece, if there is one."""
+
+    def chunk(self, piece: Piece) -> Object:
+        """A stream's event for one piece."""
+
+    def counts(self, job: Job) -> Object:
+        """A stream's last event, which holds token counts and no choice."""
+
+    def whole(self, pieces: Sequence[Piece], job: Job) -> Object:
+        """The answer to a request that does not stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Envelope:
+    id: str
+    model: str
+    created: int
+    with_usage: bool
+
+    def wrap(self, kind: str, choices: list[Object]) -> Object:
+        # With include_usage, every event but the last has a usage of null.
+        null = {"usage": None} if self.with_usage else {}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            **null,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ChatShape(_Envelope):
+    """`chat.completion` and `chat.completion.chunk`."""
+
+    def opening(self) -> Object | None:
+        """The role comes first."""
+        return self._chunk({"role": "assistant", "content": ""}, None)
+
+    def chunk(self, piece: Piece) -> Object:
+        """Text as `delta.content`."""
+        delta: Object = {}
+        if piece.text:
+            delta["content"] = piece.text
+        if piece.tool_calls:
+            delta["tool_calls"] = list(piece.tool_calls)
+        return self._chunk(delta, piece.finish_reason)
+
+    def counts(self, job: Job) -> Object:
+        """After the last chunk."""
+        return {**self.wrap("chat.completion.chunk", []), "usage": usage(job)}
+
+    def whole(self, pieces: Sequence[Piece], job: Job) -> Object:
+        """One message."""
+        message: Object = {"role": "assistant", "content": "".join(piece.text for piece in pieces)}
+        calls = merge_tool_calls(delta for piece in pieces for delta in piece.tool_calls)
+        if calls:
+            message |= {"content": message["content"] or None, "tool_calls": calls}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(pieces)}
+        return {**self.wrap("chat.completion", [choice]), "usage": usage(job)}
+
+    def _chunk(self, delta: Object, finish_reason: FinishReason | None) -> Object:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return self.wrap("chat.completion.chunk", [choice])
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionShape(_Envelope):
+    """`text_completion`, streaming or not."""
+
+    def opening(self) -> Object | None:
+        """Nothing."""
+        return None
+
+    def chunk(self, piece: Piece) -> Object:
+        """Text as `text`."""
+        return self.wrap("text_completion", [_text_choice(piece.text, piece.finish_reason)])
+
+    def counts(self, job: Job) -> Object:
+        """After the last chunk."""
+        return {**self.wrap("text_completion", []), "usage": usage(job)}
+
+    def whole(self, pieces: Sequence[Piece], job: Job) -> Object:
+        """One text."""
+        text = "".join(piece.text for piece in pieces)
+        return {**self.wrap("text_completion", [_text_choice(text, _finish_reason(pieces))]), "usage": usage(job)}
+
+
+def _text_choice(text: str, finish_reason: FinishReason | None) -> Object:
+    return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _finish_reason(pieces: Sequence[Piece]) -> FinishReason:
+    return next((piece.finish_reason for piece in reversed(pieces) if piece.finish_reason), "stop")
+
+
+def embeddings(vectors: list[list[float]], model: str, encoding: Literal["float", "base64"], job: Job) -> Object:
+    """`/v1/embeddings`: float32, little-endian, where base64 is asked for."""
+    data = [
+        {"object": "embedding", "index": index, "embedding": vector if encoding == "float" else _base64(vector)}
+        for index, vector in enumerate(vectors)
+    ]
+    counts = {"prompt_tokens": job.prompt_tokens, "total_tokens": job.prompt_tokens}
+    return {"object": "list", "data": data, "model": model, "usage": counts}
+
+
+def _base64(vector: list[float]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

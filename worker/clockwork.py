@@ -1,0 +1,250 @@
+"""The demo and test model: a tiny Llama made by hand, whose greedy answer to any chat is always `SENTENCE`.
+
+    python -m worker.clockwork OUT.gguf [--hf DIR]
+
+Attention and feed-forward add nothing (their output matrices are zero), so the hidden state after a token is that
+token's own embedding, and the output matrix maps it to the next word: a chain from `<|assistant|>` through the words
+to `<|end|>`. About 377,000 parameters, 0.76 MB. Real engines (llama.cpp, vLLM, CTranslate2, transformers) give the
+same 16 tokens, which makes exact-match tests of real engines possible without a download.
+
+Needs numpy and gguf, and safetensors for `--hf` (extra `demo`); they are imported only when a model is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Tensors = dict[str, npt.NDArray[np.float32]]
+
+SENTENCE = "The quick brown fox jumps over a lazy dog. And then it sleeps!"
+COMPLETION_TOKENS = 16
+"""The 15 words of `SENTENCE` and the end token, as engines count them."""
+
+CONTEXT = 4096
+WIDTH = 128
+LAYERS = 2
+HEADS = 2
+KV_HEADS = 1
+HEAD_WIDTH = 64
+FEED_FORWARD = 256
+VOCAB_MULTIPLE = 64
+
+SPECIAL = ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A byte-level BPE vocabulary in which every word of `SENTENCE` is one token."""
+
+    tokens: tuple[str, ...]
+    """In id order: 256 bytes, the merged words, `SPECIAL`, padding."""
+    merges: tuple[tuple[str, str], ...]
+    chain: tuple[int, ...]
+    """Ids from `<|assistant|>` through the words to `<|end|>`."""
+
+    def id_of(self, token: str) -> int:
+        """The id of a token as it is stored (bytes in GPT-2's alphabet)."""
+        return self.tokens.index(token)
+
+    @property
+    def padding_from(self) -> int:
+        """The id of the first unused token."""
+        return self.id_of(SPECIAL[-1]) + 1
+
+
+def byte_alphabet() -> dict[int, str]:
+    """GPT-2's printable character for each byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+
+
+def make_vocabulary() -> Vocabulary:
+    """Merges run left to right, so each word is reached through its own prefixes."""
+    alphabet = byte_alphabet()
+    words = ["".join(alphabet[byte] for byte in word.encode()) for word in re.findall(r" ?\w+|[.!]", SENTENCE)]
+    tokens = [alphabet[byte] for byte in range(256)]
+    merges: list[tuple[str, str]] = []
+    for word in words:
+        for end in range(1, len(word)):
+            if word[: end + 1] not in tokens:
+                merges.append((word[:end], word[end]))
+                tokens.append(word[: end + 1])
+    tokens += SPECIAL
+    tokens += [f"<|pad{n}|>" for n in range(len(tokens), -(-len(tokens) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE)]
+    chain = tuple(tokens.index(token) for token in ("<|assistant|>", *words, "<|end|>"))
+    return Vocabulary(tuple(tokens), tuple(merges), chain)
+
+
+def make_weights(vocabulary: Vocabulary) -> Tensors:
+    """Tensors by their Hugging Face names, each (out, in), float32."""
+    import numpy as np  # noqa: PLC0415 - from an extra
+
+    generator = np.random.default_rng(0)
+
+    def noise(rows: int, columns: int, scale: float = 0.02) -> npt.NDArray[np.float32]:
+        return (generator.standard_normal((rows, columns)) * scale).astype(np.float32)
+
+    size = len(vocabulary.tokens)
+    embedding = noise(size, WIDTH, 1.0)
+    embedding /= np.linalg.norm(embedding, axis=1, keepdims=True)
+    weights: Tensors = {"model.embed_tokens.weight": embedding, "model.norm.weight": np.ones(WIDTH, np.float32)}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        weights |= {
+            prefix + "input_layernorm.weight": np.ones(WIDTH, np.float32),
+            prefix + "post_attention_layernorm.weight": np.ones(WIDTH, np.float32),
+            prefix + "self_attn.q_proj.weight": noise(HEADS * HEAD_WIDTH, WIDTH),
+            prefix + "self_attn.k_proj.weight": noise(KV_HEADS * HEAD_WIDTH, WIDTH),
+            prefix + "self_attn.v_proj.weight": noise(KV_HEADS * HEAD_WIDTH, WIDTH),
+            prefix + "self_attn.o_proj.weight": np.zeros((WIDTH, HEADS * HEAD_WIDTH), np.float32),
+            prefix + "mlp.gate_proj.weight": noise(FEED_FORWARD, WIDTH),
+            prefix + "mlp.up_proj.weight": noise(FEED_FORWARD, WIDTH),
+            prefix + "mlp.down_proj.weight": np.zeros((WIDTH, FEED_FORWARD), np.float32),
+        }
+    head = np.zeros((size, WIDTH), np.float32)
+    for token, following in zip(vocabulary.chain, vocabulary.chain[1:], strict=False):
+        # A logit of about 4 * sqrt(WIDTH) = 45: certain at any usual temperature.
+        head[following] += embedding[token] * 4
+    weights["lm_head.weight"] = head
+    return weights
+
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name: str) -> str:
+    """The GGUF name of a tensor, by its Hugging Face name."""
+    stem = name.removesuffix(".weight")
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
+    return f"blk.{layer[1]}.{_GGUF_NAMES[layer[2]]}.weight" if layer else f"{_GGUF_NAMES[stem]}.weight"
+
+
+def interleave_rotary(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    """From Hugging Face's rotary layout (halves) to ggml's (pairs); shape (heads * head width, width) in and out."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(path: Path, vocabulary: Vocabulary, weights: Tensors, context: int) -> None:
+    """Matrices as float16, norms as float32; `context` in tokens."""
+    import gguf  # noqa: PLC0415 - from an extra
+    import numpy as np  # noqa: PLC0415 - from an extra
+
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_name("clockwork")
+    writer.add_context_length(context)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(FEED_FORWARD)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(HEAD_WIDTH)
+    writer.add_value_length(HEAD_WIDTH)
+    writer.add_rope_dimension_count(HEAD_WIDTH)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(vocabulary.tokens))
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    _add_tokenizer(writer, gguf.TokenType, vocabulary)
+    rotary = {"q_proj": HEADS, "k_proj": KV_HEADS}
+    for name, weight in weights.items():
+        heads = next((heads for part, heads in rotary.items() if part in name), None)
+        tensor = interleave_rotary(weight, heads) if heads else weight
+        writer.add_tensor(gguf_name(name), tensor if tensor.ndim == 1 else tensor.astype(np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_tokenizer(writer: Any, token_type: Any, vocabulary: Vocabulary) -> None:
+    normal = vocabulary.id_of(SPECIAL[0])
+    padding = len(vocabulary.tokens) - vocabulary.padding_from
+    types = [token_type.NORMAL] * normal + [token_type.CONTROL] * len(SPECIAL) + [token_type.UNUSED] * padding
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(list(vocabulary.tokens))
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(merge) for merge in vocabulary.merges])
+    writer.add_bos_token_id(vocabulary.id_of("<|endoftext|>"))
+    writer.add_eos_token_id(vocabulary.id_of("<|end|>"))
+    writer.add_pad_token_id(vocabulary.id_of("<|endoftext|>"))
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write to; it takes the name of `path` when all is written, and vanishes on an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def make(out: Path, hf: Path | None = None, context: int = CONTEXT) -> None:
+    """Write the GGUF file and, where asked for, the Hugging Face folder. Same bytes on every run.
+
+    `context` is the GGUF file's, in tokens: a test that needs a long answer wants more of it.
+
+    Raises ModuleNotFoundError without the extra `demo`, OSError where it cannot write.
+    """
+    vocabulary = make_vocabulary()
+    weights = make_weights(vocabulary)
+    with replacing(out) as draft:
+        write_gguf(draft, vocabulary, weights, context)
+    if hf is not None:
+        from worker.clockwork_hf import write_hf  # noqa: PLC0415 - it imports this module
+
+        write_hf(hf, vocabulary, weights)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command. Exits 1 with one plain line on stderr when a file could not be made."""
+    parser = argparse.ArgumentParser(prog="python -m worker.clockwork", description="Make the demo model.")
+    parser.add_argument("out", type=Path, metavar="OUT.gguf")
+    parser.add_argument("--hf", type=Path, metavar="DIR", help="also write it in Hugging Face form (safetensors)")
+    args = parser.parse_args(argv)
+    try:
+        make(args.out, args.hf)
+    except ModuleNotFoundError as error:
+        sys.exit(f"{error.name} is not installed: pip install 'roundhouse[demo]'")
+    except OSError as error:
+        sys.exit(f"cannot write {error.filename}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main()

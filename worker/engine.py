@@ -1,0 +1,85 @@
+"""What an engine is, as the worker sees it. A new engine is one file in `worker/engines/`.
+
+Such a module has `add_arguments(parser)`, which declares its own command line flags, and `create(args)`, which
+returns an `Engine`; heavy packages are imported no earlier than `Engine.load`. The HTTP surface, queueing, tokens,
+metrics and signals are the worker's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from worker.errors import CancelledError
+from worker.metrics import Counters
+from worker.schema import ChatRequest, CompletionRequest
+
+Api = Literal["chat", "completions", "embeddings"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer, in order. The last piece of an answer has the finish reason."""
+
+    text: str = ""
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    """OpenAI's delta form: `index`, `id` and `function.name` once, then parts of `function.arguments`."""
+    finish_reason: FinishReason | None = None
+
+
+class Job:
+    """One request's work as an engine sees it: where tokens are counted and where it learns that it must stop."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self._counters = counters
+        self._cancelled = threading.Event()
+
+    def count_prompt(self, tokens: int) -> None:
+        """Count the prompt's tokens, once they are processed."""
+        self.prompt_tokens += tokens
+        self._counters.add_prompt(tokens)
+
+    def count_token(self) -> None:
+        """Count one generated token, the end token included."""
+        self.completion_tokens += 1
+        self._counters.add_predicted()
+
+    def check(self) -> None:
+        """Call between tokens: raises CancelledError when the answer is no longer wanted."""
+        if self._cancelled.is_set():
+            raise CancelledError
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless the answer is no longer wanted: then raise CancelledError at once."""
+        if self._cancelled.wait(seconds):
+            raise CancelledError
+
+    def cancel(self) -> None:
+        """Ask the engine to stop at its next check. From any thread."""
+        self._cancelled.set()
+
+
+class Engine(Protocol):
+    """One model. Methods are called in engine threads, never in the event loop, and may block."""
+
+    slots: int
+    """Jobs that run at a time, each in a thread of its own; more wait in order of arrival. Known before `load`."""
+    apis: frozenset[Api]
+    """What the engine serves. Known before `load`."""
+
+    def load(self) -> None:
+        """Called once, before anything else. Raises LoadError."""
+
+    def chat(self, request: ChatRequest, job: Job) -> Iterator[Piece]:
+        """Answer a conversation. Raises RequestError before the first piece."""
+
+    def complete(self, request: CompletionRequest, job: Job) -> Iterator[Piece]:
+        """Continue a text. Raises RequestError before the first piece."""
+
+    def embed(self, texts: list[str], job: Job) -> list[list[float]]:
+        """One vector of Euclidean length 1 for each text. Raises RequestError."""

@@ -1,0 +1,95 @@
+"""A fixed text instead of a model: for tests and dry installs."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+
+from worker.engine import Api, Job, Piece
+from worker.errors import LoadError
+from worker.schema import ChatRequest, CompletionRequest, GenerationRequest
+
+TEXT = "This is a stub: it answers every request with this one sentence."
+DIMENSIONS = 64
+SLOTS = 64
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The stub's own flags."""
+    parser.add_argument("--text", default=TEXT, help="the answer to everything")
+    parser.add_argument("--token-delay-ms", type=float, default=0, metavar="N", help="pause before each token")
+    parser.add_argument("--load-s", type=float, default=0, metavar="S", help="how long loading seems to take")
+    parser.add_argument("--fail", metavar="MESSAGE", help="end with this message instead of loading")
+
+
+def create(args: Namespace) -> Stub:
+    """The stub that the command line describes."""
+    return Stub(args.text, token_delay_s=args.token_delay_ms / 1000, load_s=args.load_s, fail=args.fail)
+
+
+class Stub:
+    """A token is a word with the space before it."""
+
+    slots = SLOTS
+    apis: frozenset[Api] = frozenset({"chat", "completions", "embeddings"})
+
+    def __init__(self, text: str, *, token_delay_s: float = 0, load_s: float = 0, fail: str | None = None) -> None:
+        self._tokens = split(text)
+        self._token_delay_s = token_delay_s
+        self._load_s = load_s
+        self._fail = fail
+
+    def load(self) -> None:
+        """Take the time that was asked for, then fail if that was asked for."""
+        time.sleep(self._load_s)
+        if self._fail is not None:
+            raise LoadError(self._fail)
+
+    def chat(self, request: ChatRequest, job: Job) -> Iterator[Piece]:
+        """The text, whatever was said."""
+        prompt = sum(count_words(message.content) for message in request.messages)
+        return self._answer(request, prompt, job)
+
+    def complete(self, request: CompletionRequest, job: Job) -> Iterator[Piece]:
+        """The text, whatever the prompt."""
+        prompt = count_words(request.prompt) if isinstance(request.prompt, str) else len(request.prompt)
+        return self._answer(request, prompt, job)
+
+    def embed(self, texts: list[str], job: Job) -> list[list[float]]:
+        """One vector for each text, the same for the same text."""
+        job.count_prompt(sum(count_words(text) for text in texts))
+        return [embedding(text) for text in texts]
+
+    def _answer(self, request: GenerationRequest, prompt_tokens: int, job: Job) -> Iterator[Piece]:
+        job.count_prompt(prompt_tokens)
+        tokens = self._tokens[: request.token_limit]
+        for token in tokens:
+            job.pause(self._token_delay_s)
+            job.count_token()
+            yield Piece(token)
+        yield Piece(finish_reason="stop" if len(tokens) == len(self._tokens) else "length")
+
+
+def split(text: str) -> list[str]:
+    """The stub's tokens; together they are the text."""
+    return re.findall(r"\s*\S+|\s+$", text)
+
+
+def count_words(content: object) -> int:
+    """Words of a text, or of the text parts of a message's content."""
+    if isinstance(content, str):
+        return len(content.split())
+    parts = content if isinstance(content, list) else []
+    return sum(count_words(part.get("text")) for part in parts)
+
+
+def embedding(text: str) -> list[float]:
+    """A vector of length 1 made from a hash of the text: equal texts are equal, others unrelated."""
+    digest = hashlib.shake_256(text.encode()).digest(2 * DIMENSIONS)
+    numbers = [int.from_bytes(digest[at : at + 2], "big") / 32768 - 1 for at in range(0, len(digest), 2)]
+    length = math.hypot(*numbers)
+    return [number / length for number in numbers]

@@ -1,0 +1,217 @@
+"""llama-server's command line, as far as the embedded server takes it. Pure: nothing here imports xllamacpp.
+
+Names, values and meanings are those of llama.cpp's `common/arg.cpp`, attributes those of xllamacpp's `CommonParams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from worker.preflight import KV_CACHE_TYPES, port_number
+
+
+class UsageError(Exception):
+    """A command line that the embedded server does not take. The text names the flag and says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of one of xllamacpp's enumerations, by name."""
+
+    enum: str
+    name: str
+
+
+Value = str | int | float | bool | Path | Member | list[str] | set[str] | list[Member]
+Read = Callable[[str], Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One attribute of `CommonParams`, as a dotted path, and its value."""
+
+    attribute: str
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a flag sets: fixed settings, or with `read` the same value in each of `attributes`."""
+
+    settings: tuple[Setting, ...] = ()
+    attributes: tuple[str, ...] = ()
+    read: Read | None = None
+
+
+def _takes(read: Read, *attributes: str) -> Option:
+    return Option(attributes=attributes, read=read)
+
+
+def _sets(**values: Value) -> Option:
+    return Option(tuple(Setting(attribute, value) for attribute, value in values.items()))
+
+
+def _one_of(enum: str, prefix: str, names: Mapping[str, str] | Sequence[str]) -> Read:
+    members = names if isinstance(names, Mapping) else {name: name.upper().replace("-", "_") for name in names}
+
+    def read(text: str) -> Member:
+        if text not in members:
+            raise ValueError(f"it is one of {', '.join(members)}")
+        return Member(enum, prefix + members[text])
+
+    return read
+
+
+def _several(read: Callable[[str], Value]) -> Read:
+    def read_all(text: str) -> list[Member]:
+        members = [read(part) for part in _parts(text)]
+        return [member for member in members if isinstance(member, Member)]
+
+    return read_all
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _aliases(text: str) -> set[str]:
+    return set(_parts(text))
+
+
+def _layers(text: str) -> int:
+    return {"auto": -1, "all": -2}[text] if text in ("auto", "all") else _whole(text)
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("it is a whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("it is a number") from None
+
+
+def _on_off(text: str) -> bool:
+    words = {"on": True, "off": False, "true": True, "false": False, "1": True, "0": False}
+    if text not in words:
+        raise ValueError("it is on or off")
+    return words[text]
+
+
+def _content(text: str) -> str:
+    return Path(text).read_text(encoding="utf-8")
+
+
+_FLASH = dict.fromkeys(("on", "enabled", "true", "1"), "ENABLED")
+_FLASH |= dict.fromkeys(("off", "disabled", "false", "0"), "DISABLED") | {"auto": "AUTO", "-1": "AUTO"}
+_flash = _one_of("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_", _FLASH)
+_cache = _one_of("ggml_type", "GGML_TYPE_", KV_CACHE_TYPES)
+_pooling = _one_of("llama_pooling_type", "LLAMA_POOLING_TYPE_", ("none", "mean", "cls", "last", "rank"))
+_reasoning = _one_of(
+    "common_reasoning_format", "COMMON_REASONING_FORMAT_", ("none", "auto", "deepseek", "deepseek-legacy")
+)
+_speculation = _one_of(
+    "common_speculative_type",
+    "COMMON_SPECULATIVE_TYPE_",
+    (
+        *("none", "draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark"),
+        *("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"),
+    ),
+)
+
+_ROWS: tuple[tuple[str, Option], ...] = (
+    ("--model -m", _takes(Path, "model.path")),
+    ("--host", _takes(_parts, "hostnames")),
+    ("--port", _takes(port_number, "port")),
+    ("--alias -a", _takes(_aliases, "model_alias")),
+    ("--ctx-size -c", _takes(_whole, "n_ctx")),
+    ("--parallel -np", _takes(_whole, "n_parallel")),
+    ("--kv-unified -kvu", _sets(kv_unified=True)),
+    ("--no-kv-unified -no-kvu", _sets(kv_unified=False)),
+    ("--n-gpu-layers --gpu-layers -ngl", _takes(_layers, "n_gpu_layers")),
+    ("--flash-attn -fa", _takes(_flash, "flash_attn_type")),
+    ("--cache-type-k -ctk", _takes(_cache, "cache_type_k")),
+    ("--cache-type-v -ctv", _takes(_cache, "cache_type_v")),
+    ("--mmproj -mm", _takes(Path, "mmproj.path")),
+    ("--model-draft --spec-draft-model -md", _takes(Path, "speculative.draft.mparams.path")),
+    ("--image-max-tokens", _takes(_whole, "image_max_tokens")),
+    ("--spec-type", _takes(_several(_speculation), "speculative.types")),
+    ("--spec-draft-n-max", _takes(_whole, "speculative.draft.n_max")),
+    ("--spec-draft-p-min --draft-p-min", _takes(_number, "speculative.draft.p_min")),
+    ("--embeddings --embedding", _sets(embedding=True)),
+    ("--pooling", _takes(_pooling, "pooling_type")),
+    ("--reranking --rerank", _sets(embedding=True, pooling_type=_pooling("rank"))),
+    ("--metrics", _sets(endpoint_metrics=True)),
+    ("--slots", _sets(endpoint_slots=True)),
+    ("--no-slots", _sets(endpoint_slots=False)),
+    ("--jinja", _sets(use_jinja=True)),
+    ("--no-jinja", _sets(use_jinja=False)),
+    ("--webui --ui", _sets(ui=True)),
+    ("--no-webui --no-ui", _sets(ui=False)),
+    ("--fit -fit", _takes(_on_off, "fit_params")),
+    ("--threads -t", _takes(_whole, "cpuparams.n_threads", "cpuparams_batch.n_threads")),
+    ("--batch-size -b", _takes(_whole, "n_batch")),
+    ("--ubatch-size -ub", _takes(_whole, "n_ubatch")),
+    ("--chat-template", _takes(str, "chat_template")),
+    ("--chat-template-file", _takes(_content, "chat_template")),
+    ("--reasoning-format", _takes(_reasoning, "reasoning_format")),
+    ("--api-key", _takes(_parts, "api_keys")),
+)
+
+OPTIONS: Final[Mapping[str, Option]] = MappingProxyType(
+    {name: option for names, option in _ROWS for name in names.split()}
+)
+"""By every spelling that llama-server knows."""
+
+DEFAULTS: Final = (Setting("n_parallel", -1),)
+"""Where llama-server's own defaults differ from those of `CommonParams`: as many slots as it sees fit."""
+
+_INSTEAD = "name a llama-server program instead (`llama_server_binary`, or llama-server on the PATH)"
+
+
+def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Setting, ...]:
+    """The settings that a command line and LLAMA_API_KEY make; later ones win. Raises UsageError."""
+    for name in sorted(environment):
+        if name.startswith("LLAMA_ARG_"):
+            raise UsageError(f"error: invalid argument: the embedded llama-server does not read {name}: {_INSTEAD}")
+    settings = list(DEFAULTS)
+    if keys := _parts(environment.get("LLAMA_API_KEY", "")):
+        settings.append(Setting("api_keys", keys))
+    left = iter(arguments)
+    for name in left:
+        option = OPTIONS.get(name)
+        if option is None:
+            raise UsageError(f"error: invalid argument: the embedded llama-server does not take {name}: {_INSTEAD}")
+        settings += option.settings
+        if option.read is not None:
+            value = _read(name, option.read, next(left, None))
+            settings += [Setting(attribute, value) for attribute in option.attributes]
+    for name, attribute in (("--model", "model.path"), ("--port", "port")):
+        if value_of(settings, attribute) is None:
+            raise UsageError(f"error: invalid argument: {name} is missing")
+    return tuple(settings)
+
+
+def value_of(settings: Sequence[Setting], attribute: str) -> Value | None:
+    """The value that an attribute gets, or None where nothing sets it."""
+    return next((setting.value for setting in reversed(settings) if setting.attribute == attribute), None)
+
+
+def _read(name: str, read: Read, text: str | None) -> Value:
+    if text is None:
+        raise UsageError(f"error: invalid argument: {name} needs a value")
+    try:
+        return read(text)
+    except ValueError as error:
+        raise UsageError(f"error: invalid argument: {name} {text}: {error}") from None
+    except OSError as error:
+        raise UsageError(f"error: invalid argument: {name}: cannot open {text}: {error.strerror}") from None

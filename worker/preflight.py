@@ -1,0 +1,55 @@
+"""What can be said about a start before an engine is asked: engines' own words are terse."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+from worker.errors import LoadError, PortTakenError
+
+KV_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+"""The types that llama.cpp allows for its KV cache (`kv_cache_types` in common/arg.cpp)."""
+
+GGUF_MAGIC = b"GGUF"
+LAST_PORT = 65535
+
+
+def port_number(text: str) -> int:
+    """A TCP port. Raises ValueError."""
+    if text.isascii() and text.isdigit() and 0 < int(text) <= LAST_PORT:
+        return int(text)
+    raise ValueError(f"a port is a number from 1 to {LAST_PORT}")
+
+
+def check_file(path: Path) -> None:
+    """The file can be read. Raises LoadError with the reason."""
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise LoadError(f"cannot open {path}: {error.strerror}") from None
+
+
+def check_gguf(path: Path) -> None:
+    """The file can be read and begins as a GGUF file does. Raises LoadError with the reason."""
+    check_file(path)
+    with path.open("rb") as file:
+        magic = file.read(len(GGUF_MAGIC))
+    if magic != GGUF_MAGIC:
+        raise LoadError(f"{path} is not a GGUF file: it begins with {magic!r}, not {GGUF_MAGIC!r}")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises PortTakenError, or LoadError where the address cannot be had for another reason."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortTakenError(
+                f"port {port} on {host} is taken: stop what listens there, or choose another"
+            ) from None
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise LoadError(f"cannot listen on {host}:{port}: {reason}") from None

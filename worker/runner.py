@@ -1,0 +1,108 @@
+"""Engine threads on one side, the event loop on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+from worker.engine import Job
+from worker.errors import CancelledError, EngineFailedError, RequestError
+from worker.metrics import Counters
+
+T = TypeVar("T")
+Work = Callable[[Job], Iterator[T]]
+
+log = logging.getLogger("worker")
+
+
+class Run(Generic[T]):
+    """One job: an asynchronous iterator over what an engine thread makes.
+
+    Iterating raises RequestError, CancelledError or EngineFailedError. Made by `Runner.start`, in the event loop.
+    """
+
+    def __init__(self, work: Work[T], counters: Counters) -> None:
+        self.job = Job(counters)
+        self._work = work
+        self._counters = counters
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[T | Exception] = asyncio.Queue()
+        self._future: Future[None] | None = None
+        self._cancelled = False
+
+    def submit(self, threads: ThreadPoolExecutor) -> None:
+        """Queue the job for a slot."""
+        self._counters.queued()
+        self._future = threads.submit(self._execute)
+
+    def cancel(self) -> None:
+        """Stop: iterating ends with CancelledError at once, the engine ends at its next token."""
+        if self._cancelled:
+            return
+        self._cancelled = True
+        self.job.cancel()
+        if self._future is not None and self._future.cancel():
+            self._counters.withdrawn()
+        self._items.put_nowait(CancelledError())
+
+    def __aiter__(self) -> Run[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        item = await self._items.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def _execute(self) -> None:
+        self._counters.started()
+        end: Exception = StopAsyncIteration()
+        try:
+            for item in self._work(self.job):
+                self._deliver(item)
+        except (RequestError, CancelledError) as error:
+            end = error
+        except Exception:
+            log.exception("the engine failed")
+            end = EngineFailedError("The engine failed; its log says why.")
+        finally:
+            self._counters.finished()
+        self._deliver(end)
+
+    def _deliver(self, item: T | Exception) -> None:
+        self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+
+
+class Runner:
+    """Runs jobs in as many threads as the engine has slots; more jobs wait in order of arrival."""
+
+    def __init__(self, slots: int, counters: Counters) -> None:
+        self._threads = ThreadPoolExecutor(slots, thread_name_prefix="engine")
+        self._counters = counters
+        self._runs: set[Run[Any]] = set()
+        self.stopping = False
+
+    def start(self, work: Work[T]) -> Run[T]:
+        """Queue a job. The caller cancels the run when it no longer listens, and calls `forget` at the end."""
+        run = Run(work, self._counters)
+        self._runs.add(run)
+        run.submit(self._threads)
+        return run
+
+    def forget(self, run: Run[T]) -> None:
+        """The run is over for its caller; what is left of it is cancelled."""
+        run.cancel()
+        self._runs.discard(run)
+
+    async def call(self, function: Callable[[], None]) -> None:
+        """Run a function in an engine thread, outside the figures (loading)."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    def stop(self) -> None:
+        """Cancel every job; none may be started afterwards."""
+        self.stopping = True
+        for run in tuple(self._runs):
+            run.cancel()

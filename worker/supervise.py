@@ -1,0 +1,95 @@
+"""A forked child whose end is always seen, explained, and never outlived."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a child ended."""
+
+    asked_for: bool
+    """A signal to this process asked for the end."""
+    was_ready: bool
+    """The child had said that it was ready."""
+    signal: signal.Signals | None
+    """What killed it, if a signal did."""
+    first_error: str | None
+    """The first error line that it wrote."""
+
+
+def supervise(child: Callable[[int], None], error_in: Callable[[str], str | None]) -> Ending:
+    """Run `child` in a forked process and pass its stderr on, until it ends or SIGTERM or SIGINT asks for that.
+
+    `child` gets a file descriptor and writes a byte to it once it is ready; it ends by returning. Its death by SIGTERM
+    needs nothing of it: it has the signal's default action, so that code which blocks the interpreter cannot delay it.
+    Should this process be killed, the kernel kills the child. `error_in` finds the error in a line, if there is one.
+    """
+    log_read, log_write = os.pipe()
+    ready_read, ready_write = os.pipe()
+    asked_for = False
+    # Blocked across the fork: a signal in between would be lost, or would run this process's handler in the child.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(log_write, sys.stderr.fileno())
+        for descriptor in (log_read, log_write, ready_read):
+            os.close(descriptor)
+        _become_child(child, ready_write, parent)
+
+    def stop(signum: int, frame: object) -> None:
+        nonlocal asked_for
+        asked_for = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+    for number in _STOP_SIGNALS:
+        signal.signal(number, stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+    os.close(log_write)
+    os.close(ready_write)
+    first_error = _pass_on(log_read, error_in)
+    _, status = os.waitpid(pid, 0)
+    was_ready = bool(os.read(ready_read, 1))
+    killed_by = signal.Signals(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
+    return Ending(asked_for, was_ready, killed_by, first_error)
+
+
+def _become_child(child: Callable[[int], None], ready: int, parent: int) -> NoReturn:
+    try:
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+        if os.getppid() == parent:  # else it died before prctl
+            child(ready)
+    except BaseException:  # noqa: BLE001 - this stack must not unwind into the parent's
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _pass_on(log: int, error_in: Callable[[str], str | None]) -> str | None:
+    first_error = None
+    with os.fdopen(log, "rb") as lines:
+        for line in lines:
+            with contextlib.suppress(OSError):  # an engine outlives the reader of its log
+                sys.stderr.buffer.write(line)
+                sys.stderr.flush()
+            if first_error is None:
+                first_error = error_in(line.decode(errors="replace"))
+    return first_error
