@@ -117,13 +117,6 @@ class _Turn:
             self.failing.add(replica.id.key)
         for replica in self.buckets.surplus:
             self._retire(replica, self._surplus_reason())
-        for current in self.buckets.current.values():
-            if current is None:
-                continue
-            if current.draining is not None:
-                self.actions.append(Undrain(current.id, current.name, "wanted again"))
-            elif current.ready_since is None and current.started_at is not None and self.want is not None:
-                self.wakes.append(current.started_at + self.want.start_timeout_s)
 
     def _end_of(self, replica: ObservedReplica) -> Verdict | None:
         if self.want is None or replica.exit is None or self.want.replicas == 0 or replica.draining is not None:
@@ -167,6 +160,7 @@ class _Turn:
             return
         if self._hold_together(want):
             return
+        self._keep_current(want)
         rolling = False
         for index in range(want.replicas):
             old = self.buckets.outdated.get(index)
@@ -179,6 +173,15 @@ class _Turn:
             elif not rolling:
                 self._replace(want, index, old)
                 rolling = True
+
+    def _keep_current(self, want: DesiredModel) -> None:
+        for current in self.buckets.current.values():
+            if current is None:
+                continue
+            if current.draining is not None:
+                self.actions.append(Undrain(current.id, current.name, "wanted again"))
+            elif current.ready_since is None and current.started_at is not None:
+                self.wakes.append(current.started_at + want.start_timeout_s)
 
     def _hold_together(self, want: DesiredModel) -> bool:
         """Until a model is first loaded, its replicas come all or not at all."""

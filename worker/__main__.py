@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 from worker import engines
@@ -59,13 +60,7 @@ def _launch(argv: Sequence[str]) -> int:
 def _serve(name: str, argv: Sequence[str]) -> int:
     from worker import server  # noqa: PLC0415 - see _launch
 
-    module = importlib.import_module(f"worker.engines.{name}")
-    parser = argparse.ArgumentParser(prog=f"python -m worker {name}", description=module.__doc__)
-    parser.add_argument("--host", required=True)
-    parser.add_argument("--port", required=True, type=_port)
-    parser.add_argument("--served-name", required=True, metavar="NAME", help="the model's name in answers")
-    module.add_arguments(parser)
-    args = parser.parse_args(argv)
+    module, args = parse_engine(name, argv)
     try:
         server.run(module.create(args), args)
     except PortTakenError as error:
@@ -76,6 +71,17 @@ def _serve(name: str, argv: Sequence[str]) -> int:
         traceback.print_exc()
         return _fail(1, f"the worker failed: {error!r}")
     return 0
+
+
+def parse_engine(name: str, argv: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
+    """An engine's module and its command line, parsed. Errors raise SystemExit, as argparse has it."""
+    module = importlib.import_module(f"worker.engines.{name}")
+    parser = argparse.ArgumentParser(prog=f"python -m worker {name}", description=module.__doc__, allow_abbrev=False)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", required=True, type=_port)
+    parser.add_argument("--served-name", required=True, metavar="NAME", help="the model's name in answers")
+    module.add_arguments(parser)
+    return module, parser.parse_args(argv)
 
 
 def _port(text: str) -> int:

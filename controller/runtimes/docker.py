@@ -6,39 +6,37 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import docker
-from docker.errors import APIError, DockerException
-from docker.utils import parse_repository_tag
 
 from controller.engines import engine_of
 from controller.runtimes.artifacts import check_files
 from controller.runtimes.base import RuntimeUnavailableError, SeenReplica, StartError, StartRequest
-from controller.runtimes.docker_client import Daemon, RefusedError, detached, refusal
+from controller.runtimes.docker_client import Daemon, RefusedError, detached
 from controller.runtimes.docker_containers import (
     Inspected,
-    ensure_network,
     find_replica,
     forget,
-    image_is_there,
-    inspect,
     labels_of,
     own_containers,
-    remove_network,
     start_replica,
 )
+from controller.runtimes.docker_ending import end
 from controller.runtimes.docker_events import EventWatch
 from controller.runtimes.docker_gpus import GpuProbe
+from controller.runtimes.docker_images import image_is_there, pull
 from controller.runtimes.docker_labels import REPLICA_ROLE, ROLE, UnreadableLabelsError, is_own, own_filter
 from controller.runtimes.docker_logs import ExitTails, SavedLogs, read_log
+from controller.runtimes.docker_network import ensure_network, remove_network
 from controller.runtimes.docker_seen import phase_of, seen_replica
 from controller.runtimes.docker_self import DockerSetupError, Surroundings, look_around
 from controller.runtimes.docker_spec import HostSide, container_config, render_context
 from controller.runtimes.docker_user import UNPRIVILEGED, Identity, choose_identity, entries_to_read
-from controller.runtimes.docker_words import pull_error, start_error
+from controller.runtimes.docker_words import start_error
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process_logs import plain_tail
 from controller.schema.desired import Definition
@@ -49,12 +47,9 @@ __all__ = ["DockerRuntime", "DockerSetupError", "open_docker"]
 LOOK_TIMEOUT_S: Final = 10
 ACT_TIMEOUT_S: Final = 120
 """A start with GPUs may take half a minute where the driver does not stay loaded."""
-KILL_WAIT_S: Final = 20.0
-"""After SIGKILL; a process that waits for its GPU cannot end sooner."""
-FIRST_POLL_S: Final = 0.05
-MAX_POLL_S: Final = 0.5
+CLOSE_S: Final = 5.0
+"""How long closing may take to tidy up."""
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -115,7 +110,7 @@ class DockerRuntime:
         self._looks = Daemon(docker_url, timeout_s=LOOK_TIMEOUT_S, threads=4)
         self._acts = Daemon(docker_url, timeout_s=ACT_TIMEOUT_S, threads=12)
         self._nvml = nvml or NvmlReader()
-        self._probe = GpuProbe(self._looks, instance, images.get("controller", "roundhouse/controller:latest"))
+        self._probe = GpuProbe(self._acts, instance, images.get("controller", "roundhouse/controller:latest"))
         self._tails = ExitTails()
         self._saved = SavedLogs(state)
         self._watches: set[EventWatch] = set()
@@ -219,7 +214,7 @@ class DockerRuntime:
         stopped = threading.Event()
         self._pulls.add(stopped)
         try:
-            await detached(lambda: self._acts.run(lambda client: _pull(client, image, stopped)), f"pull {image}")
+            await detached(lambda: self._acts.run(lambda client: pull(client, image, stopped)), f"pull {image}")
         finally:
             stopped.set()
             self._pulls.discard(stopped)
@@ -233,10 +228,8 @@ class DockerRuntime:
         engine = engine_of(request.definition)
         paths = [check.path for check in engine.files(request.definition)]
         identity = choose_identity(await asyncio.to_thread(entries_to_read, self._models, paths))
-        images = (
-            {**self._images, engine.image_kind: request.image} if request.image and engine.image_kind else self._images
-        )
-        launch = engine.render(request.definition, render_context(request.served_name, identity, images))
+        launch = engine.render(request.definition, render_context(request.served_name, identity, self._images))
+        launch = replace(launch, image=request.image or launch.image)
         if launch.image is None:
             raise StartError(f"no container image is known for {request.served_name}: set its `image`", permanent=True)
         config = container_config(request, launch, identity, host, time.time())
@@ -253,7 +246,7 @@ class DockerRuntime:
         if inspected is None:
             return
         if phase_of(inspected) is Phase.RUNNING:
-            await self._end(inspected, grace_s)
+            await end(self._looks, inspected, grace_s)
         await self._forget(name, str(inspected["Id"]))
 
     async def remove(self, name: str) -> None:
@@ -268,35 +261,6 @@ class DockerRuntime:
 
     async def _find(self, name: str) -> Inspected | None:
         return await self._looks.call(lambda client: find_replica(client, self._instance, name))
-
-    async def _end(self, inspected: Inspected, grace_s: float) -> None:
-        # Not `docker stop`: that would hold a thread, and the program's own end, for the whole grace.
-        container_id = str(inspected["Id"])
-        signals = ((inspected["Config"].get("StopSignal") or "SIGTERM", grace_s), ("SIGKILL", KILL_WAIT_S))
-        for signal, wait_s in signals:
-            await self._kill(container_id, signal)
-            if await self._ended(container_id, wait_s):
-                return
-        raise RuntimeUnavailableError(f"container {inspected['Name']} does not end, not even by SIGKILL")
-
-    async def _kill(self, container_id: str, signal: str) -> None:
-        try:
-            await self._looks.call(lambda client: client.kill(container_id, signal))
-        except RefusedError as refused:
-            if refused.status not in {404, 409}:  # gone, or not running
-                raise
-
-    async def _ended(self, container_id: str, wait_s: float) -> bool:
-        loop = asyncio.get_running_loop()
-        deadline, pause = loop.time() + wait_s, FIRST_POLL_S
-        while True:
-            now = await self._looks.call(lambda client: inspect(client, container_id))
-            if now is None or phase_of(now) is not Phase.RUNNING:
-                return True
-            if loop.time() >= deadline:
-                return False
-            await asyncio.sleep(min(pause, max(0.0, deadline - loop.time())))
-            pause = min(MAX_POLL_S, 2 * pause)
 
     async def _forget(self, name: str, container_id: str) -> None:
         data = await self._looks.call(lambda client: read_log(client, container_id))
@@ -313,10 +277,11 @@ class DockerRuntime:
         for watch in tuple(self._watches):
             await watch.close()
         try:
-            await self._probe.close()
-            if self._around is not None and self._around.published:
-                await self._looks.call(lambda client: remove_network(client, self._network, self._instance))
-        except RuntimeUnavailableError as error:
+            async with asyncio.timeout(CLOSE_S):
+                await self._probe.close()
+                if self._around is not None and self._around.published:
+                    await self._looks.call(lambda client: remove_network(client, self._network, self._instance))
+        except (RuntimeUnavailableError, TimeoutError) as error:
             log.debug("left behind on close: %s", error)
         self._nvml.close()
         self._looks.close()
@@ -325,17 +290,3 @@ class DockerRuntime:
 
 def _is_replica(inspected: Inspected, instance: str) -> bool:
     return is_own(labels_of(inspected), instance, REPLICA_ROLE)
-
-
-def _pull(client: docker.APIClient, image: str, stopped: threading.Event) -> None:
-    repository, tag = parse_repository_tag(image)
-    try:
-        for progress in client.pull(repository, tag=tag or "latest", stream=True, decode=True):
-            if stopped.is_set():
-                return
-            if "error" in progress:
-                raise pull_error(str(progress["error"]), image)
-    except APIError as error:
-        raise pull_error(refusal(error).message, image) from error
-    except DockerException as error:  # of the credentials' store
-        raise pull_error(str(error), image) from error

@@ -8,7 +8,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -51,17 +50,18 @@ class RefusedError(RuntimeUnavailableError):
 class Daemon:
     """A way to one daemon: a client that connects on first use, and a bounded number of threads.
 
-    Every request has the same timeout, and a call that must wait for a thread does not wait for longer than twice
-    that, so a daemon that hangs costs its own callers time and nobody else a thread.
+    Every request has the same timeout, and a call that must wait for a thread waits no longer than that twice over:
+    a daemon that hangs costs its own callers time, nobody else a thread, and the program's end nothing.
     """
 
     def __init__(self, url: str | None, *, timeout_s: int, threads: int) -> None:
         self._url = url
         self._timeout_s = timeout_s
         self._threads = threads
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="docker")
+        self._free = asyncio.Semaphore(threads)
         self._lock = threading.Lock()
         self._client: docker.APIClient | None = None
+        self._closed = False
 
     @property
     def url(self) -> str:
@@ -69,11 +69,11 @@ class Daemon:
         return self._url or os.environ.get("DOCKER_HOST") or DEFAULT_URL
 
     async def call(self, work: Callable[[docker.APIClient], T]) -> T:
-        """Run `work` with the client in a thread. Raises RuntimeUnavailableError, or RefusedError as one of its kind."""
-        loop = asyncio.get_running_loop()
+        """Run `work` with the client in a thread. Raises RuntimeUnavailableError; RefusedError is one of its kind."""
         try:
             async with asyncio.timeout(2 * self._timeout_s):
-                return await loop.run_in_executor(self._executor, partial(self.run, work))
+                await self._free.acquire()
+                return await detached(partial(self.run, work), "docker", ended=self._free.release)
         except TimeoutError:
             raise RuntimeUnavailableError(f"the Docker daemon at {self.url} does not answer: it hangs") from None
 
@@ -103,12 +103,14 @@ class Daemon:
         return docker.APIClient(**settings, version=version)
 
     def close(self) -> None:
-        """Release the connections; calls that are still waiting for a thread are dropped."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """Release the connections. No call works afterwards."""
+        self._closed = True
         self._disconnect()
 
     def _connected(self) -> docker.APIClient:
         with self._lock:
+            if self._closed:
+                raise RuntimeUnavailableError("the connection to the Docker daemon was closed")
             if self._client is None:
                 self._client = self.connect()
             return self._client
@@ -152,7 +154,7 @@ def plain_reason(error: BaseException) -> str:
         if id(each) in seen:
             continue
         seen.add(id(each))
-        if isinstance(each, OSError) and each.errno in _WORDS:
+        if isinstance(each, OSError) and each.errno is not None and each.errno in _WORDS:
             return _WORDS[each.errno]
         if isinstance(each, requests.Timeout):
             return "it hangs"
@@ -162,12 +164,17 @@ def plain_reason(error: BaseException) -> str:
     return str(error)
 
 
-async def detached(work: Callable[[], T], name: str) -> T:
-    """Run `work` in a thread of its own that does not keep the program from ending. For what may take very long."""
+async def detached(work: Callable[[], T], name: str, *, ended: Callable[[], None] | None = None) -> T:
+    """Run `work` in a thread of its own that does not keep the program from ending.
+
+    `ended` is called in the event loop when the thread is done, which is later than this returns if it is cancelled.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
     def settle(act: Callable[[], None]) -> None:
+        if ended is not None:
+            ended()
         if not future.done():
             act()
 

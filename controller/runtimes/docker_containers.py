@@ -13,12 +13,10 @@ from docker.errors import APIError, NotFound
 from controller.runtimes.base import StartError
 from controller.runtimes.docker_client import refusal
 from controller.runtimes.docker_labels import (
-    NETWORK_ROLE,
     REPLICA_ROLE,
     UnreadableLabelsError,
     is_own,
     own_filter,
-    own_labels,
     read_labels,
 )
 from controller.runtimes.docker_seen import phase_of
@@ -77,6 +75,12 @@ def is_own_replica(inspected: Inspected, instance: str) -> bool:
     return True
 
 
+def create(client: docker.APIClient, name: str, config: Mapping[str, Any]) -> str:
+    """Create a container; its id."""
+    created: Mapping[str, Any] = client.create_container_from_config(dict(config), name)  # type: ignore[no-untyped-call]
+    return str(created["Id"])
+
+
 def start_replica(client: docker.APIClient, instance: str, name: str, config: Mapping[str, Any]) -> None:
     """Create and start a replica; one that was created before is started, one that began is left as it is.
 
@@ -99,12 +103,12 @@ def start_replica(client: docker.APIClient, instance: str, name: str, config: Ma
 
 def _create(client: docker.APIClient, instance: str, name: str, config: Mapping[str, Any]) -> Inspected:
     try:
-        created = client.create_container_from_config(dict(config), name)
+        container_id = create(client, name, config)
     except APIError as error:
         if error.status_code != 409:
             raise start_error(refusal(error).message, str(config["Image"])) from error
         return _with_that_name(client, instance, name, refusal(error).message)
-    inspected: Inspected = client.inspect_container(created["Id"])
+    inspected: Inspected = client.inspect_container(container_id)
     return inspected
 
 
@@ -127,52 +131,3 @@ def forget(client: docker.APIClient, container_id: str) -> None:
         if error.status_code == 404 or (error.status_code == 409 and "in progress" in str(error.explanation)):
             return
         raise
-
-
-def image_is_there(client: docker.APIClient, image: str) -> bool:
-    """Whether an image can be run without pulling it."""
-    try:
-        client.inspect_image(image)
-    except NotFound:
-        return False
-    return True
-
-
-def ensure_network(client: docker.APIClient, name: str, instance: str, *, published: bool) -> None:
-    """The network that engines join. Raises StartError where it is not there and not ours to create.
-
-    Ours lets nothing out: no address translation, so an engine's packets find no way back from elsewhere. It is not
-    an internal network, for on those the daemon publishes no ports.
-    """
-    try:
-        network: Mapping[str, Any] = client.inspect_network(name)
-    except NotFound:
-        if not published:
-            raise StartError(f"Docker network {name} is missing: `docker compose up` creates it") from None
-        _create_network(client, name, instance)
-        return
-    if published and network.get("Internal"):
-        raise StartError(
-            f"Docker network {name} is internal, and on such a network Docker publishes no ports: remove it, or set "
-            "ROUNDHOUSE_ENGINES_NETWORK to another name"
-        )
-
-
-def _create_network(client: docker.APIClient, name: str, instance: str) -> None:
-    options = {"com.docker.network.bridge.enable_ip_masquerade": "false"}
-    labels = own_labels(instance, NETWORK_ROLE)
-    try:
-        client.create_network(name, driver="bridge", options=options, labels=labels, check_duplicate=True)
-    except APIError as error:
-        if error.status_code != 409:  # another start was first
-            raise start_error(refusal(error).message, None) from error
-
-
-def remove_network(client: docker.APIClient, name: str, instance: str) -> None:
-    """Remove the network of engines if this instance made it and nobody uses it."""
-    try:
-        network: Mapping[str, Any] = client.inspect_network(name)
-        if is_own(network.get("Labels"), instance, NETWORK_ROLE) and not network.get("Containers"):
-            client.remove_network(str(network["Id"]))
-    except APIError as error:
-        log.debug("network %s stays: %s", name, error)

@@ -12,7 +12,7 @@ import docker
 from docker.errors import APIError
 
 from controller.runtimes.docker_client import Daemon, RefusedError, refusal
-from controller.runtimes.docker_containers import Inspected, inspect, labels_of
+from controller.runtimes.docker_containers import Inspected, create, inspect, labels_of
 from controller.runtimes.docker_labels import PROBE_ROLE, is_own, own_labels
 from controller.runtimes.docker_seen import parse_time, phase_of
 from controller.runtimes.docker_spec import bounded_log, hardened
@@ -164,11 +164,11 @@ class GpuProbe:
                 "DeviceRequests": [dict(each) for each in self._devices],
             },
         }
-        created = client.create_container_from_config(config, self._name)
+        container_id = create(client, self._name, config)
         try:
-            client.start(created["Id"])
+            client.start(container_id)
         except APIError as error:
-            client.remove_container(created["Id"], force=True, v=True)
+            client.remove_container(container_id, force=True, v=True)
             raise refusal(error) from error
 
     def _remove(self, client: docker.APIClient) -> None:

@@ -75,9 +75,7 @@ def write_labels(instance: str, request: StartRequest, now: float) -> dict[str, 
 def read_labels(labels: Mapping[str, str]) -> Labels:
     """The inverse. Raises UnreadableLabelsError."""
     try:
-        version = int(labels[SCHEMA])
-        if version > SCHEMA_VERSION:
-            raise UnreadableLabelsError(f"they are of schema_version {version}, this Roundhouse knows {SCHEMA_VERSION}")
+        _check_version(int(labels[SCHEMA]))
         replica = ReplicaId(
             model=labels[MODEL],
             index=int(labels[REPLICA]),
@@ -91,6 +89,11 @@ def read_labels(labels: Mapping[str, str]) -> Labels:
         raise
     except ValueError as error:
         raise UnreadableLabelsError(str(error)) from error
+
+
+def _check_version(version: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise UnreadableLabelsError(f"they are of schema_version {version}, this Roundhouse knows {SCHEMA_VERSION}")
 
 
 def _claims(text: str) -> dict[str, int]:

@@ -26,7 +26,7 @@ def read_log(client: docker.APIClient, container_id: str, records: int = READ_LI
 
 
 class ExitTails:
-    """Log tails of ended containers, each read once. Used by one thread at a time."""
+    """Log tails of ended containers, each read once; where two threads meet, twice."""
 
     def __init__(self) -> None:
         self._tails: dict[tuple[str, str], str] = {}

@@ -67,7 +67,7 @@ def _base_url(inspected: Mapping[str, Any], name: str, *, published: bool) -> st
 
 
 def parse_time(text: object) -> float | None:
-    """Unix seconds of the daemon's RFC 3339 time, which may have nanoseconds; None for its zero and for what is none."""
+    """Unix seconds of an RFC 3339 time, which may have nanoseconds; None for the daemon's zero and for what is none."""
     match = _TIME.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         return None

@@ -53,7 +53,7 @@ _PULL: Final[tuple[tuple[str, str], ...]] = (
     (r"manifest unknown|not found|does not exist|no such image", "is not in its registry"),
     (r"no space left on device", "was not pulled: the disk of the Docker daemon is full"),
     (
-        r"no such host|dial tcp|connection refused|i/o timeout|timeout exceeded|deadline exceeded|network is unreachable",
+        r"no such host|dial tcp|connection refused|i/o timeout|(timeout|deadline) exceeded|network is unreachable",
         "was not pulled: its registry cannot be reached",
     ),
     (r"no matching manifest", "was not pulled: it is not made for this machine's kind of processor"),

@@ -86,6 +86,10 @@ class House:
         process.send_signal(number)
         process.wait(30)
 
+    def pid(self, program: str) -> int:
+        """Process id of a program."""
+        return self._processes[program].pid
+
     def log(self, program: str) -> str:
         """All that a program has logged."""
         path = self.root / f"{program}.log"

@@ -1,0 +1,36 @@
+"""Images of engines, as blocking functions of a client."""
+
+from __future__ import annotations
+
+import threading
+
+import docker
+from docker.errors import APIError, DockerException, NotFound
+from docker.utils import parse_repository_tag
+
+from controller.runtimes.docker_client import refusal
+from controller.runtimes.docker_words import pull_error
+
+
+def image_is_there(client: docker.APIClient, image: str) -> bool:
+    """Whether an image can be run without pulling it."""
+    try:
+        client.inspect_image(image)  # type: ignore[no-untyped-call]
+    except NotFound:
+        return False
+    return True
+
+
+def pull(client: docker.APIClient, image: str, stopped: threading.Event) -> None:
+    """Fetch an image until it is there or `stopped` is set. Raises StartError."""
+    repository, tag = parse_repository_tag(image)
+    try:
+        for progress in client.pull(repository, tag=tag or "latest", stream=True, decode=True):
+            if stopped.is_set():
+                return
+            if "error" in progress:
+                raise pull_error(str(progress["error"]), image)
+    except APIError as error:
+        raise pull_error(refusal(error).message, image) from error
+    except DockerException as error:  # of the credentials' store
+        raise pull_error(str(error), image) from error

@@ -1,0 +1,97 @@
+"""How soon the controller reacts: a file saved, and an engine killed, to the start being issued. Real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import statistics
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+
+from tests.bench.report import Figure
+from tests.support.house import House, replica_names
+from tests.support.sites import ProcessSite
+from tests.support.wait import until
+
+REPEATS = 9
+_START = re.compile(r"^(\S+ \S+) INFO +controller\.operations: start (\S+)/0:", re.MULTILINE)
+
+
+def _starts(house: House, model: str) -> list[float]:
+    """Unix times at which a model's starts were issued, from the controller's log."""
+    # The log is in local time and so is the clock it is compared with.
+    return [
+        datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").timestamp()  # noqa: DTZ007
+        for stamp, name in _START.findall(house.log("controller"))
+        if name == model
+    ]
+
+
+async def _issued_after(house: House, model: str, known: int, began: float) -> float:
+    await until(f"a start of {model}", lambda: len(_starts(house, model)) > known)
+    # The log's stamps have millisecond resolution, rounded down.
+    return max(0.0, (_starts(house, model)[known] - began) * 1e3)
+
+
+async def _saved_to_started(house: House) -> list[float]:
+    times = []
+    declared: dict[str, dict[str, object]] = {}
+    for number in range(REPEATS):
+        name = f"model-{number}"
+        declared[name] = {"backend": "stub"}
+        began = time.time()
+        house.declare(declared)
+        times.append(await _issued_after(house, name, 0, began))
+        await house.loaded(name)
+    house.declare({"last": {"backend": "stub"}})
+    await house.loaded("last")
+    return times
+
+
+async def _killed_to_started(house: House) -> list[float]:
+    times = []
+    site = ProcessSite()
+    for _ in range(REPEATS):
+        models = await house.loaded("last")
+        [replica] = replica_names(models["last"])
+        known = len(_starts(house, "last"))
+        began = time.time()
+        site.kill(house, replica)
+        times.append(await _issued_after(house, "last", known, began))
+        # Let the replica count as stable: this measures the first restart, not the backoff.
+        await house.loaded("last")
+        house.kill("controller", signal.SIGTERM)
+        house.start("controller")
+        await until("the controller is back", lambda: _answers(house))
+    return times
+
+
+async def _answers(house: House) -> bool:
+    return (await house.model("last")) is not None
+
+
+async def _run() -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="rh") as root:
+        house = House(Path(root), "process", {"ROUNDHOUSE_LOG_LEVEL": "info"})
+        house.declare({})
+        await house.open()
+        try:
+            saved, killed = await _saved_to_started(house), await _killed_to_started(house)
+        finally:
+            await house.close()
+    return [
+        Figure("file saved to engine start issued, median", statistics.median(saved), "ms", aim="< 200 ms"),
+        Figure("file saved to engine start issued, worst", max(saved), "ms"),
+        Figure("engine killed to restart issued, median", statistics.median(killed), "ms", aim="< 500 ms"),
+        Figure("engine killed to restart issued, worst", max(killed), "ms"),
+    ]
+
+
+def run() -> list[Figure]:
+    """Medians over a few repetitions, in ms."""
+    os.environ.setdefault("TZ", "UTC")
+    return asyncio.run(_run())

@@ -1,0 +1,158 @@
+"""Models that are loaded on demand: the demand goes up, the request waits, and every way of waiting ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from controller.schema.routing import ModelRoute
+from controller.schema.status import ModelState
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import House, engines, house, until
+
+
+def unloaded(state: ModelState = ModelState.UNLOADED, **fields: Any) -> ModelRoute:
+    """The model before it is there."""
+    return route("m", state=state, autoload=True, aliases=("alias",), **fields)
+
+
+async def waiting(here: House, count: int = 1) -> None:
+    """Wait until the gateway reports so many waiting requests, and the demand."""
+    report = await here.controller.report_where(lambda report: report.queued == {"m": count})
+    assert set(report.demand) == {"m"}
+
+
+def ask(here: House, **fields: Any) -> asyncio.Task[Any]:
+    """A chat completion under way."""
+    return asyncio.create_task(here.chat(**fields).__aenter__())
+
+
+@pytest.mark.parametrize("state", [ModelState.UNLOADED, ModelState.LOADING, ModelState.UNLOADING])
+async def test_demand_goes_up_and_the_request_is_answered_once_the_model_is_loaded(state: ModelState) -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(unloaded(state))
+        call = ask(here, model="alias")
+        await waiting(here)
+        async with here.client.get(here.url + "/health") as answer:
+            assert (await answer.json())["queue_depth"] == 1
+        await here.publish(unloaded(ModelState.LOADING))
+        assert not call.done()
+        await here.publish(route("m", [engine.url], autoload=True, aliases=("alias",)))
+        async with await call as answer:
+            assert answer.status == 200
+            await answer.read()
+        report = await here.controller.report_where(lambda report: not report.queued and not report.inflight)
+        assert report.demand == {}
+        assert set(report.last_used) == {"m"}
+
+
+async def test_many_wait_and_all_are_answered() -> None:
+    async with house() as here, engines(2) as both:
+        await here.publish(unloaded())
+        calls = [ask(here, stream=number % 2 == 0) for number in range(20)]
+        await waiting(here, 20)
+        await here.publish(route("m", [engine.url for engine in both], autoload=True))
+        for call in calls:
+            async with await call as answer:
+                assert answer.status == 200
+                await answer.read()
+        assert [len(engine.requests) for engine in both] == [10, 10]
+
+
+async def test_a_load_that_fails_is_told_with_its_reason() -> None:
+    async with house() as here:
+        await here.publish(unloaded())
+        call = ask(here)
+        await waiting(here)
+        await here.publish(unloaded(ModelState.FAILED, last_error="not a GGUF file"))
+        async with await call as answer:
+            assert answer.status == 503
+            error = (await answer.json())["error"]
+        assert error["code"] == "model_failed"
+        assert "not a GGUF file" in error["message"]
+
+
+async def test_a_failed_model_does_not_make_clients_wait_but_the_demand_is_known() -> None:
+    async with house() as here:
+        await here.publish(unloaded(ModelState.FAILED, last_error="no"))
+        async with here.chat() as answer:
+            assert (await answer.json())["error"]["code"] == "model_failed"
+        await here.controller.report_where(lambda report: set(report.demand) == {"m"})
+
+
+async def test_a_model_that_vanishes_while_waited_for() -> None:
+    async with house() as here:
+        await here.publish(unloaded())
+        call = ask(here)
+        await waiting(here)
+        await here.publish()
+        async with await call as answer:
+            assert answer.status == 404
+        await here.controller.report_where(lambda report: not report.demand and not report.queued)
+
+
+async def test_the_wait_is_bounded() -> None:
+    async with house(autoload_timeout_s=0.2) as here:
+        await here.publish(unloaded())
+        async with here.chat() as answer:
+            assert answer.status == 503
+            error = (await answer.json())["error"]
+            assert answer.headers["retry-after"] == "5"
+        assert error["code"] == "model_loading"
+        assert "0.2 s" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_waits_no_longer(stream: bool) -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(unloaded())
+        call = ask(here, stream=stream)
+        await waiting(here)
+        call.cancel()
+        await here.controller.report_where(lambda report: not report.queued)
+        await here.publish(route("m", [engine.url], autoload=True))
+        async with here.chat() as answer:
+            assert answer.status == 200
+        assert len(engine.requests) == 1, "only the second client's"
+
+
+async def test_a_stream_that_waits_gets_its_headers_heartbeats_and_then_the_answer() -> None:
+    async with house(hold_headers_s=0.05, heartbeat_s=0.05) as here, engines(1) as (engine,):
+        await here.publish(unloaded())
+        async with here.chat(stream=True) as answer:
+            assert answer.status == 200
+            for _ in range(2):
+                assert await answer.content.readuntil(b"\n\n") == b": ka\n\n"
+            await here.publish(route("m", [engine.url], autoload=True))
+            text = (await answer.read()).decode()
+        assert text.endswith("data: [DONE]\n\n")
+        assert "sleeps!" in text
+
+
+async def test_a_stream_that_waits_in_vain_is_told_in_the_stream() -> None:
+    async with house(hold_headers_s=0.05) as here:
+        await here.publish(unloaded())
+        async with here.chat(stream=True) as answer:
+            await answer.content.readuntil(b"\n\n")
+            await here.publish(unloaded(ModelState.FAILED, last_error="out of memory"))
+            events = [event for event in (await answer.read()).decode().split("\n\n") if event.startswith("data: ")]
+        error = json.loads(events[0].removeprefix("data: "))["error"]
+        assert (error["code"], events[1]) == ("model_failed", "data: [DONE]")
+        assert "out of memory" in error["message"]
+
+
+async def test_a_replica_lost_while_retrying_waits_for_the_next_one() -> None:
+    async with house() as here, engines(2) as (first, second):
+        await here.publish(route("m", [first.url], autoload=True))
+        call = ask(here, fault="hold")
+        await until(lambda: first.running == 1)
+        await here.publish(unloaded(ModelState.LOADING))
+        await first.stop()
+        await waiting(here)
+        second.release.set()
+        await here.publish(route("m", [second.url], autoload=True))
+        async with await call as answer:
+            assert answer.status == 200

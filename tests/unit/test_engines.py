@@ -1,0 +1,141 @@
+"""What each backend renders, checks and explains."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+
+from controller.engines import ENGINES, LATER, resolve_backend
+from controller.engines.base import RenderContext
+
+DOCKER = RenderContext(
+    runtime="docker",
+    served_name="chat",
+    models_root=PurePosixPath("/models"),
+    host="0.0.0.0",
+    port=8000,
+    cache_dir=PurePosixPath("/cache"),
+    images={"llama-server": "img/llama", "worker": "img/worker"},
+)
+PROCESS = RenderContext(
+    runtime="process",
+    served_name="chat",
+    models_root=PurePosixPath("/srv/models"),
+    host="127.0.0.1",
+    port=4242,
+    cache_dir=PurePosixPath("/var/cache"),
+    executables={"python": "/venv/bin/python"},
+)
+
+
+def _launch(backend: str, ctx: RenderContext, **fields: Any) -> tuple[list[str], str | None]:
+    engine = ENGINES[backend]
+    launch = engine.render(engine.definition.model_validate({"backend": backend, **fields}), ctx)
+    return list(launch.argv), launch.image
+
+
+def test_llama_server_in_a_container() -> None:
+    argv, image = _launch(
+        "llama_server",
+        DOCKER,
+        model_path="a/b.gguf",
+        llama_server_n_ctx=4096,
+        llama_server_mmproj="a/mm.gguf",
+        llama_server_spec_type="draft-mtp",
+        llama_server_spec_draft_p_min=0.25,
+        target_inflight=2,
+        extra_args=["--no-warmup"],
+    )
+    assert image == "img/llama"
+    assert argv == [
+        *("/app/llama-server", "--model", "/models/a/b.gguf", "--alias", "chat", "--host", "0.0.0.0", "--port", "8000"),
+        *("--parallel", "2", "--kv-unified", "--fit", "off", "--metrics", "--slots", "--jinja", "--no-webui"),
+        *("--ctx-size", "4096", "--flash-attn", "auto", "--spec-type", "draft-mtp", "--spec-draft-p-min", "0.25"),
+        *("--mmproj", "/models/a/mm.gguf", "--no-warmup"),
+    ]
+
+
+def test_llama_server_as_a_process_is_a_binary_or_embedded() -> None:
+    embedded, _ = _launch("llama_server", PROCESS, model_path="m.gguf", llama_server_embedding=True)
+    assert embedded[:5] == ["/venv/bin/python", "-m", "worker", "llama_server", "--"]
+    assert embedded[-1] == "--embeddings"
+    named, _ = _launch("llama_server", PROCESS, model_path="m.gguf", llama_server_binary="/opt/llama-server")
+    assert named[:3] == ["/opt/llama-server", "--model", "/srv/models/m.gguf"]
+
+
+def test_workers() -> None:
+    argv, image = _launch("llama_cpp", DOCKER, model_path="m.gguf", gguf_n_ctx=512, gguf_type_k="q8_0")
+    assert image == "img/worker"
+    assert argv[1:] == [
+        *("-m", "worker", "llama_cpp", "--host", "0.0.0.0", "--port", "8000", "--served-name", "chat"),
+        *("--model", "/models/m.gguf", "--n-ctx", "512", "--flash-attn", "auto", "--type-k", "q8_0"),
+    ]
+    argv, _ = _launch("stub", PROCESS, stub_text="hello", stub_load_s=1.5)
+    assert argv[0] == "/venv/bin/python"
+    assert argv[-4:] == ["--text", "hello", "--load-s", "1.5"]
+
+
+def test_no_secret_and_no_placement_is_rendered() -> None:
+    for name, fields in (
+        ("llama_server", {"model_path": "m.gguf"}),
+        ("llama_cpp", {"model_path": "m.gguf"}),
+        ("stub", {}),
+    ):
+        engine = ENGINES[name]
+        definition = engine.definition.model_validate({"backend": name, **fields, "gpus": 1, "vram_mib": 5})
+        launch = engine.render(definition, DOCKER)
+        assert launch.token_env is not None
+        assert launch.token_env not in launch.env
+        assert not {"--api-key", "--gpus"} & set(launch.argv)
+
+
+def test_a_remote_starts_nothing() -> None:
+    engine = ENGINES["openai_remote"]
+    definition = engine.definition.model_validate(
+        {"backend": "openai_remote", "base_url": "https://phone.example/v1/", "remote_model": "nano"}
+    )
+    assert not engine.runs
+    remote = engine.remote(definition)
+    assert remote is not None
+    assert (remote.base_url, remote.model) == ("https://phone.example/v1", "nano")
+    with pytest.raises(TypeError, match="starts nothing"):
+        engine.render(definition, DOCKER)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"base_url": "ftp://x"},
+        {"base_url": "https://x/v1", "api_key_env": "A", "api_key_file": "b"},
+        {"base_url": "https://x/v1", "replicas": 2},
+    ],
+)
+def test_a_remote_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"base_url|exclude|remote model"):
+        ENGINES["openai_remote"].definition.model_validate({"backend": "openai_remote", **fields})
+
+
+def test_the_backend_is_resolved_from_the_artifact() -> None:
+    assert resolve_backend("x/Model.GGUF") == "llama_server"
+    assert resolve_backend("folder") is None
+    assert resolve_backend(None) is None
+    assert not set(LATER) & set(ENGINES)
+
+
+@pytest.mark.parametrize(
+    ("tail", "words", "permanent"),
+    [
+        ("error: invalid argument: --x", "bad argument", True),
+        ("gguf_init_from_file_impl: invalid magic characters", "not a GGUF file", True),
+        ("unknown model architecture: 'zamba'", "unsupported model architecture", True),
+        ("ggml_backend_cuda: cudaMalloc failed: out of memory", "out of memory", False),
+        ("couldn't bind HTTP server socket, hostname: 127.0.0.1", "port taken", False),
+    ],
+)
+def test_llama_cpps_sentences_in_plain_words(tail: str, words: str, permanent: bool) -> None:
+    verdict = ENGINES["llama_server"].explain(1, tail)
+    assert verdict is not None
+    assert (verdict.message, verdict.permanent) == (words, permanent)
+    assert ENGINES["llama_server"].explain(1, "all is well") is None
