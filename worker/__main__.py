@@ -52,13 +52,13 @@ def dispatch(argv: Sequence[str]) -> int:
 
 
 def _launch(argv: Sequence[str]) -> int:
-    from worker.llama_server import run  # noqa: PLC0415 - it needs none of the server's packages
+    from worker.llama_server import run
 
     return run(argv[1:] if argv[:1] == ["--"] else argv)
 
 
 def _serve(name: str, argv: Sequence[str]) -> int:
-    from worker import server  # noqa: PLC0415 - see _launch
+    from worker import server
 
     module, args = parse_engine(name, argv)
     try:

@@ -94,7 +94,7 @@ def make_vocabulary() -> Vocabulary:
 
 def make_weights(vocabulary: Vocabulary) -> Tensors:
     """Tensors by their Hugging Face names, each (out, in), float32."""
-    import numpy as np  # noqa: PLC0415 - from an extra
+    import numpy as np
 
     generator = np.random.default_rng(0)
 
@@ -157,8 +157,8 @@ def interleave_rotary(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArra
 
 def write_gguf(path: Path, vocabulary: Vocabulary, weights: Tensors, context: int) -> None:
     """Matrices as float16, norms as float32; `context` in tokens."""
-    import gguf  # noqa: PLC0415 - from an extra
-    import numpy as np  # noqa: PLC0415 - from an extra
+    import gguf
+    import numpy as np
 
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_name("clockwork")
@@ -227,7 +227,7 @@ def make(out: Path, hf: Path | None = None, context: int = CONTEXT) -> None:
     with replacing(out) as draft:
         write_gguf(draft, vocabulary, weights, context)
     if hf is not None:
-        from worker.clockwork_hf import write_hf  # noqa: PLC0415 - it imports this module
+        from worker.clockwork_hf import write_hf
 
         write_hf(hf, vocabulary, weights)
 

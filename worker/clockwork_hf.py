@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def write_hf(folder: Path, vocabulary: Vocabulary, weights: Tensors) -> None:
     """Each file is replaced whole; the weights come last, so a folder with weights is complete."""
-    from safetensors.numpy import save  # noqa: PLC0415 - from an extra
+    from safetensors.numpy import save
 
     for name, content in hf_files(vocabulary).items():
         with clockwork.replacing(folder / name) as draft:

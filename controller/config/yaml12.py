@@ -193,7 +193,7 @@ class _Reader:
         if self.depth > MAX_DEPTH:
             raise _FileError(f"nested more than {MAX_DEPTH} levels deep", self.line(event))
         if event.tag is not None and event.tag not in _COLLECTION_TAGS:
-            self.fault(event, f"tag {event.tag} is not known here")
+            self.fault(event, f"tag {event.tag[:60]} is not known here")
         is_list = isinstance(event, SequenceStartEvent)
         node: Node = self.listing(event, events) if is_list else self.table(event, events)
         self.depth -= 1
@@ -243,7 +243,7 @@ class _Reader:
         if event.style is not None or event.tag in _STRING_TAGS:
             return Scalar(self.string(event, text), place)
         if event.tag is not None:
-            self.fault(event, f"tag {event.tag} is not known here")
+            self.fault(event, f"tag {event.tag[:60]} is not known here")
         try:
             return Scalar(resolve(text), place)
         except ValueError as error:

@@ -279,8 +279,7 @@ class DockerRuntime:
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._probe.close()
-                if self._around is not None and self._around.published:
-                    await self._looks.call(lambda client: remove_network(client, self._network, self._instance))
+                await self._looks.call(lambda client: remove_network(client, self._network, self._instance))
         except (RuntimeUnavailableError, TimeoutError) as error:
             log.debug("left behind on close: %s", error)
         self._nvml.close()

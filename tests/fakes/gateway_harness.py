@@ -50,6 +50,8 @@ class House:
     controller: FakeController
     url: str
     client: aiohttp.ClientSession
+    engine_url: str = ""
+    """Of a test's one real engine."""
 
     async def publish(self, *models: ModelRoute) -> None:
         """Put a table in force in the gateway."""

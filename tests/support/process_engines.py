@@ -129,3 +129,5 @@ def end_all(place: Place) -> None:
             continue
         if pid != os.getpid() and (str(place.root).encode() in environ or home.is_relative_to(place.root)):
             os.kill(pid, signal.SIGKILL)
+            if stat.parent == os.getpid():
+                os.waitpid(pid, 0)

@@ -63,7 +63,7 @@ class LlamaCpp:
         args = self._args
         check_gguf(args.model)
         try:
-            import llama_cpp  # noqa: PLC0415 - from an extra
+            import llama_cpp
         except (ImportError, OSError, RuntimeError) as error:
             raise LoadError(f"llama-cpp-python cannot be used: {error} (it is the extra `llama-cpp`)") from None
         log = _Log(llama_cpp)

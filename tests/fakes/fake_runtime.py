@@ -1,0 +1,104 @@
+"""A fake of `controller.runtimes.base.Runtime`: engines are entries in a table, and the host can be made to fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from controller.runtimes.base import RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.schema.desired import Definition
+from controller.state import Exit, Gpu, Phase, PreflightResult
+
+
+class FakeRuntime:
+    """Replicas by name; `calls` is what was asked of it, in order."""
+
+    kind = "fake"
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.replicas: dict[str, SeenReplica] = {}
+        self.calls: list[str] = []
+        self.unavailable: str | None = None
+        self.preflight_error: str | None = None
+        self.missing_image: str | None = None
+        self.pull_error: str | None = None
+        self.start_error: StartError | None = None
+        self.found_gpus: tuple[Gpu, ...] | None = ()
+        self.hold = asyncio.Event()
+        self.hold.set()
+
+    def _check(self) -> None:
+        if self.unavailable is not None:
+            raise RuntimeUnavailableError(self.unavailable)
+
+    async def list(self) -> list[SeenReplica]:
+        """What is in the table."""
+        self._check()
+        return list(self.replicas.values())
+
+    async def preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+        """As the test says."""
+        self.calls.append(f"preflight {model}")
+        self._check()
+        error = self.preflight_error or (f"image {image} is missing" if self.missing_image else None)
+        return PreflightResult(error is None, self._clock(), error, self.missing_image)
+
+    async def pull(self, image: str) -> None:
+        """As the test says."""
+        self.calls.append(f"pull {image}")
+        if self.pull_error is not None:
+            raise StartError(self.pull_error)
+        self.missing_image = None
+
+    async def start(self, request: StartRequest) -> None:
+        """Enter the table, when `hold` lets it."""
+        self.calls.append(f"start {request.name}")
+        await self.hold.wait()
+        self._check()
+        if self.start_error is not None:
+            raise self.start_error
+        self.replicas[request.name] = SeenReplica(
+            request.id, request.name, Phase.RUNNING, self._clock(), self._clock(), claims=request.claims
+        )
+
+    def end(self, name: str, code: int, tail: str = "") -> None:
+        """The engine ends by itself."""
+        seen = self.replicas[name]
+        self.replicas[name] = SeenReplica(
+            seen.id,
+            name,
+            Phase.EXITED,
+            seen.created_at,
+            seen.started_at,
+            claims=seen.claims,
+            exit=Exit(code, log_tail=tail),
+        )
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        """Leave the table."""
+        self.calls.append(f"stop {name}")
+        self._check()
+        self.replicas.pop(name, None)
+
+    async def remove(self, name: str) -> None:
+        """Leave the table."""
+        self.calls.append(f"remove {name}")
+        self._check()
+        self.replicas.pop(name, None)
+
+    async def log_tail(self, name: str, lines: int = 50) -> str:
+        """One line."""
+        return "last words"
+
+    async def gpus(self) -> tuple[Gpu, ...] | None:
+        """As the test says."""
+        return self.found_gpus
+
+    async def events(self) -> AsyncIterator[None]:
+        """None: tests run rounds themselves."""
+        await asyncio.Event().wait()
+        yield
+
+    async def close(self) -> None:
+        """Nothing to release."""

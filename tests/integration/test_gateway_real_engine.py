@@ -1,0 +1,110 @@
+"""The gateway in front of a real engine: llama-server, embedded through xllamacpp, with the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import House, house
+from tests.support.require import require
+from tests.support.worker_process import Worker, free_port
+from worker.clockwork import SENTENCE, make
+
+pytestmark = pytest.mark.embedded
+
+TOKEN = "replica-token"
+HI: Any = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[House]:
+    """A gateway that knows one real engine as `demo`, alias `default`, and one for embeddings as `vectors`."""
+    available = importlib.util.find_spec("xllamacpp") is not None
+    require("embedded", available, "xllamacpp is not installed (extra `embedded`)")
+    make(tmp_path / "demo.gguf")
+    common = ("--model", str(tmp_path / "demo.gguf"), "--host", "127.0.0.1", "--ctx-size", "4096", "--metrics")
+    ports = free_port(), free_port()
+    chat = ("llama_server", "--", *common, "--port", str(ports[0]), "--alias", "demo", "--slots", "--context-shift")
+    vectors = ("llama_server", "--", *common, "--port", str(ports[1]), "--alias", "vectors", "--embeddings")
+    env = {"LLAMA_API_KEY": TOKEN}
+    with (
+        Worker(tmp_path / "chat.log", ports[0], *chat, token=TOKEN, env=env) as first,
+        Worker(tmp_path / "vectors.log", ports[1], *vectors, token=TOKEN, env=env) as second,
+    ):
+        first.ready()
+        second.ready()
+        async with house() as built:
+            await built.publish(
+                route("demo", [f"http://127.0.0.1:{ports[0]}"], token=TOKEN, aliases=("default",)),
+                route("vectors", [f"http://127.0.0.1:{ports[1]}"], token=TOKEN),
+            )
+            built.engine_url = f"http://127.0.0.1:{ports[0]}"
+            yield built
+
+
+def sdk(here: House) -> openai.AsyncOpenAI:
+    """The SDK, unmodified, with a key that is none of the engine's."""
+    return openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="client-key", max_retries=0)
+
+
+async def test_the_exact_text_of_a_real_engine(here: House) -> None:
+    async with sdk(here) as client:
+        tokens = 0
+        for model in ("demo", "default"):
+            answer = await client.chat.completions.create(model=model, messages=HI, temperature=0)
+            assert answer.choices[0].message.content == SENTENCE
+            assert answer.model == "demo"
+            assert answer.usage is not None
+            tokens += answer.usage.completion_tokens
+        stream = await client.chat.completions.create(model="default", messages=HI, temperature=0, stream=True)
+        chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == SENTENCE
+        completion = await client.completions.create(model="demo", prompt="Hi", temperature=0)
+        assert completion.choices[0].text.endswith("And then it sleeps!")
+        assert completion.usage is not None
+        tokens += completion.usage.completion_tokens
+        assert len((await client.embeddings.create(model="vectors", input=["a", "b"])).data) == 2
+    metrics = await here.metrics()
+    streamed = 16
+    assert f'roundhouse_gateway_tokens_total{{direction="out",model="demo"}} {tokens + streamed:.1f}' in metrics
+    assert 'roundhouse_gateway_tokens_total{direction="in",model="vectors"}' in metrics
+
+
+async def test_a_real_engines_errors_pass(here: House) -> None:
+    async with sdk(here) as client:
+        with pytest.raises(openai.BadRequestError, match="array"):
+            await client.chat.completions.create(model="demo", messages=7)  # type: ignore[call-overload]
+        with pytest.raises(openai.InternalServerError, match="embeddings") as caught:
+            await client.embeddings.create(model="demo", input="a")
+        assert caught.value.status_code == 501
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_frees_the_real_engines_slot(here: House, stream: bool) -> None:
+    # With context shift and no limit nothing but the cancellation ends it.
+    endless = {"model": "demo", "messages": HI, "max_tokens": -1, "ignore_eos": True, "stream": stream}
+    async with aiohttp.ClientSession() as leaving:
+        call = asyncio.create_task(leaving.post(here.url + "/v1/chat/completions", json=endless).__aenter__())
+        await slots_busy(here, 1)
+        call.cancel()
+    await slots_busy(here, 0)
+    await here.idle()
+
+
+async def slots_busy(here: House, count: int) -> None:
+    """Wait until so many of the engine's slots work."""
+    async with asyncio.timeout(30):
+        while True:
+            request = here.client.get(here.engine_url + "/slots", headers={"authorization": f"Bearer {TOKEN}"})
+            async with request as answer:
+                if sum(slot["is_processing"] for slot in await answer.json()) == count:
+                    return
+            await asyncio.sleep(0.01)

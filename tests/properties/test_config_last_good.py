@@ -1,0 +1,46 @@
+"""What is stored is what is read back."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.config.last_good import load, save
+from controller.config.tree import Place, Table, placed
+from controller.config.validate import validate
+from tests.support.config_files import MODELS_ROOT
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+MODELS = st.dictionaries(
+    st.from_regex(r"\A[a-z][a-z0-9:/.-]{0,10}\Z"),
+    st.fixed_dictionaries(
+        {"backend": st.just("stub")},
+        optional={
+            "stub_text": TEXT,
+            "stub_load_s": st.floats(0, 1e9),
+            "env": st.dictionaries(TEXT, TEXT, max_size=2),
+            "extra_args": st.lists(TEXT, max_size=2),
+            "replicas": st.integers(1, 256),
+            "enabled": st.booleans(),
+        },
+    ),
+    max_size=4,
+)
+
+
+@given(MODELS)
+def test_round_trip(models: dict[str, Any]) -> None:
+    table = placed(models, Place("f"))
+    assert isinstance(table, Table)
+    found = validate(table, MODELS_ROOT)
+    assert not found.problems
+    with tempfile.TemporaryDirectory() as folder:
+        save(Path(folder), found.declared, now=1.0)
+        settled = load(Path(folder), MODELS_ROOT)
+    assert settled is not None
+    assert settled.definitions == found.definitions
+    assert settled.declared == found.declared == models

@@ -1,0 +1,71 @@
+"""The last good state on disk."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from controller.config.last_good import FILE_NAME, LastGoodError, load, save
+from controller.schema.status import SCHEMA_VERSION
+from tests.support.config_files import MODELS_ROOT, parse_text
+
+GOOD = parse_text("models: {a: {backend: stub, stub_text: 'Grüße 😀'}, b: {model_path: /srv/models/b.gguf}}")
+
+
+def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:
+    save(tmp_path, GOOD.declared, now=5.0)
+    settled = load(tmp_path, MODELS_ROOT)
+    assert settled is not None
+    assert settled.definitions == GOOD.definitions
+    assert settled.declared == GOOD.declared
+    assert settled.missing == {}
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
+    save(tmp_path, GOOD.declared, now=5.0)
+    assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600
+
+
+def test_nothing_stored_is_not_no_models(tmp_path: Path) -> None:
+    assert load(tmp_path, MODELS_ROOT) is None
+    save(tmp_path, {}, now=5.0)
+    settled = load(tmp_path, MODELS_ROOT)
+    assert settled is not None
+    assert settled.definitions == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "not a stored state of Roundhouse"),
+        ('{"schema_version": 1', "not a stored state of Roundhouse"),
+        ('{"schema_version": 1, "saved_at": 1.0}', "not a stored state of Roundhouse"),
+        (
+            json.dumps({"schema_version": SCHEMA_VERSION + 1, "saved_at": 1.0, "models": {}}),
+            f"written by a newer Roundhouse (schema_version {SCHEMA_VERSION + 1}",
+        ),
+        (
+            json.dumps({"schema_version": 1, "saved_at": 1.0, "models": {"a": {"backend": "gone"}}}),
+            "models.a.backend: unknown backend `gone`",
+        ),
+    ],
+)
+def test_what_cannot_be_used_says_why_and_names_the_file(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / FILE_NAME).write_text(content)
+    with pytest.raises(LastGoodError) as raised:
+        load(tmp_path, MODELS_ROOT)
+    assert reason in str(raised.value)
+    assert str(tmp_path / FILE_NAME) in str(raised.value)
+
+
+def test_a_failed_save_leaves_the_old_state(tmp_path: Path) -> None:
+    save(tmp_path, GOOD.declared, now=5.0)
+    with pytest.raises(TypeError):
+        save(tmp_path, {"a": {"env": object()}}, now=6.0)
+    settled = load(tmp_path, MODELS_ROOT)
+    assert settled is not None
+    assert settled.definitions == GOOD.definitions

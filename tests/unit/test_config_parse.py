@@ -1,0 +1,70 @@
+"""A whole folder: its keys, its emptiness, its digest."""
+
+from __future__ import annotations
+
+from controller.config.parse import parse
+from controller.config.read import FolderSnapshot
+from controller.schema.status import Problem
+from tests.support.config_files import MODELS_ROOT, parse_text, problems_of, snapshot
+
+NO_MODELS = "desired-state: no file has the key `models`; `models: {}` declares that there are none"
+
+
+def test_an_empty_folder_is_an_error() -> None:
+    assert problems_of() == ["desired-state: the folder holds no desired-state file (*.yaml, *.yml, *.json)"]
+
+
+def test_no_models_key_is_an_error_and_an_empty_mapping_a_deletion() -> None:
+    assert problems_of("# nothing\n") == [NO_MODELS]
+    parsed = parse_text("models: {}")
+    assert (parsed.ok, parsed.definitions) == (True, {})
+
+
+def test_models_without_content_would_remove_all_and_is_an_error() -> None:
+    # As a local.yaml looks in which everything below `models:` was commented out.
+    assert problems_of("models: {a: {backend: stub}}", local="# mine\nmodels:\n#  a: {}\n") == [
+        "desired-state/local.yaml:2: models: is empty here, which would remove every model; write `models: {}` for that"
+    ]
+
+
+def test_models_must_be_a_mapping() -> None:
+    assert problems_of("models: [a]") == [
+        "desired-state/models.yaml:1: models: must map names to definitions, is a list"
+    ]
+
+
+def test_nothing_but_models_is_accepted() -> None:
+    assert problems_of("models: {}\nmodel: {}\nsettings: 1\n$schema: x\n") == [
+        "desired-state/models.yaml:2: model: unknown key; did you mean `models`?",
+        "desired-state/models.yaml:3: settings: unknown key",
+        "desired-state/models.yaml:4: $schema: unknown key",
+    ]
+
+
+def test_an_unreadable_file_says_nothing_false_about_the_others() -> None:
+    # What models.yaml would have said is unknown, so that local.yaml alone is not judged.
+    assert problems_of("models: [", local="models: {a: {replicas: 2}}") == [
+        "desired-state/models.yaml:1: not YAML 1.2: expected the node content, but found '<stream end>', "
+        "while parsing a flow node"
+    ]
+
+
+def test_an_unreadable_folder_is_not_an_empty_one() -> None:
+    problem = Problem(file="desired-state", message="the desired-state folder cannot be read: Permission denied")
+    assert parse(FolderSnapshot("desired-state", problems=(problem,)), MODELS_ROOT).problems == (problem,)
+
+
+def test_the_digest_is_of_what_is_declared() -> None:
+    one = parse_text("models: {a: {backend: stub, replicas: 2}, b: {backend: stub}}")
+    same = parse_text(
+        "# comment\nmodels:\n  b: {backend: stub}\n  a:\n    replicas: 1\n    backend: stub\n",
+        local="models: {a: {replicas: 2}}",
+    )
+    other = parse_text("models: {a: {backend: stub, replicas: 3}, b: {backend: stub}}")
+    assert one.digest == same.digest != other.digest
+    assert len(one.digest) == 16
+
+
+def test_json_files_and_yaml_files_together() -> None:
+    files = {"a.json": '{"models": {"a": {"backend": "stub"}}}', "b.yml": "models: {b: {backend: stub}}"}
+    assert sorted(parse(snapshot(files), MODELS_ROOT).definitions) == ["a", "b"]  # type: ignore[arg-type]

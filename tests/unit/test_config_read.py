@@ -1,0 +1,73 @@
+"""The folder as the file system gives it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from controller.config.parse import parse
+from controller.config.read import MAX_FILE_BYTES, read_folder
+
+GOOD = "models: {a: {backend: stub}}\n"
+
+
+def test_which_files_are_read_and_in_which_order(tmp_path: Path) -> None:
+    for name in ("local.yaml", "b.yml", "a.json", "z.yaml", ".hidden.yaml", "schema.json", "notes.txt", "c.yaml~"):
+        (tmp_path / name).write_text(GOOD)
+    (tmp_path / "folder.yaml").mkdir()
+    snapshot = read_folder(tmp_path)
+    assert list(snapshot.files) == ["a.json", "b.yml", "z.yaml", "local.yaml"]
+    assert snapshot.problems == ()
+    assert snapshot.files["b.yml"] == GOOD.encode()
+
+
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+    parsed = parse(read_folder(tmp_path / "none"), tmp_path)
+    assert [str(problem) for problem in parsed.problems] == [
+        f"{tmp_path}/none: the desired-state folder cannot be read: No such file or directory"
+    ]
+
+
+def test_a_file_instead_of_a_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "models.yaml").write_text(GOOD)
+    assert "Not a directory" in str(read_folder(tmp_path / "models.yaml").problems[0])
+
+
+def test_a_link_that_leads_nowhere_is_an_error_and_others_are_still_read(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(GOOD)
+    (tmp_path / "b.yaml").symlink_to(tmp_path / "gone")
+    snapshot = read_folder(tmp_path)
+    assert list(snapshot.files) == ["a.yaml"]
+    assert [str(problem) for problem in snapshot.problems] == [
+        f"{tmp_path}/b.yaml: cannot be read: No such file or directory"
+    ]
+    assert not parse(snapshot, tmp_path).ok
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.yaml")
+    assert [str(problem) for problem in read_folder(tmp_path).problems] == [
+        f"{tmp_path}/a.yaml: cannot be read: not a regular file"
+    ]
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    with (tmp_path / "a.yaml").open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    assert "larger than 4 MiB" in str(read_folder(tmp_path).problems[0])
+
+
+def test_links_to_files_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text(GOOD)
+    (tmp_path / "models.yaml").symlink_to("data")
+    assert list(parse(read_folder(tmp_path), tmp_path).definitions) == ["a"]
+
+
+def test_problems_name_files_as_the_operator_named_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "desired").mkdir()
+    (tmp_path / "desired" / "models.yaml").write_text("models: 3")
+    problem = parse(read_folder(Path("desired")), tmp_path).problems[0]
+    assert (problem.file, problem.line) == ("desired/models.yaml", 1)

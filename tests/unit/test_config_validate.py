@@ -1,0 +1,164 @@
+"""What is wrong with a definition, in plain words, with file, line and field."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.engines import ENGINES, LATER
+from controller.engines.llama_server import LlamaServerDefinition
+from tests.support.config_files import parse_text, problems_of
+
+FIRST = "desired-state/models.yaml"
+
+
+def in_stub(line: str) -> list[str]:
+    """The problems of a stub model with this field on line 4, without the file's name."""
+    found = problems_of(f"models:\n  chat:\n    backend: stub\n    {line}\n")
+    return [each.removeprefix(f"{FIRST}:4: models.chat.") for each in found]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("replica: 2", "replica: unknown field; did you mean `replicas`?"),
+        ("colour: red", "colour: unknown field"),
+        ("text: hi", "text: unknown field; did you mean `stub_text`?"),
+        (
+            "llama_server_n_ctx: 4096",
+            "llama_server_n_ctx: belongs to backend llama_server; this model's backend is stub",
+        ),
+        ('replicas: "2"', "replicas: must be a whole number, is `2`"),
+        ("replicas: 2.5", "replicas: must be a whole number, is 2.5"),
+        ("replicas: true", "replicas: must be a whole number, is true"),
+        ("replicas: 0", "replicas: must be at least 1, is 0"),
+        ("replicas: 1000", "replicas: must be at most 256, is 1000"),
+        ("start_timeout_s: 0", "start_timeout_s: must be more than 0, is 0"),
+        ("start_timeout_s: soon", "start_timeout_s: must be a number, is `soon`"),
+        ("enabled: on", "enabled: must be true or false, is `on`"),
+        ("stub_text: 4", "stub_text: must be a string, is a number: put it in quotes"),
+        ("stub_text: {a: b}", "stub_text: must be a string, is a mapping"),
+        ("env: {A: 1}", "env.A: must be a string, is a number: put it in quotes"),
+        ("env: [A]", "env: must be a mapping, is a list"),
+        ("extra_args: --x", "extra_args: must be a list, is `--x`"),
+        ("gpus: two", "gpus: must be a whole number, is `two`, or must be a list, is `two`"),
+        ("gpus: 99", "gpus: must be at most 64, is 99"),
+        ("gpus: []", "gpus: must have at least 1 item(s)"),
+        ("gpus: [{}]", "gpus[0]: must be a string, is a mapping"),
+        (
+            "aliases: [ok, 'not ok']",
+            "aliases[1]: must begin with a letter or digit and hold only letters, digits and . _ : / @ + -; "
+            "is `not ok`",
+        ),
+        ("model_path: ../secret", "model_path: a path may not hold `..`"),
+    ],
+)
+def test_a_wrong_field(line: str, problem: str) -> None:
+    assert in_stub(line) == [problem]
+
+
+def test_a_value_that_is_one_of_a_few_is_suggested() -> None:
+    assert problems_of("models:\n  a:\n    model_path: a.gguf\n    llama_server_pooling: meen\n") == [
+        f"{FIRST}:4: models.a.llama_server_pooling: must be `none`, `mean`, `cls`, `last` or `rank`, is `meen`; "
+        "did you mean `mean`?"
+    ]
+
+
+def test_on_is_the_string_that_flash_attention_wants() -> None:
+    parsed = parse_text("models: {a: {model_path: a.gguf, llama_server_flash_attn: on}}")
+    definition = parsed.definitions["a"]
+    assert isinstance(definition, LlamaServerDefinition)
+    assert definition.llama_server_flash_attn == "on"
+
+
+def test_the_backend_is_resolved_from_the_artifact_and_stands_in_the_definition_only() -> None:
+    parsed = parse_text("models: {a: {model_path: a.GGUF}}")
+    assert parsed.definitions["a"].backend == "llama_server"
+    assert parsed.declared["a"] == {"model_path": "a.GGUF"}
+
+
+def test_an_artifact_that_tells_no_backend() -> None:
+    assert problems_of("models:\n  a: {model_path: weights}\n") == [
+        f"{FIRST}:2: models.a: the artifact does not tell which backend serves it: set `backend` to one of "
+        + ", ".join(ENGINES)
+    ]
+
+
+@pytest.mark.parametrize("backend", LATER)
+def test_a_backend_of_a_later_version(backend: str) -> None:
+    assert problems_of(f"models:\n  a:\n    backend: {backend}\n    {backend}_some_field: 1\n") == [
+        f"{FIRST}:3: models.a.backend: backend {backend} is not in this version yet; there are {', '.join(ENGINES)}"
+    ]
+
+
+def test_an_unknown_backend_does_not_hide_other_problems() -> None:
+    assert problems_of("models:\n  a:\n    backend: stubb\n    replica: 2\n    vram_mib: lots\n    stub_text: x\n") == [
+        f"{FIRST}:3: models.a.backend: unknown backend `stubb`; did you mean `stub`?",
+        f"{FIRST}:4: models.a.replica: unknown field; did you mean `replicas`?",
+        f"{FIRST}:5: models.a.vram_mib: must be a whole number, is `lots`",
+    ]
+
+
+def test_a_missing_field_is_told_at_the_model() -> None:
+    assert problems_of("models:\n\n  a: {backend: llama_server}\n") == [f"{FIRST}:3: models.a.model_path: is required"]
+
+
+def test_fields_that_contradict_each_other() -> None:
+    assert in_stub("replicas: 3\n    replica_max: 2") == ["replicas: replicas is 3, above replica_max 2"]
+
+
+def test_every_problem_of_every_model_is_told_in_the_order_of_the_file() -> None:
+    found = problems_of(
+        """\
+        models:
+          b: {backend: stub, replicas: 0, foo: 1}
+          a: 3
+          "x y": {backend: stub}
+          c:
+            backend: openai_remote
+            base_url: ftp://x
+        """
+    )
+    assert found == [
+        f"{FIRST}:2: models.b.replicas: must be at least 1, is 0",
+        f"{FIRST}:2: models.b.foo: unknown field",
+        f"{FIRST}:3: models.a: a model's definition is a mapping of fields",
+        f"{FIRST}:4: models.x y: the name must begin with a letter or digit and hold only letters, digits and "
+        ". _ : / @ + -; is `x y`",
+        f"{FIRST}:7: models.c.base_url: must be an http:// or https:// address without a query, is `ftp://x`",
+    ]
+
+
+def test_one_broken_model_rejects_all() -> None:
+    parsed = parse_text("models: {good: {backend: stub}, bad: {backend: stub, replicas: 0}}")
+    assert (parsed.ok, parsed.definitions, parsed.declared, parsed.digest) == (False, {}, {}, "")
+
+
+def test_aliases_are_taken_once() -> None:
+    found = problems_of(
+        """\
+        models:
+          a:
+            backend: stub
+            aliases: [b, x, x]
+          b:
+            backend: stub
+            aliases:
+              - x
+              - b
+        """
+    )
+    assert found == [
+        f"{FIRST}:4: models.a.aliases[0]: alias `b` is already the name of model b",
+        f"{FIRST}:4: models.a.aliases[2]: alias `x` is already an alias of model a",
+        f"{FIRST}:8: models.b.aliases[0]: alias `x` is already an alias of model a",
+        f"{FIRST}:9: models.b.aliases[1]: alias `b` is already the name of model b",
+    ]
+
+
+def test_an_alias_of_a_removed_model_is_free() -> None:
+    assert (
+        problems_of(
+            "models: {a: {backend: stub, aliases: [x]}, b: {backend: stub, aliases: [x]}}", local="models: {a: null}"
+        )
+        == []
+    )

@@ -1,0 +1,88 @@
+"""Tables down, reports up."""
+
+from __future__ import annotations
+
+import asyncio
+
+from controller.drains import FORGET_S
+from controller.gateways import GatewayHub
+from controller.schema.routing import GatewayReport, ModelRoute, Stamp
+from controller.schema.status import ModelState
+
+
+class Counter:
+    """Counts wakeups."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+def _hub(now: list[float], epoch: int = 3) -> tuple[GatewayHub, Counter]:
+    wakes = Counter()
+    return GatewayHub("i", epoch, wake=wakes, clock=lambda: now[0]), wakes
+
+
+def _route(name: str) -> ModelRoute:
+    return ModelRoute(name=name, backend="stub", state=ModelState.LOADED, created=1, served_name=name)
+
+
+def test_a_table_is_published_only_when_it_differs() -> None:
+    hub, _ = _hub([0.0])
+    assert hub.publish((_route("a"),)) == Stamp(epoch=3, seq=1)
+    assert hub.publish((_route("a"),)) == Stamp(epoch=3, seq=1)
+    assert hub.publish((_route("b"),)) == Stamp(epoch=3, seq=2)
+
+
+async def test_waiting_for_the_next_table() -> None:
+    hub, _ = _hub([0.0])
+    first = asyncio.create_task(hub.next_table(None))
+    await asyncio.sleep(0)
+    stamp = hub.publish((_route("a"),))
+    assert (await first).stamp == stamp
+    second = asyncio.create_task(hub.next_table(stamp))
+    await asyncio.sleep(0)
+    assert not second.done()
+    hub.publish((_route("b"),))
+    assert (await second).models == (_route("b"),)
+
+
+def test_newer_epochs_are_newer_tables() -> None:
+    assert Stamp(epoch=1, seq=900) < Stamp(epoch=2, seq=1)
+    assert not Stamp(epoch=2, seq=1) < Stamp(epoch=2, seq=1)
+    assert Stamp(epoch=2, seq=1) <= Stamp(epoch=2, seq=1)
+
+
+def test_only_reports_that_matter_wake_the_loop() -> None:
+    hub, wakes = _hub([0.0])
+    stamp = Stamp(epoch=3, seq=1)
+    hub.report(GatewayReport(gateway_id="g", stamp=stamp))
+    assert wakes.count == 1
+    hub.report(GatewayReport(gateway_id="g", stamp=stamp, inflight={"r": 2}))
+    assert wakes.count == 1
+    hub.report(GatewayReport(gateway_id="g", stamp=stamp))
+    assert wakes.count == 2, "a replica became empty"
+    hub.report(GatewayReport(gateway_id="g", stamp=Stamp(epoch=3, seq=2)))
+    assert wakes.count == 3, "a newer table is in use"
+
+
+def test_a_gateway_is_lost_when_its_last_link_ends_and_forgotten_much_later() -> None:
+    now = [10.0]
+    hub, _ = _hub(now)
+    hub.link_up("g")
+    hub.link_up("g")
+    hub.report(GatewayReport(gateway_id="g", stamp=None, inflight={"r": 1}))
+    hub.link_down("g")
+    assert hub.connected == ["g"]
+    assert hub.views[0].lost_at is None
+    hub.link_down("g")
+    assert hub.connected == []
+    assert hub.views[0].lost_at == 10.0
+    now[0] += FORGET_S - 1
+    hub.forget_lost()
+    assert len(hub.views) == 1
+    now[0] += 1
+    hub.forget_lost()
+    assert hub.views == ()
