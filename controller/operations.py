@@ -137,6 +137,7 @@ class Operations:
                 log.warning("start of %s failed: %s", name, error)
                 self._memory.fail(action.id, verdict, self._clock())
             except RuntimeUnavailableError as error:
+                log.warning("start of %s failed: %s", name, error)
                 self._memory.fail(action.id, Verdict(str(error)), self._clock())
             finally:
                 self._memory.finish(name, self._clock())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -130,11 +129,11 @@ def split_address(listen: str) -> Path | tuple[str, int]:
             raise ValueError("names no path after `unix:`")
         return Path(path)
     host, _, port = listen.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    if not host or not is_port or bracketed != (":" in host):
         raise ValueError(f"must be `unix:<path>` or `host:port`, is `{listen}`")
-    if ":" in host:
-        ipaddress.IPv6Address(host)
     return host, int(port)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from worker.errors import CancelledError
+from worker.errors import JobCancelledError
 from worker.metrics import Counters
 from worker.schema import ChatRequest, CompletionRequest
 
@@ -50,14 +50,14 @@ class Job:
         self._counters.add_predicted()
 
     def check(self) -> None:
-        """Call between tokens: raises CancelledError when the answer is no longer wanted."""
+        """Call between tokens: raises JobCancelledError when the answer is no longer wanted."""
         if self._cancelled.is_set():
-            raise CancelledError
+            raise JobCancelledError
 
     def pause(self, seconds: float) -> None:
-        """Wait, unless the answer is no longer wanted: then raise CancelledError at once."""
+        """Wait, unless the answer is no longer wanted: then raise JobCancelledError at once."""
         if self._cancelled.wait(seconds):
-            raise CancelledError
+            raise JobCancelledError
 
     def cancel(self) -> None:
         """Ask the engine to stop at its next check. From any thread."""

@@ -20,7 +20,7 @@ class RequestError(Exception):
         self.param = param
 
 
-class CancelledError(Exception):
+class JobCancelledError(Exception):
     """Nobody waits for this answer any more: the client left, or the worker stops."""
 
 

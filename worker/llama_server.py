@@ -8,6 +8,8 @@ line why it ended.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -107,11 +109,24 @@ def _host(settings: Sequence[Setting], ready: int) -> None:
     apply(settings, params, xllamacpp)
     try:
         server = xllamacpp.Server(params)
-    except RuntimeError:
-        return  # llama.cpp's log has said why
+    except RuntimeError:  # llama.cpp's log says why
+        _flush_log(xllamacpp)
+        return
     os.write(ready, b"\n")
     while server:
         signal.pause()
+
+
+def _flush_log(xllamacpp: Any) -> None:
+    # llama.cpp logs in a thread of its own, and the reason may still wait there. Its own main() ends with this call,
+    # which xllamacpp does not wrap; a build without these symbols may lose the last lines.
+    library = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
+    with contextlib.suppress(AttributeError):
+        log = library["_Z15common_log_mainv"]  # common_log_main()
+        flush = library["_Z16common_log_flushP10common_log"]  # common_log_flush(common_log *)
+        log.restype = ctypes.c_void_p
+        flush.argtypes = [ctypes.c_void_p]
+        flush(log())
 
 
 def _fail(code: int, line: str) -> int:

@@ -13,12 +13,12 @@ from starlette.types import Receive, Scope, Send
 from worker import answers
 from worker.answers import Object, Shape
 from worker.engine import Job, Piece
-from worker.errors import CancelledError, EngineFailedError, RequestError
+from worker.errors import JobCancelledError, EngineFailedError, RequestError
 from worker.runner import Run, Runner, Work
 
 T = TypeVar("T")
 
-_FAILURES = (RequestError, CancelledError, EngineFailedError)
+_FAILURES = (RequestError, JobCancelledError, EngineFailedError)
 Failure = tuple[str, str, int, str | None]
 _STATUS = {"not_supported": 501}
 _STOPPING = "This engine is stopping."
@@ -35,7 +35,7 @@ def failure(error: Exception) -> Failure:
     """Message, code, HTTP status and parameter of what ended a run early."""
     if isinstance(error, RequestError):
         return str(error), error.code, _STATUS.get(error.code, 400), error.param
-    if isinstance(error, CancelledError):
+    if isinstance(error, JobCancelledError):
         return _STOPPING, "model_unloading", 503, None
     return str(error), "internal_error", 500, None
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from worker.engine import Job
-from worker.errors import CancelledError, EngineFailedError, RequestError
+from worker.errors import JobCancelledError, EngineFailedError, RequestError
 from worker.metrics import Counters
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ log = logging.getLogger("worker")
 class Run(Generic[T]):
     """One job: an asynchronous iterator over what an engine thread makes.
 
-    Iterating raises RequestError, CancelledError or EngineFailedError. Made by `Runner.start`, in the event loop.
+    Iterating raises RequestError, JobCancelledError or EngineFailedError. Made by `Runner.start`, in the event loop.
     """
 
     def __init__(self, work: Work[T], counters: Counters) -> None:
@@ -39,14 +39,14 @@ class Run(Generic[T]):
         self._future = threads.submit(self._execute)
 
     def cancel(self) -> None:
-        """Stop: iterating ends with CancelledError at once, the engine ends at its next token."""
+        """Stop: iterating ends with JobCancelledError at once, the engine ends at its next token."""
         if self._cancelled:
             return
         self._cancelled = True
         self.job.cancel()
         if self._future is not None and self._future.cancel():
             self._counters.withdrawn()
-        self._items.put_nowait(CancelledError())
+        self._items.put_nowait(JobCancelledError())
 
     def __aiter__(self) -> Run[T]:
         return self
@@ -54,6 +54,7 @@ class Run(Generic[T]):
     async def __anext__(self) -> T:
         item = await self._items.get()
         if isinstance(item, Exception):
+            self._items.put_nowait(item)  # an end stays the end, however often it is asked for
             raise item
         return item
 
@@ -63,7 +64,7 @@ class Run(Generic[T]):
         try:
             for item in self._work(self.job):
                 self._deliver(item)
-        except (RequestError, CancelledError) as error:
+        except (RequestError, JobCancelledError) as error:
             end = error
         except Exception:
             log.exception("the engine failed")

@@ -16,7 +16,10 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """What chat and completions share. A field that is null counts as left out."""
+    """What chat and completions share. A field that is null counts as left out.
+
+    Fields that would change the answer and that no engine offers are named, so that they are refused, not overlooked.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -57,6 +60,7 @@ class ChatRequest(GenerationRequest):
     """`/v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    logprobs: Literal[False] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -72,6 +76,9 @@ class CompletionRequest(GenerationRequest):
     """`/v1/completions`. The prompt is a text, or its token ids."""
 
     prompt: str | list[int]
+    echo: Literal[False] | None = None
+    suffix: None = None
+    logprobs: None = None
 
 
 Text = Annotated[str, Field(min_length=1)]

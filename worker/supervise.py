@@ -87,8 +87,10 @@ def _pass_on(log: int, error_in: Callable[[str], str | None]) -> str | None:
     first_error = None
     with os.fdopen(log, "rb") as lines:
         for line in lines:
+            # A process that dies in the middle of a line must not join the next one to it.
+            whole = line if line.endswith(b"\n") else line + b"\n"
             with contextlib.suppress(OSError):  # an engine outlives the reader of its log
-                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.write(whole)
                 sys.stderr.flush()
             if first_error is None:
                 first_error = error_in(line.decode(errors="replace"))

@@ -105,6 +105,7 @@ class DockerRuntime:
         self._models = models
         self._images = images
         self._network = engines_network
+        self._making_network = asyncio.Lock()
         self._log_mib = log_mib
         # Looking must not wait behind starting, which may take long: each has its own threads.
         self._looks = Daemon(docker_url, timeout_s=LOOK_TIMEOUT_S, threads=4)
@@ -234,11 +235,12 @@ class DockerRuntime:
             raise StartError(f"no container image is known for {request.served_name}: set its `image`", permanent=True)
         config = container_config(request, launch, identity, host, time.time())
 
-        def work(client: docker.APIClient) -> None:
-            ensure_network(client, self._network, self._instance, published=around.published)
-            start_replica(client, self._instance, request.name, config)
-
-        await self._acts.call(work)
+        # One at a time: the daemon takes two networks of one name, and then starts nothing on either (seen on 20.10).
+        async with self._making_network:
+            await self._acts.call(
+                lambda client: ensure_network(client, self._network, self._instance, published=around.published)
+            )
+        await self._acts.call(lambda client: start_replica(client, self._instance, request.name, config))
 
     async def stop(self, name: str, grace_s: float) -> None:
         """End a replica and forget it. Its whole process tree ends with its container."""

@@ -25,13 +25,7 @@ _START: Final[tuple[tuple[str, str, bool], ...]] = (
         "the NVIDIA driver of this host is not loaded",
         False,
     ),
-    (
-        r"exec: \\?\"(?P<what>[^\"\\]+)\\?\": .*(no such file|not found)",
-        "image {image} has no program {what}",
-        True,
-    ),
-    (r"exec: \\?\"(?P<what>[^\"\\]+)\\?\": permission denied", "program {what} of image {image} cannot be run", True),
-    (r"docker-init.*not found|exec: \\?\"docker-init", "this host's Docker lacks its docker-init program", False),
+    (r"docker-init.*not found", "this host's Docker lacks its docker-init program", False),
     (
         r"bind source path does not exist: (?P<what>\S+)",
         "the models folder {what} does not exist where the Docker daemon runs",

@@ -68,7 +68,6 @@ class ProcessRuntime:
             python=python,
         )
         self._children: dict[str, Child] = {}
-        self._starting: set[str] = set()
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._watch: ExitWatch | None = None
@@ -114,7 +113,8 @@ class ProcessRuntime:
 
     def _found(self, record: Record) -> Record:
         """Complete the record of a start that was interrupted after its engine had begun to run."""
-        if record.name in self._starting or (leader := find_leader(self._mark(record))) is None:
+        leader = find_leader(self._mark(record))
+        if leader is None:
             return record
         log.info("%s was found running as process %d, its start was interrupted", record.name, leader.pid)
         return self._records.begun(record.name, leader) or record
@@ -193,19 +193,12 @@ class ProcessRuntime:
 
         async def work() -> None:
             async with self._lock(request.name):
-                leader = await asyncio.to_thread(self._start, request)
+                leader = await asyncio.to_thread(self._launcher.start, request, self._children)
             if leader is not None:
                 self._exits().add(leader)
 
         # A cancelled caller must not leave a start that others believe to be over.
         await asyncio.shield(self._task(f"start {request.name}", work()))
-
-    def _start(self, request: StartRequest) -> Process | None:
-        self._starting.add(request.name)
-        try:
-            return self._launcher.start(request, self._children)
-        finally:
-            self._starting.discard(request.name)
 
     async def stop(self, name: str, grace_s: float) -> None:
         """End an engine and all its processes, however long that takes, and forget it."""

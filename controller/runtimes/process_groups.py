@@ -5,8 +5,8 @@ enough: numbers are given out again, children may start sessions of their own, a
 (vLLM's, with setproctitle). So a process counts as the replica's when it is
 
 - the leader, by pid and start time; or
-- in the leader's session, while the leader's pid is still the leader's, or, once it is free, when the process shows
-  the replica's mark: its environment, its working folder, or its output; or
+- in the leader's session, while the leader still holds its pid; afterwards, when its working folder or its output
+  are the replica's too; or
 - anywhere, with the replica's start id in its environment.
 """
 
@@ -46,12 +46,11 @@ def members(mark: Mark) -> list[Process]:
     session = mark.leader.pid if mark.leader else None
     holder = seen.get(session) if session is not None else None
     kept = holder is not None and holder.process == mark.leader
-    reused = holder is not None and not kept
     found = []
     for stat in seen.values():
         if stat.ended or stat.process.pid == os.getpid():
             continue
-        in_session = session is not None and stat.session == session and not reused
+        in_session = session is not None and stat.session == session
         if (in_session and (kept or _at_home(stat.process.pid, mark))) or _marked(stat.process.pid, mark.start_id):
             found.append(stat.process)
     return found
@@ -122,10 +121,11 @@ async def end(mark: Mark, grace_s: float, reap: Callable[[], None]) -> None:
         if signum is signal.SIGTERM and loop.time() >= deadline:
             signum = signal.SIGKILL
             told.clear()
-        for process in living:
-            if process not in told:
+        # What an engine starts to clean up behind itself is left to it, as long as it lives.
+        if not told or mark.leader not in living:
+            for process in set(living) - told:
                 send(process, signum)
-                told.add(process)
+            told.update(living)
         left = deadline - loop.time() if signum is signal.SIGTERM else RESCAN_S
         await wait_any(living, max(0.0, left))
         reap()

@@ -76,7 +76,7 @@ async def _answers(house: House) -> bool:
 
 async def _run() -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="rh") as root:
-        house = House(Path(root), "process", {"ROUNDHOUSE_LOG_LEVEL": "info"})
+        house = House(Path(root), "process")
         house.declare({})
         await house.open()
         try:

@@ -14,12 +14,13 @@ from tests.support.house import House
 
 async def _run(runtime: str) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="rh") as root:
-        house = House(Path(root), runtime, {"ROUNDHOUSE_LOG_LEVEL": "info"})
+        house = House(Path(root), runtime)
         house.declare({"one": {"backend": "stub"}})
         await house.open()
         try:
             await house.loaded("one")
-            mib = {name: psutil.Process(house.pid(name)).memory_info().rss / 2**20 for name in ("controller", "gateway")}
+            programs = {name: psutil.Process(house.pid(name)) for name in ("controller", "gateway")}
+            mib = {name: process.memory_info().rss / 2**20 for name, process in programs.items()}
         finally:
             await house.close()
     return [

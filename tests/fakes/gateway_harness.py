@@ -50,8 +50,6 @@ class House:
     controller: FakeController
     url: str
     client: aiohttp.ClientSession
-    engine_url: str = ""
-    """Of a test's one real engine."""
 
     async def publish(self, *models: ModelRoute) -> None:
         """Put a table in force in the gateway."""

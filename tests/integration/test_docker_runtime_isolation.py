@@ -116,7 +116,7 @@ async def test_models_that_no_one_user_may_read_are_read_with_dac_override(yard:
     os.chown(folder / "a.gguf", 4321, 4321)
     os.chown(yard.file("set/b.gguf", b"GGUF b", 0o600), 5432, 5432)
     runtime = yard.runtime()
-    request = yard.request(shell("cat /models/set/a.gguf /models/set/b.gguf", model_path="set"))
+    request = yard.request(shell("cat /models/set/a.gguf /models/set/b.gguf", model_path="set", backend="llama_server"))
     await runtime.start(request)
     seen = await exited(runtime)
     assert seen.exit is not None

@@ -84,6 +84,52 @@ async def test_an_engine_that_ends_on_sigterm_is_not_waited_for_longer(place: Pl
     assert await runtime.log_tail(request.name) == "up\nasked"
 
 
+async def test_an_engine_is_asked_once_and_may_clean_up(place: Place) -> None:
+    """Engines take a second SIGTERM as an order to drop everything; and some start programs as they end."""
+    runtime = place.runtime()
+    pids, go, helper, last = (place.root / name for name in ("pids", "go", "helper", "last"))
+    body = f"""
+        trap 'echo asked' TERM
+        sleep 600 & echo $! > {pids}
+        (trap '' TERM; touch {helper}; while [ ! -e {last} ]; do :; done) & child=$!
+        while [ ! -e {helper} ]; do :; done; rm {helper}; echo $$ >> {pids}
+        while [ ! -e {go} ]; do :; done
+        sleep 600 & cleaner=$!; touch {helper}
+        wait $child; sleep 0.3
+        kill -9 $cleaner && echo cleaned
+    """
+    request = request_for(place.definition(body))
+    await runtime.start(request)
+    await until(lambda: len(numbers(pids)) == 2, "the engine's children")
+    stop = asyncio.create_task(runtime.stop(request.name, 3600))
+    await until(lambda: not running(numbers(pids)[0]), "the end of the engine's child")
+    await until(lambda: place.log(request.name).read_text() != "", "the engine's answer to SIGTERM")
+    go.touch()
+    await until(helper.exists, "a program that cleans up")
+    last.touch()
+    await stop
+    assert await runtime.log_tail(request.name) == "asked\ncleaned"
+
+
+async def test_what_an_ending_engine_leaves_is_asked_too(place: Place) -> None:
+    runtime = place.runtime()
+    pids, go, up = (place.root / name for name in ("pids", "go", "up"))
+    body = f"""
+        trap 'sleep 600 & echo $! > {pids}; exit 0' TERM
+        (trap 'echo asked' TERM; touch {up}; while [ ! -e {go} ]; do :; done) &
+        while :; do :; done
+    """
+    request = request_for(place.definition(body))
+    await runtime.start(request)
+    await until(up.exists, "the engine's child")
+    stop = asyncio.create_task(runtime.stop(request.name, 3600))
+    await until(lambda: len(numbers(pids)) == 1, "what the engine starts as it ends")
+    await until(lambda: not running(numbers(pids)[0]), "the end of what it started")
+    go.touch()
+    await stop
+    assert await runtime.log_tail(request.name) == "asked"
+
+
 async def test_the_whole_family_is_ended(place: Place, bystander: int) -> None:
     runtime = place.runtime()
     pids = place.root / "pids"
@@ -239,6 +285,7 @@ async def test_fifty_starts_and_ends_leave_nothing(place: Place) -> None:
     await runtime.close()
     assert open_fds() <= fds
     assert zombies() == zombies_before
+    assert runtime._children == {}
     assert not list((place.state / "replicas").iterdir())
     assert len(list((place.state / "logs" / "ended").iterdir())) <= 50
 

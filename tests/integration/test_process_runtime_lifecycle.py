@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import stat
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from controller.engines.stub import StubDefinition
+from controller.runtimes import process_launch
 from controller.runtimes.base import RuntimeUnavailableError, StartError
 from controller.runtimes.nvml import NvmlReader
-from controller.state import Phase
+from controller.state import Gpu, Phase
 from tests.fakes.fake_nvml import FakeNvml
 from tests.support.process_engines import (
     INSTANCE,
@@ -77,6 +82,29 @@ async def test_starting_a_name_again_and_ending_it_again_are_no_errors(place: Pl
     assert await runtime.list() == []
 
 
+async def test_an_end_waits_for_a_start_whose_caller_has_gone(place: Place) -> None:
+    go = threading.Event()
+
+    class SlowReader(NvmlReader):
+        def read(self) -> tuple[Gpu, ...] | None:
+            go.wait(60)
+            return (Gpu("GPU-a", 0, "NVIDIA Fake", 1000),)
+
+    runtime = place.runtime(nvml=SlowReader(FakeNvml()))
+    request = request_for(place.definition(RUN), claims={"GPU-a": 10})
+    start = asyncio.create_task(runtime.start(request))
+    await asyncio.sleep(0)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    stop = asyncio.create_task(runtime.stop(request.name, 30))
+    done, _ = await asyncio.wait([stop], timeout=0.1)
+    assert not done
+    go.set()
+    await stop
+    assert await runtime.list() == []
+
+
 async def test_an_end_has_its_exit_code_and_plain_last_lines(place: Place) -> None:
     runtime = place.runtime()
     body = r"""printf 'loading 10%%\rloading 100%%\r\n\033[31mfile is \033[0mbroken\n'; exit 7"""
@@ -116,7 +144,8 @@ async def test_the_engine_gets_a_curated_environment(place: Place, monkeypatch: 
     out = place.root / "env"
     body = f"env > {out}.new; readlink /proc/self/fd/0 >> {out}.new; pwd >> {out}.new; mv {out}.new {out}; {RUN}"
     request = request_for(place.definition(body, env={"MINE": "yes", "CUDA_VISIBLE_DEVICES": "7"}))
-    await runtime.start(request)
+    with stdin_of_ours():
+        await runtime.start(request)
     await until(out.exists, "the engine's environment")
     lines = out.read_text().splitlines()
     env = dict(line.split("=", 1) for line in lines[:-2])
@@ -136,6 +165,20 @@ async def test_the_engine_gets_a_curated_environment(place: Place, monkeypatch: 
     assert pid is not None
     assert os.getsid(pid) == pid
     await runtime.stop(request.name, 30)
+
+
+@contextmanager
+def stdin_of_ours() -> Iterator[None]:
+    """Our own stdin is a pipe that nobody writes to."""
+    before = os.dup(0)
+    read, write = os.pipe()
+    os.dup2(read, 0)
+    try:
+        yield
+    finally:
+        os.dup2(before, 0)
+        for fd in (before, read, write):
+            os.close(fd)
 
 
 async def test_claims_make_gpus_visible_by_their_pci_index(place: Place) -> None:
@@ -187,13 +230,18 @@ async def test_a_taken_port_shows_as_an_early_end(place: Place) -> None:
     assert "is taken" in seen.exit.log_tail
 
 
-async def test_engines_that_start_together_have_different_ports(place: Place) -> None:
+async def test_engines_that_start_together_have_different_ports(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_free(host: str, taken: Collection[int]) -> int:
+        time.sleep(0.02)  # others have time to be told the same
+        return min(set(range(40_000, 40_100)) - set(taken))
+
+    monkeypatch.setattr(process_launch, "free_port", first_free)
     runtime = place.runtime()
     definition = place.definition(RUN)
     requests = [request_for(definition, attempt=attempt) for attempt in range(1, 9)]
-    for request in requests:
-        await runtime.start(request)
-    assert len({seen.base_url for seen in await runtime.list()}) == len(requests)
+    await asyncio.gather(*(runtime.start(request) for request in requests))
+    urls = {seen.base_url for seen in await runtime.list()}
+    assert urls == {f"http://127.0.0.1:{port}" for port in range(40_000, 40_008)}
     for request in requests:
         await runtime.stop(request.name, 30)
 

@@ -188,7 +188,7 @@ def _prune(current: set[str]) -> None:
         kept[repository] = kept.get(repository, 0) + 1
         if image not in current and kept[repository] > GENERATIONS_KEPT:
             subprocess.run(["docker", "rmi", image], capture_output=True, check=False)
-    _docker("image", "prune", "--force", "--filter", "label=roundhouse.stage=build", "--filter", "until=24h")
+    _docker("image", "prune", "--force", "--filter", "label=dev.roundhouse.stage=build", "--filter", "until=24h")
 
 
 def _present(images: Sequence[str]) -> bool:

@@ -76,7 +76,7 @@ class House:
             "ROUNDHOUSE_PORT": str(self.port),
             "ROUNDHOUSE_CONTROLLER_URL": f"unix:{self.state / 'controller.sock'}",
             "ROUNDHOUSE_STOP_TIMEOUT_S": "10",
-            "ROUNDHOUSE_LOG_LEVEL": "debug",
+            "ROUNDHOUSE_LOG_LEVEL": "info",
             **self._env,
         }
 
@@ -175,7 +175,8 @@ class House:
         try:
             found: ModelStatus = await until(f"{name}: {what}", look)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.log('controller')[-4000:]}") from None
+            seen = await self.model(name)
+            raise AssertionError(f"{error}\nstatus: {seen}\n{self.log('controller')[-4000:]}") from None
         return found
 
     async def loaded(self, *names: str) -> dict[str, ModelStatus]:

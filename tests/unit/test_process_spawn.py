@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import socket
@@ -65,6 +66,16 @@ def test_an_exit_code_is_learned_once_and_kept(tmp_path: Path) -> None:
         child = spawn(["/bin/sh", "-c", "exit 5"], {}, tmp_path, log.fileno())
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert [child.poll(), child.poll()] == [5, 5]
+
+
+def test_a_later_start_does_not_take_an_exit_code(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("ab") as log:
+        first = spawn(["/bin/sh", "-c", "exit 5"], {}, tmp_path, log.fileno())
+        gc.collect()
+        os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+        second = spawn(["/bin/sh", "-c", "exit 6"], {}, tmp_path, log.fileno())
+    os.waitid(os.P_PID, second.pid, os.WEXITED | os.WNOWAIT)
+    assert [first.poll(), second.poll()] == [5, 6]
 
 
 def test_an_exit_code_that_somebody_else_took_is_not_known(tmp_path: Path) -> None:

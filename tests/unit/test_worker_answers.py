@@ -11,7 +11,7 @@ import pytest
 from worker import answers
 from worker.answers import ChatShape, CompletionShape, merge_tool_calls
 from worker.engine import Job, Piece
-from worker.errors import CancelledError
+from worker.errors import JobCancelledError
 from worker.metrics import Counters, prometheus_text
 
 CALL = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"ci'}}
@@ -133,7 +133,7 @@ def test_a_cancelled_job_neither_goes_on_nor_waits(job: Job) -> None:
     job.check()
     job.pause(0)
     job.cancel()
-    with pytest.raises(CancelledError):
+    with pytest.raises(JobCancelledError):
         job.check()
-    with pytest.raises(CancelledError):
+    with pytest.raises(JobCancelledError):
         job.pause(3600)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from worker.engine import Job, Piece
-from worker.engines.llama_cpp import chat_pieces, flash_attention, mean, response_format, sampling, unit
+from worker.engines.llama_cpp import chat_pieces, flash_attention, mean, padded, plain, response_format, sampling, unit
 from worker.engines.stub import DIMENSIONS, Stub, embedding, split
+from worker.errors import RequestError
 from worker.metrics import Counters
-from worker.schema import CompletionRequest, parse
+from worker.schema import CompletionRequest, Message, parse
 
 
 @pytest.mark.parametrize("text", ["", " ", "one", "two words", " lead  and\nlines\n", "à la ☺ mode. "])
@@ -51,9 +52,22 @@ def test_flash_attention_is_on_where_llama_cpp_insists(choice: str, type_v: str,
     assert flash_attention(choice, type_v) is on
 
 
+@pytest.mark.parametrize(("asked", "got"), [(0, 0), (1, 256), (256, 256), (257, 512), (4096, 4096)])
+def test_a_context_is_rounded_up_as_llama_cpp_does(asked: int, got: int) -> None:
+    assert padded(asked) == got
+
+
 def test_only_what_a_request_sets_is_passed_to_the_sampler() -> None:
     body = b'{"prompt": "x", "temperature": 0, "min_p": 0.1, "seed": null, "stop": ["a"], "user": "u", "top_k": null}'
     assert sampling(parse(CompletionRequest, body)) == {"temperature": 0, "min_p": 0.1, "stop": ["a"]}
+
+
+def test_a_message_in_parts_becomes_one_text() -> None:
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    assert plain(Message(role="user", content=parts)) == {"role": "user", "content": "one two"}
+    assert plain(Message(role="assistant", tool_calls=[])) == {"role": "assistant", "tool_calls": []}  # type: ignore[call-arg]
+    with pytest.raises(RequestError, match="reads text, not image_url"):
+        plain(Message(role="user", content=[*parts, {"type": "image_url"}]))
 
 
 def test_a_json_schema_in_the_library_s_words() -> None:

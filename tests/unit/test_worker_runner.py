@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.wait import until
 from worker.engine import Job
-from worker.errors import CancelledError, EngineFailedError, RequestError
+from worker.errors import JobCancelledError, EngineFailedError, RequestError
 from worker.metrics import Counters
 from worker.runner import Run, Runner
 
@@ -37,6 +37,7 @@ async def test_pieces_come_in_order_and_are_counted() -> None:
     runner = Runner(1, counters)
     run = runner.start(counting)
     assert [number async for number in run] == [0, 1, 2]
+    assert [number async for number in run] == [], "an end stays the end"
     assert counters.read().tokens_predicted == run.job.completion_tokens == 3
     assert counters.read().processing == counters.read().deferred == 0
 
@@ -74,7 +75,7 @@ async def test_cancelling_stops_the_engine_at_its_next_token() -> None:
     await anext(run)
     assert counters.read().processing == 1
     run.cancel()
-    with pytest.raises(CancelledError):
+    with pytest.raises(JobCancelledError):
         await exhaust(run)
     await until("the slot is free", lambda: counters.read().processing == 0)
     predicted = counters.read().tokens_predicted
@@ -96,7 +97,7 @@ async def test_a_job_that_waits_is_withdrawn_without_ever_running() -> None:
     assert counters.read().deferred == 1
     waiting.cancel()
     assert counters.read().deferred == 0
-    with pytest.raises(CancelledError):
+    with pytest.raises(JobCancelledError):
         await anext(waiting)
     runner.forget(running)
     last = runner.start(counting)
@@ -147,7 +148,7 @@ async def test_stopping_cancels_what_runs_and_what_waits() -> None:
     runner.stop()
     assert runner.stopping
     for run in runs:
-        with pytest.raises(CancelledError):
+        with pytest.raises(JobCancelledError):
             await exhaust(run)
     await until("the slot is free", lambda: counters.read().processing == 0)
     assert counters.read().deferred == 0

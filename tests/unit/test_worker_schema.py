@@ -24,6 +24,8 @@ HELLO = b'"messages": [{"role": "user", "content": "hello"}]'
         (ChatRequest, b"{" + HELLO + b', "max_tokens": 0}', "max_tokens", "greater than or equal to 1"),
         (ChatRequest, b"{" + HELLO + b', "max_tokens": "5"}', "max_tokens", "valid integer"),
         (ChatRequest, b"{" + HELLO + b', "stop": 1}', "stop", "string, or: Input should be a valid array"),
+        (ChatRequest, b"{" + HELLO + b', "logprobs": true}', "logprobs", "`logprobs`: Input should be False."),
+        (CompletionRequest, b'{"prompt": "x", "echo": true}', "echo", "`echo`: Input should be False."),
         (CompletionRequest, b"{}", "prompt", "`prompt` is missing."),
         (CompletionRequest, b'{"prompt": {}}', "prompt", "`prompt`: "),
         (EmbeddingRequest, b'{"input": ""}', "input", "at least 1 character"),

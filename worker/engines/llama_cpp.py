@@ -12,7 +12,7 @@ from typing import Any
 from worker.engine import Api, Job, Piece
 from worker.errors import LoadError, RequestError
 from worker.preflight import KV_CACHE_TYPES, check_gguf
-from worker.schema import ChatRequest, CompletionRequest, GenerationRequest
+from worker.schema import ChatRequest, CompletionRequest, GenerationRequest, Message
 
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop", "logit_bias"),
@@ -20,6 +20,7 @@ SAMPLING = (
 )
 """Fields of a request that llama-cpp-python takes under the same name."""
 
+CONTEXT_MULTIPLE = 256
 EMBEDDING_TOKENS = 2048
 """Longest text to embed when `--n-ctx` does not say; never more than the model's own context."""
 
@@ -46,6 +47,11 @@ def flash_attention(choice: str, type_v: str) -> bool:
     return choice == "on" or (choice == "auto" and type_v not in ("f32", "f16", "bf16"))
 
 
+def padded(n_ctx: int) -> int:
+    """The context as llama.cpp will round it up. llama-cpp-python sizes its own buffers by what it is told."""
+    return -(-n_ctx // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE
+
+
 class LlamaCpp:
     """One `llama_cpp.Llama`, which serves one request at a time."""
 
@@ -55,6 +61,7 @@ class LlamaCpp:
         self.apis: frozenset[Api] = frozenset({"embeddings"} if args.embedding else {"chat", "completions"})
         self._args = args
         self._llama: Any = None
+        self._log: _Log
         self._generate: Callable[..., Iterator[int]]
         self._bad_request: tuple[type[Exception], ...] = ()
 
@@ -66,13 +73,14 @@ class LlamaCpp:
             import llama_cpp
         except (ImportError, OSError, RuntimeError) as error:
             raise LoadError(f"llama-cpp-python cannot be used: {error} (it is the extra `llama-cpp`)") from None
-        log = _Log(llama_cpp)
+        self._log = _Log(llama_cpp)
+        n_ctx = padded(args.n_ctx)
         # An embedding is made in one batch, which bounds the length of a text; a larger one needs more memory.
-        batch = dict.fromkeys(("n_batch", "n_ubatch"), args.n_ctx or EMBEDDING_TOKENS) if args.embedding else {}
+        batch = dict.fromkeys(("n_batch", "n_ubatch"), n_ctx or EMBEDDING_TOKENS) if args.embedding else {}
         try:
             self._llama = llama_cpp.Llama(
                 model_path=str(args.model),
-                n_ctx=args.n_ctx,
+                n_ctx=n_ctx,
                 n_gpu_layers=args.n_gpu_layers,
                 flash_attn=flash_attention(args.flash_attn, args.type_v),
                 type_k=cache_type(llama_cpp, args.type_k),
@@ -83,9 +91,9 @@ class LlamaCpp:
                 **batch,
             )
         except (ValueError, RuntimeError, MemoryError) as error:
-            raise LoadError(f"llama.cpp cannot load {args.model}: {log.first_error or error}") from error
+            raise LoadError(f"llama.cpp cannot load {args.model}: {self._log.first_error or error}") from error
         self._check_chat_format(llama_cpp)
-        log.quiet()
+        self._log.quiet()
         self._llama.verbose = False
         self._generate = self._llama.generate
         self._bad_request = (ValueError, LookupError, TypeError, llama_cpp.llama_chat_format.jinja2.TemplateError)
@@ -94,7 +102,7 @@ class LlamaCpp:
         """Through the model's own chat template, or the format that was asked for."""
         options = {
             **sampling(request),
-            "messages": [message.model_dump(exclude_unset=True) for message in request.messages],
+            "messages": [plain(message) for message in request.messages],
             "max_tokens": request.token_limit,
             "response_format": response_format(request.response_format),
             "tools": request.tools,
@@ -156,7 +164,10 @@ class LlamaCpp:
 
 
 class _Log:
-    """Sends llama.cpp's log to stderr and keeps its first error: the cause, where later ones are consequences."""
+    """Sends llama.cpp's log to stderr and keeps its first error: the cause, where later ones are consequences.
+
+    Must live as long as llama.cpp may log: it keeps a pointer into this object.
+    """
 
     _WARNING, _ERROR, _CONTINUED = 3, 4, 5  # ggml_log_level
 
@@ -164,7 +175,6 @@ class _Log:
         self.first_error = ""
         self._least = 0
         self._level = 0
-        # llama.cpp keeps the pointer, so the callback must live as long as it.
         self._callback = llama_cpp.llama_log_callback(self._write)
         llama_cpp.llama_log_set(self._callback, None)
 
@@ -191,6 +201,16 @@ def sampling(request: GenerationRequest) -> dict[str, Any]:
     given = request.model_dump(include=set(SAMPLING), exclude_none=True)
     extra = {name: value for name, value in (request.model_extra or {}).items() if name in SAMPLING}
     return given | {name: value for name, value in extra.items() if value is not None}
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A message as chat templates know it, its content one text. Raises RequestError for images and the like."""
+    fields = message.model_dump(exclude_unset=True)
+    if isinstance(message.content, list):
+        if other := next((part for part in message.content if part.get("type") != "text"), None):
+            raise RequestError(f"This engine reads text, not {other.get('type')}.", param="messages")
+        fields["content"] = "".join(str(part.get("text", "")) for part in message.content)
+    return fields
 
 
 def response_format(asked: dict[str, Any] | None) -> dict[str, Any] | None:

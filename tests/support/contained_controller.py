@@ -1,0 +1,85 @@
+"""Run inside a controller's container: what a Docker runtime does there, told as one line of JSON.
+
+`python contained_controller.py '{"instance": ..., "models": ..., "network": ..., "images": ..., "shell": ...}'`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from controller.engines.llama_server import LlamaServerDefinition
+from controller.engines.stub import StubDefinition
+from controller.runtimes.base import StartRequest
+from controller.runtimes.docker import DockerSetupError, open_docker
+from controller.runtimes.naming import replica_name
+from controller.schema.desired import Definition
+from controller.state import Phase, ReplicaId
+
+TOKEN = "a token"
+
+
+async def main(told: dict[str, Any]) -> dict[str, Any]:
+    """Start an engine that answers and one that reads its model; what came of it."""
+    try:
+        runtime = await open_docker(
+            instance=told["instance"],
+            models=Path(told["models"]),
+            state=Path("/state"),
+            images=told["images"],
+            engines_network=told["network"],
+        )
+    except DockerSetupError as error:
+        return {"refused": str(error)}
+
+    def request(model: str, definition: Definition) -> StartRequest:
+        replica = ReplicaId(model, 0, "0123456789abcdef")
+        name = replica_name(told["instance"], replica)
+        return StartRequest(replica, name, definition, model, definition.image, TOKEN)
+
+    answering = request("stub", StubDefinition(backend="stub", stub_text="from inside"))
+    body = "cat /models/m.gguf; cat < /dev/null > /models/x"
+    reading = request("reader", LlamaServerDefinition(model_path="m.gguf", image=told["shell"], env={"BODY": body}))
+    try:
+        preflights = [await runtime.preflight(each.served_name, each.definition, None) for each in (answering, reading)]
+        await runtime.start(answering)
+        await runtime.start(reading)
+        async with asyncio.timeout(60):
+            while any(seen.phase is Phase.RUNNING for seen in await runtime.list() if seen.name == reading.name):
+                await asyncio.sleep(0.05)
+            (engine,) = [seen for seen in await runtime.list() if seen.name == answering.name]
+            text = await asyncio.to_thread(complete, str(engine.base_url))
+        return {
+            "preflights": [each.error for each in preflights],
+            "name": engine.name,
+            "base_url": engine.base_url,
+            "text": text,
+            "read": await runtime.log_tail(reading.name),
+            "gpus": await runtime.gpus(),
+        }
+    finally:
+        for each in (answering, reading):
+            await runtime.stop(each.name, 10)
+        await runtime.close()
+
+
+def complete(url: str) -> str:
+    """An engine's answer, once it has loaded."""
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    data = json.dumps({"prompt": "a"}).encode()
+    while True:
+        try:
+            with urllib.request.urlopen(
+                urllib.request.Request(f"{url}/v1/completions", data, headers), timeout=5
+            ) as got:
+                return str(json.load(got)["choices"][0]["text"])
+        except OSError:
+            continue
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(main(json.loads(sys.argv[1])))))

@@ -1,0 +1,124 @@
+"""The tables of docs/models.md, docs/settings.md and docs/cli.md as the code says them.
+
+`python -m tests.support.doc_tables` prints them, to be pasted into the pages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from controller.cli.exits import Exit
+from controller.engines import ENGINES
+from controller.engines.base import Engine
+from controller.schema.desired import Definition
+from controller.settings import ControllerSettings
+from gateway.settings import GatewaySettings
+
+DOCS = Path(__file__).parents[2] / "docs"
+TYPES = {"string": "string", "integer": "whole number", "number": "number", "boolean": "true or false"}
+
+
+def rows_of(page: str, heading: str) -> list[str]:
+    """The rows of the first table below a heading of a page, without its own two header rows."""
+    text = (DOCS / page).read_text()
+    found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"docs/{page} has no heading {heading!r}"
+    return [line for line in found.group(1).splitlines() if line.startswith("|")][2:]
+
+
+def rows_within(page: str) -> list[str]:
+    """The rows of every table of a page."""
+    return [line for line in (DOCS / page).read_text().splitlines() if line.startswith("| `")]
+
+
+def field_rows(definition: type[Definition], *, own_only: bool) -> list[str]:
+    """One row per field: name, type, default, description."""
+    schemas: dict[str, Any] = definition.model_json_schema()["properties"]
+    common = Definition.model_fields
+    return [
+        row(f"`{name}`", type_words(schemas[name]), default_words(info), info.description or "")
+        for name, info in definition.model_fields.items()
+        if not own_only or (name not in common)
+    ]
+
+
+def setting_rows(settings: type[BaseModel]) -> list[str]:
+    """One row per setting: variable, default, description."""
+    return [
+        row(f"`ROUNDHOUSE_{name.upper()}`", default_words(info), info.description or "")
+        for name, info in settings.model_fields.items()
+    ]
+
+
+def backend_line(engine: Engine) -> str:
+    """What holds for a backend where its definition says nothing."""
+    ready = f"ready within {engine.start_timeout_s:g} s" if engine.runs else "nothing is started"
+    return f"Where the definition says nothing: `target_inflight` {engine.default_target_inflight}, {ready}."
+
+
+def exit_rows() -> list[str]:
+    """One row per exit code."""
+    return [row(f"`{code.value}`", code.name.lower(), code.meaning) for code in Exit]
+
+
+def row(*cells: str) -> str:
+    """A table's row."""
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def default_words(info: FieldInfo) -> str:
+    """The default as it is written in a file or a variable; empty where there is none, or none that is fixed."""
+    if info.is_required():
+        return "required"
+    value = info.get_default(call_default_factory=True)
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, (list, tuple, dict)):
+        return ", ".join(f"`{each}`" for each in value) or "empty"
+    return f"`{value}`"
+
+
+def type_words(schema: dict[str, Any]) -> str:
+    """A field's type and bounds."""
+    branches = [each for each in schema.get("anyOf", [schema]) if each.get("type") != "null"]
+    return " or ".join(_one_type(each) for each in branches)
+
+
+def _one_type(schema: dict[str, Any]) -> str:
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{each}`" for each in schema.get("enum", [schema.get("const")]))
+    if schema["type"] == "array":
+        return f"list of {type_words(schema['items'])}s"
+    if schema["type"] == "object":
+        return "mapping of strings"
+    bounds = [
+        f"{words} {schema[key]:g}"
+        for key, words in (("minimum", "from"), ("exclusiveMinimum", "above"), ("maximum", "to"))
+        if key in schema
+    ]
+    return " ".join([TYPES[schema["type"]], *bounds])
+
+
+def _print(title: str, header: str, rows: Iterable[str]) -> None:
+    columns = header.count("|") - 1
+    print(f"\n## {title}\n\n{header}\n|{' --- |' * columns}", *rows, sep="\n")
+
+
+if __name__ == "__main__":
+    fields = "| field | type | default | what it says |"
+    _print("Common fields", fields, field_rows(Definition, own_only=False))
+    for engine in ENGINES.values():
+        _print(engine.name, fields, field_rows(engine.definition, own_only=True))
+        print(f"\n{backend_line(engine)}")
+    variables = "| variable | default | what it says |"
+    _print("Controller", variables, setting_rows(ControllerSettings))
+    _print("Gateway", variables, setting_rows(GatewaySettings))
+    _print("Exit codes", "| code | name | meaning |", exit_rows())

@@ -1,0 +1,24 @@
+"""docs/models.md says what the code says."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.engines import ENGINES, LATER
+from controller.schema.desired import Definition
+from tests.support.doc_tables import DOCS, backend_line, field_rows, rows_of
+
+
+def test_common_fields() -> None:
+    assert rows_of("models.md", "Common fields") == field_rows(Definition, own_only=False)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_fields_of_a_backend(name: str) -> None:
+    assert rows_of("models.md", name) == field_rows(ENGINES[name].definition, own_only=True)
+    assert backend_line(ENGINES[name]) in (DOCS / "models.md").read_text()
+
+
+def test_later_backends_are_named() -> None:
+    text = (DOCS / "models.md").read_text().partition("## Backends of later versions")[2]
+    assert [word.strip("`,:") for word in text.split() if word.startswith("`")] == list(LATER)

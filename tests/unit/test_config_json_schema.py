@@ -1,0 +1,81 @@
+"""The JSON Schema that editors use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from controller.config.json_schema import files_schema, schema_text
+from controller.config.parse import parse
+from controller.config.read import SCHEMA_FILE, read_folder
+from controller.engines import ENGINES
+from controller.schema.desired import Definition
+from tests.support.config_files import snapshot
+
+EXAMPLE = Path(__file__).parents[2] / "desired-state"
+
+
+def test_the_file_of_the_example_is_the_one_that_the_code_makes() -> None:
+    assert (EXAMPLE / SCHEMA_FILE).read_text() == schema_text(), "run `roundhouse schema --write`"
+
+
+def test_the_example_works_as_it_stands_and_points_editors_at_the_schema() -> None:
+    read = read_folder(EXAMPLE)
+    parsed = parse(read, Path("/srv/models"))
+    assert list(parsed.problems) == []
+    assert {"clockwork", "clockwork-embed"} <= set(parsed.definitions)
+    assert read.files["models.yaml"].startswith(b"# yaml-language-server: $schema=./schema.json\n")
+
+
+def test_what_the_example_comments_out_would_work_too() -> None:
+    text = (EXAMPLE / "models.yaml").read_text()
+    # Comments of a YAML block: two spaces, the sign, and then a key or what belongs to it.
+    taken = [line.replace("  # ", "  ", 1) if _is_yaml(line) else line for line in text.splitlines()]
+    parsed = parse(snapshot({"models.yaml": "\n".join(taken)}), Path("/srv/models"))
+    assert list(parsed.problems) == []
+    assert {"gemma", "coder", "large", "hosted"} <= set(parsed.definitions)
+
+
+def _is_yaml(line: str) -> bool:
+    words = line.strip().removeprefix("# ").split()
+    return line.startswith("  # ") and bool(words) and words[0].endswith(":") and words[0] != "with:"
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_each_backend_has_its_fields_and_no_others(name: str) -> None:
+    schema = files_schema()["$defs"][name]
+    assert set(schema["properties"]) == set(ENGINES[name].definition.model_fields)
+    assert schema["additionalProperties"] is False
+    assert "required" not in schema, "one file may say part of a definition"
+
+
+def test_every_field_is_described_and_may_be_null() -> None:
+    schema = files_schema()
+    for definition in (*ENGINES, "any"):
+        for name, field in schema["$defs"][definition]["properties"].items():
+            assert field["description"], name
+            types = field.get("type", [])
+            branches = [branch.get("type") for branch in field.get("anyOf", [])]
+            assert "null" in types or "null" in branches or None in field.get("enum", []), name
+            assert "enum" not in field or None in field["enum"], name
+
+
+def test_the_variant_is_chosen_by_the_backend() -> None:
+    cases = files_schema()["$defs"]["model"]["allOf"]
+    chosen = {case["if"]["properties"]["backend"].get("const"): case["then"]["$ref"] for case in cases}
+    by_name: dict[str | None, str] = {name: f"#/$defs/{name}" for name in ENGINES}
+    assert chosen == by_name | {None: "#/$defs/llama_server"}
+
+
+def test_only_models_stands_at_the_top() -> None:
+    schema = json.loads(schema_text())
+    assert list(schema["properties"]) == ["models"]
+    assert schema["additionalProperties"] is False
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+def test_part_of_a_definition_may_hold_any_backends_fields() -> None:
+    fields = {name for engine in ENGINES.values() for name in engine.definition.model_fields}
+    assert set(files_schema()["$defs"]["any"]["properties"]) == fields | set(Definition.model_fields)

@@ -1,0 +1,106 @@
+"""The controller's settings, and how a wrong one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controller.settings import ControllerSettings, SettingsError, load_settings, split_address
+from gateway.settings import GatewaySettings
+from tests.support.doc_tables import rows_of, setting_rows
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*ControllerSettings.model_fields, *GatewaySettings.model_fields]:
+        monkeypatch.delenv(f"ROUNDHOUSE_{name.upper()}", raising=False)
+
+
+def test_every_setting_is_documented() -> None:
+    assert rows_of("settings.md", "Controller") == setting_rows(ControllerSettings)
+    assert rows_of("settings.md", "Gateway") == setting_rows(GatewaySettings)
+
+
+def test_every_setting_is_described() -> None:
+    for settings in (ControllerSettings, GatewaySettings):
+        assert all(field.description for field in settings.model_fields.values())
+
+
+def test_what_is_given_goes_before_the_environment_and_that_before_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_PORT", "9000")
+    monkeypatch.setenv("ROUNDHOUSE_RUNTIME", "docker")
+    settings = load_settings(port=9001, desired=None, runtime=None)
+    assert (settings.port, settings.runtime, settings.desired) == (9001, "docker", Path("desired-state"))
+
+
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_INSTANCE", "")
+    monkeypatch.setenv("ROUNDHOUSE_PORT", "")
+    assert (load_settings().instance, load_settings().port) == (None, 8080)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "line"),
+    [
+        ("PORT", "http", "ROUNDHOUSE_PORT: must be a whole number, is `http`"),
+        ("PORT", "70000", "ROUNDHOUSE_PORT: must be at most 65535, is `70000`"),
+        (
+            "RUNTIME",
+            "dokcer",
+            "ROUNDHOUSE_RUNTIME: must be `process`, `docker` or `auto`, is `dokcer`; did you mean `docker`?",
+        ),
+        ("INSTANCE", "My House", "ROUNDHOUSE_INSTANCE: must have the form ^[a-z0-9]{1,16}$, is `My House`"),
+        ("STOP_TIMEOUT_S", "-1", "ROUNDHOUSE_STOP_TIMEOUT_S: must be at least 0, is `-1`"),
+        ("RESYNC_S", "soon", "ROUNDHOUSE_RESYNC_S: must be a number, is `soon`"),
+        ("CONTROLLER_LISTEN", "8090", "ROUNDHOUSE_CONTROLLER_LISTEN: must be `unix:<path>` or `host:port`, is `8090`"),
+        ("CONTROLLER_LISTEN", "h:0", "ROUNDHOUSE_CONTROLLER_LISTEN: must be `unix:<path>` or `host:port`, is `h:0`"),
+        ("CONTROLLER_LISTEN", "unix:", "ROUNDHOUSE_CONTROLLER_LISTEN: names no path after `unix:`"),
+    ],
+)
+def test_a_wrong_value_is_one_line_that_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, line: str
+) -> None:
+    monkeypatch.setenv(f"ROUNDHOUSE_{variable}", value)
+    with pytest.raises(SettingsError) as raised:
+        load_settings()
+    assert str(raised.value) == line
+
+
+def test_every_wrong_value_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_PORT", "x")
+    monkeypatch.setenv("ROUNDHOUSE_RESYNC_S", "0")
+    with pytest.raises(SettingsError) as raised:
+        load_settings()
+    assert str(raised.value) == (
+        "ROUNDHOUSE_PORT: must be a whole number, is `x`; ROUNDHOUSE_RESYNC_S: must be more than 0, is `0`"
+    )
+
+
+def test_a_socket_path_that_no_socket_can_have_is_told_before_anything_listens() -> None:
+    with pytest.raises(SettingsError) as raised:
+        load_settings(state=Path("/" + "s" * 100))
+    assert "ROUNDHOUSE_CONTROLLER_LISTEN" in str(raised.value)
+    assert "107 bytes" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("listen", "url"),
+    [
+        (None, "unix:state/controller.sock"),
+        ("unix:/run/rh.sock", "unix:/run/rh.sock"),
+        ("127.0.0.1:8090", "http://127.0.0.1:8090"),
+        ("0.0.0.0:8090", "http://127.0.0.1:8090"),
+        ("[::]:8090", "http://[::1]:8090"),
+        ("controller.control:8090", "http://controller.control:8090"),
+    ],
+)
+def test_where_the_controller_is_reached(listen: str | None, url: str) -> None:
+    assert load_settings(controller_listen=listen).controller_url == url
+
+
+def test_an_address_in_parts() -> None:
+    assert split_address("unix:a:b") == Path("a:b")
+    assert split_address("[::1]:80") == ("::1", 80)
+    with pytest.raises(ValueError, match="must be"):
+        split_address("::1")
