@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from worker import answers
 from worker.answers import Object, Shape
 from worker.engine import Job, Piece
-from worker.errors import JobCancelledError, EngineFailedError, RequestError
+from worker.errors import EngineFailedError, JobCancelledError, RequestError
 from worker.runner import Run, Runner, Work
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from worker.engine import Job
-from worker.errors import JobCancelledError, EngineFailedError, RequestError
+from worker.errors import EngineFailedError, JobCancelledError, RequestError
 from worker.metrics import Counters
 
 T = TypeVar("T")

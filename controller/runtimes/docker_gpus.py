@@ -14,7 +14,7 @@ from docker.errors import APIError
 from controller.runtimes.docker_client import Daemon, RefusedError, refusal
 from controller.runtimes.docker_containers import Inspected, create, inspect, labels_of
 from controller.runtimes.docker_labels import PROBE_ROLE, is_own, own_labels
-from controller.runtimes.docker_seen import parse_time, phase_of
+from controller.runtimes.docker_seen import phase_of
 from controller.runtimes.docker_spec import bounded_log, hardened
 from controller.runtimes.docker_words import no_gpu_support
 from controller.runtimes.nvml import Reading
@@ -48,7 +48,7 @@ class GpuProbe:
         *,
         command: Sequence[str] = COMMAND,
         devices: Sequence[Mapping[str, Any]] = ALL_GPUS,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._daemon = daemon
         self._instance = instance
@@ -61,7 +61,9 @@ class GpuProbe:
         self._begun = False
         self._worked = False
         self._failures = 0
-        self._not_before = 0.0
+        self._not_before = clock()
+        self._line = ""
+        self._new_at = 0.0
         self._problem: str | None = None
 
     async def read(self) -> tuple[Gpu, ...] | None:
@@ -93,6 +95,7 @@ class GpuProbe:
                 self._not_before = self._clock() + ABSENT_RECHECK_S
                 return ()
             return await self._failed(error.message)
+        self._line, self._new_at = "", self._clock()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + FIRST_READING_S
         while loop.time() < deadline:
@@ -108,10 +111,11 @@ class GpuProbe:
         line = await self._last_line(seen)
         if phase_of(seen) is not Phase.RUNNING:
             return await self._failed(f"the probe ended with exit code {seen['State'].get('ExitCode')}")
-        written, _, text = line.partition(" ")
-        age = self._clock() - (parse_time(written) or parse_time(seen["State"].get("StartedAt")) or 0.0)
-        if age > STALE_S:
-            return await self._failed(f"the probe has said nothing for {age:.0f} s")
+        if line != self._line:
+            self._line, self._new_at = line, self._clock()
+        elif (silent_s := self._clock() - self._new_at) > STALE_S:
+            return await self._failed(f"the probe has said nothing for {silent_s:.0f} s")
+        _, _, text = line.partition(" ")
         if not text:
             return self._unread()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
@@ -23,15 +24,13 @@ UNREADABLE = json.dumps({"gpus": None, "error": "GPU is lost"})
 
 
 class Clock:
-    """A clock that the test can put forward from the time that it is."""
+    """A clock that the test can put forward from now."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
 
     def __call__(self) -> float:
-        import time
-
-        return time.time() + self.ahead
+        return time.monotonic() + self.ahead
 
 
 @pytest.fixture

@@ -49,9 +49,11 @@ async def main(told: dict[str, Any]) -> dict[str, Any]:
         await runtime.start(answering)
         await runtime.start(reading)
         async with asyncio.timeout(60):
-            while any(seen.phase is Phase.RUNNING for seen in await runtime.list() if seen.name == reading.name):
-                await asyncio.sleep(0.05)
-            (engine,) = [seen for seen in await runtime.list() if seen.name == answering.name]
+            async for _ in runtime.events():
+                seen = {each.name: each for each in await runtime.list()}
+                if seen[reading.name].phase is Phase.EXITED:
+                    break
+            engine = seen[answering.name]
             text = await asyncio.to_thread(complete, str(engine.base_url))
         return {
             "preflights": [each.error for each in preflights],

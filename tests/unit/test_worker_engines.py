@@ -65,7 +65,7 @@ def test_only_what_a_request_sets_is_passed_to_the_sampler() -> None:
 def test_a_message_in_parts_becomes_one_text() -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     assert plain(Message(role="user", content=parts)) == {"role": "user", "content": "one two"}
-    assert plain(Message(role="assistant", tool_calls=[])) == {"role": "assistant", "tool_calls": []}  # type: ignore[call-arg]
+    assert plain(Message(role="assistant", tool_calls=[])) == {"role": "assistant", "tool_calls": []}
     with pytest.raises(RequestError, match="reads text, not image_url"):
         plain(Message(role="user", content=[*parts, {"type": "image_url"}]))
 

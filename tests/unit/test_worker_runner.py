@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.wait import until
 from worker.engine import Job
-from worker.errors import JobCancelledError, EngineFailedError, RequestError
+from worker.errors import EngineFailedError, JobCancelledError, RequestError
 from worker.metrics import Counters
 from worker.runner import Run, Runner
 

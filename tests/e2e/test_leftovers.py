@@ -1,0 +1,108 @@
+"""What an older run, or somebody else, left on a Docker host."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docker.models.containers import Container
+
+from tests.conftest import open_docker_site
+from tests.support.house import House, replica_names
+from tests.support.sites import DockerSite
+
+pytestmark = pytest.mark.docker
+
+LLAMA = {"backend": "llama_server", "model_path": "clockwork.gguf", "llama_server_n_ctx": 4096}
+
+
+@pytest.fixture
+def docker_site() -> Iterator[DockerSite]:
+    site = open_docker_site()
+    try:
+        yield site
+    finally:
+        site.close()
+
+
+@pytest.fixture
+async def docker_house(docker_site: DockerSite, folder: Path, clockwork: Path) -> AsyncIterator[House]:
+    made = House(folder, "docker", docker_site.env())
+    shutil.copy(clockwork, made.models / "clockwork.gguf")
+    yield made
+    await made.close()
+    assert docker_site.left(made) == []
+
+
+@pytest.fixture
+def foreign(docker_site: DockerSite) -> Iterator[list[Container]]:
+    """Containers that are none of ours: another instance's, and one that only looks like ours by name."""
+    image = docker_site.env()["ROUNDHOUSE_IMAGE_WORKER"]
+    other = {"dev.roundhouse.managed-by": "roundhouse", "dev.roundhouse.instance": f"x{secrets.token_hex(4)}"}
+    common: dict[str, Any] = {"entrypoint": ["sleep", "600"], "detach": True}
+    made = [
+        docker_site.client.containers.run(image, labels=other, **common),
+        docker_site.client.containers.run(image, name=f"rh-{docker_site.instance}-one-9-00000000-1", **common),
+    ]
+    try:
+        yield made
+    finally:
+        for container in made:
+            container.remove(force=True)
+
+
+async def test_ours_are_adopted_or_cleared_away_and_foreign_ones_untouched(
+    docker_house: House, docker_site: DockerSite, foreign: list[Container]
+) -> None:
+    docker_house.declare({"one": LLAMA, "two": LLAMA})
+    await docker_house.open()
+    models = await docker_house.loaded("one", "two")
+    [kept], [lost] = replica_names(models["one"]), replica_names(models["two"])
+    identity = docker_site.identity(docker_house, kept)
+    docker_house.kill("controller")
+    # While nobody looks: one engine ends, and a third one was created and never started.
+    docker_site.kill(docker_house, lost)
+    half = _half_created(docker_site, kept)
+
+    docker_house.start("controller")
+    models = await docker_house.loaded("one", "two")
+    assert replica_names(models["one"]) == {kept}
+    assert docker_site.identity(docker_house, kept) == identity
+    assert lost not in replica_names(models["two"])
+    assert set(docker_site.left(docker_house)) == replica_names(models["one"]) | replica_names(models["two"])
+    assert half not in docker_site.left(docker_house)
+    for container in foreign:
+        container.reload()
+        assert container.status == "running"
+        assert container.attrs["RestartCount"] == 0
+
+
+def _half_created(site: DockerSite, like: str) -> str:
+    """A container with our labels that its creator died over: created, never started."""
+    model = site.client.containers.get(like)
+    assert model.image is not None
+    labels = dict(model.labels) | {"dev.roundhouse.index": "1", "dev.roundhouse.attempt": "7"}
+    name = f"rh-{site.instance}-one-1-half-7"
+    site.client.containers.create(model.image, name=name, labels=labels)
+    return name
+
+
+async def test_engines_are_shut_in(docker_house: House, docker_site: DockerSite) -> None:
+    docker_house.declare({"one": LLAMA | {"memory_mib": 2048}})
+    await docker_house.open()
+    [replica] = replica_names((await docker_house.loaded("one"))["one"])
+    host = docker_site.client.containers.get(replica).attrs["HostConfig"]
+    assert host["CapDrop"] == ["ALL"]
+    assert "no-new-privileges" in str(host["SecurityOpt"])
+    assert host["RestartPolicy"]["Name"] in ("", "no")
+    assert host["Memory"] == 2048 * 2**20
+    assert host["PidsLimit"] > 0
+    assert host["LogConfig"]["Type"] == "json-file"
+    assert int(host["LogConfig"]["Config"]["max-file"]) >= 1
+    [models] = [mount for mount in docker_site.client.containers.get(replica).attrs["Mounts"]
+                if mount["Destination"] == "/models"]  # fmt: skip
+    assert models["RW"] is False

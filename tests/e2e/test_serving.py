@@ -1,0 +1,121 @@
+"""A new user's first hour: the openai SDK, unmodified, on real engines; autoload; a remote model."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from controller.schema.status import ModelState
+from tests.support.house import SENTENCE, House
+from tests.support.sites import ProcessSite, Site
+
+LLAMA = {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096}
+EMBEDDING = LLAMA | {"llama_server_embedding": True, "llama_server_pooling": "mean"}
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
+
+
+def _client(house: House) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0)
+
+
+async def test_the_openai_sdk_unmodified(house: House, site: Site) -> None:
+    house.declare({"chat": LLAMA | {"aliases": ["gpt-4o"]}, "embed": EMBEDDING})
+    await house.open()
+    await house.loaded("chat", "embed")
+    async with _client(house) as client:
+        listed = {model.id async for model in client.models.list()}
+        assert {"chat", "embed"} <= listed
+        for name in ("chat", "gpt-4o"):
+            answer = await client.chat.completions.create(model=name, messages=HELLO)
+            assert answer.choices[0].message.content == SENTENCE
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == 16
+        stream = await client.chat.completions.create(model="chat", messages=HELLO, stream=True)
+        pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        assert "".join(pieces) == SENTENCE
+        assert len([piece for piece in pieces if piece]) > 5
+        completion = await client.completions.create(model="chat", prompt="<|assistant|>", max_tokens=4)
+        assert completion.choices[0].text == "The quick brown fox"
+        embedded = await client.embeddings.create(model="embed", input=["one", "two"])
+        assert len(embedded.data) == 2
+        assert len(embedded.data[0].embedding) == 128
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await client.chat.completions.create(model="nobody", messages=HELLO)
+        assert unknown.value.code == "unknown_model"
+
+
+@pytest.fixture
+async def process_house(folder: Path, clockwork: Path) -> AsyncIterator[House]:
+    made = House(folder, "process", {"ROUNDHOUSE_AUTOLOAD_TIMEOUT_S": "60"})
+    shutil.copy(clockwork, made.models / "clockwork.gguf")
+    yield made
+    await made.close()
+    assert ProcessSite().left(made) == []
+
+
+async def test_a_request_for_an_autoload_model_loads_it_and_is_answered(process_house: House) -> None:
+    process_house.declare({"lazy": LLAMA | {"enabled": False, "autoload": True}, "off": LLAMA | {"enabled": False}})
+    await process_house.open()
+    lazy = await process_house.model_where("lazy", lambda model: model.state is ModelState.UNLOADED, "unloaded")
+    assert lazy.replicas == []
+    async with _client(process_house) as client:
+        answers = await asyncio.gather(
+            *(client.chat.completions.create(model="lazy", messages=HELLO) for _ in range(3))
+        )
+        assert {answer.choices[0].message.content for answer in answers} == {SENTENCE}
+        with pytest.raises(openai.InternalServerError) as refused:
+            await client.chat.completions.create(model="off", messages=HELLO)
+    assert refused.value.code == "model_not_loaded"
+    loaded = (await process_house.loaded("lazy"))["lazy"]
+    assert loaded.statement.kind == "autoload"
+    assert len(loaded.replicas) == 1
+
+
+async def test_a_model_of_another_roundhouse(process_house: House, tmp_path: Path) -> None:
+    process_house.declare({"chat": LLAMA})
+    await process_house.open()
+    await process_house.loaded("chat")
+    key = tmp_path / "key"
+    key.write_text("secret-key\n")
+    other = House(process_house.root / "other", "process")
+    other.declare(
+        {
+            "far": {
+                "backend": "openai_remote",
+                "base_url": f"{process_house.url}/v1",
+                "remote_model": "chat",
+                "api_key_file": str(key),
+            },
+            "nowhere": {"backend": "openai_remote", "base_url": "http://127.0.0.1:9/v1"},
+        }
+    )
+    await other.open()
+    try:
+        await other.model_where("far", lambda model: model.state is ModelState.LOADED, "loaded")
+        async with _client(other) as client:
+            answer = await client.chat.completions.create(model="far", messages=HELLO)
+        assert answer.choices[0].message.content == SENTENCE
+        nowhere = await other.model_where("nowhere", lambda model: model.state is ModelState.FAILED, "failed")
+        assert "cannot be reached" in (nowhere.last_error or "")
+        assert "secret-key" not in other.log("controller") + other.log("gateway")
+    finally:
+        await other.close()
+
+
+async def test_a_stream_that_is_left_ends_the_engines_work(process_house: House) -> None:
+    process_house.declare({"slow": {"backend": "stub", "stub_text": "word " * 500, "stub_token_delay_ms": 20}})
+    await process_house.open()
+    await process_house.loaded("slow")
+    async with _client(process_house) as client:
+        stream = await client.chat.completions.create(model="slow", messages=HELLO, stream=True)
+        async for _ in stream:
+            break
+        await process_house.model_where("slow", lambda model: model.replicas[0].inflight == 1, "one is inside")
+        await stream.close()
+    await process_house.model_where("slow", lambda model: model.replicas[0].inflight == 0, "none is inside")
