@@ -38,7 +38,8 @@ def main() -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
     )
-    logging.getLogger("watchfiles").setLevel(logging.WARNING)
+    for noisy in ("watchfiles", "uvicorn.error"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         store = Store.open(settings.state, settings.instance)
     except StateLockedError as error:

@@ -28,9 +28,11 @@ class Answer:
         self._send = send
         self.request_id = request_id
         self._now = now
-        self._last_sent = 0.0
+        self._last_sent = float("-inf")
         self._sending = asyncio.Lock()
         self._pulse: asyncio.Task[None] | None = None
+        self._beating = False
+        self._closed = False
         self._is_stream = False
         self.status = 0
         self.first_byte_at: float | None = None
@@ -45,34 +47,36 @@ class Answer:
 
     async def _beat(self, hold_s: float, every_s: float) -> None:
         await asyncio.sleep(hold_s)
-        if not self.status:
-            await self._stream(HEARTBEAT)
-        while not self.ended:
+        while not self._closed:
             quiet = self._now() - self._last_sent
             if quiet < every_s:
                 await asyncio.sleep(every_s - quiet)
-            else:
-                await self._stream(HEARTBEAT)
+                continue
+            self._beating = True
+            async with self._sending:
+                if not self._closed:
+                    await self._send_events(HEARTBEAT)
+            self._beating = False
 
     def close(self) -> None:
-        """No heartbeat will follow."""
-        if self._pulse is not None:
+        """No heartbeat will follow. One that is being sent is not cut short: half a message would remain."""
+        self._closed = True
+        if self._pulse is not None and not self._beating:
             self._pulse.cancel()
-            self._pulse = None
 
     async def event(self, events: bytes) -> None:
         """Send one or more whole events; the first ones commit the answer to being a stream."""
         if self.first_byte_at is None:
             self.first_byte_at = self._now()
-        await self._stream(events)
-
-    async def _stream(self, events: bytes) -> None:
         async with self._sending:
-            if not self.status:
-                self._is_stream = True
-                await self._start(200, list(_EVENT_STREAM_HEADERS))
-            self._last_sent = self._now()
-            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+            await self._send_events(events)
+
+    async def _send_events(self, events: bytes) -> None:
+        if not self.status:
+            self._is_stream = True
+            await self._start(200, list(_EVENT_STREAM_HEADERS))
+        self._last_sent = self._now()
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self) -> None:
         """End a stream, or an answer that flows through."""

@@ -103,6 +103,9 @@ class Child:
         except OSError as error:
             self._say(f"the {self.spec.name} cannot be started: {error.strerror or error}")
             return 1
+        if self._ending.is_set():
+            # Everything was told to end while this one was being started: nobody knew it to tell it so.
+            self.kill()
         self._started()
         self.exit_code = await self._process.wait()
         return self.exit_code

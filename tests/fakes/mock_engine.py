@@ -95,6 +95,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, engine: MockEngine) -> None:
         self.engine = engine
         self.buffer = b""
+        self.asked = 0
         self.task: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport
 
@@ -123,6 +124,7 @@ class _Connection(asyncio.Protocol):
 
     def answer(self, request: Request) -> None:
         """Answer a plain blocking request at once, anything else in a task."""
+        self.asked += 1
         if self.engine.keep:
             self.engine.requests.append(request)
         if b'"fault"' not in request.raw and b'"stream":true' not in request.raw.replace(b" ", b""):
@@ -138,8 +140,10 @@ class _Connection(asyncio.Protocol):
             fault = str(body.get("fault", ""))
             if fault == "hold":
                 await self.engine.release.wait()
-            if fault in ("die_before_answer", "garbage"):
-                self.transport.write(b"this is not HTTP\r\n\r\n" if fault == "garbage" else b"")
+            if fault == "die_before_answer" or (fault == "die_if_kept" and self.asked > 1):
+                self.transport.close()
+            elif fault == "garbage":
+                self.transport.write(b"this is not HTTP\r\n\r\n")
                 self.transport.close()
             elif fault in _ERRORS:
                 self.transport.write(_error(fault))

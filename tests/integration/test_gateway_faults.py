@@ -90,6 +90,20 @@ async def test_a_kept_connection_gone_stale_costs_one_more_try_on_a_fresh_one(st
         await here.controller.report_where(lambda report: not report.failed)
 
 
+async def test_however_many_kept_connections_are_stale_one_more_try_is_enough() -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        held = [asyncio.create_task(here.chat(fault="hold").__aenter__()) for _ in range(5)]
+        await until(lambda: engine.running == 5)
+        engine.release.set()
+        for call in held:
+            async with await call as answer:
+                await answer.read()
+        async with here.chat(fault="die_if_kept") as answer:
+            assert answer.status == 200
+        assert engine.connections == 6
+
+
 async def test_an_engine_that_vanishes_while_idle_and_is_back_loses_no_request() -> None:
     async with house() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))

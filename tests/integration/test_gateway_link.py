@@ -10,6 +10,8 @@ import aiohttp
 import pytest
 
 from controller.schema.routing import RoutingTable, Stamp
+from controller.schema.status import ModelState
+from gateway import report_timer
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import FakeController, route
 from tests.fakes.gateway_harness import House, engines, house, serving, until
@@ -97,6 +99,17 @@ async def test_reports_are_coalesced_and_go_even_when_nothing_changes() -> None:
         assert len(here.controller.reports) - start < 100
         quiet = len(here.controller.reports)
         await until(lambda: len(here.controller.reports) > quiet, "a report without a change")
+
+
+async def test_acknowledgements_and_demand_do_not_wait_for_the_next_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_timer, "COALESCE_S", 3600.0)
+    monkeypatch.setattr(report_timer, "EVERY_S", 3600.0)
+    async with house(autoload_timeout_s=60) as here:
+        for _ in range(3):
+            await here.publish(route("m", state=ModelState.UNLOADED, autoload=True))
+        call = asyncio.create_task(here.chat().__aenter__())
+        await here.controller.report_where(lambda report: set(report.demand) == {"m"})
+        call.cancel()
 
 
 async def test_requests_go_on_with_the_controller_dead_and_it_is_found_again() -> None:

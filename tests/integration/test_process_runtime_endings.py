@@ -115,7 +115,13 @@ async def test_what_an_ending_engine_leaves_is_asked_too(place: Place) -> None:
     runtime = place.runtime()
     pids, go, up = (place.root / name for name in ("pids", "go", "up"))
     body = f"""
-        trap 'sleep 600 & echo $! > {pids}; exit 0' TERM
+        leave() {{
+            sleep 600 & left=$!
+            until [ "$(cat /proc/$left/comm)" = sleep ]; do :; done  # until then it has the shell's ears
+            echo $left > {pids}
+            exit 0
+        }}
+        trap leave TERM
         (trap 'echo asked' TERM; touch {up}; while [ ! -e {go} ]; do :; done) &
         while :; do :; done
     """

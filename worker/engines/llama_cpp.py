@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 from argparse import ArgumentParser, Namespace
@@ -70,7 +71,8 @@ class LlamaCpp:
         args = self._args
         check_gguf(args.model)
         try:
-            import llama_cpp
+            # Untyped on purpose: type checks must not depend on whether the extra is installed.
+            llama_cpp: Any = importlib.import_module("llama_cpp")
         except (ImportError, OSError, RuntimeError) as error:
             raise LoadError(f"llama-cpp-python cannot be used: {error} (it is the extra `llama-cpp`)") from None
         self._log = _Log(llama_cpp)

@@ -1,0 +1,115 @@
+"""Stand-ins for the two programs of `roundhouse up`, and an `up` that starts them.
+
+`python -m tests.fakes.stand_ins controller|gateway|up`. `controller` answers the internal interface on the socket that its settings name, and ends when it is asked to or told
+to; `gateway` lists one loaded model. Both append what happens to the file $EVENTS. $CONTROLLER_DOES and $GATEWAY_DOES
+make one misbehave: `exit:N` ends at once with that code, `exit-once:N` only the first time, `deaf` ignores SIGTERM and
+requests to end. `up` is the real `UpRun` over both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from aiohttp import web
+
+from controller.cli.announce import Announcer
+from controller.cli.exits import CommandError
+from controller.cli.output import say_error
+from controller.cli.supervisor import ChildSpec
+from controller.cli.up_run import CONTROLLER_ENDS, GATEWAY_ENDS, UpRun, lock_and_check, program_specs
+from controller.settings import load_settings, split_address
+from tests.fakes.fake_control_api import FakeControlApi
+
+
+def note(event: str) -> None:
+    """Append a line to $EVENTS, whole."""
+    descriptor = os.open(os.environ["EVENTS"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(descriptor, f"{event}\n".encode())
+    os.close(descriptor)
+
+
+def misbehave(program: str) -> str:
+    """End as the environment says; what else it says."""
+    note(f"{program} started {os.getpid()}")
+    what, _, code = os.environ.get(f"{program.upper()}_DOES", "").partition(":")
+    first = Path(os.environ["EVENTS"]).read_text().count(f"{program} started") == 1
+    if what == "exit" or (what == "exit-once" and first):
+        sys.exit(int(code))
+    return what
+
+
+async def until_told(program: str, does: str, asked: asyncio.Event) -> None:
+    """Return on SIGTERM, or when `asked` is set; a deaf one never does."""
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+
+    def on_signal(number: signal.Signals) -> None:
+        note(f"{program} got {number.name}")
+        told.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal, number)
+    waits = [asyncio.create_task(told.wait()), asyncio.create_task(asked.wait())]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    if asked.is_set():
+        note(f"{program} was asked to end")
+    if does == "deaf":
+        await asyncio.Event().wait()
+    note(f"{program} ended")
+
+
+async def controller(does: str) -> None:
+    """The stand-in controller."""
+    address = split_address(load_settings().listen)
+    assert isinstance(address, Path)
+    address.unlink(missing_ok=True)
+    async with FakeControlApi(address) as api:
+        await until_told("controller", does, api.changed)
+
+
+async def gateway(does: str) -> None:
+    """The stand-in gateway."""
+    settings = load_settings()
+
+    async def models(_request: web.Request) -> web.Response:
+        model = {"id": "chat", "state": "loaded", "apis": ["/v1/chat/completions"]}
+        return web.json_response({"object": "list", "data": [model]})
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, settings.host, settings.port, reuse_address=True).start()
+    await until_told("gateway", does, asyncio.Event())
+    await runner.cleanup()
+
+
+def up() -> int:
+    """The real supervision of the two stand-ins."""
+    settings = load_settings()
+    env = program_specs(settings, os.environ)[0].env
+    program = (sys.executable, "-m", "tests.fakes.stand_ins")
+    specs = (
+        ChildSpec("controller", (*program, "controller"), env, CONTROLLER_ENDS),
+        ChildSpec("gateway", (*program, "gateway"), env, GATEWAY_ENDS),
+    )
+    try:
+        lock = lock_and_check(settings.state)
+    except CommandError as error:
+        say_error(str(error))
+        return error.code
+    try:
+        return asyncio.run(UpRun(settings, specs, Announcer("--json" in sys.argv)).run())
+    finally:
+        os.close(lock)
+
+
+if __name__ == "__main__":
+    which = sys.argv[1]
+    if which == "up":
+        sys.exit(up())
+    asyncio.run({"controller": controller, "gateway": gateway}[which](misbehave(which)))
