@@ -85,7 +85,7 @@ async def _serve(settings: ControllerSettings, store: Store) -> int:
         server.should_exit = True
         server.force_exit = True
         await serving
-    return 0
+    return 1 if controller.failed else 0
 
 
 class _Server(uvicorn.Server):

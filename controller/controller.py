@@ -44,6 +44,8 @@ class Controller:
         self._wake = asyncio.Event()
         self._ending = asyncio.Event()
         self._stop_engines = False
+        self.failed = False
+        """Whether it ended by itself."""
         self._tasks: list[asyncio.Task[None]] = []
         self._instance = store.instance
         images = settings.images if runtime.kind == "docker" else {}
@@ -114,6 +116,7 @@ class Controller:
         """A task of ours never ends by itself: should it, the controller ends too, and is started again."""
         if not task.cancelled() and not self._ending.is_set():
             log.critical("%s ended", task.get_name(), exc_info=task.exception())
+            self.failed = True
             self._ending.set()
 
     async def __aexit__(self, *_: object) -> None:

@@ -105,7 +105,12 @@ class Reconciler:
         """Reconcile until cancelled."""
         while True:
             self._wake.clear()
-            await self.once()
+            try:
+                await self.once()
+            except Exception as error:
+                # A bug that one model brings out must not take the others' controller away: say so, and look again.
+                log.exception("this round failed")
+                self.error = f"internal error: {error!r}"
             pause = self._pause()
             try:
                 async with asyncio.timeout(pause):

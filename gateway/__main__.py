@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -59,10 +60,17 @@ def main() -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     host, port = listener.getsockname()[:2]
     logging.getLogger("gateway").info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    raise_file_limit()
     server = server_of(settings)
     spare_the_collector()
     server.run(sockets=[listener])
     return 0
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the machine grants: a stream takes two, and the usual limit is 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def spare_the_collector() -> None:

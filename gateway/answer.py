@@ -101,8 +101,14 @@ class Answer:
             await send_whole(self._send, status, [self._id_header, *headers], body)
 
     async def flow(self, status: int, headers: list[Header], part: bytes) -> None:
-        """Send a part of an answer that is too long to be held; `headers` count for the first part."""
+        """Send a part of an answer that is too long to be held; `headers` count for the first part.
+
+        Raises:
+            RoundhouseError: the answer is committed to being a stream, and this is none.
+        """
         self.close()
+        if self._is_stream:
+            raise RoundhouseError("engine_disconnected", "The engine answered a stream with something else.")
         if not self.status:
             self.first_byte_at = self._now()
             await self._start(status, headers)

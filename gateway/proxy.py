@@ -23,6 +23,7 @@ from gateway.asgi import (
     read_body,
     request_id_of,
 )
+from gateway.engine_errors import ENGINE_ERROR
 from gateway.ledger import Ledger
 from gateway.lifetime import DeadlineError, Lifetime
 from gateway.metrics import CLIENT_GONE_STATUS, UNKNOWN_MODEL, Finished, Metrics
@@ -153,6 +154,8 @@ class InferenceRoute:
                 finally:
                     call.usage = events.usage
             else:
+                if answer.status and engine.status != 200:
+                    call.broken_off = ENGINE_ERROR.code
                 held = await relay_whole(engine, answer, self._parts.settings.answer_buffer_bytes)
                 call.usage = usage_in(held)
 

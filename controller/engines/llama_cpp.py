@@ -41,8 +41,8 @@ _FLAGS = (
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (r"No module named .?llama_cpp", Verdict("llama-cpp-python is not installed (extra `llama-cpp`)", True)),
     (r"not a GGUF", Verdict("not a GGUF file", True)),
-    (r"unknown cache type|unrecognized arguments|invalid choice", Verdict("bad argument", True)),
-    (r"out of memory|failed to allocate|cudaMalloc failed|MemoryError", Verdict("out of memory")),
+    (r"unknown cache type|unrecognized arguments|invalid choice|neither the model nor", Verdict("bad argument", True)),
+    (r"out of memory|insufficient memory|failed to allocate|MemoryError", Verdict("out of memory")),
     (r"port .*(taken|in use)|address already in use", Verdict("port taken")),
 )
 

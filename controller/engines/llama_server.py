@@ -74,9 +74,11 @@ _PATH_FLAGS: tuple[tuple[str, str], ...] = (
 
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (r"error: invalid argument|unknown argument|error while handling argument", Verdict("bad argument", True)),
+    (r"No module named .?xllamacpp", Verdict("neither a llama-server binary nor xllamacpp is installed", True)),
     (r"bad magic|invalid magic|not a gguf|failed to read magic", Verdict("not a GGUF file", True)),
     (r"unknown model architecture|unsupported model architecture", Verdict("unsupported model architecture", True)),
-    (r"out of memory|failed to allocate|cudaMalloc failed|std::bad_alloc", Verdict("out of memory")),
+    (r"out of memory|insufficient memory|failed to allocate|std::bad_alloc", Verdict("out of memory")),
+    (r"corrupted or incomplete", Verdict("the file is corrupted or incomplete", True)),
     (r"couldn't bind|address already in use|port .* in use", Verdict("port taken")),
     (r"No such file or directory|failed to open", Verdict("file missing")),
 )
@@ -115,6 +117,9 @@ class LlamaServer(Engine):
             value = getattr(definition, name)
             if value is not None:
                 args += (flag, ctx.path(value))
+        if definition.llama_server_draft_model_path and definition.llama_server_spec_type is None:
+            # Without a type llama-server loads the draft model and never uses it.
+            args += ("--spec-type", "draft-simple")
         if definition.llama_server_embedding:
             args.append("--embeddings")
         if definition.llama_server_reranking:

@@ -34,13 +34,14 @@ class Stub(Engine):
         assert isinstance(definition, StubDefinition)
         args = list(worker_program(self.name, ctx))
         if definition.stub_text is not None:
-            args += ("--text", definition.stub_text)
+            # With `=`, so that a text may begin with a dash.
+            args.append(f"--text={definition.stub_text}")
         if definition.stub_load_s:
             args += ("--load-s", str(definition.stub_load_s))
         if definition.stub_token_delay_ms:
             args += ("--token-delay-ms", str(definition.stub_token_delay_ms))
         if definition.stub_fail is not None:
-            args += ("--fail", definition.stub_fail)
+            args.append(f"--fail={definition.stub_fail}")
         args += definition.extra_args
         return Launch(tuple(args), dict(definition.env), self.image(definition, ctx.images), WORKER_TOKEN_ENV)
 

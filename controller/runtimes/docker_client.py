@@ -189,5 +189,10 @@ async def detached(work: Callable[[], T], name: str, *, ended: Callable[[], None
         except RuntimeError:
             log.debug("%s ended after the event loop", name)
 
-    threading.Thread(target=body, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=body, name=name, daemon=True).start()
+    except RuntimeError as error:  # the system gives no more threads
+        if ended is not None:
+            ended()
+        raise RuntimeUnavailableError(f"no thread for a question to the Docker daemon: {error}") from error
     return await future

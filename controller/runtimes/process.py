@@ -116,7 +116,7 @@ class ProcessRuntime:
         leader = find_leader(self._mark(record))
         if leader is None:
             return record
-        log.info("%s was found running as process %d, its start was interrupted", record.name, leader.pid)
+        log.debug("%s is process %d, which its record did not say yet", record.name, leader.pid)
         return self._records.begun(record.name, leader) or record
 
     def _seen(self, record: Record, phase: Phase) -> SeenReplica:
@@ -168,7 +168,7 @@ class ProcessRuntime:
         return self._watch
 
     def _on_exit(self, process: Process) -> None:
-        for child in self._children.values():
+        for child in tuple(self._children.values()):  # a start may add one meanwhile, in its thread
             if child.pid == process.pid:
                 child.poll()
         self._notify()
@@ -277,6 +277,7 @@ class ProcessRuntime:
         for task in tuple(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._nvml.close()
 
 
 @contextmanager

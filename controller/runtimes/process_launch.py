@@ -62,6 +62,8 @@ class Launcher:
             return check_program(self._render(definition, model, port=1).argv)
         except (ValueError, TypeError, KeyError) as error:
             return f"the definition of {model} cannot be turned into a command line: {error}"
+        except OSError as error:
+            return f"the program of {model} cannot be looked at: {error}"
 
     def start(self, request: StartRequest, children: MutableMapping[str, Child]) -> Process | None:
         """Start an engine, our child from then on; None: there is a record of that name. Raises StartError."""

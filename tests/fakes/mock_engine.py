@@ -140,6 +140,7 @@ class _Connection(asyncio.Protocol):
             fault = str(body.get("fault", ""))
             if fault == "hold":
                 await self.engine.release.wait()
+                fault = str(body.get("then", ""))
             if fault == "die_before_answer" or (fault == "die_if_kept" and self.asked > 1):
                 self.transport.close()
             elif fault == "garbage":

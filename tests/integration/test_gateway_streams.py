@@ -128,6 +128,17 @@ async def test_an_error_after_the_headers_were_sent_comes_as_an_event() -> None:
         assert payloads(events)[-1]["error"]["code"] == "engine_unreachable"
 
 
+async def test_an_engines_error_after_the_headers_were_sent_comes_as_an_event() -> None:
+    async with house(hold_headers_s=0.02) as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        async with here.chat(stream=True, fault="hold", then="busy") as answer:
+            await answer.content.readuntil(b"\n\n")
+            engine.release.set()
+            events = [event for event in await events_of(answer) if event != HEARTBEAT]
+        assert payloads(events) == [{"error": {"message": "busy", "type": "server_error", "code": 503}}]
+        assert 'roundhouse_gateway_broken_answers_total{code="engine_error",model="m"} 1.0' in await here.metrics()
+
+
 @pytest.mark.parametrize("fault", ["die_mid_stream", "end_early", "no_done"])
 async def test_an_engine_that_ends_mid_stream_is_told_of(fault: str) -> None:
     async with house() as here, engines(1) as (engine,):

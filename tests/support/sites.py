@@ -66,16 +66,16 @@ class DockerSite:
     def __init__(self, instance: str, images: dict[str, str], network: str) -> None:
         self.instance = instance
         self.network = network
-        self._images = images
+        self.images = images
         self.client = docker.from_env()
 
     def env(self) -> dict[str, str]:
         """An instance, images and a network of this test's own."""
         return {
             "ROUNDHOUSE_INSTANCE": self.instance,
-            "ROUNDHOUSE_IMAGE_LLAMA_SERVER": self._images["llama-server"],
-            "ROUNDHOUSE_IMAGE_WORKER": self._images["worker"],
-            "ROUNDHOUSE_IMAGE_CONTROLLER": self._images["controller"],
+            "ROUNDHOUSE_IMAGE_LLAMA_SERVER": self.images["llama-server"],
+            "ROUNDHOUSE_IMAGE_WORKER": self.images["worker"],
+            "ROUNDHOUSE_IMAGE_CONTROLLER": self.images["controller"],
             "ROUNDHOUSE_ENGINES_NETWORK": self.network,
         }
 

@@ -13,7 +13,7 @@ DEADLINE_S = 60.0
 
 
 async def until(what: str, look: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
-    """The first true answer of `look`, which may be a coroutine function. Fails, naming the last answer, when none comes in time."""
+    """The first true answer of `look`, which may be a coroutine function. Fails when none comes in time."""
     ends = time.monotonic() + deadline_s
     while True:
         found = look()

@@ -192,7 +192,8 @@ async def test_a_second_up_on_the_same_state_folder_is_refused(up: Up, folder: P
     up.start()
     await up.ready()
     assert up.process is not None
-    other = Up(folder / "other") if (folder / "other").mkdir() is None else up
+    (folder / "other").mkdir()
+    other = Up(folder / "other")
     other.start(ROUNDHOUSE_STATE=str(up.state))
     assert await other.ended() == Exit.LOCKED
     assert other.err == (
@@ -251,7 +252,8 @@ def test_a_taken_port_is_one_line_and_nothing_is_started(folder: Path, capsys: p
         assert run(arguments) == Exit.ADDRESS_TAKEN
     assert capsys.readouterr() == (
         "",
-        f"roundhouse: cannot listen on 127.0.0.1:{port}: Address already in use; choose another with --host or --port\n",
+        f"roundhouse: cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "choose another with --host or --port\n",
     )
     assert not (folder / "state" / "up.json").exists()
 

@@ -74,7 +74,7 @@ def test_workers() -> None:
     ]
     argv, _ = _launch("stub", PROCESS, stub_text="hello", stub_load_s=1.5)
     assert argv[0] == "/venv/bin/python"
-    assert argv[-4:] == ["--text", "hello", "--load-s", "1.5"]
+    assert argv[-3:] == ["--text=hello", "--load-s", "1.5"]
 
 
 def test_no_secret_and_no_placement_is_rendered() -> None:
