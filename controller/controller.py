@@ -101,12 +101,11 @@ class Controller:
         self._files.recover()
         await self._files.read()
         self._tasks = [
-            asyncio.create_task(each, name=each.__name__)
-            for each in (
-                self._reconciler.run(),
-                follow_files(self._files, self._settings.desired, self._wake.set, self._ending),
-                follow_runtime(self._runtime, self._wake.set),
-            )
+            asyncio.create_task(self._reconciler.run(), name="the reconciler"),
+            asyncio.create_task(
+                follow_files(self._files, self._settings.desired, self._wake.set, self._ending), name="the file watch"
+            ),
+            asyncio.create_task(follow_runtime(self._runtime, self._wake.set), name="the runtime's events"),
         ]
         for task in self._tasks:
             task.add_done_callback(self._ended)

@@ -132,8 +132,8 @@ class Prober:
             dead = "EngineDead" in text
             return Outcome(healthy=False, dead=dead, error=f"health: HTTP {status}")
         if watched.vitals.ready_since is None and target.probe.ready_path:
-            error = await self._first_token(target)
-            return Outcome(healthy=True, generated=error is None, error=error)
+            fault = await self._first_token(target)
+            return Outcome(healthy=True, generated=fault is None, error=fault)
         busy, progress = await self._figures(target)
         return Outcome(healthy=True, generated=True, busy=busy, progress=progress)
 

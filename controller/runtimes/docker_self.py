@@ -81,7 +81,8 @@ def host_mount(mounts: Sequence[Mapping[str, Any]], models: PurePosixPath) -> di
 
 
 def _inspect_self(client: docker.APIClient) -> dict[str, Any] | None:
-    for container_id in own_container_ids(MOUNTINFO.read_text(), socket.gethostname()):
+    mounts = MOUNTINFO.read_text() if MOUNTINFO.exists() else ""
+    for container_id in own_container_ids(mounts, socket.gethostname()):
         try:
             inspected: dict[str, Any] = client.inspect_container(container_id)
         except NotFound:

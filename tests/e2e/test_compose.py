@@ -64,8 +64,8 @@ class Project:
 
     def engines(self) -> dict[str, str]:
         """Container name to id."""
-        label = {"label": f"dev.roundhouse.instance={self.site.instance}"}
-        found = self.site.client.containers.list(filters=label)
+        mine = f"dev.roundhouse.instance={self.site.instance}"
+        found = self.site.client.containers.list(filters={"label": mine})
         return {container.name or "": container.id or "" for container in found if "chat" in (container.name or "")}
 
     def loaded(self) -> bool:

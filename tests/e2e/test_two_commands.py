@@ -106,7 +106,7 @@ async def test_make_up_serves_and_ctrl_c_leaves_nothing(checkout: Path, up: tupl
     assert "Traceback" not in (checkout / "up.log").read_text()
 
 
-async def test_a_taken_port_is_one_line(checkout: Path) -> None:
+def test_a_taken_port_is_one_line(checkout: Path) -> None:
     if not (checkout / ".venv").exists():
         pytest.fail("the test above installs the environment; it did not")
     with socket.socket() as taken:

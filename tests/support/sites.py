@@ -90,15 +90,15 @@ class DockerSite:
 
     def left(self, house: House) -> list[str]:
         """By this instance's label."""
-        label = {"label": f"dev.roundhouse.instance={self.instance}"}
-        return [container.name or "" for container in self.client.containers.list(all=True, filters=label)]
+        mine = f"dev.roundhouse.instance={self.instance}"
+        return [container.name or "" for container in self.client.containers.list(all=True, filters={"label": mine})]
 
     def close(self) -> None:
         """Remove whatever this test left: containers, volumes, the network."""
-        label = {"label": f"dev.roundhouse.instance={self.instance}"}
-        for container in self.client.containers.list(all=True, filters=label):
+        mine = f"dev.roundhouse.instance={self.instance}"
+        for container in self.client.containers.list(all=True, filters={"label": mine}):
             container.remove(force=True)
-        for volume in self.client.volumes.list(filters=label):
+        for volume in self.client.volumes.list(filters={"label": mine}):
             volume.remove(force=True)
         for network in self.client.networks.list(names=[self.network]):
             network.remove()

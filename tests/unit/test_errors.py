@@ -40,8 +40,7 @@ def test_codes_and_statuses_are_pinned() -> None:
 def test_the_docs_hold_the_same_table() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\w+) \| (\w*) \| (.+) \|$", DOCS.read_text(), re.MULTILINE)
     assert rows == [
-        (entry.code, str(entry.status), entry.type, RETRY[entry.retry], entry.meaning)
-        for entry in ERROR_CODES.values()
+        (entry.code, str(entry.status), entry.type, RETRY[entry.retry], entry.meaning) for entry in ERROR_CODES.values()
     ]
 
 
