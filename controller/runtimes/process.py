@@ -99,13 +99,12 @@ class ProcessRuntime:
             record = self._found(record)
             if record.leader is None:
                 return self._seen(record, Phase.CREATED), record, False
-        child = self._children.get(record.name)
-        code = child.poll() if child else record.exit_code
         if record.ended:
             return self._seen(record, Phase.EXITED), record, False
         same_boot = record.boot_id == now_boot
         if same_boot and record.leader is not None and alive(record.leader):
             return self._seen(record, Phase.RUNNING), record, False
+        code = self._reap(record.name)  # not before: it would be asked too early
         if same_boot and members(self._mark(record)):
             return self._seen(record, Phase.RUNNING), record, True
         record = self._records.update(record.name, ended=True, exit_code=code) or record
@@ -231,9 +230,9 @@ class ProcessRuntime:
             await asyncio.sleep(POLL_S)
         await asyncio.to_thread(self._forget, name)
 
-    def _reap(self, name: str) -> None:
-        if (child := self._children.get(name)) is not None:
-            child.poll()
+    def _reap(self, name: str) -> int | None:
+        child = self._children.get(name)
+        return child.poll() if child else None
 
     def _forget(self, name: str) -> None:
         """The record goes last: until then, a crash leaves something that can be ended again."""

@@ -104,8 +104,8 @@ async def sequential_p50_ms(port: int, requests: int) -> float:
     return sorted(times)[len(times) // 2] * 1000
 
 
-async def requests_per_second(port: int, connections: int, seconds: float) -> float:
-    """Blocking requests answered per second, every connection always busy."""
+async def requests_per_second(port: int, connections: int, seconds: float) -> tuple[float, int]:
+    """Blocking requests answered per second, every connection always busy; and how many they were."""
     opened = await connect(port, connections)
     request = request_bytes(port)
     answered = 0
@@ -122,7 +122,7 @@ async def requests_per_second(port: int, connections: int, seconds: float) -> fl
     taken = time.perf_counter() - start
     for connection in opened:
         connection.transport.close()
-    return answered / taken
+    return answered / taken, answered
 
 
 async def events_per_second(port: int, streams: int, events: int) -> float:

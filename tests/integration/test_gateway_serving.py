@@ -66,6 +66,7 @@ async def test_credentials_stay_here_and_the_replicas_own_token_is_sent() -> Non
         for engine in (guarded, plain):
             seen = engine.requests[0].headers
             assert "client-secret" not in str(seen)
+            assert (seen["content-type"], seen["accept-encoding"]) == ("application/json", "identity")
             assert seen["traceparent"] == trace["traceparent"]
         assert plain.requests[0].headers["x-request-id"] == request_id
 
