@@ -13,6 +13,9 @@ STABLE_S = 60.0
 SHOWN_LINES = 8
 """Log lines that follow the plain words in `last_error`."""
 
+NOT_FOUND = 127
+"""Exit code of shells and of docker-init when there is no such program."""
+
 _SIGNALS = {-9: "was killed (SIGKILL)", -11: "crashed (SIGSEGV)", -6: "aborted (SIGABRT)", -15: "ended (SIGTERM)"}
 
 
@@ -32,6 +35,8 @@ def verdict_of_exit(backend: str, end: Exit, *, was_ready: bool) -> Verdict:
 def _exit_words(code: int | None) -> str:
     if code is None:
         return "ended"
+    if code == NOT_FOUND:
+        return "could not be run: its program is not there"
     signal_code = code - 128 if code > 128 else -code
     words = _SIGNALS.get(-signal_code) if (code < 0 or code > 128) else None
     return words or f"ended with exit code {code}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from controller.cli import grace
 from controller.cli.exits import CommandError, Exit
 from controller.cli.options import ControllerUrl, Json, Models, Runtime, State, settings_of
 from controller.cli.output import say, say_json
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from controller.settings import ControllerSettings
 
 POLL_S = 0.1
-MARGIN_S = 30.0
-"""Beyond the engines' own stop timeout, for all that a controller has to finish."""
 
 
 def down(
@@ -51,7 +51,6 @@ class _Down:
     def __init__(self, settings: ControllerSettings, url: str) -> None:
         self._settings = settings
         self._url = url
-        self._deadline_s = settings.stop_timeout_s + MARGIN_S
         self._stopped: list[str] = []
 
     async def run(self) -> list[str]:
@@ -59,59 +58,68 @@ class _Down:
         from controller.cli.leftover_engines import stop_leftovers  # imports the controller's runtimes
         from controller.cli.up_record import read_record, remove_record
 
-        record = read_record(self._settings.state)
+        settings = self._settings
+        controller_s = grace.of_controller(settings)
+        record = read_record(settings.state)
         if record.up is not None and record.up.pid != os.getpid():
             # It stops its children in the right order, and their engines.
-            await self._end("roundhouse up", record.up)
-        await self._ask_controller()
-        for name in ("gateway", "controller"):
-            if name in record.children:
-                await self._end(name, record.children[name])
-        engines = await stop_leftovers(
-            self._settings, grace_s=self._settings.stop_timeout_s, lock_wait_s=self._deadline_s
-        )
+            await self._end("roundhouse up", record.up, grace.of_up(settings), kill=False)
+        if "gateway" in record.children:
+            # Before the engines: its running requests need them.
+            await self._end("gateway", record.children["gateway"], grace.of_gateway())
+        asked = await self._ask_controller()
+        if "controller" in record.children:
+            await self._end("controller", record.children["controller"], controller_s, tell=not asked)
+        engines = await stop_leftovers(settings, grace_s=settings.stop_timeout_s, lock_wait_s=controller_s)
         self._stopped += (f"engine {name}" for name in engines)
-        remove_record(self._settings.state)
+        remove_record(settings.state)
         return self._stopped
 
-    async def _ask_controller(self) -> None:
+    async def _ask_controller(self) -> bool:
+        """Whether there was one to ask. Returns when it answers no more; that it has ended, its lock tells."""
         from controller.cli.client import ControllerClient, NoControllerError
 
-        try:
-            async with ControllerClient(self._url) as client:
+        async with ControllerClient(self._url) as client:
+            try:
                 await client.shut_down(stop_engines=True)
-                self._stopped.append("controller and its engines")
+            except NoControllerError:
+                return False
+            self._stopped.append("controller and its engines")
+            with suppress(NoControllerError):
                 await self._until_gone(client)
-        except NoControllerError:
-            return
+        return True
 
     async def _until_gone(self, client: ControllerClient) -> None:
-        """Ask until NoControllerError. That it has ended its engines too, its lock tells, where that is in reach."""
+        """Ask until NoControllerError."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._deadline_s
+        deadline = loop.time() + grace.of_controller(self._settings)
         while loop.time() < deadline:
             await client.status()
             await asyncio.sleep(POLL_S)
         raise CommandError(f"the controller at {self._url} was asked to end and still runs")
 
-    async def _end(self, name: str, record: ProcessRecord) -> None:
-        """End a recorded process: SIGTERM, and SIGKILL for its session when it does not end."""
+    async def _end(
+        self, name: str, record: ProcessRecord, within_s: float, *, tell: bool = True, kill: bool = True
+    ) -> None:
+        """End a recorded process: SIGTERM if it is to be told, and SIGKILL, if it may be, when that does not help."""
         from controller.runtimes.process_groups import send
 
         if not record.alive():
             return
-        send(record.process, signal.SIGTERM)
-        if not await self._gone(record):
-            if name == "roundhouse up":
-                raise CommandError(f"`roundhouse up` (process {record.pid}) was told to end and still runs")
+        if tell:
+            send(record.process, signal.SIGTERM)
+        if not await _gone(record, within_s):
+            if not kill:
+                raise CommandError(f"{name} (process {record.pid}) was told to end and still runs")
             send(record.process, signal.SIGKILL)
-            await self._gone(record)
+            await _gone(record, within_s)
         self._stopped.append(f"{name} (process {record.pid})")
 
-    async def _gone(self, record: ProcessRecord) -> bool:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._deadline_s
-        # Not our child, so there is nothing to wait on but a pidfd, which old kernels and some containers lack.
-        while record.alive() and loop.time() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(POLL_S)
-        return not record.alive()
+
+async def _gone(record: ProcessRecord, within_s: float) -> bool:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    # Not our child, so there is nothing to wait on but a pidfd, which old kernels and some containers lack.
+    while record.alive() and loop.time() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(POLL_S)
+    return not record.alive()

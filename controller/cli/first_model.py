@@ -15,7 +15,8 @@ from controller.cli.client import ControllerClient
 from controller.cli.exits import CommandError
 from controller.schema.status import ControllerStatus, ModelState
 
-POLL_S: Final = 0.25
+FIRST_POLL_S: Final = 0.2
+LAST_POLL_S: Final = 2.0
 EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
     "/v1/completions": {"prompt": "Hello"},
@@ -43,9 +44,11 @@ class FirstModel:
             ControllerClient(self._controller_url) as controller,
             aiohttp.ClientSession(timeout=timeout, trust_env=False) as gateway,
         ):
-            # Nobody tells this process of a change; it asks for the short time until the first model is there.
-            while not await self._look(controller, gateway):  # noqa: ASYNC110
-                await asyncio.sleep(POLL_S)
+            # Nobody tells this process of a change, so it asks: often for the seconds that matter, then less and less.
+            pause_s = FIRST_POLL_S
+            while not await self._look(controller, gateway):
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 1.05, LAST_POLL_S)
 
     async def _look(self, controller: ControllerClient, gateway: aiohttp.ClientSession) -> bool:
         try:

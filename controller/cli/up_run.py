@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from controller.cli import grace
 from controller.cli.announce import Announcer
 from controller.cli.client import ControllerClient
 from controller.cli.exits import CommandError, Exit
@@ -20,13 +21,6 @@ from controller.cli.listening import url_of
 from controller.cli.supervisor import Child, ChildSpec, Ending, Fatal, Supervisor
 from controller.cli.up_record import ProcessRecord, UpRecord, lock_state, read_record, remove_record, write_record
 from controller.settings import ControllerSettings
-
-MARGIN_S: Final = 30.0
-"""Beyond a child's own grace, until it is killed."""
-DEFAULT_GRACE_S: Final = 30.0
-"""Of the gateway, for running requests, where ROUNDHOUSE_SHUTDOWN_GRACE_S says nothing."""
-FORCED_GRACE_S: Final = 2.0
-"""Of the engines, after a second Ctrl-C."""
 
 CONTROLLER_ENDS: Final = {
     2: Fatal(Exit.USAGE, "a setting is wrong"),
@@ -144,10 +138,10 @@ class UpRun:
         gateway, controller = self._supervisor.children.get("gateway"), self._supervisor.children.get("controller")
         if gateway is not None:
             gateway.signal(signal.SIGTERM)
-            await self._ended(gateway, self._gateway_grace_s() + MARGIN_S)
+            await self._ended(gateway, grace.of_gateway())
         if controller is not None and controller.pid is not None:
             await self._ask_to_end(controller)
-            await self._ended(controller, self._settings.stop_timeout_s + MARGIN_S)
+            await self._ended(controller, grace.of_controller(self._settings))
 
     async def _ask_to_end(self, controller: Child) -> None:
         try:
@@ -163,19 +157,13 @@ class UpRun:
             child.kill()
             await child.ended(within_s)
 
-    def _gateway_grace_s(self) -> float:
-        try:
-            return float(os.environ.get("ROUNDHOUSE_SHUTDOWN_GRACE_S", DEFAULT_GRACE_S))
-        except ValueError:
-            return DEFAULT_GRACE_S
-
     async def _end_engines(self, ending: Ending) -> Exit:
         """Nothing is left to do after a controller that ended as asked; after any other its engines may run."""
-        grace_s = FORCED_GRACE_S if self._forced.is_set() else self._settings.stop_timeout_s
+        grace_s = grace.FORCED_S if self._forced.is_set() else self._settings.stop_timeout_s
         locked_by_another = ending.exit is Exit.LOCKED
         if not locked_by_another:
             try:
-                left = await stop_leftovers(self._settings, grace_s=grace_s, lock_wait_s=MARGIN_S)
+                left = await stop_leftovers(self._settings, grace_s=grace_s, lock_wait_s=grace.MARGIN_S)
             except CommandError as error:
                 self._say.note(f"engines may still run ({error}): `roundhouse down` stops them")
                 return ending.exit or Exit.FAILED

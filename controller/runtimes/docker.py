@@ -28,7 +28,7 @@ from controller.runtimes.docker_containers import (
 from controller.runtimes.docker_ending import end
 from controller.runtimes.docker_events import EventWatch
 from controller.runtimes.docker_gpus import GpuProbe
-from controller.runtimes.docker_images import image_is_there, pull
+from controller.runtimes.docker_images import image_is_there, is_built_here, pull
 from controller.runtimes.docker_labels import REPLICA_ROLE, ROLE, UnreadableLabelsError, is_own, own_filter
 from controller.runtimes.docker_logs import ExitTails, SavedLogs, read_log
 from controller.runtimes.docker_network import ensure_network, remove_network
@@ -196,6 +196,8 @@ class DockerRuntime:
             there = await self._looks.call(lambda client: image_is_there(client, image))
         except RefusedError as refused:
             return PreflightResult(False, time.time(), str(start_error(refused.message, image)))
+        if not there and is_built_here(image):
+            return PreflightResult(False, time.time(), f"image {image} is missing: `make images` builds it")
         if not there:
             return PreflightResult(False, time.time(), f"image {image} is missing", missing_image=image)
         return PreflightResult(True, time.time())

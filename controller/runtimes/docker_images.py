@@ -11,6 +11,9 @@ from docker.utils import parse_repository_tag
 from controller.runtimes.docker_client import refusal
 from controller.runtimes.docker_words import pull_error
 
+BUILT_HERE = "roundhouse/"
+"""Prefix of the images that `make images` builds."""
+
 
 def image_is_there(client: docker.APIClient, image: str) -> bool:
     """Whether an image can be run without pulling it."""
@@ -19,6 +22,11 @@ def image_is_there(client: docker.APIClient, image: str) -> bool:
     except NotFound:
         return False
     return True
+
+
+def is_built_here(image: str) -> bool:
+    """Whether an image is one of ours, which no registry serves: whoever holds that name there is a stranger."""
+    return image.startswith(BUILT_HERE)
 
 
 def pull(client: docker.APIClient, image: str, stopped: threading.Event) -> None:

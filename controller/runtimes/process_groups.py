@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -40,8 +40,12 @@ class Mark:
     """None: not known, the start was interrupted."""
 
 
-def members(mark: Mark) -> list[Process]:
-    """Every process of a replica that runs."""
+def members(mark: Mark, known: Collection[Process] = ()) -> list[Process]:
+    """Every process of a replica that runs, those included that are `known` to be its own.
+
+    A process that is about to end shows no mark any longer, and may still hold memory; so in the session, which it
+    still shows, it counts. Should the session be somebody else's by now, no harm is done: it is ending anyway.
+    """
     seen = {stat.process.pid: stat for stat in stats()}
     session = mark.leader.pid if mark.leader else None
     holder = seen.get(session) if session is not None else None
@@ -50,8 +54,13 @@ def members(mark: Mark) -> list[Process]:
     for stat in seen.values():
         if stat.ended or stat.process.pid == os.getpid():
             continue
+        pid = stat.process.pid
         in_session = session is not None and stat.session == session
-        if (in_session and (kept or _at_home(stat.process.pid, mark))) or _marked(stat.process.pid, mark.start_id):
+        if (
+            stat.process in known
+            or (in_session and (kept or stat.exiting or _at_home(pid, mark)))
+            or _marked(pid, mark.start_id)
+        ):
             found.append(stat.process)
     return found
 
@@ -107,7 +116,7 @@ def send(process: Process, signum: signal.Signals) -> None:
         os.close(fd)
 
 
-async def end(mark: Mark, grace_s: float, reap: Callable[[], None]) -> None:
+async def end(mark: Mark, grace_s: float, reap: Callable[[], object]) -> None:
     """End every process of a replica: SIGTERM, after `grace_s` SIGKILL. Returns when all are gone, however long it
     takes: a process that is stuck in a driver still holds its memory.
 
@@ -116,8 +125,10 @@ async def end(mark: Mark, grace_s: float, reap: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + grace_s
     signum = signal.SIGTERM
+    known: set[Process] = set()
     told: set[Process] = set()
-    while living := await asyncio.to_thread(members, mark):
+    while living := await asyncio.to_thread(members, mark, known):
+        known.update(living)
         if signum is signal.SIGTERM and loop.time() >= deadline:
             signum = signal.SIGKILL
             told.clear()

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final
 
 PROC: Final = Path("/proc")
+_PF_EXITING: Final = 0x4
+"""include/linux/sched.h"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Stat:
     session: int
     ended: bool
     """Nothing of it runs. A zombie whose other threads still run has not ended: they hold its memory."""
+    exiting: bool
+    """It, or its main thread, is past the point where it still shows an environment, a folder or open files."""
 
 
 def boot_id() -> str:
@@ -44,9 +48,9 @@ def read_stat(pid: int) -> Stat | None:
         return None
     # The command's name is in parentheses and may hold anything, parentheses too.
     fields = text[text.rindex(b")") + 2 :].split()
-    state, parent, session, threads, started = fields[0], fields[1], fields[3], fields[17], fields[19]
+    state, parent, session, flags, threads, started = (fields[number] for number in (0, 1, 3, 6, 17, 19))
     ended = state in {b"Z", b"X"} and int(threads) <= 1
-    return Stat(Process(pid, int(started)), int(parent), int(session), ended)
+    return Stat(Process(pid, int(started)), int(parent), int(session), ended, bool(int(flags) & _PF_EXITING))
 
 
 def stats() -> Iterator[Stat]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from docker.models.containers import Container
 
+from controller.schema.status import ModelState
 from tests.conftest import open_docker_site
 from tests.support.house import House, replica_names
 from tests.support.sites import DockerSite
@@ -106,3 +107,31 @@ async def test_engines_are_shut_in(docker_house: House, docker_site: DockerSite)
     [models] = [mount for mount in docker_site.client.containers.get(replica).attrs["Mounts"]
                 if mount["Destination"] == "/models"]  # fmt: skip
     assert models["RW"] is False
+
+
+async def test_a_missing_image_is_said_and_one_of_ours_is_never_pulled(
+    docker_house: House, docker_site: DockerSite
+) -> None:
+    docker_house.declare(
+        {
+            "ours": {"backend": "stub", "image": "roundhouse/no-such-image:latest"},
+            "theirs": {"backend": "stub", "image": "127.0.0.1:9/no-such-image:latest"},
+            "good": LLAMA,
+        }
+    )
+    await docker_house.open()
+    await docker_house.loaded("good")
+    ours = await docker_house.model_where("ours", lambda model: model.state is ModelState.FAILED, "failed")
+    assert ours.last_error == "image roundhouse/no-such-image:latest is missing: `make images` builds it"
+    theirs = await docker_house.model_where("theirs", lambda model: model.state is ModelState.FAILED, "failed")
+    assert "missing and cannot be pulled" in (theirs.last_error or "")
+    log = docker_house.log("controller")
+    assert "pull theirs" in log
+    assert "pull ours" not in log
+
+
+async def test_out_of_memory_is_said(docker_house: House, docker_site: DockerSite) -> None:
+    docker_house.declare({"big": LLAMA | {"memory_mib": 16}})
+    await docker_house.open()
+    big = await docker_house.model_where("big", lambda model: model.state is ModelState.FAILED, "failed")
+    assert "out of memory" in (big.last_error or "")

@@ -88,17 +88,24 @@ async def test_after_an_acknowledgement_no_request_goes_by_an_older_table() -> N
         await asyncio.gather(*clients)
 
 
-async def test_reports_are_coalesced_and_go_even_when_nothing_changes() -> None:
+async def test_changes_share_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_timer, "COALESCE_S", 3600.0)
+    monkeypatch.setattr(report_timer, "EVERY_S", 3600.0)
     async with house() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         start = len(here.controller.reports)
-        for _ in range(200):
+        for _ in range(100):
             async with here.chat() as answer:
                 assert answer.status == 200
-        await here.idle()
-        assert len(here.controller.reports) - start < 100
-        quiet = len(here.controller.reports)
-        await until(lambda: len(here.controller.reports) > quiet, "a report without a change")
+        assert len(here.controller.reports) == start
+        await here.publish(route("m", [engine.url]))
+        assert set(here.controller.reports[-1].last_used) == {"m"}
+
+
+async def test_reports_go_even_when_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_timer, "EVERY_S", 0.05)
+    async with house() as here:
+        await until(lambda: len(here.controller.reports) > 5, "reports without a change")
 
 
 async def test_acknowledgements_and_demand_do_not_wait_for_the_next_report(monkeypatch: pytest.MonkeyPatch) -> None:

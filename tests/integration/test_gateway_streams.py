@@ -103,7 +103,6 @@ async def test_heartbeats_fill_a_pause_and_stand_between_events() -> None:
             events = (read + await answer.read()).decode()[:-2].split("\n\n")
         assert text_of(events) == " ".join(WORDS)
         assert all(event == HEARTBEAT or event.startswith("data: ") for event in events)
-        assert events.index(HEARTBEAT) == 3
 
 
 async def test_a_blocking_call_gets_no_heartbeat() -> None:
@@ -161,7 +160,7 @@ async def test_an_engines_own_error_event_is_the_last_word() -> None:
 
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_the_deadline_ends_a_request(streaming: bool) -> None:
-    async with house(request_timeout_s=0.2) as here, engines(1) as (engine,):
+    async with house(request_timeout_s=1.0) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.chat(stream=streaming, fault="stall") as answer:
             if streaming:

@@ -176,6 +176,34 @@ async def test_what_a_dead_engine_leaves_is_ended_before_it_counts_as_ended(plac
     await runtime.close()
 
 
+async def test_a_process_without_its_main_thread_has_not_ended(place: Place) -> None:
+    """Nor has one that is about to end; neither shows an environment, a folder or open files."""
+    pids, script = place.root / "pids", place.root / "script.py"
+    script.write_text(
+        "import ctypes, os, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        f"open({str(pids)!r}, 'w').write(str(os.getpid()))\n"
+        "ctypes.CDLL(None).syscall(60, 0)\n"  # exit, of this thread alone
+    )
+    runtime = place.runtime()
+    request = request_for(place.definition(f"{sys.executable} {script} & {RUN}"))
+    await runtime.start(request)
+
+    def without_main_thread() -> bool:
+        stat = read_stat(numbers(pids)[0]) if numbers(pids) else None
+        return stat is not None and stat.exiting
+
+    await until(without_main_thread, "the end of a main thread")
+    (pid,) = numbers(pids)
+    assert running(pid)
+    leader = place.record(request.name).pid
+    assert leader is not None
+    os.kill(leader, signal.SIGKILL)
+    await exited(runtime)
+    assert not running(pid)
+    await runtime.remove(request.name)
+
+
 async def test_concurrent_ends_are_one(place: Place) -> None:
     runtime = place.runtime()
     request = request_for(place.definition(RUN))

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from controller.engines.stub import StubDefinition
-from controller.runtimes import process_launch
+from controller.runtimes import process, process_launch
 from controller.runtimes.base import RuntimeUnavailableError, StartError
 from controller.runtimes.nvml import NvmlReader
+from controller.runtimes.process_stat import Process, alive
 from controller.state import Gpu, Phase
 from tests.fakes.fake_nvml import FakeNvml
 from tests.support.process_engines import (
@@ -30,6 +31,7 @@ from tests.support.process_engines import (
     request_for,
     running,
     until,
+    wait_for,
     zombies,
 )
 
@@ -130,6 +132,20 @@ async def test_a_killed_engine_has_its_signal_as_code(place: Place) -> None:
     assert pid is not None
     os.kill(pid, 9)
     seen = await exited(runtime)
+    assert seen.exit is not None
+    assert seen.exit.code == -9
+
+
+async def test_an_end_in_the_middle_of_a_look_keeps_its_code(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends_now(leader: Process) -> bool:
+        os.kill(leader.pid, 9)
+        wait_for(lambda: not alive(leader), "the engine's end")
+        return False
+
+    runtime = place.runtime()
+    await runtime.start(request_for(place.definition(RUN)))
+    monkeypatch.setattr(process, "alive", ends_now)
+    seen = await only(runtime)
     assert seen.exit is not None
     assert seen.exit.code == -9
 

@@ -24,6 +24,7 @@ from controller.cli.up_record import ProcessRecord, UpRecord, read_record, write
 from tests.support.wait import until
 
 REPOSITORY = Path(__file__).parents[2]
+ENDED_IN_ORDER = ["gateway got SIGTERM", "gateway ended", "controller was asked to end", "controller ended"]
 
 
 class Up:
@@ -117,7 +118,7 @@ async def test_it_says_how_to_use_the_first_model_and_ends_in_order(up: Up) -> N
     assert await up.ended() == Exit.DONE
     events = up.events()
     assert sorted(events[:2]) == ["controller started", "gateway started"]
-    assert events[2:] == ["gateway got SIGTERM", "gateway ended", "controller was asked to end", "controller ended"]
+    assert events[2:] == ENDED_IN_ORDER
     assert not any(runs(pid) for pid in up.pids())
     assert not (up.state / "up.json").exists()
     assert "Traceback" not in up.err
@@ -216,9 +217,9 @@ async def test_what_a_killed_up_left_is_not_started_beside(up: Up) -> None:
     assert "an earlier `roundhouse up` left its " in up.err
     assert "`roundhouse down` ends that" in up.err
     assert up.pids() == left
-    # `down` asks the controller, and tells the gateway.
     done = await asyncio.to_thread(run, ["down", "--state", str(up.state), "--runtime", "process"])
     assert done == Exit.DONE
+    assert up.events()[2:] == ENDED_IN_ORDER
     assert not any(runs(pid) for pid in left)
     assert not (up.state / "up.json").exists()
 

@@ -50,6 +50,7 @@ def test_a_permanent_error_parks() -> None:
         (Exit(137), "the engine was killed (SIGKILL)"),
         (Exit(139), "the engine crashed (SIGSEGV)"),
         (Exit(None), "the engine ended"),
+        (Exit(127), "the engine could not be run: its program is not there"),
         (Exit(137, oom=True), "out of memory: the engine was killed at its memory limit"),
         (Exit(1, log_tail="cudaMalloc failed: out of memory"), "out of memory"),
         (Exit(1, log_tail="couldn't bind HTTP server socket"), "port taken"),

@@ -1,0 +1,34 @@
+"""How long the programs have to end, in seconds, before they are killed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from controller.settings import ControllerSettings
+
+MARGIN_S: Final = 30.0
+"""Beyond a program's own grace, for all else that it has to finish."""
+GATEWAY_S: Final = 30.0
+"""The gateway's own grace for running requests, where its setting says nothing."""
+FORCED_S: Final = 2.0
+"""Of engines, after a second Ctrl-C."""
+
+
+def of_gateway() -> float:
+    """The gateway: its running requests. Its settings are not ours to import; a wrong value it refuses itself."""
+    try:
+        return float(os.environ.get("ROUNDHOUSE_SHUTDOWN_GRACE_S") or GATEWAY_S) + MARGIN_S
+    except ValueError:
+        return GATEWAY_S + MARGIN_S
+
+
+def of_controller(settings: ControllerSettings) -> float:
+    """The controller: its engines, which end side by side."""
+    return settings.stop_timeout_s + MARGIN_S
+
+
+def of_up(settings: ControllerSettings) -> float:
+    """`up`: the gateway, then the controller, then whatever engines are left."""
+    return of_gateway() + 2 * of_controller(settings)
