@@ -173,7 +173,8 @@ class Controller:
 
     def shut_down(self, *, stop_engines: bool) -> None:
         """Begin to end."""
-        self._stop_engines = stop_engines
+        # A plain SIGTERM that follows must not take the engines' end back.
+        self._stop_engines |= stop_engines
         self._ending.set()
 
     def take(self, report: GatewayReport) -> None:

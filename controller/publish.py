@@ -53,7 +53,7 @@ def _route(want: DesiredModel, status: ModelStatus, replicas: list[ObservedRepli
         endpoints=endpoints,
         target_inflight=engine.target_inflight(want.definition),
         apis=engine.apis(want.definition),
-        autoload=want.definition.autoload,
+        autoload=want.autoload,
         last_error=status.last_error,
         retry_at=status.retry_at,
     )

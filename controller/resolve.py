@@ -81,6 +81,7 @@ def _model(
         drain_timeout_s=(
             defaults.drain_timeout_s if definition.drain_timeout_s is None else definition.drain_timeout_s
         ),
+        autoload=definition.autoload and not (statement.kind == "unload" and override is not None and override.hold),
         drain_ends=statement.kind != "unload",
     )
 

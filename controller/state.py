@@ -68,6 +68,8 @@ class DesiredModel:
     """Per GPU; None claims whole GPUs."""
     start_timeout_s: float = 600.0
     drain_timeout_s: float = 300.0
+    autoload: bool = False
+    """Whether a request for it may load it now: an operator's unload holds against that."""
     drain_ends: bool = True
     """False: an operator's unload, whose deadline only reports."""
 

@@ -6,16 +6,9 @@ import json
 import re
 from typing import Any, Final
 
-from controller.schema.errors import ErrorBody, ErrorCode, ErrorEnvelope
+from controller.schema.errors import ERROR_CODES, ErrorBody, ErrorEnvelope
 
-ENGINE_ERROR: Final = ErrorCode(
-    "engine_error",
-    502,
-    "server_error",
-    "The engine answered with an error of its own: its status and its message are passed on. 502 is for an answer "
-    "that is none.",
-    ("Read the message: it is the engine's.",),
-)
+ENGINE_ERROR: Final = ERROR_CODES["engine_error"]
 
 _MESSAGE_CHARACTERS = 1000
 _UNSEEN = re.compile(r"(?is)<(script|style|head)\b.*?</\1>|<[^>]*>")

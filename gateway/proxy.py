@@ -99,7 +99,7 @@ class InferenceRoute:
         except RoundhouseError as error:
             await self._fail(answer, call, error)
         except asyncio.CancelledError:
-            stopped = RoundhouseError("internal_error", "The gateway was stopped before the answer was complete.")
+            stopped = RoundhouseError("gateway_stopping", "The gateway was stopped before the answer was complete.")
             await self._fail(answer, call, stopped)  # and no more: the task ends here, which is what was wanted
         except Exception:
             logger.exception("request %s failed", answer.request_id)

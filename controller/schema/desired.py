@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 ModelName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
 """What a client sends in `"model"`. May hold `/` and `:`."""
 
-Gpus = Annotated[int, Field(ge=0, le=64)] | Annotated[list[str], Field(min_length=1)]
+
+def _index_as_name(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+GpuName = Annotated[str, BeforeValidator(_index_as_name, json_schema_input_type=str | int)]
+"""A GPU's uuid, or its index in PCI order, which may be written as a number."""
+
+Gpus = Annotated[int, Field(ge=0, le=64)] | Annotated[list[GpuName], Field(min_length=1)]
 
 
 class Definition(BaseModel):

@@ -122,6 +122,14 @@ ERROR_CODES: Final[dict[str, ErrorCode]] = _table(
         ("Report it with the request id.",),
     ),
     ErrorCode(
+        "engine_error",
+        502,
+        "server_error",
+        "The engine answered with an error of its own: its status and its message are passed on. 502 is for an answer "
+        "that is none.",
+        ("Read the message: it is the engine's.",),
+    ),
+    ErrorCode(
         "engine_unreachable",
         502,
         "server_error",
@@ -143,6 +151,14 @@ ERROR_CODES: Final[dict[str, ErrorCode]] = _table(
         "server_error",
         "The gateway has never heard from a controller, so it knows no models, or the controller does not answer.",
         ("Start the controller, or wait until it has made its first observation.",),
+        retry=True,
+    ),
+    ErrorCode(
+        "gateway_stopping",
+        503,
+        "server_error",
+        "The gateway was stopped, and its grace for running requests ended before the answer was complete.",
+        ("Try again when the gateway is back.",),
         retry=True,
     ),
     ErrorCode(

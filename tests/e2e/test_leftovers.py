@@ -131,7 +131,7 @@ async def test_a_missing_image_is_said_and_one_of_ours_is_never_pulled(
 
 
 async def test_out_of_memory_is_said(docker_house: House, docker_site: DockerSite) -> None:
-    docker_house.declare({"big": LLAMA | {"memory_mib": 16}})
+    docker_house.declare({"big": {"backend": "stub", "memory_mib": 16}})
     await docker_house.open()
     big = await docker_house.model_where("big", lambda model: model.state is ModelState.FAILED, "failed")
     assert "out of memory" in (big.last_error or "")

@@ -77,6 +77,9 @@ def test_an_edit_of_a_parameter_ends_that_parameter_alone() -> None:
 def test_an_unload_holds_against_autoload_unless_it_says_otherwise() -> None:
     raw = _raw(enabled=False, autoload=True)
     assert _resolved(raw, _unload(raw), demanded_at=20.0).replicas == 0
+    assert not _resolved(raw, _unload(raw)).autoload
+    assert _resolved(raw, _unload(raw, hold=False)).autoload
+    assert _resolved(raw).autoload
     assert _resolved(raw, _unload(raw, hold=False), demanded_at=20.0).replicas == 1
     assert _resolved(raw, _unload(raw, hold=False), demanded_at=5.0).replicas == 0
 
@@ -119,6 +122,13 @@ def test_the_spec_hash_leaves_out_what_does_not_touch_the_engine(edit: dict[str,
 )
 def test_the_spec_hash_covers_what_touches_the_engine(edit: dict[str, Any]) -> None:
     assert _resolved(_raw() | edit).spec_hash != _resolved(_raw()).spec_hash
+
+
+def test_gpus_are_a_number_or_named_by_index_or_uuid() -> None:
+    assert (_resolved(_raw(gpus=2)).gpu_count, _resolved(_raw(gpus=2)).gpu_choice) == (2, ())
+    chosen = _resolved(_raw(gpus=[0, "GPU-a"]))
+    assert (chosen.gpu_count, chosen.gpu_choice) == (2, ("0", "GPU-a"))
+    assert _resolved(_raw()).gpu_count == 0
 
 
 def test_every_field_of_every_backend_is_hashed_or_known_to_be_scheduling() -> None:
