@@ -31,13 +31,10 @@ class PullImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Start one replica on these GPUs."""
+class OfReplica:
+    """An action on one replica."""
 
-    kind: ClassVar[str] = "start"
     id: ReplicaId
-    reason: str
-    claims: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def model(self) -> str:
@@ -46,66 +43,51 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class Start(OfReplica):
+    """Start one replica on these GPUs."""
+
+    kind: ClassVar[str] = "start"
+    reason: str
+    claims: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Drain(OfReplica):
     """Route nothing new to a replica and let its requests finish. `deadline` None only reports."""
 
     kind: ClassVar[str] = "drain"
-    id: ReplicaId
     name: str
     reason: str
     deadline: float | None
 
-    @property
-    def model(self) -> str:
-        """The replica's model."""
-        return self.id.model
-
 
 @dataclass(frozen=True, slots=True)
-class Undrain:
+class Undrain(OfReplica):
     """Route to a replica again: it is wanted after all, and was not stopped yet."""
 
     kind: ClassVar[str] = "undrain"
-    id: ReplicaId
     name: str
     reason: str
 
-    @property
-    def model(self) -> str:
-        """The replica's model."""
-        return self.id.model
-
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(OfReplica):
     """End a running replica. `failure`: it is ended because it failed, which counts towards its backoff."""
 
     kind: ClassVar[str] = "stop"
-    id: ReplicaId
     name: str
     reason: str
     failure: Verdict | None = None
-
-    @property
-    def model(self) -> str:
-        """The replica's model."""
-        return self.id.model
 
 
 @dataclass(frozen=True, slots=True)
-class Remove:
+class Remove(OfReplica):
     """Clear away what an ended or half-created replica left."""
 
     kind: ClassVar[str] = "remove"
-    id: ReplicaId
     name: str
     reason: str
     failure: Verdict | None = None
-
-    @property
-    def model(self) -> str:
-        """The replica's model."""
-        return self.id.model
 
 
 Action: TypeAlias = Preflight | PullImage | Start | Drain | Undrain | Stop | Remove

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from controller.atomic import write_atomic
 from controller.schema.override import Override
 from controller.schema.status import SCHEMA_VERSION
 
@@ -66,17 +67,6 @@ class Memory(BaseModel):
 
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
-
-
-def write_atomic(path: Path, content: bytes) -> None:
-    """Replace a file as a whole, readable by its owner alone; a crash leaves the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 class Store:

@@ -96,7 +96,13 @@ class DesiredFiles:
             self._generation += 1
             self._note_edits(self._settled)
             if parsed.ok:
-                save(self._store.folder, self._settled.declared, self._clock())
+                self._save(self._settled)
+
+    def _save(self, settled: Settled) -> None:
+        try:
+            save(self._store.folder, settled.declared, self._clock())
+        except OSError as error:
+            log.warning("the last good state is not stored, so a restart would not know it: %s", error)
 
     def _note_edits(self, settled: Settled) -> None:
         now = self._clock()
@@ -152,7 +158,10 @@ class DesiredFiles:
         memory = self._memory.model_copy(update=dict(change))
         if memory != self._memory:
             self._memory = memory
-            self._store.remember(memory)
+            try:
+                self._store.remember(memory)
+            except OSError as error:
+                log.warning("the controller's memory is not stored, so a restart would not know it: %s", error)
 
 
 async def follow_files(files: DesiredFiles, folder: Path, wake: Callable[[], None], stop: asyncio.Event) -> None:

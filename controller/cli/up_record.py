@@ -12,10 +12,10 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from controller.atomic import write_atomic
 from controller.cli.exits import CommandError, Exit
 from controller.runtimes.process_stat import Process, alive, boot_id, read_stat
 from controller.schema.status import SCHEMA_VERSION
-from controller.store import write_atomic
 
 RECORD_NAME: Final = "up.json"
 LOCK_NAME: Final = "up.lock"

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
+from controller.atomic import write_atomic
 from controller.config.settle import Settled
 from controller.config.tree import Place, Table, placed
 from controller.config.validate import validate
 from controller.schema.status import SCHEMA_VERSION
-from controller.store import write_atomic
 
 FILE_NAME: Final = "desired.json"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 import docker
 from docker.errors import APIError
 
+from controller.atomic import write_atomic
 from controller.runtimes.process_logs import KEPT_BYTES, KEPT_LOGS, TAIL_LINES, plain_tail
 
 READ_LINES: Final = 400
@@ -55,11 +55,7 @@ class SavedLogs:
         if not data:
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = self._folder / f".{name}.new"
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data[-KEPT_BYTES:])
-        new.replace(self._path(name))
+        write_atomic(self._path(name), data[-KEPT_BYTES:], durable=False)
         kept = sorted(self._folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
         for path in kept[:-KEPT_LOGS]:
             path.unlink(missing_ok=True)

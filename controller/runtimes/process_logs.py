@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from controller.atomic import write_atomic
+
 TAIL_BYTES: Final = 8 * 1024
 TAIL_LINES: Final = 50
 KEPT_BYTES: Final = 64 * 1024
@@ -128,12 +130,7 @@ def _last(path: Path, count: int) -> bytes:
 
 def _write(path: Path, data: bytes) -> None:
     """Replace a file. Without success when the disk is full: that must not keep what is written elsewhere."""
-    new = path.with_name(f".{path.name}.new")
     try:
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-        new.replace(path)
+        write_atomic(path, data, durable=False)
     except OSError as error:
         log.warning("log lines are lost: %s: %s", path, error.strerror or error)
-        new.unlink(missing_ok=True)

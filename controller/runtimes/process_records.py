@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from controller.atomic import write_atomic
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.runtimes.process_stat import Process
 from controller.state import ReplicaId
@@ -87,7 +87,7 @@ class Records:
             path = self._path(record.name)
             if path.exists():
                 return False
-            self._write(path, record)
+            write_atomic(path, record.model_dump_json(indent=1).encode())
             return True
 
     def update(self, name: str, **changes: Any) -> Record | None:
@@ -104,7 +104,7 @@ class Records:
             changed = record.model_copy(update=changes)
             try:
                 if changed != record:
-                    self._write(path, changed)
+                    write_atomic(path, changed.model_dump_json(indent=1).encode())
             except OSError as error:
                 log.warning("%s cannot be written: %s", path, error.strerror or error)
             return changed
@@ -140,14 +140,3 @@ class Records:
                 "told. Start the version of Roundhouse that wrote it, or stop its process and delete the file"
             ) from error
         return record if record.instance == self._instance else None
-
-    @staticmethod
-    def _write(path: Path, record: Record) -> None:
-        """Replace the file at once, so that a crash leaves the old or the new one."""
-        new = path.with_name(f".{path.name}.new")
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(record.model_dump_json(indent=1).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
