@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
+WIDTH = 110
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -31,4 +33,6 @@ def show(title: str, figures: Iterable[Figure], *, as_json: bool) -> None:
         table.add_column(column, justify="right" if column == "value" else "left")
     for figure in figures:
         table.add_row(figure.name, f"{figure.value:,.2f}", figure.unit, figure.aim)
-    Console().print(table)
+    console = Console()
+    # Piped into a file it would be cut to 80 columns.
+    Console(width=max(console.width, WIDTH)).print(table)
