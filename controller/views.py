@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller import __version__
 from controller.actions import Action, Start
 from controller.plan import plan
 from controller.reconciler import Round
 from controller.schema.status import ActionView, BlockedView, ControllerStatus, GpuStatus, PlanView, Problem
-from controller.state import ObservedState
+from controller.state import ObservedState, PreflightResult
 
 
 def status_view(
@@ -56,8 +58,15 @@ def _gpus(observed: ObservedState) -> list[GpuStatus] | None:
 
 
 def plan_view(done: Round, now: float) -> PlanView:
-    """The answer of `roundhouse plan`: what is left to do after the last round."""
-    left = plan(done.desired, done.observed, now)
+    """The answer of `roundhouse plan`: what is left to do after the last round.
+
+    A definition that was not looked at yet counts as startable, for otherwise all that one would see of an edit is that
+    it will be looked at.
+    """
+    wanted = [(model.name, model.spec_hash) for model in done.desired.models.values() if model.runs and model.replicas]
+    known = {key: result for key, result in done.observed.preflights.items() if not result.ok}
+    assumed = {key: PreflightResult(True, now) for key in wanted} | known
+    left = plan(done.desired, replace(done.observed, preflights=assumed), now)
     return PlanView(
         generation=done.desired.generation,
         paused=done.desired.paused,
