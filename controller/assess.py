@@ -102,7 +102,8 @@ def _state(
         return ModelState.LOADED
     # `loading` only during an attempt: an engine that is coming up, or a start that nothing stands in the way of.
     attempt = OpKind.START in pending or any(
-        replica.phase is Phase.RUNNING and replica.id.spec_hash == want.spec_hash for replica in replicas
+        replica.phase is Phase.RUNNING and replica.id.spec_hash == want.spec_hash and replica.ready_since is None
+        for replica in replicas
     )
     failed = any(item.failed for item in blocked)
     return ModelState.FAILED if failed and not attempt else ModelState.LOADING

@@ -63,7 +63,7 @@ def _sort_busy(
 
 def _sort_alive(want: DesiredModel | None, replica: ObservedReplica, buckets: Buckets) -> None:
     index = replica.id.index
-    if want is None or index >= want.replicas:
+    if want is None or not want.runs or index >= want.replicas:
         buckets.surplus.append(replica)
         return
     place: dict[int, ObservedReplica] | dict[int, ObservedReplica | None]

@@ -123,6 +123,7 @@ class Controller:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._operations.give_up_pulls()
         if self._stop_engines:
             await self._end_engines()
         await self._operations.settled()

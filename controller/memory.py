@@ -23,6 +23,9 @@ from controller.state import (
     ReplicaKey,
 )
 
+CLOCK_SLACK_S = 60.0
+"""An end this far in the future was written before the clock was set back."""
+
 
 @dataclass(slots=True)
 class WorkingMemory:
@@ -35,6 +38,8 @@ class WorkingMemory:
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
     drains: dict[str, Drain] = field(default_factory=dict)
     loaded_once: set[str] = field(default_factory=set)
+    counted: set[str] = field(default_factory=set)
+    """Replicas whose failure was counted: an end that is refused is issued again, and is no second failure."""
 
     def begin(self, name: str, operation: PendingOp) -> None:
         """Remember an operation that is being issued. At most one per replica."""
@@ -51,7 +56,8 @@ class WorkingMemory:
         settled = [
             name
             for name, operation in self.pending.items()
-            if operation.finished_at is not None and operation.finished_at < began_at
+            if operation.finished_at is not None
+            and (operation.finished_at < began_at or operation.finished_at > began_at + CLOCK_SLACK_S)
         ]
         for name in settled:
             del self.pending[name]
@@ -75,6 +81,9 @@ class WorkingMemory:
         self.preflights = {key: result for key, result in self.preflights.items() if key in wanted}
         names = {replica.name for replica in replicas}
         self.drains = {name: drain for name, drain in self.drains.items() if name in names}
+        self.counted &= names
+        images = {model.image for model in desired.models.values()}
+        self.pulls = {image: state for image, state in self.pulls.items() if state is None or image in images}
         self.loaded_once &= {name for name, _ in wanted}
 
     def stopping(self, name: str) -> bool:

@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
+REFUSED_PAUSE_S = 2.0
+"""An end that the runtime refused stays under way this long, so that it is not issued again at once."""
+
 
 class Operations:
     """Issues actions against one runtime and remembers, in `memory`, what is under way and what failed."""
@@ -45,6 +48,7 @@ class Operations:
         self._wake = wake
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pulls: set[asyncio.Task[None]] = set()
         self._issued: Counter[str] = Counter()
 
     def issued(self) -> dict[str, int]:
@@ -78,10 +82,16 @@ class Operations:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def give_up_pulls(self) -> None:
+        """Wait for no image any more: the controller ends."""
+        for task in self._pulls:
+            task.cancel()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _preflight(self, action: Preflight, desired: DesiredState) -> None:
         model = desired.models[action.model]
@@ -93,6 +103,9 @@ class Operations:
                 result = await self._runtime.preflight(model.name, model.definition, model.image)
             except RuntimeUnavailableError as error:
                 result = PreflightResult(False, self._clock(), str(error))
+            except Exception as fault:
+                log.exception("the preflight of %s failed", action.model)
+                result = PreflightResult(False, self._clock(), f"internal error: {fault!r}")
             self._memory.preflighting.discard(key)
             self._memory.preflights[key] = result
             self._wake()
@@ -101,19 +114,25 @@ class Operations:
 
     def _pull(self, action: PullImage) -> None:
         previous = self._memory.pulls.get(action.image)
+        if action.image in self._memory.pulls and previous is None:
+            return  # asked for by another model, and under way
         self._memory.pulls[action.image] = None
 
         async def work() -> None:
             try:
                 await self._runtime.pull(action.image)
-                del self._memory.pulls[action.image]
+                self._memory.pulls.pop(action.image, None)
                 self._memory.preflights.clear()
-            except (StartError, RuntimeUnavailableError) as error:
+            except Exception as error:
+                if not isinstance(error, StartError | RuntimeUnavailableError):
+                    log.exception("the pull of %s failed", action.image)
                 verdict = Verdict(f"image {action.image} is missing and cannot be pulled: {error}")
                 self._memory.pulls[action.image] = next_failure(previous, verdict, 0, self._clock(), ready_for_s=None)
             self._wake()
 
-        self._spawn(work())
+        task = self._spawn(work())
+        self._pulls.add(task)
+        task.add_done_callback(self._pulls.discard)
 
     def _start(self, action: Start, desired: DesiredState) -> None:
         model = desired.models[action.id.model]
@@ -139,6 +158,9 @@ class Operations:
             except RuntimeUnavailableError as error:
                 log.warning("start of %s failed: %s", name, error)
                 self._memory.fail(action.id, Verdict(str(error)), self._clock())
+            except Exception as fault:
+                log.exception("start of %s failed", name)
+                self._memory.fail(action.id, Verdict(f"internal error: {fault!r}"), self._clock())
             finally:
                 self._memory.finish(name, self._clock())
                 self._wake()
@@ -149,7 +171,8 @@ class Operations:
         """A failure counts from the moment its end is issued, so that it counts once."""
         now = self._clock()
         kind = OpKind.STOP if isinstance(action, Stop) else OpKind.REMOVE
-        if action.failure is not None:
+        if action.failure is not None and action.name not in self._memory.counted:
+            self._memory.counted.add(action.name)
             ready_for = None if replica.ready_since is None else now - replica.ready_since
             self._memory.fail(action.id, action.failure, now, ready_for_s=ready_for)
             log.warning("%s failed: %s", action.name, action.failure.message)
@@ -165,7 +188,11 @@ class Operations:
                 else:
                     await self._runtime.remove(action.name)
             except RuntimeUnavailableError as error:
-                log.warning("%s of %s failed and will be issued again: %s", action.kind, action.name, error)
+                log.warning("%s of %s was refused and will be issued again: %s", action.kind, action.name, error)
+                await asyncio.sleep(REFUSED_PAUSE_S)
+            except Exception:
+                log.exception("%s of %s failed and will be issued again", action.kind, action.name)
+                await asyncio.sleep(REFUSED_PAUSE_S)
             finally:
                 self._memory.finish(action.name, self._clock())
                 self._wake()

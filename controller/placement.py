@@ -75,7 +75,8 @@ def place(model: DesiredModel, gpus: tuple[Gpu, ...] | None, ledger: Ledger) -> 
         key=lambda gpu: (gpu.uuid in ledger.busy, _room(gpu, ledger), gpu.index),
     )
     if len(fitting) < model.gpu_count:
-        return NoRoom(_shortage(model, allowed, ledger))
+        # Whoever loads or leaves there may make room, so this is no failure yet.
+        return NoRoom(_shortage(model, allowed, ledger), waiting=any(gpu.uuid in ledger.busy for gpu in allowed))
     chosen = sorted(fitting[: model.gpu_count], key=lambda gpu: gpu.index)
     for gpu in chosen:
         if gpu.uuid in ledger.busy:

@@ -126,6 +126,8 @@ class _Turn:
     def _surplus_reason(self) -> str:
         if self.want is None:
             return "the model is no longer declared"
+        if not self.want.runs:
+            return "the model is served elsewhere now"
         return f"unloaded: {self.want.statement.reason}" if self.want.replicas == 0 else "more replicas than declared"
 
     def _retire(self, replica: ObservedReplica, reason: str) -> None:
@@ -161,7 +163,7 @@ class _Turn:
         if self._hold_together(want):
             return
         self._keep_current(want)
-        rolling = False
+        rolling = self._coming(want)
         for index in range(want.replicas):
             old = self.buckets.outdated.get(index)
             if index in self.buckets.current:
@@ -170,9 +172,20 @@ class _Turn:
                     rolling = True
             elif old is None:
                 self._start(want, index, "no replica at this index")
+                rolling = True
             elif not rolling:
                 self._replace(want, index, old)
                 rolling = True
+
+    def _coming(self, want: DesiredModel) -> bool:
+        """Whether a replica is on its way, or failed on it: until it serves, no other one is replaced."""
+        current = self.buckets.current.values()
+        if any(replica is None or replica.health is not Health.READY for replica in current):
+            return True
+        missing = set(range(want.replicas)) - self.buckets.outdated.keys() - self.buckets.current.keys()
+        keys = (ReplicaKey(want.name, index, want.spec_hash) for index in missing)
+        failures = (self.observed.failures.get(key) for key in keys)
+        return any(failure is not None and failure.waits(self.now) for failure in failures)
 
     def _keep_current(self, want: DesiredModel) -> None:
         for current in self.buckets.current.values():
@@ -192,12 +205,29 @@ class _Turn:
             failure = self.observed.failures.get(key)
             if failure is None or not failure.waits(self.now):
                 continue
-            for current in self.buckets.current.values():
-                if current is not None:
-                    self._retire(current, f"all or nothing: replica {index} failed")
+            self._give_up(f"all or nothing: replica {index} failed")
             self._wait(index, failure.error, failure.retry_at, failed=True)
             return True
+        return self._too_many(want)
+
+    def _too_many(self, want: DesiredModel) -> bool:
+        scratch = self.ledger.without(())
+        for index in range(want.replicas):
+            if index in self.buckets.current:
+                continue
+            placed = place(want, self.observed.gpus, scratch)
+            if isinstance(placed, Placed):
+                scratch.add(placed.claims)
+            elif not placed.waiting:
+                self._give_up(f"all or nothing: no room for replica {index}")
+                self._wait(index, placed.reason, None, failed=True)
+                return True
         return False
+
+    def _give_up(self, reason: str) -> None:
+        for current in self.buckets.current.values():
+            if current is not None:
+                self._retire(current, reason)
 
     def _retire_replaced(self, current: ObservedReplica | None, old: ObservedReplica) -> None:
         if current is not None and current.health is Health.READY:
@@ -206,18 +236,30 @@ class _Turn:
     def _replace(self, want: DesiredModel, index: int, old: ObservedReplica) -> None:
         """New one ready first where memory allows, else old one drained first."""
         if self._backs_off(want, index):
+            self._take_back(old)
             return
-        serving = old.health is Health.READY and old.draining is None
+        # One failed probe does not make an engine useless: what has served may serve again.
+        serving = old.ready_since is not None and old.draining is None
         alongside = place(want, self.observed.gpus, self.ledger)
         instead = place(want, self.observed.gpus, self.ledger.without([old.claims]))
-        if serving and isinstance(alongside, NoRoom) and isinstance(instead, NoRoom):
+        if serving and isinstance(alongside, NoRoom) and alongside.waiting:
+            self._wait(index, alongside.reason, None)
+        elif isinstance(alongside, NoRoom) and isinstance(instead, NoRoom):
             self._wait(index, instead.reason, None, failed=not instead.waiting)
+            self._take_back(old)
         elif not self._checked(want, index):
-            return
+            result = self.observed.preflights.get((want.name, want.spec_hash))
+            if result is not None and not result.ok:
+                self._take_back(old)
         elif serving and isinstance(alongside, Placed):
             self._issue_start(want, index, alongside, "the definition was edited; the old replica serves until then")
         else:
             self._retire(old, "the definition was edited" + ("; no room for both" if serving else ""))
+
+    def _take_back(self, old: ObservedReplica) -> None:
+        """Let an old replica serve on: what was to replace it cannot start."""
+        if old.draining is not None:
+            self.actions.append(Undrain(old.id, old.name, "what was to replace it cannot start"))
 
     def _start(self, want: DesiredModel, index: int, reason: str) -> None:
         if self._backs_off(want, index):
@@ -252,7 +294,8 @@ class _Turn:
         """Whether a fresh preflight says that the start can succeed; else what to do about it."""
         key = (want.name, want.spec_hash)
         result = self.observed.preflights.get(key)
-        fresh = result is not None and self.now - result.at < (FRESH_S if result.ok else RECHECK_S)
+        # An age below zero: the clock was set back.
+        fresh = result is not None and 0 <= self.now - result.at < (FRESH_S if result.ok else RECHECK_S)
         if not fresh and key not in self.observed.preflighting:
             self._once(Preflight(want.name, want.spec_hash, "before a start"))
         if result is None:

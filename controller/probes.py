@@ -103,7 +103,12 @@ class Prober:
         pause = STARTING_INTERVAL_S
         while True:
             watched.nudge.clear()
-            outcome = await self._probe(watched)
+            try:
+                outcome = await self._probe(watched)
+            except Exception as fault:
+                # Whatever one engine answers must not end its own probing.
+                log.exception("the probe of %s failed", name)
+                outcome = Outcome(healthy=False, error=f"internal error: {fault!r}")
             before = watched.vitals
             watched.vitals = after(before, outcome, self._clock())
             watched.probed.set()
@@ -125,6 +130,8 @@ class Prober:
         target = watched.target
         try:
             status, text = await self._get(target, target.probe.health_path)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            return Outcome(healthy=False, reached=False, error=f"health: {error or type(error).__name__}")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             return Outcome(healthy=False, error=f"health: {error or type(error).__name__}")
         if status != 200:
@@ -142,7 +149,7 @@ class Prober:
         url, body = target.base_url + target.probe.ready_path, dict(target.probe.ready_body)
         try:
             async with self._session.post(url, json=body, headers=_headers(target), timeout=timeout) as answer:
-                text = await answer.text()
+                text = await answer.text(errors="replace")
                 return None if answer.status == 200 else f"first token: HTTP {answer.status}: {text[:300]}"
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             return f"first token: {error or type(error).__name__}"

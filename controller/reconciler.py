@@ -38,6 +38,8 @@ from controller.state import (
 log = logging.getLogger(__name__)
 
 SHORTEST_ROUND_S = 0.01
+RETRY_S = 1.0
+"""Pause after a round that saw nothing, or failed."""
 
 
 class Desired(Protocol):
@@ -254,6 +256,8 @@ class Reconciler:
         return self._remotes.token(name) if self._remotes.knows(name) else self._operations.token(name)
 
     def _pause(self) -> float:
+        if self.error is not None:
+            return min(RETRY_S, self._resync_s)
         now = self._clock()
         wakes = [self._desired.wake_at()]
         if self.round is not None:

@@ -50,13 +50,16 @@ class Remotes:
                 self._watched[name] = _Watched(remote, asyncio.create_task(self._run(name), name=f"remote {name}"))
 
     async def first_round(self) -> None:
-        """Wait until every remote was asked once; each is asked with a time limit."""
-        for watched in list(self._watched.values()):
-            await watched.asked.wait()
+        """Wait until every remote was asked once. Bounded: one that hangs is not waited for."""
+        waits = [asyncio.ensure_future(watched.asked.wait()) for watched in self._watched.values()]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=self._timeout.total)
+            for wait in late:
+                wait.cancel()
 
     def errors(self) -> dict[str, str | None]:
-        """Remote model to its last error; None: it is well."""
-        return {name: watched.error for name, watched in self._watched.items()}
+        """Remote model to its last error; None: it is well; absent: not asked yet."""
+        return {name: watched.error for name, watched in self._watched.items() if watched.asked.is_set()}
 
     def knows(self, name: str) -> bool:
         """Whether this name is a remote model's."""
@@ -77,7 +80,12 @@ class Remotes:
     async def _run(self, name: str) -> None:
         watched = self._watched[name]
         while True:
-            error = await self._ask(watched.remote)
+            try:
+                error = await self._ask(watched.remote)
+            except Exception as fault:
+                # Whatever one remote brings out must not take its own watch, or the others' controller, away.
+                log.exception("asking the remote model %s failed", name)
+                error = f"internal error: {fault!r}"
             changed = error != watched.error or not watched.asked.is_set()
             watched.error = error
             watched.asked.set()
@@ -107,7 +115,7 @@ class Remotes:
 def _key(remote: Remote) -> tuple[str | None, str | None]:
     """The key, or what is wrong with it."""
     if remote.api_key_env is not None:
-        key = os.environ.get(remote.api_key_env)
+        key = os.environ.get(remote.api_key_env, "").strip()
         return (key, None) if key else (None, f"environment variable {remote.api_key_env} (api_key_env) is not set")
     if remote.api_key_file is not None:
         try:

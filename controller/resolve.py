@@ -62,7 +62,9 @@ def _model(
     definition = _effective(entry.definition, override)
     engine = engine_of(definition)
     statement, loaded = _statement(entry, override, demanded_at)
-    replicas = definition.replicas if override is None or override.replicas is None else override.replicas
+    replicas = definition.replicas
+    if override is not None and override.replicas is not None:
+        replicas = min(override.replicas, definition.replica_max or definition.replicas)
     image = engine.image(definition, defaults.images) if defaults.images and engine.runs else None
     count, choice = _gpus(definition)
     return DesiredModel(

@@ -186,7 +186,8 @@ class Failure:
 
     def waits(self, now: float) -> bool:
         """Whether another attempt must not begin yet."""
-        return self.retry_at is None or now < self.retry_at
+        # Before `at`: the clock was set back, and what it said of the future means nothing any more.
+        return self.retry_at is None or self.at <= now < self.retry_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from controller.actions import Action, Start
 from controller.plan import plan
 from controller.reconciler import Round
 from controller.schema.status import ActionView, BlockedView, ControllerStatus, GpuStatus, PlanView, Problem
-from controller.state import ObservedState, PreflightResult
+from controller.state import ObservedState, Phase, PreflightResult
 
 
 def status_view(
@@ -42,6 +42,8 @@ def _gpus(observed: ObservedState) -> list[GpuStatus] | None:
         return None
     claimed: dict[str, int] = {}
     for replica in observed.replicas:
+        if replica.phase is Phase.EXITED:
+            continue
         for uuid, mib in replica.claims.items():
             claimed[uuid] = claimed.get(uuid, 0) + mib
     return [

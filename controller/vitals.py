@@ -1,7 +1,8 @@
 """From probe outcomes to an engine's health. Pure.
 
 Ready: the health path answers, then one token (or one embedding) came. A failed probe only unroutes. A restart takes
-an exit, an engine that says it is dead, or 120 s without progress while it is busy or does not answer.
+an exit, an engine that says it is dead, or 120 s without progress while it is busy, or takes connections and does
+not answer.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ class Outcome:
     """One probe of one engine."""
 
     healthy: bool
+    reached: bool = True
+    """False: no connection came about, which tells of the way to the engine rather than of the engine."""
     dead: bool = False
     """The engine answered that it cannot go on."""
     generated: bool = False
@@ -48,8 +51,8 @@ class Vitals:
 def after(vitals: Vitals, outcome: Outcome, now: float) -> Vitals:
     """The vitals after one more probe."""
     moved = outcome.progress is not None and outcome.progress != vitals.progress
-    # An engine with nothing to do need not move; one that does not answer gets no such benefit.
-    resting = outcome.healthy and outcome.busy in (0, None)
+    # An engine with nothing to do need not move; one that takes a connection and does not answer gets no such benefit.
+    resting = not outcome.reached or (outcome.healthy and outcome.busy in (0, None))
     progressed_at = now if moved or resting or vitals.progressed_at is None else vitals.progressed_at
     seen = replace(
         vitals,
@@ -72,9 +75,6 @@ def after(vitals: Vitals, outcome: Outcome, now: float) -> Vitals:
 def metric_sum(text: str, names: Iterable[str]) -> float | None:
     """The sum of some metrics, over all labels, in Prometheus text; None when none of them is there."""
     wanted = set(names)
-    found = [
-        float(match[2])
-        for line in text.splitlines()
-        if (match := re.match(r"([A-Za-z_:][\w:]*)(?:\{[^}]*\})? (\S+)", line)) and match[1] in wanted
-    ]
+    sample = re.compile(r"([A-Za-z_:][\w:]*)(?:\{[^}]*\})? ([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)(?:\s|$)")
+    found = [float(match[2]) for line in text.splitlines() if (match := sample.match(line)) and match[1] in wanted]
     return sum(found) if found else None

@@ -18,7 +18,7 @@ from controller.config.read import read_folder
 from controller.config.settle import Settled, settle
 from controller.resolve import Declared, Defaults, resolve
 from controller.runtimes.base import Runtime, RuntimeUnavailableError
-from controller.schema.override import field_digest
+from controller.schema.override import STATEMENT_FIELDS, field_digest
 from controller.schema.routing import GatewayReport
 from controller.schema.status import Problem
 from controller.state import DesiredState
@@ -51,7 +51,7 @@ class DesiredFiles:
         self._clock = clock
         self._reading = asyncio.Lock()
         self._read_at = 0.0
-        self._memory = store.memory()
+        self._memory = self._stored = store.memory()
         self._settled: Settled | None = None
         self._since: dict[str, tuple[str, float]] = {}
         self._generation = 0
@@ -68,6 +68,9 @@ class DesiredFiles:
             self._settled = load(self._store.folder, self._models)
         except LastGoodError as error:
             log.warning("the last good state cannot be used: %s", error)
+        if self._settled is not None:
+            self._generation += 1
+            self._note_edits(self._settled)
 
     async def refresh(self, now: float) -> None:
         """Read the files if it is time to, though nothing was seen to change."""
@@ -95,6 +98,7 @@ class DesiredFiles:
         if self._settled is not None and (before is None or before.declared != self._settled.declared):
             self._generation += 1
             self._note_edits(self._settled)
+            self._end_statements(before, self._settled)
             if parsed.ok:
                 self._save(self._settled)
 
@@ -111,6 +115,22 @@ class DesiredFiles:
             name: known if (known := self._since.get(name)) and known[0] == digest else (digest, now)
             for name, digest in edited.items()
         }
+
+    def _end_statements(self, before: Settled | None, settled: Settled) -> None:
+        """What an edit ended stays ended, even if the edit is taken back."""
+        overrides = {
+            name: standing
+            for name, override in self._memory.overrides.items()
+            if name in settled.declared and (standing := override.surviving(settled.declared[name])) is not None
+        }
+        demand = {
+            name: at
+            for name, at in self._memory.demand.items()
+            if (definition := settled.definitions.get(name)) is not None
+            and definition.autoload
+            and not _restated(before, settled, name)
+        }
+        self._keep({"overrides": overrides, "demand": demand})
 
     def state(self, now: float) -> DesiredState | None:
         """What is wanted now; None: no valid files were ever read."""
@@ -155,13 +175,21 @@ class DesiredFiles:
         return True
 
     def _keep(self, change: Mapping[str, object]) -> None:
-        memory = self._memory.model_copy(update=dict(change))
-        if memory != self._memory:
-            self._memory = memory
+        self._memory = self._memory.model_copy(update=dict(change))
+        if self._memory != self._stored:
             try:
-                self._store.remember(memory)
+                self._store.remember(self._memory)
+                self._stored = self._memory
             except OSError as error:
                 log.warning("the controller's memory is not stored, so a restart would not know it: %s", error)
+
+
+def _restated(before: Settled | None, settled: Settled, name: str) -> bool:
+    """Whether the files now say something else of whether, or how often, a model runs."""
+    if before is None or name not in before.declared:
+        return False
+    old, new = before.declared[name], settled.declared[name]
+    return any(old.get(field) != new.get(field) for field in STATEMENT_FIELDS)
 
 
 async def follow_files(files: DesiredFiles, folder: Path, wake: Callable[[], None], stop: asyncio.Event) -> None:

@@ -41,7 +41,7 @@ class ReplicaStatus(Wire):
     name: str
     index: int
     attempt: int
-    phase: str = Field(description="starting, ready, failing, draining, stopping or ended.")
+    phase: str = Field(description="starting, ready, failing, dead, stalled, draining or ended.")
     spec_hash: str
     outdated: bool = Field(description="True while it runs an older definition than the declared one.")
     endpoint: str | None = None

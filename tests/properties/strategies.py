@@ -43,6 +43,7 @@ def models(draw: st.DrawFn, name: str) -> DesiredModel:
         gpu_count=gpu_count,
         vram_mib=draw(st.sampled_from((None, 300, 600, 1_000))) if gpu_count else None,
         drain_ends=draw(st.booleans()),
+        runs=draw(st.integers(0, 9)) > 0,
     )
 
 

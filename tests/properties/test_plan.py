@@ -9,9 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.actions import Drain, Remove, Start, Stop, Undrain
+from controller.engines.stub import StubDefinition
 from controller.plan import plan
-from controller.state import Health, Phase
-from tests.properties.strategies import NOW, worlds
+from controller.state import (
+    DesiredModel,
+    DesiredState,
+    Exit,
+    Gpu,
+    Health,
+    ObservedReplica,
+    Phase,
+    ReplicaId,
+    Statement,
+)
+from tests.properties.strategies import NOW, TOTAL_MIB, worlds
 from tests.support.world import World
 
 
@@ -27,8 +38,14 @@ def _assert_as_declared(world: World) -> None:
         running = sorted(by_model[model.name])
         indices = [index for index, _ in running]
         assert len(set(indices)) == len(indices), f"two replicas at one index: {running}"
+        if not model.runs:
+            assert not indices, f"{model.name} is served elsewhere"
+            continue
+        together = model.replicas > 1 and model.name not in world.loaded_once
         for index in range(model.replicas):
-            stuck_roll = any(item == (model.name, earlier) for earlier in range(index + 1) for item in blocked)
+            # A roll stops at the first replica that cannot be replaced; a first load is all or nothing.
+            reach = model.replicas if together else index + 1
+            stuck_roll = any((model.name, other) in blocked for other in range(reach))
             assert (index, "new") in running or stuck_roll, f"{model.name}/{index} is neither there nor blocked"
         assert all(index < model.replicas for index in indices)
 
@@ -81,19 +98,27 @@ def test_actions_name_only_what_was_observed_and_each_replica_once(world: World)
 @given(worlds())
 def test_a_serving_replica_is_never_touched_for_a_replacement_that_was_not_checked(world: World) -> None:
     made = world.plan()
+    touched = {action.name for action in made.actions if isinstance(action, Drain | Stop)}
     for action in made.actions:
         if not isinstance(action, Drain | Stop):
             continue
         want = world.desired.models.get(action.id.model)
         replica = world.replicas[action.name]
         replaced = want is not None and action.id.index < want.replicas and action.id.spec_hash != want.spec_hash
-        if not replaced or replica.health is not Health.READY or want is None:
+        if not replaced or replica.health is not Health.READY or want is None or not want.runs:
             continue
         successors = [
             other
             for other in world.replicas.values()
             if (other.id.model, other.id.index, other.id.spec_hash) == (want.name, action.id.index, want.spec_hash)
             and other.health is Health.READY
+        ]
+        # Of two at one index, one is too many.
+        successors += [
+            other
+            for name, other in world.replicas.items()
+            if (other.id.model, other.id.index, other.health) == (want.name, action.id.index, Health.READY)
+            and name not in touched | set(world.pending)
         ]
         checked = world.preflights.get((want.name, want.spec_hash))
         assert successors or (checked is not None and checked.ok), f"{action} without a checked successor"
@@ -105,7 +130,7 @@ def test_a_broken_model_never_stops_the_others(world: World, broken: str) -> Non
     models = dict(world.desired.models)
     if broken in models:
         models[broken] = replace(models[broken], spec_hash="broken", gpu_count=0, vram_mib=None)
-    others = {name: model for name, model in models.items() if name != broken}
+    others = {name: model for name, model in models.items() if name != broken and model.runs}
     world.desired = replace(world.desired, models=models)
     world.broken_specs = frozenset({"broken"})
     for _ in range(60):
@@ -117,3 +142,40 @@ def test_a_broken_model_never_stops_the_others(world: World, broken: str) -> Non
         stuck = {item.index for item in world.plan().blocked if item.model == model.name}
         missing = set(range(model.replicas)) - running
         assert not missing or stuck
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.integers(2, 4),
+    st.integers(1, 4),
+    st.booleans(),
+    st.lists(st.tuples(st.booleans(), st.booleans()), min_size=12, max_size=40),
+)
+def test_a_roll_never_takes_the_last_replica_that_serves(
+    count: int, gpu_count: int, fails: bool, luck: list[tuple[bool, bool]]
+) -> None:
+    """Whole GPUs, as many as replicas or fewer to spare; engines that load for a while, or fail; slow drains."""
+    gpus = tuple(Gpu(f"GPU-{number}", number, "fake", TOTAL_MIB) for number in range(max(count, gpu_count)))
+    statement = Statement("file", 0.0, "enabled")
+    model = DesiredModel("m", StubDefinition(backend="stub"), "stub", "new", count, statement, gpu_count=1)
+    olds = {
+        f"old-{index}": ObservedReplica(
+            ReplicaId("m", index, "old"), f"old-{index}", Phase.RUNNING, NOW - 9, NOW - 9, Health.READY, NOW - 8,
+            "http://x", {gpus[index].uuid: TOTAL_MIB},
+        )
+        for index in range(count)
+    }  # fmt: skip
+    world = World(DesiredState(1, {"m": model}), NOW, olds, gpus=gpus, loaded_once=frozenset("m"))
+    world.broken_specs = frozenset({"new"} if fails else ())
+    for loads, drains in luck:
+        world.apply(world.plan().actions)
+        world.now += 1.0
+        for name, replica in list(world.replicas.items()):
+            if replica.health is Health.STARTING and loads:
+                end = replace(replica, phase=Phase.EXITED, exit=Exit(1, log_tail="boom"))
+                ready = replace(replica, health=Health.READY, ready_since=world.now)
+                world.replicas[name] = end if fails else ready
+            elif replica.draining is not None and drains:
+                world.replicas[name] = replace(replica, draining=replace(replica.draining, idle=True))
+        serving = [each for each in world.replicas.values() if each.health is Health.READY and each.draining is None]
+        assert len(serving) >= count - 1, f"{len(serving)} of {count} serve"

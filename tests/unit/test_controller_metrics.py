@@ -59,7 +59,7 @@ def test_what_they_say() -> None:
     value = registry.get_sample_value
     assert value("roundhouse_controller_observation_ok") == 1
     assert value("roundhouse_controller_actions_total", {"kind": "start"}) == 2
-    assert value("roundhouse_controller_blocked") == 2
+    assert value("roundhouse_controller_blocked") == 1
     assert value("roundhouse_model_state", {"model": "m", "state": "failed"}) == 1
     assert value("roundhouse_model_state", {"model": "m", "state": "loaded"}) == 0
     assert value("roundhouse_model_replicas_wanted", {"model": "m"}) == 2

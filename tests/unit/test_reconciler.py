@@ -159,6 +159,7 @@ async def test_paused_it_plans_and_does_nothing(bench: Bench) -> None:
 
 
 async def test_an_image_is_pulled_before_the_start_and_a_failed_pull_backs_off(bench: Bench) -> None:
+    bench.desired.value = DesiredState(1, {"m": replace(MODEL, image="some/image")})
     bench.runtime.missing_image = "some/image"
     bench.runtime.pull_error = "no such host"
     done = await bench.rounds(3)

@@ -48,13 +48,18 @@ def test_autoload_waits_for_demand() -> None:
 
 
 def test_a_load_rules_over_enabled_false_and_brings_its_replicas_and_parameters() -> None:
-    raw = _raw(enabled=False, llama_server_n_ctx=4096)
+    raw = _raw(enabled=False, llama_server_n_ctx=4096, replica_max=4)
     loaded = _resolved(raw, _load(raw, replicas=3, params={"llama_server_n_ctx": None}))
     assert loaded.replicas == 3
     assert isinstance(loaded.definition, LlamaServerDefinition)
     assert loaded.definition.llama_server_n_ctx is None
     assert loaded.spec_hash != _resolved(raw).spec_hash
     assert (loaded.statement.kind, loaded.statement.since) == ("load", 10.0)
+
+
+def test_replica_max_bounds_what_is_asked_for() -> None:
+    assert _resolved(_raw(replica_max=2), _load(_raw(replica_max=2), replicas=9)).replicas == 2
+    assert _resolved(_raw(replicas=3), _load(_raw(replicas=3), replicas=9)).replicas == 3
 
 
 @pytest.mark.parametrize("edit", [{"enabled": False}, {"replicas": 2}])
