@@ -24,6 +24,9 @@ class FakeRuntime:
         self.missing_image: str | None = None
         self.pull_error: str | None = None
         self.start_error: StartError | None = None
+        self.start_bug: Exception | None = None
+        self.refuses_ends = False
+        self.looks = 0
         self.found_gpus: tuple[Gpu, ...] | None = ()
         self.hold = asyncio.Event()
         self.hold.set()
@@ -34,6 +37,7 @@ class FakeRuntime:
 
     async def list(self) -> list[SeenReplica]:
         """What is in the table."""
+        self.looks += 1
         self._check()
         return list(self.replicas.values())
 
@@ -56,6 +60,8 @@ class FakeRuntime:
         self.calls.append(f"start {request.name}")
         await self.hold.wait()
         self._check()
+        if self.start_bug is not None:
+            raise self.start_bug
         if self.start_error is not None:
             raise self.start_error
         self.replicas[request.name] = SeenReplica(
@@ -85,6 +91,8 @@ class FakeRuntime:
         """Leave the table."""
         self.calls.append(f"remove {name}")
         self._check()
+        if self.refuses_ends:
+            raise RuntimeUnavailableError("device or resource busy")
         self.replicas.pop(name, None)
 
     async def log_tail(self, name: str, lines: int = 50) -> str:

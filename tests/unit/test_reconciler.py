@@ -208,3 +208,34 @@ async def test_foreign_names_in_the_plan_are_impossible_and_tables_change_only_w
     table = bench.hub.table
     await bench.rounds(5)
     assert bench.hub.table is table
+
+
+async def test_an_end_that_is_refused_is_tried_again_and_its_failure_counts_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.operations.REFUSED_PAUSE_S", 0.0)
+    await bench.rounds(2)
+    [name] = bench.runtime.replicas
+    bench.runtime.end(name, 1, "boom")
+    bench.runtime.refuses_ends = True
+    done = await bench.rounds(5)
+    assert bench.runtime.calls.count(f"remove {name}") > 1
+    [status] = done.statuses
+    assert status.retry_at is not None
+    assert status.retry_at <= 1_001.5, "one failure, one second"
+
+
+async def test_a_bug_in_one_start_backs_off_and_is_said(bench: Bench) -> None:
+    bench.runtime.start_bug = ZeroDivisionError("a bug")
+    done = await bench.rounds(6)
+    assert len([call for call in bench.runtime.calls if call.startswith("start")]) == 1
+    assert "ZeroDivisionError" in (done.statuses[0].last_error or "")
+
+
+async def test_a_round_that_saw_nothing_is_not_repeated_at_once(bench: Bench) -> None:
+    bench.runtime.unavailable = "the daemon is down"
+    loop = asyncio.create_task(bench.reconciler.run())
+    await asyncio.sleep(0.2)
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+    assert bench.runtime.looks < 3

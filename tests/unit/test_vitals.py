@@ -49,6 +49,16 @@ def test_an_engine_that_answers_nothing_stalls_after_the_same_time() -> None:
     assert after(_ready(), mute, STALL_S).health is Health.STALLED
 
 
+def test_an_engine_that_cannot_be_reached_is_unrouted_and_not_restarted() -> None:
+    vitals = after(_ready(), Outcome(healthy=False, reached=False), STALL_S - 1)
+    assert vitals.health is Health.FAILING
+    assert after(vitals, Outcome(healthy=False, reached=False), 10 * STALL_S).health is Health.FAILING
+
+
+def test_figures_that_are_no_numbers_are_left_out() -> None:
+    assert metric_sum("a nonsense\na 2e1\n", ("a",)) == 20.0
+
+
 def test_an_engine_that_says_it_is_dead_is() -> None:
     assert after(_ready(), Outcome(healthy=False, dead=True), 1.0).health is Health.DEAD
 

@@ -1,0 +1,145 @@
+"""The desired state that files, overrides and demand make, over restarts and broken disks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.resolve import Defaults
+from controller.schema.override import Override
+from controller.schema.routing import GatewayReport
+from controller.store import Memory, Store
+from controller.watch import DesiredFiles
+
+LAZY = "models:\n  m:\n    backend: stub\n    enabled: {enabled}\n    autoload: true\n"
+
+
+class Place:
+    """A folder of files, a state folder, and a clock."""
+
+    def __init__(self, root: Path) -> None:
+        self.desired = root / "desired"
+        self.desired.mkdir()
+        self.state = root / "state"
+        self.now = 1_000.0
+        self.store = Store.open(self.state)
+
+    def files(self) -> DesiredFiles:
+        """As a controller that starts makes them."""
+        files = DesiredFiles(self.desired, self.desired, self.store, Defaults(), resync_s=10.0, clock=lambda: self.now)
+        files.recover()
+        return files
+
+    def write(self, text: str) -> None:
+        """One file."""
+        (self.desired / "models.yaml").write_text(text)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.store.close()
+
+
+def _wanted(files: DesiredFiles, now: float) -> dict[str, int]:
+    state = files.state(now)
+    assert state is not None
+    return {name: model.replicas for name, model in state.models.items()}
+
+
+async def test_the_last_good_state_rules_a_restart_over_broken_files(place: Place) -> None:
+    assert place.files().state(place.now) is None
+    place.write(LAZY.format(enabled="true"))
+    files = place.files()
+    await files.read()
+    place.write("models: [")
+    again = place.files()
+    await again.read()
+    assert _wanted(again, place.now) == {"m": 1}
+    assert again.problems()
+
+
+async def test_since_stands_still_after_a_restart(place: Place) -> None:
+    place.write(LAZY.format(enabled="true"))
+    await place.files().read()
+    files = place.files()
+    await files.read()
+    first = files.state(place.now)
+    place.now += 50
+    await files.read()
+    later = files.state(place.now)
+    assert first is not None
+    assert later is not None
+    assert later.generation == first.generation > 0
+    assert later.models["m"].statement == first.models["m"].statement
+
+
+async def test_demand_loads_and_an_edit_of_enabled_ends_it(place: Place) -> None:
+    place.write(LAZY.format(enabled="false") + "    replicas: 2\n")
+    files = place.files()
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 0}
+    report = GatewayReport(gateway_id="g", stamp=None, demand={"m": place.now})
+    assert files.ask_for(report)
+    assert not files.ask_for(report)
+    assert _wanted(files, place.now) == {"m": 2}
+    assert _wanted(place.files(), place.now) == {"m": 2}, "demand outlives a restart"
+    place.write(LAZY.format(enabled="false") + "    replicas: 1\n")
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 0}
+
+
+async def test_a_statement_that_an_edit_ended_stays_ended_when_the_edit_is_taken_back(place: Place) -> None:
+    text = "models:\n  m:\n    backend: stub\n"
+    place.write(text)
+    await place.files().read()
+    unload = Override.stating({"backend": "stub"}, model="m", action="unload", at=1.0)
+    place.store.remember(Memory(overrides={"m": unload}))
+    files = place.files()
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 0}
+    place.write(text + "    replicas: 2\n")
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 2}
+    place.write(text)
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 1}
+
+
+async def test_a_model_that_vanishes_is_gone_after_two_reads_two_seconds_apart(place: Place) -> None:
+    place.write("models:\n  m: {backend: stub}\n  n: {backend: stub}\n")
+    files = place.files()
+    await files.read()
+    place.write("models:\n  n: {backend: stub}\n")
+    await files.read()
+    assert set(_wanted(files, place.now)) == {"m", "n"}
+    wake = files.wake_at()
+    assert wake is not None
+    place.now = wake
+    await files.refresh(place.now)
+    assert set(_wanted(files, place.now)) == {"n"}
+
+
+async def test_a_disk_that_is_full_costs_memory_and_not_the_pause(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.write(LAZY.format(enabled="true"))
+    files = place.files()
+    await files.read()
+
+    def full(memory: Memory) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(place.store, "remember", full)
+        files.pause(True)
+    state = files.state(place.now)
+    assert state is not None
+    assert state.paused
+    assert "not stored" in caplog.text
+    assert not place.store.memory().paused
+    files.remember(frozenset(), {})
+    assert place.store.memory().paused, "the next write brings it along"
