@@ -7,7 +7,9 @@ Apply, dry run, status and metrics all use this function.
 Invariants, held by tests/properties/test_plan.py:
 - repeated plan and apply ends in a state whose plan is empty;
 - on no GPU do claims exceed memory;
-- nothing is drained for a replacement before the replacement's preflight succeeded, and one replica at a time;
+- nothing is drained for a replacement before the replacement's preflight succeeded;
+- a roll takes one replica at a time: of n that serve, n - 1 go on serving;
+- nothing is started before its backoff is over;
 - no action names a replica that was not observed as ours.
 """
 
