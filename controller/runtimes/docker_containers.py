@@ -92,13 +92,25 @@ def start_replica(client: docker.APIClient, instance: str, name: str, config: Ma
     container_id = str(inspected["Id"])
     uid, _, gid = str(inspected["Config"]["User"]).partition(":")
     try:
-        client.put_archive(container_id, str(CACHE), cache_folder_archive(int(uid), int(gid or uid)))
+        _make_cache_folder(client, container_id, int(uid), int(gid or uid))
         client.start(container_id)
     except APIError as error:
         refused = refusal(error)
         with suppress(APIError):
             client.remove_container(container_id, v=True)
         raise start_error(refused.message, str(config["Image"])) from error
+
+
+def _make_cache_folder(client: docker.APIClient, container_id: str, uid: int, gid: int) -> None:
+    """The user's folder on the cache volume, which the instance's containers share."""
+    archive = cache_folder_archive(uid, gid)
+    try:
+        client.put_archive(container_id, str(CACHE), archive)
+    except APIError as error:
+        if "file exists" not in str(error.explanation):
+            raise
+        # Another start made the folder between the daemon's look and its mkdir (seen on 20.10). Now it is there.
+        client.put_archive(container_id, str(CACHE), archive)
 
 
 def _create(client: docker.APIClient, instance: str, name: str, config: Mapping[str, Any]) -> Inspected:
