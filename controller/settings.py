@@ -110,15 +110,19 @@ class ControllerSettings(BaseSettings):
         address = split_address(self.listen)
         if isinstance(address, Path):
             return self.listen
-        host, port = address
-        # An address that stands for all of the machine's cannot be connected to everywhere.
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - replaced, not listened on
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return url_of(*address)
 
     @property
     def images(self) -> dict[str, str]:
         """Default image by image kind, as `RenderContext.images`."""
         return {"llama-server": self.image_llama_server, "worker": self.image_worker}
+
+
+def url_of(host: str, port: int) -> str:
+    """Where a client on this machine reaches a server that listens there."""
+    # An address that stands for all of the machine's cannot be connected to everywhere.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - replaced, not listened on
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def split_address(listen: str) -> Path | tuple[str, int]:

@@ -25,9 +25,3 @@ def free_port(host: str, port: int) -> int:
         reason = os.strerror(error.errno) if error.errno else str(error)
         message = f"cannot listen on {host}:{port}: {reason}; choose another with --host or --port"
         raise CommandError(message, Exit.ADDRESS_TAKEN) from None
-
-
-def url_of(host: str, port: int) -> str:
-    """Where a client on this machine reaches that address."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - replaced, not listened on
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -17,10 +17,9 @@ from controller.cli.client import ControllerClient
 from controller.cli.exits import CommandError, Exit
 from controller.cli.first_model import FirstModel
 from controller.cli.leftover_engines import stop_leftovers
-from controller.cli.listening import url_of
 from controller.cli.supervisor import Child, ChildSpec, Ending, Fatal, Supervisor
 from controller.cli.up_record import ProcessRecord, UpRecord, lock_state, read_record, remove_record, write_record
-from controller.settings import ControllerSettings
+from controller.settings import ControllerSettings, url_of
 
 CONTROLLER_ENDS: Final = {
     2: Fatal(Exit.USAGE, "a setting is wrong"),

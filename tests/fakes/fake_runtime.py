@@ -26,7 +26,6 @@ class FakeRuntime:
         self.start_error: StartError | None = None
         self.start_bug: Exception | None = None
         self.refuses_ends = False
-        self.looks = 0
         self.found_gpus: tuple[Gpu, ...] | None = ()
         self.hold = asyncio.Event()
         self.hold.set()
@@ -37,7 +36,6 @@ class FakeRuntime:
 
     async def list(self) -> list[SeenReplica]:
         """What is in the table."""
-        self.looks += 1
         self._check()
         return list(self.replicas.values())
 

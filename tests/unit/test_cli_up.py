@@ -19,8 +19,9 @@ import pytest
 from controller.cli.app import run
 from controller.cli.exits import Exit
 from controller.cli.first_model import first_choice, real_model_line, try_line
-from controller.cli.listening import free_port, url_of
+from controller.cli.listening import free_port
 from controller.cli.up_record import ProcessRecord, UpRecord, read_record, write_record
+from controller.settings import url_of
 from tests.support.wait import until
 
 REPOSITORY = Path(__file__).parents[2]
