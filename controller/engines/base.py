@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+from controller.engines.load_fields import LoadFault, LoadField, LoadValue, faults_of
+from controller.schema.admin import Capabilities, PairPresets
 from controller.schema.desired import Definition
 
 RuntimeKind = Literal["docker", "process"]
@@ -108,10 +111,44 @@ class Engine:
     image_kind: ClassVar[str | None] = None
     renders_inflight: ClassVar[bool] = False
     """True: `target_inflight` is part of the command line, and so of the spec hash."""
+    most_inflight: ClassVar[int | None] = None
+    """Requests that one engine can work on at a time, whatever is configured; None: no limit of its own."""
+    load_fields: ClassVar[tuple[LoadField, ...]] = ()
+    """What a live load may set."""
+    load_recommendations: ClassVar[Mapping[str, PairPresets]] = MappingProxyType({})
+
+    def configured_inflight(self, definition: Definition) -> int:
+        """Requests that one replica is meant to serve at a time."""
+        return definition.target_inflight or self.default_target_inflight
 
     def target_inflight(self, definition: Definition) -> int:
-        """Requests that one replica serves at a time."""
-        return definition.target_inflight or self.default_target_inflight
+        """Requests that one replica serves at a time: as configured, as far as the engine can."""
+        configured = self.configured_inflight(definition)
+        return configured if self.most_inflight is None else min(configured, self.most_inflight)
+
+    def missing(self, definition: Definition) -> str | None:
+        """What this version lacks to serve such a definition; None: nothing."""
+        return None
+
+    def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
+        """What is wrong with a load's values, all of which are this backend's. Backends add rules about pairs."""
+        return faults_of(self.load_fields, params)
+
+    def load_override(self, params: Mapping[str, LoadValue]) -> dict[str, LoadValue]:
+        """A load's values as definition fields: what is kept, reported and applied."""
+        return dict(params)
+
+    def capabilities(self, definition: Definition) -> Capabilities:
+        """What requests it takes."""
+        return Capabilities()
+
+    def artifacts(self, definition: Definition) -> tuple[str, ...]:
+        """Model paths whose sizes estimate the memory that a replica takes."""
+        return ()
+
+    def progress(self, log_tail: str) -> float | None:
+        """How far a load is, 0 to 1, by the engine's log; None: it does not tell."""
+        return None
 
     def image(self, definition: Definition, images: Mapping[str, str]) -> str | None:
         """The image reference in force, or None where the backend has no image."""

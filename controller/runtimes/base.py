@@ -56,6 +56,25 @@ class SeenReplica:
     argv: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What a replica would be started with now, to be compared with what it runs with."""
+
+    argv: tuple[str, ...]
+    image_id: str | None = None
+    """Of the image that the reference names now; None: no image, or none is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """Lines of a log, and where to go on. `cursor` means something to the runtime that made it only."""
+
+    lines: tuple[str, ...]
+    cursor: str
+    running: bool
+    """False: nothing will follow."""
+
+
 class Runtime(Protocol):
     """Starts, sees and ends replicas. Every method may raise RuntimeUnavailableError.
 
@@ -86,6 +105,12 @@ class Runtime(Protocol):
 
     async def log_tail(self, name: str, lines: int = 50) -> str:
         """The engine's last log lines; empty when there are none."""
+
+    async def log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
+        """What the engine wrote after `cursor`; at first (None) its last lines. None: no log of that name is known."""
+
+    async def rendered(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
+        """What this replica would be started with now, on its own address; None: that cannot be said."""
 
     async def gpus(self) -> tuple[Gpu, ...] | None:
         """The host's GPUs; empty: there are none; None: unknown (they were seen before and cannot be read now)."""

@@ -52,6 +52,41 @@ ERROR_CODES: Final[dict[str, ErrorCode]] = _table(
         ("Correct the field that `param` names.",),
     ),
     ErrorCode(
+        "invalid_load_request",
+        400,
+        "invalid_request_error",
+        "The load's values do not suit the model's backend, or the model's state; `param` names the field.",
+        (
+            "Correct the field that `param` names; `load_constraints` of the model says what it takes.",
+            "Unload a loaded model before you load it with other values.",
+        ),
+        retry=False,
+    ),
+    ErrorCode(
+        "thinking_unsupported",
+        400,
+        "invalid_request_error",
+        "The model does not let a request choose whether it thinks.",
+        ("Leave `thinking` out, or choose a model whose `capabilities.thinking_modes` has the value.",),
+        retry=False,
+    ),
+    ErrorCode(
+        "modality_unsupported",
+        400,
+        "invalid_request_error",
+        "The request holds input of a kind that the model does not take, such as an image.",
+        ("Leave it out, or choose a model whose `capabilities.modalities` has the kind.",),
+        retry=False,
+    ),
+    ErrorCode(
+        "multi_turn_unsupported",
+        400,
+        "invalid_request_error",
+        "The model takes one turn only, and the request holds a conversation.",
+        ("Send one user message, or choose a model whose `capabilities.multi_turn` is true.",),
+        retry=False,
+    ),
+    ErrorCode(
         "forbidden_host",
         403,
         "permission_error",
@@ -73,6 +108,14 @@ ERROR_CODES: Final[dict[str, ErrorCode]] = _table(
         "invalid_request_error",
         "No model or alias of that name is declared.",
         ("GET /v1/models lists the names.", "Declare the model in desired-state/."),
+        retry=False,
+    ),
+    ErrorCode(
+        "unknown_replica",
+        404,
+        "invalid_request_error",
+        "The model has no replica of that name, and no log of one.",
+        ("GET /v1/admin/models names the replicas.",),
         retry=False,
     ),
     ErrorCode(
@@ -99,11 +142,26 @@ ERROR_CODES: Final[dict[str, ErrorCode]] = _table(
         ("Send the body faster, ask for fewer tokens, or raise ROUNDHOUSE_REQUEST_TIMEOUT_S.",),
     ),
     ErrorCode(
+        "state_conflict",
+        409,
+        "invalid_request_error",
+        "The model's state does not allow this now, or somebody else's statement overtook it.",
+        ("GET /v1/admin/models shows the state; wait until the transition has ended.",),
+    ),
+    ErrorCode(
         "body_too_large",
         413,
         "invalid_request_error",
         "The body is larger than the gateway accepts.",
         ("Send less, or raise ROUNDHOUSE_MAX_BODY_MIB.",),
+        retry=False,
+    ),
+    ErrorCode(
+        "schema_violation",
+        422,
+        "invalid_request_error",
+        "A field or a parameter of an admin request is unknown, missing, or of the wrong type; `param` names it.",
+        ("Correct what `param` names; GET /openapi.json has the schema.",),
         retry=False,
     ),
     ErrorCode(
@@ -166,7 +224,10 @@ ERROR_CODES: Final[dict[str, ErrorCode]] = _table(
         503,
         "server_error",
         "The model is declared and not loaded.",
-        ("Set `enabled: true` or `autoload: true` in its definition.",),
+        (
+            "Load it: `roundhouse load NAME`, or POST /v1/admin/models/NAME/load.",
+            "Set `enabled: true` or `autoload: true` in its definition.",
+        ),
         retry=False,
     ),
     ErrorCode(
@@ -190,7 +251,11 @@ ERROR_CODES: Final[dict[str, ErrorCode]] = _table(
         503,
         "server_error",
         "The model's last load failed; the message says why.",
-        ("`roundhouse status` shows the reason and when it is tried again.", "Correct the model's definition."),
+        (
+            "`roundhouse status` shows the reason and when it is tried again.",
+            "`roundhouse logs NAME` has the engine's log.",
+            "Correct the model's definition, or load it with other values.",
+        ),
         retry=False,
     ),
 )

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, field_serializer
 
+from controller.schema.admin import Capabilities
 from controller.schema.status import SCHEMA_VERSION, ModelState, Wire
 
 
@@ -59,6 +60,8 @@ class ModelRoute(Wire):
     autoload: bool = False
     last_error: str | None = None
     retry_at: float | None = None
+    progress: float | None = Field(default=None, description="0 to 1 while it loads, where the engine tells.")
+    capabilities: Capabilities = Field(default_factory=Capabilities)
 
 
 class RoutingTable(Wire):
@@ -85,6 +88,10 @@ class GatewayReport(Wire):
     last_used: dict[str, float] = Field(default_factory=dict, description="Model to Unix time of its last request.")
     demand: dict[str, float] = Field(
         default_factory=dict, description="Autoload model that is not loaded, to Unix time of the last request for it."
+    )
+    leaving: dict[str, dict[str, float]] = Field(
+        default_factory=dict,
+        description="Replica that the table no longer routes to, to the requests still inside: id to Unix time since.",
     )
     failed: dict[str, float] = Field(
         default_factory=dict, description="Replica that refused or broke a connection, to Unix time. Asks for a probe."

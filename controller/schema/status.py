@@ -64,6 +64,7 @@ class ModelStatus(Wire):
     last_error: str | None = None
     retry_at: float | None = Field(default=None, description="Unix time of the next attempt; null: not planned.")
     blocked: list[str] = Field(default_factory=list, description="What waits, and for what.")
+    progress: float | None = Field(default=None, description="0 to 1 while it loads, where the engine tells.")
 
 
 class GpuStatus(Wire):

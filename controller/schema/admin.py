@@ -1,0 +1,260 @@
+"""What the admin API answers (seed 001, "suggested response shapes"), and what it accepts beside a load's parameters.
+
+Fields that the seed does not have are additions, and say so nowhere else: a client of the seed ignores them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from controller.schema.status import ModelState, PlanView, Problem, ReplicaStatus, StatementView, Wire
+
+MASKED = "***"
+"""Stands wherever a secret would."""
+
+ConstraintKind = Literal["integer", "float", "enum", "integer_or_null", "string_or_null"]
+ThinkingMode = Literal["default", "enabled", "disabled"]
+Modality = Literal["text", "image", "audio"]
+
+
+class LoadConstraint(BaseModel):
+    """What one live-load field takes, for a UI's control. Only what applies is there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: ConstraintKind = Field(description="Which control: a number, a choice, a text, perhaps with null.")
+    minimum: int | float | None = Field(default=None, description="Least value, inclusive.")
+    maximum: int | float | None = Field(default=None, description="Greatest value, inclusive.")
+    step: int | None = Field(default=None, description="Step of a slider.")
+    default: int | float | str | None = Field(
+        default=None, description="What is in force where definition and override both say null or nothing."
+    )
+    null_means: str | None = Field(default=None, description="What null stands for.")
+    format: str | None = Field(default=None, description="Form of a text.")
+    unit: str | None = Field(default=None, description="Unit of the value.")
+    display_unit: str | None = Field(default=None, description="Unit to show it in.")
+    allowed_values: list[int | str] | None = Field(default=None, description="Values to choose from.")
+    examples: list[int | str] | None = Field(default=None, description="Some values.")
+
+
+class PairPresets(BaseModel):
+    """Recommended values of fields that belong together. Conveniences, not all that is allowed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["pair_presets"] = "pair_presets"
+    fields: list[str] = Field(description="The fields of each pair.")
+    recommended_pairs: list[dict[str, int | str | None]] = Field(description="A label, and a value for each field.")
+    notes: list[str] | None = Field(default=None, description="What to know about them.")
+
+
+class Capabilities(Wire):
+    """What requests a model takes. The gateway refuses the others."""
+
+    modalities: tuple[Modality, ...] = Field(default=("text",), description="Kinds of input.")
+    multi_turn: bool = Field(default=True, description="Whether it takes a conversation of several turns.")
+    thinking_modes: tuple[ThinkingMode, ...] = Field(
+        default=("default",), description="Accepted values of a request's `thinking`."
+    )
+
+
+class HeldBy(Wire):
+    """One running request that an unload waits for."""
+
+    request_id: str
+    replica: str
+    gateway: str
+    since: float = Field(description="Unix time at which it was given to the engine.")
+
+
+class AdminModel(BaseModel):
+    """One model: configured, wanted, running."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    name: str = Field(description="Public model name.")
+    resolved_backend: str = Field(description="The backend that serves it, declared or resolved from its artifact.")
+    configured_enabled: bool = Field(description="`enabled` as the files say.")
+    runtime_state: ModelState = Field(description="unloaded, loading, loaded, unloading or failed.")
+    is_loaded: bool = Field(description="Whether runtime_state is loaded.")
+    replicas: int = Field(description="Replicas in force: of this load, or what a load would take.")
+    replica_max: int = Field(description="Most replicas that a load may ask for.")
+    loaded_replicas: int = Field(description="Replicas that serve now.")
+    inflight_requests: int | None = Field(
+        description="Requests inside its engines, leaving replicas included; null: not known, a gateway is lost."
+    )
+    queue_depth: int | None = Field(description="Requests that wait in the gateways; null: not known.")
+    runtime_inflight: int | None = Field(description="Requests inside its loaded replicas; null: not known.")
+    configured_target_inflight: int = Field(description="Requests per replica at a time, as configured.")
+    effective_target_inflight: int = Field(description="The same as the engine can honestly take.")
+    last_error: str | None = Field(description="Why it failed; the engine's last log lines follow the plain words.")
+    vram_estimate_mib: int | None = Field(description="Approximate GPU memory of all replicas, in MiB.")
+    vram_estimate_replica_count: int = Field(description="How many replicas the estimate is for.")
+    vram_estimate_source: Literal["observed_load_delta", "model_artifact_size", "unavailable"] = Field(
+        description="Where the estimate comes from."
+    )
+    load_constraints: dict[str, LoadConstraint] = Field(description="The fields that a load may set, for UI controls.")
+    load_recommendations: dict[str, PairPresets] = Field(description="Presets to offer first.")
+    load_override: dict[str, JsonValue] = Field(
+        description="Parameters of the load in force. A present key rules over the definition, also when it is null."
+    )
+    capabilities: Capabilities
+    definition: dict[str, JsonValue] = Field(
+        description="The declared fields, common and of its backend. Secrets are masked."
+    )
+    # Beyond the seed.
+    aliases: list[str] = Field(description="Other names that clients may use.")
+    statement: StatementView = Field(description="Which statement rules, and since when.")
+    retry_at: float | None = Field(
+        description="Unix time of the next attempt of a failed model; null: none is planned."
+    )
+    load_progress: float | None = Field(description="0 to 1 while it loads, where the engine tells.")
+    blocked: list[str] = Field(description="What waits, and for what.")
+    held_by: list[HeldBy] = Field(description="Running requests that an unload waits for.")
+    replica_details: list[ReplicaStatus] = Field(description="Its engines.")
+
+
+class AdminModels(BaseModel):
+    """All declared models in name order, and those that still leave."""
+
+    models: list[AdminModel]
+    last_event_id: int = Field(description="The newest event when this was made: follow `events` from here.")
+
+
+class UnloadRequest(BaseModel):
+    """Body of an unload; may be left out."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    hold: bool = Field(
+        default=True,
+        description="true: an `autoload` model stays unloaded until the next load or edit. false: this only frees the "
+        "memory, and the next request loads it again.",
+    )
+
+
+class GpuMemory(BaseModel):
+    """One GPU."""
+
+    index: int = Field(description="In PCI order.")
+    name: str
+    used_mib: int = Field(description="In use by anybody, in MiB.")
+    total_mib: int = Field(description="In MiB.")
+    used_over_total: str = Field(description="`75603MiB / 97887MiB`, as nvidia-smi shows it.")
+    uuid: str
+    claimed_mib: int = Field(description="Set aside for replicas by the plan, in MiB.")
+
+
+class GpuModel(BaseModel):
+    """One model's share, estimated."""
+
+    name: str
+    runtime_state: ModelState
+    is_loaded: bool
+    configured_target_inflight: int
+    effective_target_inflight: int
+    vram_estimate_mib: int | None
+    vram_estimate_replica_count: int
+    vram_estimate_source: Literal["observed_load_delta", "model_artifact_size", "unavailable"]
+
+
+class GpuMemoryAnswer(BaseModel):
+    """GPU memory now, and what models are estimated to take."""
+
+    gpus: list[GpuMemory]
+    models: list[GpuModel]
+    error: str | None = Field(description="Why there are no figures of GPUs; null where there are.")
+
+
+# Plans.
+
+
+class ProposedFiles(BaseModel):
+    """Body of a dry run: desired-state files as they would be. The folder's other files stay as they are."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    files: dict[str, str | None] = Field(
+        min_length=1,
+        description="File name (`models.yaml`) to its whole content; null: the file is removed.",
+        examples=[{"models.yaml": "models:\n  chat:\n    model_path: clockwork.gguf\n"}],
+    )
+
+
+class FieldChange(BaseModel):
+    """One field of a definition. Secrets are masked; null: not declared."""
+
+    field: str
+    before: JsonValue
+    after: JsonValue
+
+
+class ModelChange(BaseModel):
+    """What the proposed files would mean for one model."""
+
+    model: str
+    change: Literal["added", "removed", "edited"]
+    fields: list[FieldChange]
+    effect: Literal["none", "start", "stop", "restart", "scale"] = Field(
+        description="start and stop: of all its engines; restart: of those named, one at a time; scale: more or fewer "
+        "engines; none: nothing that runs is touched."
+    )
+    restarts: list[str] = Field(description="Replicas that would be replaced.")
+    ends: list[str] = Field(description="What the edit ends of a runtime statement: fields of a load, or all of it.")
+
+
+class DryRun(BaseModel):
+    """What the proposed files would do. Nothing was changed."""
+
+    ok: bool = Field(description="false: the files have problems, so what is in force would stay.")
+    problems: list[Problem]
+    changes: list[ModelChange] = Field(description="In name order; models that stay as they are, are left out.")
+    plan: PlanView | None = Field(description="The first steps; null with problems.")
+
+
+class DriftItem(BaseModel):
+    """One thing that runs differently from what the files declare."""
+
+    model: str
+    replica: str | None
+    kind: Literal["definition", "override", "statement", "missing", "undeclared", "image", "arguments"]
+    field: str | None = Field(default=None, description="override: the field that a load sets.")
+    declared: JsonValue = Field(description="What the files come to. Secrets are masked.")
+    running: JsonValue
+    since: float = Field(description="Unix time since when, as far as this controller knows.")
+    message: str
+
+
+class Drift(BaseModel):
+    """Everything that runs differently from what is declared. Empty: nothing does."""
+
+    items: list[DriftItem]
+    checked_at: float
+
+
+# Journal.
+
+EventKind = Literal["state", "action", "failure", "statement", "file", "problem", "overdue", "controller", "gateway"]
+HISTORY_KINDS: tuple[EventKind, ...] = ("failure", "statement", "file", "problem", "overdue", "controller")
+"""Kinds of entries that say who or what changed something."""
+
+
+class JournalEntry(Wire):
+    """Something that happened."""
+
+    id: int = Field(description="Grows, also over restarts of the controller.")
+    at: float = Field(description="Unix time in seconds.")
+    kind: EventKind
+    model: str | None = None
+    actor: str = Field(description="Who or what: `files`, `controller`, `engine`, or who asked for it.")
+    message: str
+    details: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class History(BaseModel):
+    """Entries, the newest first."""
+
+    entries: list[JournalEntry]
+    next_before: int | None = Field(description="`before` of the next page; null: there is none.")
