@@ -10,15 +10,26 @@ from typing import Self
 import aiohttp
 from prometheus_client import CollectorRegistry
 
+from controller import __version__
+from controller.admin.desk import Desk
+from controller.admin.logs import LogReader
+from controller.drift_watch import DriftWatch
+from controller.dry_run import dry_run
+from controller.estimates import ArtifactSizes
 from controller.gateways import GatewayHub
+from controller.happenings import Trouble
+from controller.journal import Journal
+from controller.masking import secrets_of
 from controller.memory import WorkingMemory
 from controller.metrics import create_registry
 from controller.operations import Operations
 from controller.probes import Prober
-from controller.reconciler import Reconciler
+from controller.reconciler import Reconciler, Round
+from controller.recorder import Recorder
 from controller.remotes import Remotes
 from controller.resolve import Defaults
 from controller.runtimes.base import Runtime, SeenReplica
+from controller.schema.admin import Drift, DryRun, ProposedFiles
 from controller.schema.routing import GatewayReport
 from controller.schema.status import ControllerStatus, PlanView
 from controller.settings import ControllerSettings
@@ -30,6 +41,8 @@ from controller.watch import DesiredFiles, follow_files, follow_runtime
 log = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 5.0
+DRIFT_EVERY_S = 30.0
+JOURNAL_NAME = "journal.db"
 
 
 class Controller:
@@ -49,16 +62,22 @@ class Controller:
         self._tasks: list[asyncio.Task[None]] = []
         self._instance = store.instance
         images = settings.images if runtime.kind == "docker" else {}
+        self._defaults = Defaults(images, settings.start_timeout_s, settings.drain_timeout_s)
+        self.journal = Journal(store.folder / JOURNAL_NAME, keep=settings.history_entries)
+        self._recorder = Recorder(self.journal, clock)
         self._files = DesiredFiles(
             settings.desired,
             settings.models.absolute(),
             store,
-            Defaults(images, settings.start_timeout_s, settings.drain_timeout_s),
+            self._defaults,
             resync_s=settings.resync_s,
             clock=clock,
+            edited=self._recorder.edited,
         )
         memory = WorkingMemory(loaded_once=set(self._files.memory.loaded_once))
-        self.hub = GatewayHub(store.instance, store.next_epoch(), wake=self._wake.set, clock=clock)
+        self.hub = GatewayHub(
+            store.instance, store.next_epoch(), wake=self._wake.set, clock=clock, told=self._recorder.gateway
+        )
         self._prober = Prober(
             session,
             interval_s=settings.probe_interval_s,
@@ -90,7 +109,22 @@ class Controller:
             resync_s=settings.resync_s,
             ready_before=self._files.memory.ready_since,
             clock=clock,
+            told=self._recorded,
         )
+        self.desk = Desk(
+            files=self._files,
+            reconciler=self._reconciler,
+            memory=memory,
+            remotes=self._remotes,
+            hub=self.hub,
+            sizes=ArtifactSizes(settings.models.absolute(), clock),
+            journal=self.journal,
+            gpus=runtime,
+            wake=self._wake.set,
+            clock=clock,
+        )
+        self.logs = LogReader(runtime, replicas=self._replicas_of, secrets=self._secrets_of)
+        self._drift = DriftWatch(runtime, file_since=self._files.all_since, clock=clock)
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -98,6 +132,7 @@ class Controller:
         return create_registry(self._reconciler, self._operations.issued)
 
     async def __aenter__(self) -> Self:
+        self._recorder.began(__version__, self._instance)
         self._files.recover()
         await self._files.read()
         self._tasks = [
@@ -106,6 +141,7 @@ class Controller:
                 follow_files(self._files, self._settings.desired, self._wake.set, self._ending), name="the file watch"
             ),
             asyncio.create_task(follow_runtime(self._runtime, self._wake.set), name="the runtime's events"),
+            asyncio.create_task(self._look_for_drift(), name="the look for drift"),
         ]
         for task in self._tasks:
             task.add_done_callback(self._ended)
@@ -130,6 +166,8 @@ class Controller:
         await self._prober.close()
         await self._remotes.close()
         await self._runtime.close()
+        self._recorder.ended()
+        self.journal.close()
 
     async def ended(self) -> None:
         """Wait until somebody asked the controller to end."""
@@ -148,7 +186,29 @@ class Controller:
         else:
             await self._runtime.remove(replica.name)
 
-    # What the internal API may do.
+    async def _look_for_drift(self) -> None:
+        """From time to time, so that what differs is known to differ since then."""
+        while True:
+            await asyncio.sleep(DRIFT_EVERY_S)
+            if self._reconciler.round is not None and self._reconciler.error is None:
+                await self._drift.check(self._reconciler.round)
+
+    def _recorded(self, before: Round | None, after: Round | None) -> None:
+        if after is not None:
+            self._recorder.round(before, after, self.hub.views)
+        self._recorder.trouble(Trouble(tuple(self._files.problems()), self._reconciler.error))
+
+    def _replicas_of(self, model: str) -> list[str]:
+        done = self._reconciler.round
+        return sorted(replica.name for replica in done.observed.replicas if replica.id.model == model) if done else []
+
+    def _secrets_of(self, model: str) -> frozenset[str]:
+        settled = self._files.settled
+        fields = settled.declared.get(model, {}) if settled is not None else {}
+        tokens = (self._operations.token(name) for name in self._replicas_of(model))
+        return secrets_of(fields) | frozenset(tokens)
+
+    # What the API may do.
 
     def status(self) -> ControllerStatus:
         """What there is."""
@@ -166,10 +226,35 @@ class Controller:
         done = self._reconciler.round
         return None if done is None else plan_view(done, time.time())
 
-    def pause(self, paused: bool) -> None:
+    async def dry_run(self, proposed: ProposedFiles) -> DryRun:
+        """What proposed files would do."""
+        seen, settled = self.desk.look(), self._files.settled
+        assert settled is not None, "what is wanted comes from files"
+        return await dry_run(
+            proposed,
+            folder=self._settings.desired,
+            models_root=self._settings.models.absolute(),
+            desired_now=seen.desired,
+            observed=seen.observed,
+            overrides=self._files.memory.overrides,
+            demand=self._files.memory.demand,
+            defaults=self._defaults,
+            declared_now=settled.declared,
+            runtime=self._runtime,
+            now=time.time(),
+        )
+
+    async def drift(self) -> Drift:
+        """What runs differently from what is declared."""
+        seen = self.desk.look()
+        return await self._drift.check(seen)
+
+    def pause(self, paused: bool, *, actor: str) -> None:
         """Observe and never act, or act again."""
-        log.info("paused" if paused else "resumed")
+        word = "paused" if paused else "resumed"
+        log.info("%s by %s", word, actor)
         self._files.pause(paused)
+        self._recorder.said(f"{word} by {actor}", actor, {"action": "pause" if paused else "resume"})
         self._wake.set()
 
     def shut_down(self, *, stop_engines: bool) -> None:

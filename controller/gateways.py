@@ -16,7 +16,17 @@ log = logging.getLogger(__name__)
 class GatewayHub:
     """Holds the current routing table and the last report of every gateway."""
 
-    def __init__(self, instance: str, epoch: int, *, wake: Callable[[], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        instance: str,
+        epoch: int,
+        *,
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+        told: Callable[[str, bool], None] = lambda *_: None,
+    ) -> None:
+        """`told` is given each gateway that connected (True) or is gone (False)."""
+        self._told = told
         self._instance = instance
         self._epoch = epoch
         self._wake = wake
@@ -24,6 +34,7 @@ class GatewayHub:
         self._links: dict[str, int] = {}
         self._views: dict[str, GatewayView] = {}
         self._changed = asyncio.Event()
+        self._reported = asyncio.Event()
         self.table: RoutingTable | None = None
 
     @property
@@ -52,10 +63,23 @@ class GatewayHub:
             await self._changed.wait()
         return self.table
 
+    async def taken(self) -> None:
+        """Return once every connected gateway works by the current table, or a newer one."""
+        while not self._is_taken():
+            await self._reported.wait()
+
+    def _is_taken(self) -> bool:
+        if self.table is None:
+            return False
+        reports = [self._views[gateway].report for gateway in self._links if gateway in self._views]
+        return all(report.stamp is not None and self.table.stamp <= report.stamp for report in reports)
+
     def report(self, report: GatewayReport) -> None:
         """Take a report. The first one of a link announces its gateway."""
         known = self._views.get(report.gateway_id)
         self._views[report.gateway_id] = GatewayView(report)
+        self._reported.set()
+        self._reported = asyncio.Event()
         if known is None or known.lost_at is not None or _matters(known.report, report):
             self._wake()
 
@@ -63,6 +87,8 @@ class GatewayHub:
         """A gateway opened a link."""
         self._links[gateway_id] = self._links.get(gateway_id, 0) + 1
         log.info("gateway %s is connected", gateway_id)
+        if self._links[gateway_id] == 1:
+            self._told(gateway_id, True)
 
     def link_down(self, gateway_id: str) -> None:
         """A link ended: from now on this gateway's counts are unknown."""
@@ -74,6 +100,7 @@ class GatewayHub:
         if view is not None:
             self._views[gateway_id] = replace(view, lost_at=self._clock())
         log.warning("gateway %s is disconnected", gateway_id)
+        self._told(gateway_id, False)
         self._wake()
 
     def forget_lost(self) -> None:

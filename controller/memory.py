@@ -13,6 +13,7 @@ from controller.drains import Drain
 from controller.engines.base import Verdict
 from controller.failures import forgiven, next_failure
 from controller.state import (
+    DesiredModel,
     DesiredState,
     Failure,
     ObservedReplica,
@@ -85,6 +86,14 @@ class WorkingMemory:
         images = {model.image for model in desired.models.values()}
         self.pulls = {image: state for image, state in self.pulls.items() if state is None or image in images}
         self.loaded_once &= {name for name, _ in wanted}
+
+    def try_anew(self, model: DesiredModel) -> None:
+        """Forget what went wrong with a model, for somebody asks for it anew: its replicas come all or not at all."""
+        self.failures = {key: failure for key, failure in self.failures.items() if key.model != model.name}
+        self.preflights = {key: result for key, result in self.preflights.items() if key[0] != model.name}
+        self.loaded_once.discard(model.name)
+        if model.image is not None and self.pulls.get(model.image) is not None:
+            del self.pulls[model.image]
 
     def stopping(self, name: str) -> bool:
         """Whether the replica is being stopped or removed."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from controller.actions import Action, Drain, Preflight, PullImage, Remove, Start, Stop, Undrain
 from controller.drains import Drain as DrainUnderWay
+from controller.engines import ENGINES
 from controller.engines.base import Verdict
 from controller.failures import next_failure, with_tail
 from controller.memory import WorkingMemory
@@ -100,7 +101,11 @@ class Operations:
 
         async def work() -> None:
             try:
-                result = await self._runtime.preflight(model.name, model.definition, model.image)
+                missing = ENGINES[model.backend].missing(model.definition)
+                if missing is not None:
+                    result = PreflightResult(False, self._clock(), missing)
+                else:
+                    result = await self._runtime.preflight(model.name, model.definition, model.image)
             except RuntimeUnavailableError as error:
                 result = PreflightResult(False, self._clock(), str(error))
             except Exception as fault:

@@ -53,9 +53,12 @@ def _route(want: DesiredModel, status: ModelStatus, replicas: list[ObservedRepli
         endpoints=endpoints,
         target_inflight=engine.target_inflight(want.definition),
         apis=engine.apis(want.definition),
-        autoload=want.autoload,
+        # Nobody waits for a model that an operator is unloading, also if the next request may load it again.
+        autoload=want.autoload and not (status.state is ModelState.UNLOADING and want.statement.kind == "unload"),
         last_error=status.last_error,
         retry_at=status.retry_at,
+        progress=status.progress,
+        capabilities=engine.capabilities(want.definition),
     )
 
 

@@ -18,6 +18,7 @@ from controller.drains import Drain as DrainUnderWay
 from controller.drains import drained, inflight
 from controller.engines import ENGINES
 from controller.gateways import GatewayHub
+from controller.lifecycle import in_step
 from controller.memory import WorkingMemory
 from controller.operations import Operations
 from controller.plan import plan
@@ -85,7 +86,11 @@ class Reconciler:
         resync_s: float,
         ready_before: Mapping[str, float],
         clock: Callable[[], float],
+        told: Callable[[Round | None, Round | None], None] = lambda *_: None,
     ) -> None:
+        """`told` is given each round (None: it was not complete) and the one before."""
+        self._told = told
+        self._finished = asyncio.Event()
         self._desired = desired
         self._runtime = runtime
         self._operations = operations
@@ -113,6 +118,8 @@ class Reconciler:
                 # A bug that one model brings out must not take the others' controller away: say so, and look again.
                 log.exception("this round failed")
                 self.error = f"internal error: {error!r}"
+            if self.error is not None:
+                self._told(self.round, None)
             pause = self._pause()
             try:
                 async with asyncio.timeout(pause):
@@ -145,17 +152,36 @@ class Reconciler:
     def _finish(self, desired: DesiredState, observed: ObservedState, made: Plan) -> None:
         """Assess and publish what holds now that the plan was issued."""
         issued = self._with_issued(observed)
-        statuses = assess(desired, issued, made)
-        for status in statuses:
-            if status.state is ModelState.LOADED:
-                self._memory.loaded_once.add(status.name)
-        self.round = Round(desired, issued, made, statuses)
+        true = assess(desired, issued, made)
+        self._memory.loaded_once |= {status.name for status in true if status.state is ModelState.LOADED}
+        statuses = in_step(self._published(), true)
+        if statuses != true:
+            self._wake.set()
+        before, self.round = self.round, Round(desired, issued, made, statuses)
         stamp = self._hub.publish(routes(desired, issued, statuses, self._token))
         for name, drain in self._memory.drains.items():
             if drain.unrouted is None:
                 self._memory.drains[name] = DrainUnderWay(drain.since, stamp)
         self._ready = {each.name: each.ready_since for each in observed.replicas if each.ready_since is not None}
         self._desired.remember(frozenset(self._memory.loaded_once), self._ready)
+        self._told(before, self.round)
+        self._finished.set()
+        self._finished = asyncio.Event()
+
+    def _published(self) -> dict[str, ModelState]:
+        return {status.name: status.state for status in self.round.statuses} if self.round is not None else {}
+
+    def glance(self, desired: DesiredState, now: float) -> Round | None:
+        """The next round as far as it can be told without looking; None: nothing was ever observed. Changes nothing."""
+        if self.round is None:
+            return None
+        observed = self._with_issued(self.round.observed)
+        made = plan(desired, observed, now)
+        return Round(desired, observed, made, in_step(self._published(), assess(desired, observed, made)))
+
+    async def next_round(self) -> None:
+        """Wait until another round is complete."""
+        await self._finished.wait()
 
     def _with_issued(self, observed: ObservedState) -> ObservedState:
         """The observation with the drains and operations of this round: what is leaving is routed to no more."""
@@ -169,9 +195,12 @@ class Reconciler:
             observed,
             replicas=tuple(replicas),
             pending=dict(self._memory.pending),
+            preflights=dict(self._memory.preflights),
             preflighting=frozenset(self._memory.preflighting),
             pulls=dict(self._memory.pulls),
             failures=dict(self._memory.failures),
+            loaded_once=frozenset(self._memory.loaded_once),
+            remotes=self._remotes.errors(),
         )
 
     # Observing.

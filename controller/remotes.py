@@ -61,6 +61,11 @@ class Remotes:
         """Remote model to its last error; None: it is well; absent: not asked yet."""
         return {name: watched.error for name, watched in self._watched.items() if watched.asked.is_set()}
 
+    def ask_anew(self, name: str) -> None:
+        """Forget what a remote last said."""
+        if watched := self._watched.pop(name, None):
+            watched.task.cancel()
+
     def knows(self, name: str) -> bool:
         """Whether this name is a remote model's."""
         return name in self._watched

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from controller.engines import engine_of, spec_hash
 from controller.schema.desired import Definition
@@ -59,7 +59,7 @@ def resolve(
 def _model(
     name: str, entry: Declared, override: Override | None, demanded_at: float | None, defaults: Defaults
 ) -> DesiredModel:
-    definition = _effective(entry.definition, override)
+    definition, params = effective(entry.definition, override)
     engine = engine_of(definition)
     statement, loaded = _statement(entry, override, demanded_at)
     replicas = definition.replicas
@@ -85,19 +85,25 @@ def _model(
         ),
         autoload=definition.autoload and not (statement.kind == "unload" and override is not None and override.hold),
         drain_ends=statement.kind != "unload",
+        in_files=entry.definition,
+        params=params,
     )
 
 
-def _effective(definition: Definition, override: Override | None) -> Definition:
-    """The declared definition with the override's parameters; a present key rules, even when its value is null."""
+def effective(definition: Definition, override: Override | None) -> tuple[Definition, Mapping[str, JsonValue]]:
+    """The definition with the override's parameters, and those; a present key rules, even when its value is null."""
     if override is None or not override.params:
-        return definition
-    merged = definition.model_dump(exclude_unset=True) | override.params
+        return definition, {}
     try:
-        return type(definition).model_validate(merged)
+        return with_params(definition, override.params), override.params
     except ValidationError:
         # The parameters fitted the definition they were said over; a later edit of other fields made them misfit.
-        return definition
+        return definition, {}
+
+
+def with_params(definition: Definition, params: Mapping[str, JsonValue]) -> Definition:
+    """The definition with these fields instead. Raises pydantic's ValidationError."""
+    return type(definition).model_validate(definition.model_dump(exclude_unset=True) | dict(params))
 
 
 def _statement(entry: Declared, override: Override | None, demanded_at: float | None) -> tuple[Statement, bool]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from pydantic import JsonValue
+
 from controller.schema.desired import Definition
 
 
@@ -72,6 +74,15 @@ class DesiredModel:
     """Whether a request for it may load it now: an operator's unload holds against that."""
     drain_ends: bool = True
     """False: an operator's unload, whose deadline only reports."""
+    in_files: Definition | None = None
+    """The definition as the files declare it, where a load's parameters change it."""
+    params: Mapping[str, JsonValue] = field(default_factory=dict)
+    """The load's parameters in force."""
+
+    @property
+    def declared(self) -> Definition:
+        """The definition as the files declare it."""
+        return self.in_files or self.definition
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +92,8 @@ class DesiredState:
     generation: int
     models: Mapping[str, DesiredModel]
     paused: bool = False
+    revision: int = 0
+    """Counts changes of files, overrides and demand; 0: not counted."""
 
 
 class Phase(StrEnum):

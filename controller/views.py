@@ -32,12 +32,13 @@ def status_view(
             "paused": done.desired.paused,
             "observed_at": done.observed.at,
             "models": list(done.statuses),
-            "gpus": _gpus(done.observed),
+            "gpus": gpu_statuses(done.observed),
         }
     )
 
 
-def _gpus(observed: ObservedState) -> list[GpuStatus] | None:
+def gpu_statuses(observed: ObservedState) -> list[GpuStatus] | None:
+    """The GPUs' figures; None: unknown."""
     if observed.gpus is None:
         return None
     claimed: dict[str, int] = {}

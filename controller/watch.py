@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from watchfiles import awatch
@@ -18,7 +19,7 @@ from controller.config.read import read_folder
 from controller.config.settle import Settled, settle
 from controller.resolve import Declared, Defaults, resolve
 from controller.runtimes.base import Runtime, RuntimeUnavailableError
-from controller.schema.override import STATEMENT_FIELDS, field_digest
+from controller.schema.override import STATEMENT_FIELDS, Override, field_digest
 from controller.schema.routing import GatewayReport
 from controller.schema.status import Problem
 from controller.state import DesiredState
@@ -42,7 +43,10 @@ class DesiredFiles:
         *,
         resync_s: float,
         clock: Callable[[], float],
+        edited: Callable[[Settled | None, Settled, Collection[str]], None] = lambda *_: None,
     ) -> None:
+        """`edited` is told of each edit: what was in force, what is, and the models whose statements it ended."""
+        self._edited = edited
         self._folder = folder
         self._models = models
         self._store = store
@@ -56,11 +60,44 @@ class DesiredFiles:
         self._since: dict[str, tuple[str, float]] = {}
         self._generation = 0
         self._problems: tuple[Problem, ...] = ()
+        self.revision = 0
+        """Counts every change of what `state` answers."""
 
     @property
     def memory(self) -> Memory:
         """What is kept for the next controller."""
         return self._memory
+
+    @property
+    def settled(self) -> Settled | None:
+        """What the files declare, as it is in force; None: nothing was ever valid."""
+        return self._settled
+
+    def since(self, name: str) -> float:
+        """Unix time since when the files say what they say of the model."""
+        return self._since.get(name, ("", self._clock()))[1]
+
+    def all_since(self) -> dict[str, float]:
+        """The same of every model."""
+        return {name: since for name, (_, since) in self._since.items()}
+
+    def override(self, name: str) -> Override | None:
+        """The runtime statement that stands for the model."""
+        override = self._memory.overrides.get(name)
+        if override is None or self._settled is None or name not in self._settled.declared:
+            return None
+        return override.surviving(self._settled.declared[name])
+
+    def state_override(self, override: Override) -> None:
+        """Let an operator's statement rule."""
+        self._keep({"overrides": {**self._memory.overrides, override.model: override}})
+
+    def drop_override(self, name: str) -> bool:
+        """Let the files rule again. Whether there was a statement."""
+        if name not in self._memory.overrides:
+            return False
+        self._keep({"overrides": {key: each for key, each in self._memory.overrides.items() if key != name}})
+        return True
 
     def recover(self) -> None:
         """Take the last good state as what is in force, before the files are read for the first time."""
@@ -98,7 +135,9 @@ class DesiredFiles:
         if self._settled is not None and (before is None or before.declared != self._settled.declared):
             self._generation += 1
             self._note_edits(self._settled)
+            stated = self._memory.overrides.keys()
             self._end_statements(before, self._settled)
+            self._edited(before, self._settled, stated - self._memory.overrides.keys())
             if parsed.ok:
                 self._save(self._settled)
 
@@ -110,6 +149,7 @@ class DesiredFiles:
 
     def _note_edits(self, settled: Settled) -> None:
         now = self._clock()
+        self.revision += 1
         edited = {name: field_digest(declared) for name, declared in settled.declared.items()}
         self._since = {
             name: known if (known := self._since.get(name)) and known[0] == digest else (digest, now)
@@ -137,10 +177,10 @@ class DesiredFiles:
         if self._settled is None:
             return None
         declared = {
-            name: Declared(definition, self._settled.declared[name], self._since.get(name, ("", now))[1])
+            name: Declared(definition, self._settled.declared[name], self.since(name))
             for name, definition in self._settled.definitions.items()
         }
-        return resolve(
+        desired = resolve(
             declared,
             self._memory.overrides,
             self._memory.demand,
@@ -148,6 +188,7 @@ class DesiredFiles:
             generation=self._generation,
             paused=self._memory.paused,
         )
+        return replace(desired, revision=self.revision)
 
     def problems(self) -> list[Problem]:
         """What is wrong with the files."""
@@ -175,7 +216,9 @@ class DesiredFiles:
         return True
 
     def _keep(self, change: Mapping[str, object]) -> None:
-        self._memory = self._memory.model_copy(update=dict(change))
+        before, self._memory = self._memory, self._memory.model_copy(update=dict(change))
+        ruling = ("overrides", "demand", "paused")
+        self.revision += any(getattr(before, each) != getattr(self._memory, each) for each in ruling)
         if self._memory != self._stored:
             try:
                 self._store.remember(self._memory)

@@ -12,7 +12,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -29,6 +29,15 @@ EXIT_PORT = 3
 
 class Server(uvicorn.Server):
     """uvicorn's server, ending with code 0 when it was told to end: its own raises the signal again afterwards."""
+
+    def __init__(self, config: uvicorn.Config, begin_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._begin_stop = begin_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop: accept nothing new, and wait for what is under way."""
+        self._begin_stop()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -102,9 +111,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 def server_of(settings: GatewaySettings) -> Server:
     """The HTTP server, with nothing switched on that costs and is not used."""
+    app = create_app(settings)
     return Server(
         uvicorn.Config(
-            create_app(settings),
+            app,
             loop="uvloop",
             http=EnvelopeProtocol,
             ws="none",
@@ -116,7 +126,8 @@ def server_of(settings: GatewaySettings) -> Server:
             server_header=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=round(settings.shutdown_grace_s),
-        )
+        ),
+        app.begin_stop,
     )
 
 

@@ -12,7 +12,9 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from gateway.api import chat, completions, embeddings, errors, health, models
+from gateway.api import admin, chat, completions, document, embeddings, errors, health, models
+from gateway.api.declare import TAGS
+from gateway.controller_client import ControllerClient
 from gateway.controller_link import ControllerAddress, ControllerLink
 from gateway.front import FrontDoor
 from gateway.hosts import HostRule
@@ -24,13 +26,20 @@ from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream
 
+DESCRIPTION = """Declared language models behind one OpenAI-compatible address.
+
+Every answer has an `X-Request-Id`. Every error has one envelope, whose `error.code` says what went wrong and whose
+`error.next_steps` say what to do. `Retry-After` comes with codes that may succeed later, `x-should-retry: false` with
+those that will not."""
+
 
 def create_app(settings: GatewaySettings) -> FrontDoor:
     """The ASGI application. Its lifespan opens the engine connections and the link to the controller."""
     live, ledger, link_state, metrics = LiveRoutes(), Ledger(time.time), LinkState(), Metrics()
     metrics.show_state(live, ledger, link_state, time.monotonic)
+    address = ControllerAddress.parse(settings.controller_url)
     link = ControllerLink(
-        ControllerAddress.parse(settings.controller_url),
+        address,
         f"gw-{secrets.token_hex(8)}",
         live=live,
         ledger=ledger,
@@ -38,12 +47,13 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
         now=time.monotonic,
         jitter=random.random,
     )
-    upstream = Upstream(settings.connect_timeout_s)
+    upstream, controller = Upstream(settings.connect_timeout_s), ControllerClient(address)
+    forward = admin.AdminForward(controller)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         linking = asyncio.create_task(link.run())
-        async with upstream:
+        async with upstream, controller:
             yield
         linking.cancel()
         await asyncio.gather(linking, return_exceptions=True)
@@ -60,7 +70,9 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     app = FastAPI(
         title="Roundhouse",
         version=number,
-        description="Declared language models behind one OpenAI-compatible address.",
+        description=DESCRIPTION,
+        openapi_tags=TAGS,
+        openapi_url=None,  # document.py serves it, with the controller's part
         docs_url=None,  # its page loads scripts from a public address
         redoc_url=None,
         redirect_slashes=False,
@@ -73,4 +85,7 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
     embeddings.declare(app, routes[embeddings.API.path])
     models.declare(app, live)
     health.declare(app, version=number, live=live, ledger=ledger, link=link_state, metrics=metrics)
-    return FrontDoor(app, routes, HostRule(settings.host, settings.allowed_hosts, is_open=settings.open))
+    admin.declare(app, forward)
+    document.declare(app, controller)
+    rule = HostRule(settings.host, settings.allowed_hosts, is_open=settings.open)
+    return FrontDoor(app, routes, rule, forward.begin_stop)

@@ -69,21 +69,28 @@ def judge(current: Routes | None, table: RoutingTable, *, first_of_connection: b
 
 @dataclass(frozen=True, slots=True)
 class ControllerAddress:
-    """Where to connect. `unix_path` is None for TCP."""
+    """Where to connect. `unix_path` is None for TCP; `base` has no slash at its end."""
 
-    url: str
+    base: str
     unix_path: str | None
 
     @classmethod
     def parse(cls, setting: str) -> ControllerAddress:
         """From `http://host:port` or `unix:/path`."""
         if setting.startswith("unix:"):
-            return cls(f"http://controller{LINK_PATH}", setting.removeprefix("unix:"))
-        return cls(setting + LINK_PATH, None)
+            return cls("http://controller", setting.removeprefix("unix:"))
+        return cls(setting, None)
+
+    @property
+    def url(self) -> str:
+        """Of the link."""
+        return self.base + LINK_PATH
 
     def connector(self) -> aiohttp.BaseConnector:
-        """What aiohttp connects through."""
-        return aiohttp.UnixConnector(self.unix_path) if self.unix_path else aiohttp.TCPConnector()
+        """What aiohttp connects through: as many connections as are asked for, none kept after its use."""
+        if self.unix_path:
+            return aiohttp.UnixConnector(self.unix_path, limit=0, force_close=True)
+        return aiohttp.TCPConnector()
 
 
 class ControllerLink:
@@ -175,7 +182,7 @@ class ControllerLink:
     async def _send_reports(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             await self._timer.due()
-            report = self._ledger.report(self._gateway_id, self._live.stamp)
+            report = self._ledger.report(self._gateway_id, self._live.current_or_none)
             await socket.send_str(report.model_dump_json())
 
     def _log_unreachable(self, attempt: int, error: Exception) -> None:

@@ -31,9 +31,13 @@ class FrontDoor:
     request; they are declared there all the same, for the OpenAPI document and for wrong methods.
     """
 
-    def __init__(self, framework: AsgiApp, direct: Mapping[str, AsgiApp], rule: HostRule) -> None:
+    def __init__(
+        self, framework: AsgiApp, direct: Mapping[str, AsgiApp], rule: HostRule, begin_stop: Callable[[], None]
+    ) -> None:
         """`direct` maps a path to the application that answers its POSTs."""
         self._framework = framework
+        self.begin_stop = begin_stop
+        """Called when the server begins to stop: ends what would go on for ever."""
         self._direct = direct
         self._rule = rule
         self._next_id = request_ids()

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from types import TracebackType
 
-from controller.schema.routing import Endpoint, GatewayReport, Stamp
+from controller.schema.routing import Endpoint, GatewayReport
 from gateway.retry import Tries, next_endpoint
 from gateway.routing import Routes
+
+LEAVING_NAMED = 20
+"""Requests that a report names of one replica: those that have been inside for longest."""
 
 
 class Ledger:
@@ -26,6 +29,8 @@ class Ledger:
         self._last_used: dict[str, float] = {}
         self._demand: dict[str, float] = {}
         self._failed: dict[str, float] = {}
+        self._requests: dict[str, tuple[str, float]] = {}
+        """Id of each request inside to its replica, and since when."""
         self.inflight: dict[str, int] = {}
         """Replica name to requests inside; never holds a zero."""
         self.inflight_by_model: dict[str, int] = {}
@@ -44,10 +49,10 @@ class Ledger:
             self._last_turn[endpoint.replica] = self._turn
         return endpoint
 
-    def inside(self, model: str, replica: str) -> _Counted:
-        """Context in which one request counts as inside `replica`."""
-        self._last_used[model] = self._clock()
-        return _Counted(self, (self.inflight, replica), (self.inflight_by_model, model))
+    def inside(self, model: str, replica: str, request_id: str) -> _Inside:
+        """Context in which one request counts as inside `replica`. It can be inside one at a time."""
+        now = self._last_used[model] = self._clock()
+        return _Inside(self, model, request_id, (replica, now), self._requests)
 
     def waiting(self, model: str) -> _Counted:
         """Context in which one request counts as waiting for `model` to be loaded. Records the demand."""
@@ -80,17 +85,27 @@ class Ledger:
         _keep(self._last_used, routes.models.keys())
         _keep(self._demand, routes.models.keys() - loaded)
 
-    def report(self, gateway_id: str, stamp: Stamp | None) -> GatewayReport:
-        """All of it as the controller is told; `stamp` is that of the table in force."""
+    def report(self, gateway_id: str, routes: Routes | None) -> GatewayReport:
+        """All of it as the controller is told; `routes` are those in force."""
         return GatewayReport(
             gateway_id=gateway_id,
-            stamp=stamp,
+            stamp=routes.stamp if routes else None,
             inflight=dict(self.inflight),
             queued=dict(self.queued),
             last_used=dict(self._last_used),
             demand=dict(self._demand),
+            leaving=self._leaving(routes.replicas if routes else frozenset()),
             failed=dict(self._failed),
         )
+
+    def _leaving(self, routed: Collection[str]) -> dict[str, dict[str, float]]:
+        leaving: dict[str, dict[str, float]] = {name: {} for name in self.inflight if name not in routed}
+        if leaving:
+            for request_id, (replica, since) in self._requests.items():  # in the order in which they came
+                named = leaving.get(replica)
+                if named is not None and len(named) < LEAVING_NAMED:
+                    named[request_id] = since
+        return leaving
 
 
 class _Counted:
@@ -117,6 +132,35 @@ class _Counted:
             else:
                 del counter[key]
         self._ledger.on_change()
+
+
+class _Inside(_Counted):
+    """Counts a request under its replica and its model, and knows it by its id."""
+
+    __slots__ = ("_entry", "_request_id", "_requests")
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        model: str,
+        request_id: str,
+        entry: tuple[str, float],
+        requests: dict[str, tuple[str, float]],
+    ) -> None:
+        super().__init__(ledger, (ledger.inflight, entry[0]), (ledger.inflight_by_model, model))
+        self._request_id = request_id
+        self._entry = entry
+        self._requests = requests
+
+    def __enter__(self) -> None:
+        self._requests[self._request_id] = self._entry
+        super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        del self._requests[self._request_id]
+        super().__exit__(kind, error, traceback)
 
 
 def _keep(entries: dict[str, int] | dict[str, float], names: Collection[str]) -> None:

@@ -22,11 +22,13 @@ class Lifetime:
 
     __slots__ = ("_loop", "_over", "_reason", "_task", "_timeout_s", "_timer", "_watch")
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float | None) -> None:
+        """None: it may take as long as it likes."""
         self._timeout_s = timeout_s
         self._reason: Exception | None = None
         self._over = False
         self._watch: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Lifetime:
         """Start the clock. From here `DeadlineError` may be raised."""
@@ -34,7 +36,8 @@ class Lifetime:
         task = asyncio.current_task(self._loop)
         assert task is not None
         self._task: asyncio.Task[object] = task
-        self._timer = self._loop.call_later(self._timeout_s, self._end, DeadlineError())
+        if self._timeout_s is not None:
+            self._timer = self._loop.call_later(self._timeout_s, self.end, DeadlineError())
         return self
 
     def while_client_stays(self, receive: Receive, is_answered: Callable[[], bool]) -> None:
@@ -50,9 +53,10 @@ class Lifetime:
         while (await receive())["type"] != "http.disconnect":
             pass
         if not is_answered():
-            self._end(ClientGoneError())
+            self.end(ClientGoneError())
 
-    def _end(self, reason: Exception) -> None:
+    def end(self, reason: Exception) -> None:
+        """Leave the context with `reason`, as soon as its task runs. The first reason counts."""
         if not self._over and self._reason is None:
             self._reason = reason
             self._task.cancel()
@@ -61,6 +65,7 @@ class Lifetime:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._over = True
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._reason is not None and kind is asyncio.CancelledError and self._task.uncancel() == 0:
             raise self._reason from None

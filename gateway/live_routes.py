@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from controller.schema.errors import RoundhouseError
-from controller.schema.routing import RoutingTable, Stamp
+from controller.schema.routing import RoutingTable
 from gateway.routing import Routes
 
 
@@ -16,11 +16,6 @@ class LiveRoutes:
     def __init__(self) -> None:
         self._current: Routes | None = None
         self._next = asyncio.Event()
-
-    @property
-    def stamp(self) -> Stamp | None:
-        """The stamp of the table in force; None before the first."""
-        return self._current.stamp if self._current else None
 
     @property
     def current_or_none(self) -> Routes | None:

@@ -1,8 +1,8 @@
 """The hot path: one inference request, from the client to an engine and back.
 
-The story of a request: read its body, find its model, wait if the model is loaded on demand, choose the replica with
-the least inside, send it there, try elsewhere as long as nothing has come back, and hand the answer on. Whatever goes
-wrong ends in one error, told in whichever form the answer still allows.
+The story of a request: read its body, find its model, refuse what that does not take, wait if it is loaded on demand,
+choose the replica with the least inside, send it there, try elsewhere as long as nothing has come back, and hand the
+answer on. Whatever goes wrong ends in one error, told in whichever form the answer still allows.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from gateway.asgi import (
     read_body,
     request_id_of,
 )
+from gateway.capabilities import check_capabilities
 from gateway.engine_errors import ENGINE_ERROR
 from gateway.ledger import Ledger
 from gateway.lifetime import DeadlineError, Lifetime
@@ -111,25 +112,31 @@ class InferenceRoute:
     async def _serve(self, body: bytes, headers: dict[str, str], answer: Answer, call: Call) -> None:
         settings = self._parts.settings
         request = parse_request(body, may_stream=self._api.streams)
-        call.model = self._parts.readiness.public_name(request.model)
+        route = self._parts.readiness.declared(request.model)
+        call.model = route.name
+        self._check_takes(route, request)  # now, because what cannot be served must not load a model
         if request.stream:
             answer.start_heartbeats(settings.hold_headers_s, settings.heartbeat_s)
-        await self._forward(request, headers, answer, call)
+        await self._forward(request, route, headers, answer, call)
 
-    async def _forward(self, request: InferenceRequest, headers: dict[str, str], answer: Answer, call: Call) -> None:
+    async def _forward(
+        self, request: InferenceRequest, checked: ModelRoute, headers: dict[str, str], answer: Answer, call: Call
+    ) -> None:
         parts = self._parts
         headers["x-request-id"] = answer.request_id
         tries = Tries()
         while True:
             route = await parts.readiness.loaded(request.model)
-            self._check_offered(route)
+            if route is not checked:  # a newer table's
+                self._check_takes(route, request)
+                checked = route
             # No await between the look at the table, the choice and the count: see Ledger.
             endpoint = parts.ledger.choose(route.endpoints, tries)
             if endpoint is None:
                 raise _unreachable(route, tries)
             body = request.body_for(route.served_name, ask_for_usage=self._api.streams)
             call.tries += 1
-            with parts.ledger.inside(route.name, endpoint.replica):
+            with parts.ledger.inside(route.name, endpoint.replica, answer.request_id):
                 try:
                     engine = await parts.upstream.post(
                         endpoint, self._api.path, body, dict(headers), fresh=tries.fresh_connection
@@ -159,11 +166,12 @@ class InferenceRoute:
                 held = await relay_whole(engine, answer, self._parts.settings.answer_buffer_bytes)
                 call.usage = usage_in(held)
 
-    def _check_offered(self, route: ModelRoute) -> None:
+    def _check_takes(self, route: ModelRoute, request: InferenceRequest) -> None:
         if route.apis and self._api.path not in route.apis:
             offered = ", ".join(route.apis)
             message = f"The engine of {route.name!r} does not offer {self._api.path}; it offers {offered}."
             raise RoundhouseError("not_supported", message, param="model")
+        check_capabilities(request.fields, route.capabilities, route.name)
 
     async def _fail(self, answer: Answer, call: Call, error: RoundhouseError) -> None:
         if answer.status:

@@ -25,6 +25,19 @@ def find(routes: Routes, name: str) -> ModelRoute:
     return route
 
 
+class LoadingError(RoundhouseError):
+    """`model_loading`, with how far the load is where that is known (0 to 1)."""
+
+    def __init__(self, message: str, progress: float | None, retry_after_s: float | None = None) -> None:
+        super().__init__("model_loading", message, param="model", retry_after_s=retry_after_s)
+        self.progress = progress
+
+    def headers(self) -> dict[str, str]:
+        """The table's, and `x-load-progress`."""
+        known = super().headers()
+        return known if self.progress is None else known | {"x-load-progress": f"{self.progress:.2f}"}
+
+
 def refusal(route: ModelRoute, now: float) -> RoundhouseError | None:
     """Why a request for this model is refused at Unix time `now`; None if it is loaded."""
     if route.state == ModelState.LOADED:
@@ -37,6 +50,9 @@ def refusal(route: ModelRoute, now: float) -> RoundhouseError | None:
     }[route.state]
     why = f": {route.last_error}" if route.last_error else "."
     wait_s = None if route.retry_at is None else max(1.0, route.retry_at - now)
+    if route.state == ModelState.LOADING:
+        far = "" if route.progress is None else f" ({route.progress:.0%})".replace("%", " %")
+        return LoadingError(f"The model {route.name!r} {text}{far}{why}", route.progress, wait_s)
     return RoundhouseError(code, f"The model {route.name!r} {text}{why}", param="model", retry_after_s=wait_s)
 
 
@@ -55,13 +71,13 @@ class Readiness:
         self._timeout_s = timeout_s
         self._clock = clock
 
-    def public_name(self, name: str) -> str:
-        """The model's own name, where `name` may be an alias.
+    def declared(self, name: str) -> ModelRoute:
+        """The model that clients call `name`, loaded or not, as the table in force has it.
 
         Raises:
             RoundhouseError: there is no table yet, or no such model.
         """
-        return find(self._live.current, name).name
+        return find(self._live.current, name)
 
     async def loaded(self, name: str) -> ModelRoute:
         """The model called `name`, loaded, as the table in force has it.
@@ -85,7 +101,7 @@ class Readiness:
                     return await self._wait(name)
             except TimeoutError:
                 message = f"The model {route.name!r} was not loaded within {self._timeout_s:g} s."
-                raise RoundhouseError("model_loading", message, param="model") from None
+                raise LoadingError(message, find(self._live.current, name).progress) from None
 
     async def _wait(self, name: str) -> ModelRoute:
         while True:
@@ -95,4 +111,10 @@ class Readiness:
             if refused is None:
                 return route
             if not is_worth_waiting(route):
-                raise refused
+                raise _overtaken(route) if route.state == ModelState.UNLOADED else refused
+
+
+def _overtaken(route: ModelRoute) -> RoundhouseError:
+    """Demand no longer loads a model that is waited for: it was unloaded, perhaps before anything of it ran."""
+    text = f"The model {route.name!r} was unloaded while the request waited for it."
+    return RoundhouseError("model_unloading", text, param="model")

@@ -84,7 +84,7 @@ class EventFilter:
         )
 
     def _complete(self, buffer: bytes) -> bytes:
-        end = _last_end(buffer)
+        end = end_of_events(buffer)
         if len(buffer) - end > HOLD_LIMIT:
             raise EventTooLongError(f"an event of more than {HOLD_LIMIT} bytes")
         self._held = buffer[end:]
@@ -107,6 +107,14 @@ def split_events(events: bytes) -> list[bytes]:
     ends = [match.end() for match in _BLANK_LINE.finditer(events)]
     starts = [0, *ends]
     return [part for start, end in zip(starts, [*ends, len(events)], strict=True) if (part := events[start:end])]
+
+
+def end_of_events(buffer: bytes) -> int:
+    """Offset after the last blank line, where the last whole event ends; 0 if there is none."""
+    # The line before the blank one ends with "\n" in both styles, so these two cover them.
+    after_lf = buffer.rfind(b"\n\n") + 2
+    after_crlf = buffer.rfind(b"\n\r\n") + 3
+    return max(after_lf if after_lf > 1 else 0, after_crlf if after_crlf > 2 else 0)
 
 
 def usage_in(body: bytes) -> Usage | None:
@@ -150,14 +158,6 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
 
 
-def _last_end(buffer: bytes) -> int:
-    """Offset after the last blank line; 0 if there is none."""
-    # The line before the blank one ends with "\n" in both styles, so these two cover them.
-    after_lf = buffer.rfind(b"\n\n") + 2
-    after_crlf = buffer.rfind(b"\n\r\n") + 3
-    return max(after_lf if after_lf > 1 else 0, after_crlf if after_crlf > 2 else 0)
-
-
 def _last_start(events: bytes) -> int:
     """Offset where the last whole event starts."""
-    return _last_end(events.rstrip())
+    return end_of_events(events.rstrip())

@@ -8,7 +8,25 @@ from collections.abc import Sequence
 import typer
 from typer.exceptions import Abort, TyperException
 
-from controller.cli import down, pause, plan, schema, status, up, validate, version
+from controller.cli import (
+    down,
+    drift,
+    events,
+    gpu,
+    history,
+    load,
+    logs,
+    pause,
+    plan,
+    reset,
+    schema,
+    status,
+    top,
+    unload,
+    up,
+    validate,
+    version,
+)
 from controller.cli.exits import CommandError, Exit
 from controller.cli.output import say_error
 
@@ -16,7 +34,7 @@ app = typer.Typer(
     name="roundhouse",
     help="Declare language models in files; they are served behind one OpenAI-compatible address.",
     epilog="Exit codes: " + " ".join(f"{code.value} {code.name.lower()}." for code in Exit) + " See docs/cli.md.",
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -24,7 +42,16 @@ for command in (
     up.up,
     down.down,
     status.status,
+    top.top,
+    load.load,
+    unload.unload,
+    reset.reset,
     plan.plan,
+    drift.drift,
+    events.events,
+    history.history,
+    logs.logs,
+    gpu.gpu,
     validate.validate,
     pause.pause,
     pause.resume,

@@ -1,19 +1,28 @@
-"""The command line's side of the controller's internal interface."""
+"""The command line's side of the controller's HTTP interface."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, Self, TypeVar
+import getpass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Self, TypeAlias, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
+from yarl import URL
 
 from controller.cli.exits import CommandError, Exit
-from controller.schema.errors import ErrorEnvelope
-from controller.schema.status import ControllerStatus, PlanView
+from controller.cli.output import one_line
+from controller.schema.errors import ErrorBody, ErrorEnvelope
+from controller.schema.status import ControllerStatus
 
 TIMEOUT_S = 10.0
+ACTOR_HEADER = "x-roundhouse-actor"
+"""Who asks, for the controller's history. A gateway puts its own word there."""
+STREAM_START_S = 30.0
+"""For the headers of a stream: a gateway may hold them for a while."""
+Query: TypeAlias = Mapping[str, str | int | Sequence[str]]
 Answer = TypeVar("Answer", bound=BaseModel)
 Result = TypeVar("Result")
 
@@ -24,10 +33,29 @@ class NoControllerError(CommandError):
     def __init__(self, url: str, reason: str) -> None:
         hint = "`roundhouse up` starts one"
         super().__init__(f"no controller answers at {url} ({reason}); {hint}", Exit.NO_CONTROLLER)
+        self.reason = reason
+
+
+class LostControllerError(NoControllerError):
+    """It had taken the question, and was gone before the end of its answer."""
+
+
+class RefusedError(CommandError):
+    """It answered with an error. `body` is None when that was none of Roundhouse's."""
+
+    def __init__(self, status: int, body: ErrorBody | None) -> None:
+        super().__init__(f"the controller refused: {_words(status, body)}")
+        self.status = status
+        self.body = body
+
+    @property
+    def error_code(self) -> str | None:
+        """The code of the table in `controller/schema/errors.py`."""
+        return self.body.code if self.body is not None else None
 
 
 class ControllerClient:
-    """Asks one controller. Every method raises NoControllerError, or CommandError when it refuses."""
+    """Asks one controller. Every method raises NoControllerError, or RefusedError when it refuses."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         """`url` is `unix:<path>` or `http://host:port`."""
@@ -41,9 +69,8 @@ class ControllerClient:
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.UnixConnector(self._socket) if self._socket is not None else aiohttp.TCPConnector()
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         # The environment's proxy is not for the way to the controller.
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
+        self._session = aiohttp.ClientSession(connector=connector, trust_env=False, headers={ACTOR_HEADER: _actor()})
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -53,44 +80,111 @@ class ControllerClient:
         """What there is."""
         return await self._ask("GET", "/internal/status", ControllerStatus)
 
-    async def plan(self) -> PlanView:
-        """What would be done."""
-        return await self._ask("GET", "/internal/plan", PlanView)
-
     async def pause(self, paused: bool) -> ControllerStatus:
         """Only observe, or act again."""
         return await self._ask("POST", "/internal/pause", ControllerStatus, {"paused": paused})
 
     async def shut_down(self, *, stop_engines: bool) -> None:
         """Ask it to end. The answer comes before the end."""
-        await self._request("POST", "/internal/shutdown", {"stop_engines": stop_engines})
+        await self._exchange("POST", "/internal/shutdown", {"stop_engines": stop_engines})
 
-    async def _ask(self, method: str, path: str, kind: type[Answer], body: object = None) -> Answer:
-        content = await self._request(method, path, body)
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        kind: type[Answer],
+        body: object = None,
+        query: Query | None = None,
+    ) -> Answer:
+        _, content = await self._exchange(method, path, body, query)
+        return self._read(kind, content)
+
+    def _read(self, kind: type[Answer], content: bytes) -> Answer:
         try:
             return kind.model_validate_json(content)
         except ValidationError:
             raise CommandError(f"what answers at {self._url} is no controller of this version") from None
 
-    async def _request(self, method: str, path: str, body: Any) -> bytes:
-        try:
-            async with self._session.request(method, self._base + path, json=body) as response:
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        query: Query | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> tuple[int, bytes]:
+        """Status and content of an answer that is no error. `path` is quoted already."""
+        within_s = self._timeout_s if timeout_s is None else timeout_s
+        timeout = aiohttp.ClientTimeout(total=within_s, connect=self._timeout_s)
+        with self._telling(within_s):
+            url = self._place(path, query)
+            async with self._session.request(method, url, json=body, timeout=timeout) as response:
                 content = await response.read()
+        if response.status >= 400:
+            raise RefusedError(response.status, _error_of(content))
+        return response.status, content
+
+    async def _chunks(
+        self, path: str, query: Query, *, headers: Mapping[str, str], silence_s: float | None
+    ) -> AsyncGenerator[bytes, None]:
+        """An answer's bytes as they come, for as long as it takes. LostControllerError after `silence_s` of nothing."""
+        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=silence_s)
+        with self._telling(STREAM_START_S if silence_s is None else silence_s):
+            async with asyncio.timeout(STREAM_START_S):
+                response = await self._session.get(self._place(path, query), headers=headers, timeout=timeout)
+            async with response:
+                if response.status >= 400:
+                    raise RefusedError(response.status, _error_of(await response.read()))
+                async for chunk in response.content.iter_any():
+                    yield chunk
+
+    def _place(self, path: str, query: Query | None) -> URL:
+        try:
+            url = URL(self._base + path, encoded=True)
+        except ValueError as error:
+            raise CommandError(f"{self._url} is no address: {error}", Exit.USAGE) from None
+        return url.with_query(query) if query else url
+
+    @contextmanager
+    def _telling(self, within_s: float) -> Iterator[None]:
+        """The transport's errors as ours."""
+        try:
+            yield
+        except aiohttp.SocketTimeoutError:
+            raise LostControllerError(self._url, f"nothing came for {within_s:g} s") from None
         except TimeoutError:
-            raise NoControllerError(self._url, f"no answer within {self._timeout_s:g} s") from None
+            raise NoControllerError(self._url, f"no answer within {within_s:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            raise NoControllerError(self._url, error.strerror or str(error)) from None
         except (aiohttp.ClientError, OSError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-            raise NoControllerError(self._url, reason) from None
-        if response.status >= 400:
-            raise CommandError(f"the controller refused: {_reason(content, response.status)}")
-        return content
+            raise LostControllerError(self._url, reason) from None
 
 
-def _reason(content: bytes, status: int) -> str:
+def _actor() -> str:
     try:
-        return ErrorEnvelope.model_validate_json(content).error.message
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a user without a name, as in many containers
+        return "command line"
+    return f"command line of {user}" if user.isascii() and user.isprintable() else "command line"
+
+
+def _error_of(content: bytes) -> ErrorBody | None:
+    try:
+        return ErrorEnvelope.model_validate_json(content).error
     except ValidationError:
+        return None
+
+
+def _words(status: int, body: ErrorBody | None) -> str:
+    """The error in one line: what, where, and what to do first."""
+    if body is None:
         return f"HTTP status {status}"
+    message = one_line(body.message)
+    if body.param is not None and body.param not in message:
+        message = f"`{body.param}`: {message}"
+    return f"{message.rstrip('.')}. {body.next_steps[0]}" if body.next_steps else message
 
 
 def ask(url: str, question: Callable[[ControllerClient], Awaitable[Result]]) -> Result:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from controller.cli.complete import event_kinds, model_names
 from controller.cli.exits import CommandError, Exit
 
 if TYPE_CHECKING:
@@ -30,6 +31,23 @@ ControllerUrl: TypeAlias = Annotated[
         metavar="URL",
         envvar="ROUNDHOUSE_CONTROLLER_URL",
         help="Where the controller is: unix:PATH or http://HOST:PORT; default: the socket in the state folder.",
+    ),
+]
+ModelArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="NAME", help="The model's name.", autocompletion=model_names)
+]
+NoWait: TypeAlias = Annotated[bool, typer.Option("--no-wait", help="Only ask for it; do not wait for its end.")]
+Timeout: TypeAlias = Annotated[
+    float, typer.Option("--timeout", min=0, max=3600, metavar="SECONDS", help="How long to wait at most.")
+]
+Follow: TypeAlias = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")]
+Kinds: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kind",
+        metavar="KIND",
+        help="Only this kind, such as state or failure; may be repeated.",
+        autocompletion=event_kinds,
     ),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ import typer
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+    from rich.table import Table
 
+STATE_COLOURS = {"loaded": "green", "loading": "yellow", "unloading": "yellow", "failed": "red", "unloaded": "dim"}
 PIPE_WIDTH = 400
 """Columns of a table that goes to no terminal: nothing is folded, so that lines can be searched."""
 
@@ -32,9 +35,29 @@ def say_json(value: BaseModel | Any) -> None:
     typer.echo(dump(indent=2) if dump is not None else json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def say_json_line(value: Any) -> None:
+    """One of many results, as JSON on a line of its own."""
+    typer.echo(json.dumps(value, ensure_ascii=False))
+
+
+def say_piece(text: str) -> None:
+    """Text as it comes, which may end within a line."""
+    typer.echo(text, nl=False)
+
+
 def say_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict[str, str] | None = None) -> None:
     """A table. `styles` colours cells by their text, on a terminal only."""
     from rich.console import Console  # 50 ms that most commands do not need
+
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    with console.capture() as captured:
+        console.print(table_of(columns, rows, styles))
+    for line in captured.get().splitlines():
+        typer.echo(line.rstrip())
+
+
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict[str, str] | None = None) -> Table:
+    """The table, for whoever shows it."""
     from rich.table import Table
     from rich.text import Text
 
@@ -43,8 +66,19 @@ def say_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dic
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell, style=(styles or {}).get(cell, "")) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        typer.echo(line.rstrip())
+    return table
+
+
+def one_line(text: str) -> str:
+    """Several lines as one."""
+    return " | ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def value_words(value: object) -> str:
+    """A field's value as JSON writes it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def time_words(at: float) -> str:
+    """A Unix time as a clock here shows it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

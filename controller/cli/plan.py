@@ -2,30 +2,106 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from controller.cli.exits import Exit
+import typer
+
+from controller.cli.exits import CommandError, Exit
 from controller.cli.options import ControllerUrl, Json, State, controller_url
-from controller.cli.output import say, say_json, say_table
+from controller.cli.output import one_line, say, say_json, say_table, value_words
 
 if TYPE_CHECKING:
+    from controller.schema.admin import DryRun, ModelChange
     from controller.schema.status import PlanView
 
+EFFECTS = {
+    "none": "nothing that runs is touched",
+    "start": "starts",
+    "stop": "stops",
+    "restart": "restarts",
+    "scale": "more or fewer engines",
+}
 
-def plan(controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
-    """What would be done now, and why.
 
-    Does nothing of it. Exit code 0: nothing to do. 2: there is something to do, or something blocked. 3: no controller
-    answers.
+def plan(
+    diff: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--diff",
+            metavar="FILE",
+            help="What would change with this file in place of the one of its name; may be repeated.",
+        ),
+    ] = None,
+    controller: ControllerUrl = None,
+    state: State = None,
+    as_json: Json = False,
+) -> int:
+    """What would be done now, or with other files, and why.
+
+    Does nothing of it. Exit code 0: nothing to do. 1: the files of --diff have problems. 2: there is something to do,
+    or something blocked. 3: no controller answers.
     """
-    from controller.cli.client import ask  # aiohttp takes 150 ms
+    from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 
-    view = ask(controller_url(controller, state), lambda client: client.plan())
+    if diff:
+        files = _proposed(diff)
+        outcome = ask_admin(controller_url(controller, state), lambda client: client.dry_run(files))
+        if as_json:
+            say_json(outcome)
+        else:
+            _show_diff(outcome)
+        return _diff_verdict(outcome)
+    view = ask_admin(controller_url(controller, state), lambda client: client.plan())
     if as_json:
         say_json(view)
     else:
         _show(view)
     return Exit.PENDING if view.actions or view.blocked else Exit.DONE
+
+
+def _proposed(paths: list[Path]) -> dict[str, str]:
+    """File name to content."""
+    files: dict[str, str] = {}
+    for path in paths:
+        if path.name in files:
+            raise CommandError(f"--diff {path}: there is another file {path.name}", Exit.USAGE)
+        try:
+            files[path.name] = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise CommandError(f"{path} cannot be read: {error.strerror or error}") from None
+        except UnicodeDecodeError as error:
+            raise CommandError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+    return files
+
+
+def _diff_verdict(outcome: DryRun) -> Exit:
+    if not outcome.ok:
+        return Exit.FAILED
+    return Exit.PENDING if outcome.changes else Exit.DONE
+
+
+def _show_diff(outcome: DryRun) -> None:
+    for problem in outcome.problems:
+        say(str(problem))
+    if not outcome.ok:
+        say("with these problems what is in force would stay")
+        return
+    for change in outcome.changes:
+        _show_change(change)
+    if not outcome.changes:
+        say("nothing would change")
+    elif outcome.plan is not None:
+        _show_blocked(outcome.plan)
+
+
+def _show_change(change: ModelChange) -> None:
+    which = f" {', '.join(change.restarts)}" if change.effect == "restart" else ""
+    say(f"{change.model}: {change.change}, {EFFECTS[change.effect]}{which}")
+    for field in change.fields:
+        say(f"  {field.field}: {value_words(field.before)} -> {value_words(field.after)}")
+    for ended in change.ends:
+        say(f"  ends what an operator said: {ended}")
 
 
 def _show(view: PlanView) -> None:
@@ -34,13 +110,13 @@ def _show(view: PlanView) -> None:
     if view.actions:
         rows = [(each.kind, each.model or "", each.replica or "", each.reason) for each in view.actions]
         say_table(("ACTION", "MODEL", "REPLICA", "REASON"), rows)
-    if view.blocked:
-        where = [f"{each.model}/{each.index}" if each.index is not None else each.model for each in view.blocked]
-        rows_blocked = [(place, _one_line(each.reason)) for place, each in zip(where, view.blocked, strict=True)]
-        say_table(("BLOCKED", "REASON"), rows_blocked)
+    _show_blocked(view)
     if not view.actions and not view.blocked:
         say("nothing to do: what runs is what is declared")
 
 
-def _one_line(text: str) -> str:
-    return " | ".join(line.strip() for line in text.splitlines() if line.strip())
+def _show_blocked(view: PlanView) -> None:
+    if view.blocked:
+        where = [f"{each.model}/{each.index}" if each.index is not None else each.model for each in view.blocked]
+        rows = [(place, one_line(each.reason)) for place, each in zip(where, view.blocked, strict=True)]
+        say_table(("BLOCKED", "REASON"), rows)

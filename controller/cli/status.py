@@ -10,13 +10,12 @@ import typer
 
 from controller.cli.exits import Exit
 from controller.cli.options import ControllerUrl, Json, State, controller_url
-from controller.cli.output import say, say_json, say_table
+from controller.cli.output import STATE_COLOURS, say, say_json, say_table
 
 if TYPE_CHECKING:
     from controller.schema.status import ControllerStatus, ModelStatus
 
 POLL_S = 0.3
-COLOURS = {"loaded": "green", "loading": "yellow", "unloading": "yellow", "failed": "red", "unloaded": "dim"}
 
 
 def status(
@@ -83,7 +82,7 @@ async def _wait(url: str, timeout_s: float) -> ControllerStatus:
 def _show(seen: ControllerStatus) -> None:
     if seen.models:
         rows = [_row(model) for model in seen.models]
-        say_table(("MODEL", "STATE", "READY", "BACKEND", "BECAUSE"), rows, COLOURS)
+        say_table(("MODEL", "STATE", "READY", "BACKEND", "BECAUSE"), rows, STATE_COLOURS)
     else:
         say("no models are declared" if seen.observed_at is not None else "nothing was observed yet")
     for gpu in seen.gpus or ():

@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from controller.engines import ENGINES
+from controller.engines import BACKEND_OF_SUFFIX, ENGINES
 from controller.engines.base import Engine
-from controller.engines.llama_server import LlamaServer
 from controller.schema.desired import Definition, ModelName
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -61,15 +60,15 @@ def _model() -> Schema:
         {"if": {**declared, "properties": {"backend": {"const": name}}}, "then": {"$ref": f"#/$defs/{name}"}}
         for name in ENGINES
     ]
-    gguf = {"type": "string", "pattern": r"\.[gG][gG][uU][fF]$"}
-    resolved = {"type": "object", "required": ["model_path"], "properties": {**unsaid, "model_path": gguf}}
-    cases.append(
-        {
-            "if": resolved,
-            "then": {"$ref": f"#/$defs/{LlamaServer.name}"},
-            "else": {"if": {"type": "object", "properties": unsaid}, "then": {"$ref": "#/$defs/any"}},
+    otherwise: Schema = {"if": {"type": "object", "properties": unsaid}, "then": {"$ref": "#/$defs/any"}}
+    for suffix, name in BACKEND_OF_SUFFIX.items():
+        resolved = {**unsaid, "model_path": {"type": "string", "pattern": _ending(suffix)}}
+        otherwise = {
+            "if": {"type": "object", "required": ["model_path"], "properties": resolved},
+            "then": {"$ref": f"#/$defs/{name}"},
+            "else": otherwise,
         }
-    )
+    cases.append(otherwise)
     backend = {"enum": [*ENGINES, None], "description": _description("backend")}
     return {
         "description": "A model's definition; null removes a model that an earlier file declares.",
@@ -77,6 +76,12 @@ def _model() -> Schema:
         "properties": {"backend": backend},
         "allOf": cases,
     }
+
+
+def _ending(suffix: str) -> str:
+    """A pattern for the suffix in any case; JSON Schema's patterns have no flag for that."""
+    letters = "".join(f"[{each}{each.upper()}]" for each in suffix.removeprefix("."))
+    return rf"\.{letters}$"
 
 
 def _definition(engine: Engine) -> Schema:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from controller.config.paths import PathRefusedError, relative_to_models
 from controller.config.tree import Listing, Place, Table, known_part, place_of, plain
 from controller.config.words import meant_branch, suggestion, words_of
-from controller.engines import ENGINES, LATER, resolve_backend
+from controller.engines import ENGINES, resolve_backend
 from controller.engines.base import Engine
 from controller.schema.desired import Definition, ModelName
 from controller.schema.status import Problem
@@ -113,8 +113,6 @@ class _Model:
             return ENGINES[resolved] if resolved is not None else None
         if not isinstance(declared, str):
             self.add("must be a string", "backend")
-        elif declared in LATER:
-            self.add(f"backend {declared} is not in this version yet; there are {', '.join(ENGINES)}", "backend")
         elif declared not in ENGINES:
             near = suggestion(declared, ENGINES) or f"; there are {', '.join(ENGINES)}"
             self.add(f"unknown backend `{declared}`{near}", "backend")
@@ -126,8 +124,6 @@ class _Model:
         """What can be said when the backend is not known: the common fields, and fields that no backend has."""
         fields = Definition.model_fields
         self.checked(Definition, {key: value for key, value in values.items() if key in fields and key != "backend"})
-        if values.get("backend") in LATER:
-            return
         every = {each for engine in ENGINES.values() for each in engine.definition.model_fields}
         for key in values:
             if key not in every:

@@ -5,31 +5,49 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Final
 
 from controller.engines.base import Engine
+from controller.engines.ct2 import CT2
+from controller.engines.exllamav3 import ExLlamaV3
+from controller.engines.litert_lm import LiteRTLM
 from controller.engines.llama_cpp import LlamaCpp
 from controller.engines.llama_server import LlamaServer
+from controller.engines.onnx import Onnx
 from controller.engines.openai_remote import OpenAIRemote
 from controller.engines.stub import Stub
+from controller.engines.vllm import Vllm
+from controller.engines.vllm_serve import VllmServe
 from controller.schema.desired import Definition
 
-ENGINES: Final[Mapping[str, Engine]] = MappingProxyType(
-    {engine.name: engine for engine in (LlamaServer(), LlamaCpp(), OpenAIRemote(), Stub())}
+_ALL: Final = (
+    LlamaServer(),
+    LlamaCpp(),
+    VllmServe(),
+    Vllm(),
+    ExLlamaV3(),
+    CT2(),
+    LiteRTLM(),
+    Onnx(),
+    OpenAIRemote(),
+    Stub(),
 )
+ENGINES: Final[Mapping[str, Engine]] = MappingProxyType({engine.name: engine for engine in _ALL})
 
-LATER: Final = ("exllamav3", "vllm", "vllm_serve", "ct2", "litert_lm", "onnx")
-"""Backends of the design whose definitions this version does not accept yet."""
+BACKEND_OF_SUFFIX: Final[Mapping[str, str]] = MappingProxyType(
+    {".gguf": LlamaServer.name, ".litertlm": LiteRTLM.name, ".onnx": Onnx.name}
+)
+"""Which backend a file is for when none is named. A folder does not tell: vLLM, ExLlamaV3 and CTranslate2 take one."""
 
 _HASHED_COMMON: Final = ("model_path", "env", "extra_args", "image", "memory_mib")
 
 
 def resolve_backend(model_path: str | None) -> str | None:
     """The backend for an artifact, or None when the artifact does not tell."""
-    if model_path is not None and model_path.lower().endswith(".gguf"):
-        return LlamaServer.name
-    return None
+    suffix = PurePosixPath(model_path).suffix.lower() if model_path is not None else ""
+    return BACKEND_OF_SUFFIX.get(suffix)
 
 
 def engine_of(definition: Definition) -> Engine:
@@ -45,6 +63,7 @@ def spec_hash(definition: Definition, image: str | None, served_name: str) -> st
     Never aliases, scheduling fields, which GPU, port or secrets; `target_inflight` only where the engine renders it.
     """
     engine = engine_of(definition)
+    said = [name for name in engine.hashed_when_set if getattr(definition, name) is not None]
     content = {
         "backend": engine.name,
         "render_version": engine.render_version,
@@ -52,7 +71,7 @@ def spec_hash(definition: Definition, image: str | None, served_name: str) -> st
         "served_name": served_name,
         "gpus": len(definition.gpus) if isinstance(definition.gpus, list) else definition.gpus,
         "target_inflight": engine.target_inflight(definition) if engine.renders_inflight else None,
-        "fields": {name: getattr(definition, name) for name in (*_HASHED_COMMON, *engine.hashed_fields)},
+        "fields": {name: getattr(definition, name) for name in (*_HASHED_COMMON, *engine.hashed_fields, *said)},
     }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

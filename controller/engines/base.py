@@ -108,6 +108,9 @@ class Engine:
     """Raised on purpose when the same definition must give a different engine."""
     hashed_fields: ClassVar[tuple[str, ...]] = ()
     """The backend's fields that affect the engine, beside `model_path`, `env`, `extra_args`, `gpus` count and image."""
+    hashed_when_set: ClassVar[tuple[str, ...]] = ()
+    """The same, of fields that came with a later version: one that is None does not count, so that an upgrade restarts
+    nothing."""
     image_kind: ClassVar[str | None] = None
     renders_inflight: ClassVar[bool] = False
     """True: `target_inflight` is part of the command line, and so of the spec hash."""

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
+from controller.engines.capabilities import EMBEDDINGS, declared_over
+from controller.engines.families import PromptFormat, family_of, thinking_modes
+from controller.engines.llama_log import dots_progress
 from controller.engines.llama_server import GgmlType
+from controller.engines.load_fields import LoadField
 from controller.engines.worker import WORKER_TOKEN_ENV, worker_probe, worker_program
+from controller.schema.admin import Capabilities, LoadConstraint, PairPresets
 from controller.schema.desired import Definition
 
 
@@ -27,6 +34,15 @@ class LlamaCppDefinition(Definition):
     gguf_type_v: GgmlType | None = Field(default=None, description="Type of the V cache; default f16.")
     gguf_embedding: bool = Field(default=False, description="Serve embeddings, and nothing else.")
     gguf_chat_format: str | None = Field(default=None, description="Chat format; default: the model's own template.")
+    prompt_format: PromptFormat | None = Field(
+        default=None, description="Names what the chat template in the file is; default: told by the file's name."
+    )
+
+    @model_validator(mode="after")
+    def _one_chat_template(self) -> Self:
+        if self.gguf_chat_format is not None and self.prompt_format is not None:
+            raise ValueError("gguf_chat_format and prompt_format exclude each other")
+        return self
 
 
 _FLAGS = (
@@ -36,6 +52,39 @@ _FLAGS = (
     ("gguf_type_k", "--type-k"),
     ("gguf_type_v", "--type-v"),
     ("gguf_chat_format", "--chat-format"),
+)
+
+_TYPES: list[int | str] = [*get_args(GgmlType)]
+_TYPE = LoadConstraint(
+    kind="string_or_null",
+    format="ggml_type_name",
+    default="f16",
+    allowed_values=_TYPES,
+    examples=["f16", "q8_0", "q4_0"],
+)
+_LOAD_FIELDS = (
+    LoadField("gguf_n_ctx", "Context length in tokens.", LoadConstraint(kind="integer", minimum=1, step=1)),
+    LoadField(
+        "gguf_flash_attn",
+        "Flash attention.",
+        LoadConstraint(
+            kind="enum", default="auto", allowed_values=["on", "off", "auto"], examples=["auto", "on", "off"]
+        ),
+    ),
+    LoadField("gguf_type_k", "Type of the K cache, a GGML type; null: the default.", _TYPE),
+    LoadField("gguf_type_v", "Type of the V cache, a GGML type; null: the default.", _TYPE),
+)
+_PAIRS = PairPresets(
+    kind="pair_presets",
+    fields=["gguf_type_k", "gguf_type_v"],
+    recommended_pairs=[
+        {"label": f"{each}/{each}", "gguf_type_k": each, "gguf_type_v": each} for each in ("f16", "q8_0", "q4_0")
+    ],
+    notes=[
+        "Service-curated presets for GGUF cache types.",
+        "Prefer symmetric GGUF K/V pairs by default; asymmetric pairs may reduce or disable GPU offload in upstream "
+        "llama.cpp.",
+    ],
 )
 
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
@@ -54,6 +103,36 @@ class LlamaCpp(Engine):
     definition = LlamaCppDefinition
     image_kind: ClassVar[str | None] = "worker"
     hashed_fields: ClassVar[tuple[str, ...]] = ("gguf_embedding", *(field for field, _ in _FLAGS))
+    hashed_when_set: ClassVar[tuple[str, ...]] = ("prompt_format",)
+    most_inflight: ClassVar[int | None] = 1
+    load_fields: ClassVar[tuple[LoadField, ...]] = _LOAD_FIELDS
+    load_recommendations: ClassVar[Mapping[str, PairPresets]] = MappingProxyType({"gguf_cache_type_pairs": _PAIRS})
+
+    def missing(self, definition: Definition) -> str | None:
+        """TranslateGemma's prompt. The other formats are what the file's own template makes."""
+        assert isinstance(definition, LlamaCppDefinition)
+        if definition.prompt_format == "translategemma_template":
+            return "prompt_format translategemma_template is not in this version: its structured prompt comes later"
+        return None
+
+    def capabilities(self, definition: Definition) -> Capabilities:
+        """One turn for TranslateGemma; Gemma 4 can be told to think."""
+        assert isinstance(definition, LlamaCppDefinition)
+        if definition.gguf_embedding:
+            return declared_over(definition, EMBEDDINGS)
+        family = family_of(definition.prompt_format, definition.model_path)
+        if definition.gguf_chat_format is not None:
+            family = None  # another template than the file's own
+        derived = Capabilities(
+            multi_turn=definition.prompt_format != "translategemma_template",
+            thinking_modes=thinking_modes(family, "gemma4"),
+        )
+        return declared_over(definition, derived)
+
+    def artifacts(self, definition: Definition) -> tuple[str, ...]:
+        """The model."""
+        assert isinstance(definition, LlamaCppDefinition)
+        return (definition.model_path,)
 
     def render(self, definition: Definition, ctx: RenderContext) -> Launch:
         """`python -m worker llama_cpp ...`."""
@@ -82,6 +161,10 @@ class LlamaCpp(Engine):
         """An embedding model serves nothing else."""
         assert isinstance(definition, LlamaCppDefinition)
         return ("/v1/embeddings",) if definition.gguf_embedding else ("/v1/chat/completions", "/v1/completions")
+
+    def progress(self, log_tail: str) -> float | None:
+        """By the dots that llama.cpp writes."""
+        return dots_progress(log_tail)
 
     def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
         """By the sentences that the worker and llama.cpp write."""

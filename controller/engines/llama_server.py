@@ -8,6 +8,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
+from controller.engines.capabilities import EMBEDDINGS, declared_over
+from controller.engines.llama_log import dots_progress
+from controller.engines.load_fields import LoadField
+from controller.schema.admin import Capabilities, LoadConstraint
 from controller.schema.desired import Definition
 
 GgmlType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
@@ -20,6 +24,9 @@ class LlamaServerDefinition(Definition):
     model_path: str = Field(description="The GGUF file, relative to the models folder.")
     llama_server_binary: str | None = Field(
         default=None, description="Path of the llama-server program (process); default: on PATH, else embedded."
+    )
+    llama_server_library_path: str | None = Field(
+        default=None, description="Folders of its shared libraries (process), as LD_LIBRARY_PATH takes them."
     )
     llama_server_n_ctx: int | None = Field(
         default=None, ge=1, description="Context length in tokens, shared by all slots; default: the model's own."
@@ -83,6 +90,41 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (r"No such file or directory|failed to open", Verdict("file missing")),
 )
 
+_LOAD_FIELDS = (
+    LoadField(
+        "llama_server_n_ctx",
+        "Context length in tokens, shared by all slots.",
+        LoadConstraint(kind="integer", minimum=1, step=1),
+    ),
+    LoadField(
+        "llama_server_image_max_tokens",
+        "Vision tokens per image at most.",
+        LoadConstraint(kind="integer", minimum=1, step=1),
+    ),
+    LoadField(
+        "llama_server_spec_type",
+        "Kind of speculative decoding; null: as if none were configured.",
+        LoadConstraint(kind="enum", default="draft-mtp", allowed_values=["draft-mtp"], examples=["draft-mtp"]),
+        nullable=True,
+    ),
+    LoadField(
+        "llama_server_spec_draft_n_max",
+        "Tokens drafted at most.",
+        LoadConstraint(kind="integer", minimum=1, maximum=6, step=1, default=2),
+    ),
+    LoadField(
+        "llama_server_spec_draft_p_min",
+        "Least probability of a drafted token.",
+        LoadConstraint(kind="float", minimum=0.0, maximum=1.0, default=0.0),
+    ),
+)
+_SPEC_DEFAULTS = {
+    field.name: field.constraint.default
+    for field in _LOAD_FIELDS
+    if field.name in ("llama_server_spec_draft_n_max", "llama_server_spec_draft_p_min")
+}
+"""Shown as what is in force where nothing is said, so it is rendered: llama-server's own defaults are others."""
+
 
 class LlamaServer(Engine):
     """Renders llama-server's command line, the same for binary, container and embedded."""
@@ -99,6 +141,8 @@ class LlamaServer(Engine):
         *(field for field, _ in _FLAGS),
         *(field for field, _ in _PATH_FLAGS),
     )
+    hashed_when_set: ClassVar[tuple[str, ...]] = ("llama_server_library_path",)
+    load_fields: ClassVar[tuple[LoadField, ...]] = _LOAD_FIELDS
 
     def render(self, definition: Definition, ctx: RenderContext) -> Launch:
         """`--parallel` is `target_inflight`, with one KV cache for all slots; `--fit off`: memory is ours to plan."""
@@ -111,6 +155,8 @@ class LlamaServer(Engine):
         ]
         for name, flag in _FLAGS:
             value = getattr(definition, name)
+            if value is None and definition.llama_server_spec_type is not None:
+                value = _SPEC_DEFAULTS.get(name)
             if value is not None:
                 args += (flag, str(value))
         for name, flag in _PATH_FLAGS:
@@ -125,7 +171,10 @@ class LlamaServer(Engine):
         if definition.llama_server_reranking:
             args.append("--reranking")
         args += definition.extra_args
-        env = {"LLAMA_CACHE": str(ctx.cache_dir), **definition.env}
+        env = {"LLAMA_CACHE": str(ctx.cache_dir)}
+        if definition.llama_server_library_path and ctx.runtime == "process":
+            env["LD_LIBRARY_PATH"] = definition.llama_server_library_path
+        env.update(definition.env)
         return Launch(
             (*self._program(definition, ctx), *args), env, self.image(definition, ctx.images), "LLAMA_API_KEY"
         )
@@ -179,6 +228,22 @@ class LlamaServer(Engine):
         if definition.llama_server_embedding:
             return ("/v1/embeddings",)
         return ("/v1/chat/completions", "/v1/completions")
+
+    def capabilities(self, definition: Definition) -> Capabilities:
+        """Images with a projector."""
+        assert isinstance(definition, LlamaServerDefinition)
+        if definition.llama_server_embedding or definition.llama_server_reranking:
+            return declared_over(definition, EMBEDDINGS)
+        images = definition.llama_server_mmproj is not None
+        return declared_over(definition, Capabilities(modalities=("text", "image") if images else ("text",)))
+
+    def artifacts(self, definition: Definition) -> tuple[str, ...]:
+        """The model, and the projector and draft where named."""
+        return tuple(check.path for check in self.files(definition) if check.kind == "gguf")
+
+    def progress(self, log_tail: str) -> float | None:
+        """By the dots that llama.cpp writes, in releases that do."""
+        return dots_progress(log_tail)
 
     def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
         """By the sentences that llama.cpp writes."""

@@ -60,9 +60,9 @@ class LoadField:
         if isinstance(value, str):
             return self._check_text(value)
         if limits.minimum is not None and value < limits.minimum:
-            return f"must be at least {limits.minimum:g}, is {value:g}"
+            return f"must be at least {limits.minimum}, is {value}"
         if limits.maximum is not None and value > limits.maximum:
-            return f"must be at most {limits.maximum:g}, is {value:g}"
+            return f"must be at most {limits.maximum}, is {value}"
         if self.step_binds and limits.step is not None and value % limits.step:
             return f"must be a multiple of {limits.step}, is {value}"
         return None

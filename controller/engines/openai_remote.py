@@ -7,6 +7,8 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from controller.engines.base import Engine, Remote
+from controller.engines.capabilities import declared_over
+from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
 
 
@@ -68,3 +70,7 @@ class OpenAIRemote(Engine):
         """As declared."""
         assert isinstance(definition, OpenAIRemoteDefinition)
         return tuple(definition.remote_apis)
+
+    def capabilities(self, definition: Definition) -> Capabilities:
+        """As declared; else text, conversations, and no say in thinking."""
+        return declared_over(definition, Capabilities())

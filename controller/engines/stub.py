@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from controller.engines.base import Engine, Launch, Probe, RenderContext
+from controller.engines.capabilities import declared_over
 from controller.engines.worker import WORKER_TOKEN_ENV, worker_probe, worker_program
+from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
 
 
@@ -52,3 +55,12 @@ class Stub(Engine):
     def apis(self, definition: Definition) -> tuple[str, ...]:
         """All that the gateway offers."""
         return ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+
+    def progress(self, log_tail: str) -> float | None:
+        """By its last `loading: 40 %`."""
+        told = re.findall(r"^loading: (\d{1,3}) %$", log_tail, re.MULTILINE)
+        return int(told[-1]) / 100 if told else None
+
+    def capabilities(self, definition: Definition) -> Capabilities:
+        """As declared; else text, in conversations."""
+        return declared_over(definition, Capabilities())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.engines.base import Probe, RenderContext
 
 WORKER_TOKEN_ENV = "ROUNDHOUSE_ENGINE_TOKEN"  # noqa: S105 - the variable's name, not its value
@@ -24,3 +26,14 @@ def worker_probe(*, embedding: bool = False) -> Probe:
         busy_metrics=("llamacpp:requests_processing", "llamacpp:requests_deferred"),
         progress_metrics=("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"),
     )
+
+
+def worker_chat_probe() -> Probe:
+    """The worker's, of an engine that knows chats alone."""
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    return replace(worker_probe(), ready_path="/v1/chat/completions", ready_body=body)
+
+
+def not_yet(engine: str) -> str:
+    """What `Engine.missing` says where only the definition is there."""
+    return f"this version of Roundhouse has no {engine} engine yet; its definition is kept and checked"

@@ -41,11 +41,13 @@ def check_files(models_root: Path, checks: Sequence[FileCheck]) -> str | None:
 
 
 def artifact_mib(models_root: Path, path: str) -> int | None:
-    """Size of a model's file, split set or folder in MiB, rounded up; None when it cannot be read."""
+    """Size of a model's file, split set or folder in MiB, rounded up; None when it cannot be read, or is not below."""
     target = models_root / path
+    if not Path(os.path.normpath(target)).is_relative_to(models_root):
+        return None
     try:
         size = sum(file.stat().st_size for file in _files_of(target))
-    except OSError:
+    except (OSError, ValueError):  # the latter: a zero byte in the path
         return None
     return -(-size // 2**20)
 

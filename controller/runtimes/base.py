@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -106,6 +107,9 @@ class Runtime(Protocol):
     async def log_tail(self, name: str, lines: int = 50) -> str:
         """The engine's last log lines; empty when there are none."""
 
+    async def logged(self, model: str) -> builtins.list[str]:
+        """Names of the model's replicas that are gone and whose logs are kept, the newest first."""
+
     async def log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
         """What the engine wrote after `cursor`; at first (None) its last lines. None: no log of that name is known."""
 
@@ -114,6 +118,9 @@ class Runtime(Protocol):
 
     async def gpus(self) -> tuple[Gpu, ...] | None:
         """The host's GPUs; empty: there are none; None: unknown (they were seen before and cannot be read now)."""
+
+    def gpu_error(self) -> str | None:
+        """Why the last `gpus` was empty or unknown, as a sentence; None: there are figures, or nobody has asked yet."""
 
     def events(self) -> AsyncIterator[None]:
         """Yields whenever something may have changed. Only a wakeup: what changed is read by `list`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import logging
 import threading
 import time
@@ -14,8 +15,9 @@ from typing import Final
 import docker
 
 from controller.engines import engine_of
+from controller.engines.base import Launch
 from controller.runtimes.artifacts import check_files
-from controller.runtimes.base import RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
 from controller.runtimes.docker_client import Daemon, RefusedError, detached
 from controller.runtimes.docker_containers import (
     Inspected,
@@ -28,15 +30,17 @@ from controller.runtimes.docker_containers import (
 from controller.runtimes.docker_ending import end
 from controller.runtimes.docker_events import EventWatch
 from controller.runtimes.docker_gpus import GpuProbe
-from controller.runtimes.docker_images import image_is_there, is_built_here, pull
+from controller.runtimes.docker_images import image_id, image_is_there, is_built_here, pull
 from controller.runtimes.docker_labels import REPLICA_ROLE, ROLE, UnreadableLabelsError, is_own, own_filter
-from controller.runtimes.docker_logs import ExitTails, SavedLogs, read_log
+from controller.runtimes.docker_logs import ExitTails, log_part, read_log, saved_part
 from controller.runtimes.docker_network import ensure_network, remove_network
 from controller.runtimes.docker_seen import phase_of, seen_replica
 from controller.runtimes.docker_self import DockerSetupError, Surroundings, look_around
 from controller.runtimes.docker_spec import HostSide, container_config, render_context
 from controller.runtimes.docker_user import UNPRIVILEGED, Identity, choose_identity, entries_to_read
 from controller.runtimes.docker_words import start_error
+from controller.runtimes.kept_logs import KeptLogs
+from controller.runtimes.naming import is_replica_name
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process_logs import plain_tail
 from controller.schema.desired import Definition
@@ -112,8 +116,9 @@ class DockerRuntime:
         self._acts = Daemon(docker_url, timeout_s=ACT_TIMEOUT_S, threads=12)
         self._nvml = nvml or NvmlReader()
         self._probe = GpuProbe(self._acts, instance, images.get("controller", "roundhouse/controller:latest"))
+        self._probed = False
         self._tails = ExitTails()
-        self._saved = SavedLogs(state)
+        self._saved = KeptLogs(state / "logs" / "ended")
         self._watches: set[EventWatch] = set()
         self._pulls: set[threading.Event] = set()
         self._unreadable: set[str] = set()
@@ -161,15 +166,45 @@ class DockerRuntime:
             return None if found is None else read_log(client, found["Id"], max(lines, 400))
 
         data = await self._looks.call(read)
-        return self._saved.tail(name, lines) if data is None else plain_tail(data, lines)
+        return plain_tail((self._saved.read(name) or b"") if data is None else data, lines)
+
+    async def logged(self, model: str) -> builtins.list[str]:
+        """Names of the model's replicas that are gone and whose logs are kept, the newest first."""
+        return await asyncio.to_thread(self._saved.names, self._instance, model)
+
+    async def log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
+        """What the engine wrote after `cursor`; a cursor that cannot be read counts as none."""
+        if not is_replica_name(self._instance, name):
+            return None
+
+        def read(client: docker.APIClient) -> LogPart | None:
+            found = find_replica(client, self._instance, name)
+            return None if found is None else log_part(client, found, cursor, lines)
+
+        part = await self._looks.call(read)
+        return part or await asyncio.to_thread(saved_part, self._saved, name, cursor, lines)
+
+    async def rendered(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
+        """What it would be started with now; an image that is not there has no id."""
+        try:
+            launch, _ = await self._launch(replica.id.model, definition, image)
+        except (ValueError, TypeError, KeyError, AssertionError, OSError, StartError):
+            return None
+        named = launch.image
+        return Rendered(launch.argv, named and await self._looks.call(lambda client: image_id(client, named)))
 
     async def gpus(self) -> tuple[Gpu, ...] | None:
         """The host's GPUs: by NVIDIA's library, or by the probe where a container keeps the library from us."""
         around = await self.surroundings()
         gpus = await asyncio.to_thread(self._nvml.read)
-        if gpus == () and around.container_id is not None:
+        self._probed = gpus == () and around.container_id is not None
+        if self._probed:
             return await self._probe.read()
         return gpus
+
+    def gpu_error(self) -> str | None:
+        """Why there are no figures of GPUs."""
+        return self._probe.reason if self._probed else self._nvml.reason
 
     async def events(self) -> AsyncIterator[None]:
         """Yields whenever a container of ours may have changed, and when the daemon was lost or found."""
@@ -228,11 +263,7 @@ class DockerRuntime:
         """Start a replica; one of that name that exists is not started twice."""
         around = await self.surroundings()
         host = HostSide(self._instance, self._network, around.published, around.models, self._log_mib)
-        engine = engine_of(request.definition)
-        paths = [check.path for check in engine.files(request.definition)]
-        identity = choose_identity(await asyncio.to_thread(entries_to_read, self._models, paths))
-        launch = engine.render(request.definition, render_context(request.served_name, identity, self._images))
-        launch = replace(launch, image=request.image or launch.image)
+        launch, identity = await self._launch(request.served_name, request.definition, request.image)
         if launch.image is None:
             raise StartError(f"no container image is known for {request.served_name}: set its `image`", permanent=True)
         config = container_config(request, launch, identity, host, time.time())
@@ -243,6 +274,13 @@ class DockerRuntime:
                 lambda client: ensure_network(client, self._network, self._instance, published=around.published)
             )
         await self._acts.call(lambda client: start_replica(client, self._instance, request.name, config))
+
+    async def _launch(self, model: str, definition: Definition, image: str | None) -> tuple[Launch, Identity]:
+        engine = engine_of(definition)
+        paths = [check.path for check in engine.files(definition)]
+        identity = choose_identity(await asyncio.to_thread(entries_to_read, self._models, paths))
+        launch = engine.render(definition, render_context(model, identity, self._images))
+        return replace(launch, image=image or launch.image), identity
 
     async def stop(self, name: str, grace_s: float) -> None:
         """End a replica and forget it. Its whole process tree ends with its container."""
@@ -268,10 +306,7 @@ class DockerRuntime:
 
     async def _forget(self, name: str, container_id: str) -> None:
         data = await self._looks.call(lambda client: read_log(client, container_id))
-        try:
-            await asyncio.to_thread(self._saved.save, name, data)
-        except OSError as error:
-            log.warning("the log of %s is not kept: %s", name, error)
+        await asyncio.to_thread(self._saved.save, name, data)
         await self._acts.call(lambda client: forget(client, container_id))
 
     async def close(self) -> None:

@@ -65,6 +65,14 @@ class GpuProbe:
         self._line = ""
         self._new_at = 0.0
         self._problem: str | None = None
+        self._absence: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the last reading has no figures, as a sentence; None: it has, or there was none."""
+        if self._problem is not None:
+            return f"the GPUs cannot be read now: {self._problem}"
+        return self._absence
 
     async def read(self) -> tuple[Gpu, ...] | None:
         """The GPUs; empty: there are none; None: there were some and they cannot be read now."""
@@ -92,6 +100,7 @@ class GpuProbe:
         except RefusedError as error:
             if no_gpu_support(error.message):
                 self._worked, self._problem = False, None
+                self._absence = f"this Docker Engine has no NVIDIA support: {error.message}"
                 self._not_before = self._clock() + ABSENT_RECHECK_S
                 return ()
             return await self._failed(error.message)
@@ -126,6 +135,7 @@ class GpuProbe:
         if reading.gpus is None:
             return self._unread(reading.error)
         self._worked, self._problem = self._worked or bool(reading.gpus), None
+        self._absence = None if reading.gpus else reading.error or "no NVIDIA GPU was found"
         return reading.gpus
 
     async def _failed(self, problem: str) -> tuple[Gpu, ...] | None:

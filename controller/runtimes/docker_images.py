@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 import docker
 from docker.errors import APIError, DockerException, NotFound
@@ -17,11 +19,16 @@ BUILT_HERE = "roundhouse/"
 
 def image_is_there(client: docker.APIClient, image: str) -> bool:
     """Whether an image can be run without pulling it."""
+    return image_id(client, image) is not None
+
+
+def image_id(client: docker.APIClient, image: str) -> str | None:
+    """Id of the image that a reference names now; None when there is none."""
     try:
-        client.inspect_image(image)  # type: ignore[no-untyped-call]
+        inspected: Mapping[str, Any] = client.inspect_image(image)  # type: ignore[no-untyped-call]
     except NotFound:
-        return False
-    return True
+        return None
+    return str(inspected["Id"])
 
 
 def is_built_here(image: str) -> bool:

@@ -13,6 +13,7 @@ LONGEST_NAME: Final = 63
 """A DNS label (RFC 1035), which a container's name is on its network."""
 
 _INSTANCE: Final = re.compile(r"[a-z0-9]{1,16}")
+_NAME: Final = re.compile(r"rh-[a-z0-9]{1,16}(-[a-z0-9]+)+")
 _PLAIN: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _DIGEST_AT_END: Final = re.compile(r"(^|-)[0-9a-f]{8}$")
 _INDEX_DIGITS: Final = 3
@@ -32,6 +33,18 @@ def replica_name(instance: str, replica: ReplicaId) -> str:
     digits = max(_INDEX_DIGITS, len(index)) + max(_ATTEMPT_DIGITS, len(attempt))
     slug = _slug(replica.model, LONGEST_NAME - len(frame) - digits)
     return f"rh-{instance}-{slug}-{index}-{replica.spec_hash[:8]}-{attempt}"
+
+
+def is_replica_name(instance: str, name: str) -> bool:
+    """Whether a text that somebody sent has the form of a name of this instance's replicas: no path, nothing long."""
+    ours = name.startswith(f"rh-{instance}-") and len(name) <= LONGEST_NAME
+    return ours and _NAME.fullmatch(name) is not None
+
+
+def names_of(instance: str, model: str) -> re.Pattern[str]:
+    """Matches whole names of a model's replicas, whatever their index, spec hash and attempt."""
+    sample = replica_name(instance, ReplicaId(model, 0, "0" * 8, 0))
+    return re.compile(re.escape(sample.removesuffix("-0-00000000-0")) + r"-\d+-[0-9a-f]{8}-\d+")
 
 
 def _slug(model: str, room: int) -> str:

@@ -39,6 +39,8 @@ class NvmlReader:
         self._worked = False
         self.error: str | None = None
         """Why the last reading failed; None: it did not."""
+        self.absence: str | None = None
+        """Why the last reading found no GPU; None: it found one, or failed."""
 
     def read(self) -> tuple[Gpu, ...] | None:
         """The GPUs in PCI order, whose `index` is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
@@ -48,10 +50,16 @@ class NvmlReader:
         with self._lock:
             try:
                 gpus = self._read()
+                self.absence = None if gpus else self._nothing_to_plan()
             except self._nvml.NVMLError as error:
                 return self._failed(error)
             self._worked, self.error = True, None
             return gpus
+
+    @property
+    def reason(self) -> str | None:
+        """Why the last reading has no figures, as a sentence; None: it has, or there was none."""
+        return self.absence if self.error is None else f"the GPUs cannot be read now: {self.error}"
 
     def close(self) -> None:
         """Release the library."""
@@ -72,12 +80,23 @@ class NvmlReader:
         nvml = self._nvml
         absent = (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded, nvml.NVMLError_NotFound)
         if isinstance(error, absent) and not self._worked:
-            self.error = None
+            self.error, self.absence = None, self._absence(error)
             return ()
         if self.error is None:
             log.warning("the GPUs cannot be read: %s", error)
-        self.error = str(error)
+        self.error, self.absence = str(error), None
         return None
+
+    def _absence(self, error: Exception) -> str:
+        if isinstance(error, self._nvml.NVMLError_LibraryNotFound):
+            return "no NVIDIA driver: libnvidia-ml.so.1 was not found"
+        if isinstance(error, self._nvml.NVMLError_DriverNotLoaded):
+            return "the NVIDIA driver is not loaded"
+        return f"no NVIDIA GPU was found: {error}"
+
+    def _nothing_to_plan(self) -> str:
+        any_gpu = self._nvml.nvmlDeviceGetCount() > 0
+        return "all GPUs are in MIG mode, and are left out" if any_gpu else "the NVIDIA driver knows no GPU"
 
     def _shut(self) -> None:
         if self._open:
@@ -116,7 +135,7 @@ class NvmlReader:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One line of the probe. `gpus` None: unknown, `error` says why."""
+    """One line of the probe. `gpus` None: unknown; empty: there are none. `error` says why."""
 
     gpus: tuple[Gpu, ...] | None
     error: str | None = None
@@ -145,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     reader = NvmlReader()
     while True:
-        reading = Reading(reader.read(), reader.error)
+        reading = Reading(reader.read(), reader.error or reader.absence)
         try:
             sys.stdout.write(reading.to_line() + "\n")
             sys.stdout.flush()

@@ -7,6 +7,7 @@ Engines outlive the controller. What is known of them is in `<state>/replicas/<n
 from __future__ import annotations
 
 import asyncio
+import builtins
 import logging
 import shutil
 import sys
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
-from controller.runtimes.base import RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.runtimes.naming import is_replica_name
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process_groups import Mark, end, find_leader, members
 from controller.runtimes.process_launch import Launcher
@@ -52,6 +54,7 @@ class ProcessRuntime:
         nvml: NvmlReader | None = None,
     ) -> None:
         state = state.resolve()
+        self._instance = instance
         self._work = state / "work"
         self._records = Records(state / "replicas", instance)
         self._logs = Logs(state / "logs", log_mib * 2**20)
@@ -141,9 +144,36 @@ class ProcessRuntime:
         with _state_errors():
             return await asyncio.to_thread(self._logs.tail, name, lines)
 
+    async def logged(self, model: str) -> builtins.list[str]:
+        """Names of the model's replicas that are gone and whose logs are kept, the newest first."""
+        with _state_errors():
+            return await asyncio.to_thread(self._logs.kept.names, self._instance, model)
+
+    async def log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
+        """What the engine wrote after `cursor`; a cursor that cannot be read counts as none."""
+        if not is_replica_name(self._instance, name):
+            return None
+        with _state_errors():
+            return await asyncio.to_thread(self._log_after, name, cursor, lines)
+
+    def _log_after(self, name: str, cursor: str | None, lines: int) -> LogPart | None:
+        record = self._records.get(name)  # first: what it wrote before it ended is there then
+        part = self._logs.after(name, cursor, lines, ended=record is None or record.ended)
+        return LogPart((), cursor or "", running=True) if part is None and record is not None else part
+
+    async def rendered(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
+        """What it would be started with now; None also when it has no record any more."""
+        with _state_errors():
+            record = await asyncio.to_thread(self._records.get, replica.name)
+        return None if record is None else self._launcher.rendered(record, definition)
+
     async def gpus(self) -> tuple[Gpu, ...] | None:
         """The host's GPUs."""
         return await asyncio.to_thread(self._nvml.read)
+
+    def gpu_error(self) -> str | None:
+        """Why there are no figures of GPUs."""
+        return self._nvml.reason
 
     def events(self) -> AsyncIterator[None]:
         """Yields whenever an engine has ended; several ends may be one event."""

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from controller.engines import engine_of
 from controller.engines.base import Launch, RenderContext
 from controller.runtimes.artifacts import check_files
-from controller.runtimes.base import StartError, StartRequest
+from controller.runtimes.base import Rendered, StartError, StartRequest
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process_logs import Logs
 from controller.runtimes.process_preflight import check_program
@@ -64,6 +64,13 @@ class Launcher:
             return f"the definition of {model} cannot be turned into a command line: {error}"
         except OSError as error:
             return f"the program of {model} cannot be looked at: {error}"
+
+    def rendered(self, record: Record, definition: Definition) -> Rendered | None:
+        """What a replica would be started with now, at its own address; None: the definition does not render."""
+        try:
+            return Rendered(self._render(definition, record.model, record.port, record.host).argv)
+        except (ValueError, TypeError, KeyError, AssertionError):
+            return None
 
     def start(self, request: StartRequest, children: MutableMapping[str, Child]) -> Process | None:
         """Start an engine, our child from then on; None: there is a record of that name. Raises StartError."""
@@ -131,12 +138,12 @@ class Launcher:
         shutil.rmtree(self._work / name, ignore_errors=True)
         self._records.remove(name)
 
-    def _render(self, definition: Definition, served_name: str, port: int) -> Launch:
+    def _render(self, definition: Definition, served_name: str, port: int, host: str | None = None) -> Launch:
         context = RenderContext(
             runtime="process",
             served_name=served_name,
             models_root=PurePosixPath(self._models),
-            host=self._host,
+            host=host or self._host,
             port=port,
             cache_dir=PurePosixPath(self._cache),
             executables=self._executables,

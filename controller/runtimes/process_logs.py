@@ -6,35 +6,46 @@ import fcntl
 import logging
 import os
 import re
+import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from controller.atomic import write_atomic
+from controller.runtimes.base import LogPart
+from controller.runtimes.kept_logs import KEPT_BYTES, KeptLogs
+from controller.runtimes.log_parts import PART_BYTES, Given, kept_part, last_lines, plain_lines, whole
 
 TAIL_BYTES: Final = 8 * 1024
 TAIL_LINES: Final = 50
-KEPT_BYTES: Final = 64 * 1024
-"""Of an ended replica's log."""
-KEPT_LOGS: Final = 50
-"""How many ended replicas' logs are kept; the oldest go first."""
-
-_CONTROL: Final = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
-    r"|\x1b\][^\x07\x1b]*(\x07|\x1b\\)"  # OSC: titles, links
-    r"|\x1b[@-Z\\-_]"
-    r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
-)
 
 
 def plain_tail(data: bytes, lines: int = TAIL_LINES, limit: int = TAIL_BYTES) -> str:
     """The last lines as text: no terminal codes, a progress bar as its last state, at most `limit` bytes."""
-    text = _CONTROL.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
-    shown = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.rstrip("\n").split("\n")][-lines:]
-    tail = "\n".join(shown).encode()[-limit:]
+    tail = "\n".join(last_lines(data, lines)).encode()[-limit:]
     return tail.decode(errors="ignore")
 
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a follower is: in which file, told by when the log was last cut (0: never), how far, and after what."""
+
+    cut_at: int
+    offset: int
+    given: Given
+
+    @classmethod
+    def parse(cls, cursor: str | None) -> Place | None:
+        """None: at the beginning, or the text is no cursor of ours."""
+        match = re.fullmatch(r"(\d{1,20})_(\d{1,18})_(\S+)", cursor or "", re.ASCII)
+        given = Given.parse(match[3]) if match else None
+        return cls(int(match[1]), int(match[2]), given) if match and given else None
+
+    def __str__(self) -> str:
+        return f"{self.cut_at}_{self.offset}_{self.given}"
 
 
 class Logs:
@@ -46,10 +57,13 @@ class Logs:
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._folder = folder
-        self._ended = folder / "ended"
         self._limit = limit_bytes
-        for each in (self._folder, self._ended):
+        # Nobody reads on while a log is cut: the copy would be taken for new lines.
+        self._moving = threading.Lock()
+        ended = folder / "ended"
+        for each in (folder, ended):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.kept = KeptLogs(ended)
 
     def path(self, name: str) -> Path:
         """Where an engine writes."""
@@ -83,8 +97,9 @@ class Logs:
                 return
         except FileNotFoundError:
             return
-        _write(self._earlier(name), _last(path, self._limit // 2))
-        os.truncate(path, 0)
+        with self._moving:
+            _write(self._earlier(name), _last(path, self._limit // 2))
+            os.truncate(path, 0)
 
     def tail(self, name: str, lines: int = TAIL_LINES) -> str:
         """The last lines, also of a replica that is gone."""
@@ -92,36 +107,82 @@ class Logs:
 
     def retire(self, name: str) -> None:
         """Keep a tail of an ended replica's log, and no more."""
-        if data := self._last_bytes(name, KEPT_BYTES):
-            _write(self._kept(name), data)
-        self._earlier(name).unlink(missing_ok=True)
-        self.path(name).unlink(missing_ok=True)
-        kept = sorted(self._ended.glob("*.log"), key=lambda path: path.stat().st_mtime)
-        for path in kept[:-KEPT_LOGS]:
-            path.unlink(missing_ok=True)
+        with self._moving:
+            self.kept.save(name, self._current_bytes(name, KEPT_BYTES))
+            self._earlier(name).unlink(missing_ok=True)
+            self.path(name).unlink(missing_ok=True)
+
+    def after(self, name: str, cursor: str | None, lines: int, *, ended: bool) -> LogPart | None:
+        """What was written after `cursor`, at first the last lines. `ended`: nothing will be written any more.
+
+        Whole lines, each once. A line that is being written while the log is cut may be torn. None: there is no log.
+        """
+        place = Place.parse(cursor)
+        with self._moving:
+            try:
+                with self.path(name).open("rb") as file:
+                    return self._part(name, file, place, lines, ended=ended)
+            except FileNotFoundError:
+                return self._kept_part(name, place, lines)
+
+    def _part(self, name: str, file: BinaryIO, place: Place | None, lines: int, *, ended: bool) -> LogPart:
+        cut_at = self._cut_at(name)
+        if place is None:
+            data = _last_of(file, PART_BYTES)
+            end = file.tell()  # it grows meanwhile
+            if len(data) == end:
+                data = _last(self._earlier(name), PART_BYTES - end) + data
+            part = whole(data, ended=ended)
+            offset = max(0, end - (len(data) - len(part)))
+            return LogPart(last_lines(part, lines), str(Place(cut_at, offset, Given.of(part))), not ended)
+        size = file.seek(0, os.SEEK_END)
+        if place.cut_at != cut_at or place.offset > size:
+            part = place.given.rest_of(_last(self._earlier(name), PART_BYTES))
+            return LogPart(tuple(plain_lines(part)), str(Place(cut_at, 0, place.given.then(part))), running=True)
+        file.seek(place.offset)
+        part = whole(file.read(PART_BYTES + 1), ended=ended)
+        offset = place.offset + len(part)
+        cursor = str(Place(cut_at, offset, place.given.then(part)))
+        return LogPart(tuple(plain_lines(part)), cursor, running=not ended or offset < size)
+
+    def _kept_part(self, name: str, place: Place | None, lines: int) -> LogPart | None:
+        data = self.kept.read(name)
+        if data is None:
+            return LogPart((), str(place), running=False) if place else None
+        return kept_part(data, place.given if place else None, lines, str(Place(0, 0, Given.of(data))))
+
+    def _cut_at(self, name: str) -> int:
+        try:
+            return self._earlier(name).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     def _last_bytes(self, name: str, count: int) -> bytes:
+        return self._current_bytes(name, count) or (self.kept.read(name) or b"")[-count:]
+
+    def _current_bytes(self, name: str, count: int) -> bytes:
         data = _last(self.path(name), count)
         if len(data) < count:
             data = _last(self._earlier(name), count - len(data)) + data
-        return data or _last(self._kept(name), count)
+        return data
 
     def _earlier(self, name: str) -> Path:
         return self._folder / f"{name}.log.1"
-
-    def _kept(self, name: str) -> Path:
-        return self._ended / f"{name}.log"
 
 
 def _last(path: Path, count: int) -> bytes:
     """At most the last `count` bytes; where that is not the whole file, from the start of a line."""
     try:
         with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - count))
-            data = file.read(count)
+            return _last_of(file, count)
     except FileNotFoundError:
         return b""
+
+
+def _last_of(file: BinaryIO, count: int) -> bytes:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - count))
+    data = file.read(count)
     if size > count:
         _, newline, rest = data.partition(b"\n")
         return rest if newline and rest else data

@@ -5,9 +5,18 @@ Fields that the seed does not have are additions, and say so nowhere else: a cli
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
+from pydantic_core import CoreSchema
 
 from controller.schema.status import ModelState, PlanView, Problem, ReplicaStatus, StatementView, Wire
 
@@ -19,10 +28,24 @@ ThinkingMode = Literal["default", "enabled", "disabled"]
 Modality = Literal["text", "image", "audio"]
 
 
-class LoadConstraint(BaseModel):
-    """What one live-load field takes, for a UI's control. Only what applies is there."""
+class Sparse(BaseModel):
+    """Written without what was not set: a default of null and no default are two things."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_serializer(mode="wrap")
+    def _only_what_is_set(self, handler: SerializerFunctionWrapHandler) -> Any:
+        return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        # Of the fields, not of what the serializer may return, which is anything.
+        fields: Any = {key: value for key, value in core_schema.items() if key != "serialization"}
+        return handler(fields)
+
+
+class LoadConstraint(Sparse):
+    """What one live-load field takes, for a UI's control. Only what applies is there."""
 
     kind: ConstraintKind = Field(description="Which control: a number, a choice, a text, perhaps with null.")
     minimum: int | float | None = Field(default=None, description="Least value, inclusive.")
@@ -39,12 +62,10 @@ class LoadConstraint(BaseModel):
     examples: list[int | str] | None = Field(default=None, description="Some values.")
 
 
-class PairPresets(BaseModel):
+class PairPresets(Sparse):
     """Recommended values of fields that belong together. Conveniences, not all that is allowed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["pair_presets"] = "pair_presets"
+    kind: Literal["pair_presets"] = Field(description="What sort of presets.")
     fields: list[str] = Field(description="The fields of each pair.")
     recommended_pairs: list[dict[str, int | str | None]] = Field(description="A label, and a value for each field.")
     notes: list[str] | None = Field(default=None, description="What to know about them.")
@@ -100,7 +121,7 @@ class AdminModel(BaseModel):
     load_override: dict[str, JsonValue] = Field(
         description="Parameters of the load in force. A present key rules over the definition, also when it is null."
     )
-    capabilities: Capabilities
+    capabilities: Capabilities = Field(description="What requests it takes; the gateway refuses the others.")
     definition: dict[str, JsonValue] = Field(
         description="The declared fields, common and of its backend. Secrets are masked."
     )

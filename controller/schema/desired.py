@@ -11,6 +11,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from controller.schema.admin import Modality, ThinkingMode
+
 ModelName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
 """What a client sends in `"model"`. May hold `/` and `:`."""
 
@@ -69,6 +71,15 @@ class Definition(BaseModel):
     image: str | None = Field(default=None, description="Container image of the engine (docker); default: by backend.")
     env: dict[str, str] = Field(default_factory=dict, description="Extra environment variables of the engine.")
     extra_args: list[str] = Field(default_factory=list, description="Extra command line arguments of the engine.")
+    modalities: list[Modality] | None = Field(
+        default=None, min_length=1, description="Kinds of input that it takes; default: by backend."
+    )
+    multi_turn: bool | None = Field(
+        default=None, description="Whether it takes a conversation of several turns; default: by backend."
+    )
+    thinking_modes: list[ThinkingMode] | None = Field(
+        default=None, description="Values of a request's `thinking` that it takes; default: by backend."
+    )
 
     @model_validator(mode="after")
     def _replicas_within_bounds(self) -> Self:

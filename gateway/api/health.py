@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fastapi import FastAPI, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 
@@ -17,8 +18,8 @@ class EngineHealth(BaseModel):
     """One replica that takes requests."""
 
     key: str = Field(description="The replica's name.")
-    model: str
-    backend: str
+    model: str = Field(description="Its model's own name.")
+    backend: str = Field(description="What serves it.")
     inflight: int = Field(description="Requests of this gateway inside it.")
 
 
@@ -27,17 +28,17 @@ class Health(BaseModel):
 
     status: Literal["ok"] = "ok"
     service: Literal["roundhouse"] = "roundhouse"
-    version: str
+    version: str = Field(description="Of the gateway.")
     controller: str = Field(description="connected, lost (served by the last table), or never.")
     queue_depth: int = Field(description="Requests that wait for a model to be loaded.")
-    engines_loaded: int
-    engines: list[EngineHealth]
+    engines_loaded: int = Field(description="Number of `engines`.")
+    engines: list[EngineHealth] = Field(description="Replicas that take requests.")
 
 
 def declare(app: FastAPI, *, version: str, live: LiveRoutes, ledger: Ledger, link: LinkState, metrics: Metrics) -> None:
     """Declare the routes."""
 
-    @app.get("/health", summary="Liveness")
+    @app.get("/health", summary="Liveness", tags=["operations"])
     async def health() -> Health:
         """Answers 200 while the process serves."""
         routes = live.current_or_none
@@ -59,7 +60,13 @@ def declare(app: FastAPI, *, version: str, live: LiveRoutes, ledger: Ledger, lin
             engines=engines,
         )
 
-    @app.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    @app.get(
+        "/metrics",
+        summary="Prometheus metrics",
+        tags=["operations"],
+        response_class=PlainTextResponse,
+        response_description="Prometheus' text form.",
+    )
     async def prometheus() -> Response:
-        """Text exposition."""
+        """What the gateway counts, as Prometheus reads it."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
-from pydantic import BaseModel
+from typing import Annotated, Literal
+
+from fastapi import FastAPI, Path
+from pydantic import BaseModel, Field
 
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
-from gateway.api.declare import ERRORS
+from gateway.api.declare import ANY_OTHER, GATE, errors, listed
 from gateway.live_routes import LiveRoutes
 from gateway.readiness import find
 
@@ -15,14 +17,14 @@ from gateway.readiness import find
 class ModelObject(BaseModel):
     """OpenAI's model object, and below it what is Roundhouse's own."""
 
-    id: str
-    object: str = "model"
-    created: int
-    owned_by: str = "roundhouse"
-    state: ModelState
-    aliases: list[str]
-    backend: str
-    apis: list[str]
+    id: str = Field(description="Its own name.")
+    object: Literal["model"] = "model"
+    created: int = Field(description="Unix time in seconds at which it was declared.")
+    owned_by: Literal["roundhouse"] = "roundhouse"
+    state: ModelState = Field(description="unloaded, loading, loaded, unloading or failed.")
+    aliases: list[str] = Field(description="Other names for it.")
+    backend: str = Field(description="What serves it.")
+    apis: list[str] = Field(description="Paths that its engine offers; empty: not known.")
 
     @classmethod
     def of(cls, route: ModelRoute) -> ModelObject:
@@ -40,19 +42,31 @@ class ModelObject(BaseModel):
 class ModelList(BaseModel):
     """OpenAI's list of models."""
 
-    object: str = "list"
-    data: list[ModelObject]
+    object: Literal["list"] = "list"
+    data: list[ModelObject] = Field(description="In name order.")
 
 
 def declare(app: FastAPI, live: LiveRoutes) -> None:
     """Declare the routes."""
+    of_all = ("controller_unavailable", *GATE)
+    of_one = ("unknown_model", *of_all)
 
-    @app.get("/v1/models", summary="Declared models", responses=ERRORS)
+    @app.get(
+        "/v1/models",
+        summary="Declared models",
+        description=f"Every declared model, loaded or not. An alias is no entry of its own.\n\n{listed(of_all)}",
+        tags=["models"],
+        responses=errors(*of_all),
+    )
     async def list_models() -> ModelList:
-        """Every declared model, loaded or not. An alias is no entry of its own."""
         return ModelList(data=[ModelObject.of(route) for route in live.current.models.values()])
 
-    @app.get("/v1/models/{name:path}", summary="One model", responses=ERRORS)
-    async def get_model(name: str) -> ModelObject:
-        """The model of that name or alias."""
+    @app.get(
+        "/v1/models/{name:path}",
+        summary="One model",
+        description=f"The model of that name or alias.\n\n{listed(of_one)}",
+        tags=["models"],
+        responses=errors(*of_one) | ANY_OTHER,
+    )
+    async def get_model(name: Annotated[str, Path(description="May hold `/` and `:`.")]) -> ModelObject:
         return ModelObject.of(find(live.current, name))

@@ -45,6 +45,12 @@ class ChatCompletionRequest(_Generation):
     """OpenAI's chat completion request. Fields that are not listed reach the engine too."""
 
     messages: list[ChatMessage]
+    thinking: str | bool | dict[str, Any] | None = Field(
+        None,
+        description="`default`, `enabled` or `disabled`, where the model's capabilities have it; anything but a text is "
+        "the engine's own field.",
+        examples=["default"],
+    )
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None

@@ -1,13 +1,25 @@
-"""A fake of the controller's internal interface: fixed answers on a real unix socket, for the command line's tests."""
+"""A fake of the controller's interface: fixed answers on a real socket, for the command line's tests."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from aiohttp import web
 
+from controller.schema.admin import (
+    AdminModel,
+    AdminModels,
+    Capabilities,
+    Drift,
+    DryRun,
+    GpuMemoryAnswer,
+    History,
+    JournalEntry,
+)
 from controller.schema.errors import RoundhouseError
 from controller.schema.status import (
     ControllerStatus,
@@ -16,6 +28,10 @@ from controller.schema.status import (
     PlanView,
     StatementView,
 )
+
+GONE = "gone"
+"""In `stream`: the connection breaks here."""
+FILES = StatementView(kind="file", since=1000.0, reason="enabled in the files")
 
 
 def model(name: str, state: str = "loaded", *, wanted: int = 1, **more: Any) -> ModelStatus:
@@ -26,7 +42,7 @@ def model(name: str, state: str = "loaded", *, wanted: int = 1, **more: Any) -> 
         state=ModelState(state),
         wanted_replicas=wanted,
         loaded_replicas=wanted if state == "loaded" else 0,
-        statement=StatementView(kind="file", since=1000.0, reason="enabled in the files"),
+        statement=FILES,
         **more,
     )
 
@@ -39,6 +55,47 @@ def status(*models: ModelStatus, **more: Any) -> ControllerStatus:
     )
 
 
+def row(name: str, state: str = "loaded", **more: Any) -> AdminModel:
+    """One model as the admin API shows it."""
+    fields: dict[str, Any] = {
+        "resolved_backend": "stub",
+        "configured_enabled": True,
+        "runtime_state": ModelState(state),
+        "is_loaded": state == "loaded",
+        "replicas": 1,
+        "replica_max": 1,
+        "loaded_replicas": 1 if state == "loaded" else 0,
+        "inflight_requests": 0,
+        "queue_depth": 0,
+        "runtime_inflight": 0,
+        "configured_target_inflight": 1,
+        "effective_target_inflight": 1,
+        "last_error": None,
+        "vram_estimate_mib": None,
+        "vram_estimate_replica_count": 1,
+        "vram_estimate_source": "unavailable",
+        "load_constraints": {},
+        "load_recommendations": {},
+        "load_override": {},
+        "capabilities": Capabilities(),
+        "definition": {},
+        "aliases": [],
+        "statement": FILES,
+        "retry_at": None,
+        "load_progress": None,
+        "blocked": [],
+        "held_by": [],
+        "replica_details": [],
+    }
+    return AdminModel(name=name, **(fields | more))
+
+
+def entry(number: int, kind: str = "state", **more: Any) -> JournalEntry:
+    """Something that happened, one second after what happened before it."""
+    fields = {"at": 1000.0 + number, "model": "chat", "actor": "controller", "message": f"thing {number}"}
+    return JournalEntry.model_validate({"id": number, "kind": kind, **fields, **more})
+
+
 class FakeControlApi:
     """Answers what it was told to, and remembers what it was asked."""
 
@@ -49,16 +106,44 @@ class FakeControlApi:
         self.asked: list[tuple[str, Any]] = []
         self.raw: web.Response | None = None
         """Answered to everything, where it is set."""
+        self.actors: list[str] = []
+        """Who asked, question by question."""
         self.changed = asyncio.Event()
+        self.rows = [row("chat")]
+        self.refusal: RoundhouseError | None = None
+        """Answered to every question of the admin API that asks for a change."""
+        self.go = asyncio.Event()
+        """A waiting load or unload waits for this; what `rows` says then is its answer."""
+        self.break_waits = False
+        """Waiting loads and unloads lose their connection instead."""
+        self.dry_run = DryRun(ok=True, problems=[], changes=[], plan=PlanView(generation=3))
+        self.drift = Drift(items=[], checked_at=1000.0)
+        self.journal: list[JournalEntry] = []
+        self.page = 2
+        """Most entries of one answer of the history."""
+        self.streams: list[list[JournalEntry | str]] = []
+        """What each connection to the events sends; GONE breaks it. Without any, one stays silent."""
+        self.log: list[bytes | str] = [b"one line\n"]
+        self.memory = GpuMemoryAnswer(gpus=[], models=[], error="NVML is not installed")
         self._socket = socket
 
     async def __aenter__(self) -> Self:
-        app = web.Application()
+        app = web.Application(middlewares=[self._note_actor])
         app.router.add_get("/internal/status", self._status)
-        app.router.add_get("/internal/plan", self._plan)
         app.router.add_post("/internal/pause", self._pause)
         app.router.add_post("/internal/shutdown", self._shutdown)
-        self._runner = web.AppRunner(app)
+        app.router.add_get("/v1/admin/plan", self._plan)
+        app.router.add_post("/v1/admin/plan", self._dry_run)
+        app.router.add_get("/v1/admin/drift", self._drift)
+        app.router.add_get("/v1/admin/events", self._events)
+        app.router.add_get("/v1/admin/history", self._history)
+        app.router.add_get("/v1/admin/gpu-memory", self._gpu_memory)
+        app.router.add_get("/v1/admin/models", self._models)
+        app.router.add_post("/v1/admin/models/{name:.+}/{verb:load|unload}", self._move)
+        app.router.add_delete("/v1/admin/models/{name:.+}/override", self._reset)
+        app.router.add_get("/v1/admin/models/{name:.+}/logs", self._logs)
+        app.router.add_get("/v1/admin/models/{name:.+}", self._model)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.UnixSite(self._runner, str(self._socket)).start()
         return self
@@ -71,6 +156,13 @@ class FakeControlApi:
         await self._runner.cleanup()
         self._socket.unlink(missing_ok=True)
 
+    @web.middleware
+    async def _note_actor(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        self.actors.append(request.headers.get("x-roundhouse-actor", ""))
+        return await handler(request)
+
     async def _status(self, _request: web.Request) -> web.Response:
         self.asked.append(("status", None))
         return self.raw or _json(self.status.model_dump_json())
@@ -78,8 +170,7 @@ class FakeControlApi:
     async def _plan(self, _request: web.Request) -> web.Response:
         self.asked.append(("plan", None))
         if self.plan is None:
-            error = RoundhouseError("controller_unavailable", "the controller has not made its first observation yet")
-            return web.Response(body=error.json_bytes(), status=503, content_type="application/json")
+            return _error("controller_unavailable", "the controller has not made its first observation yet")
         return self.raw or _json(self.plan.model_dump_json())
 
     async def _pause(self, request: web.Request) -> web.Response:
@@ -91,6 +182,117 @@ class FakeControlApi:
         self.changed.set()
         return self.raw or web.json_response({"stop_engines": True}, status=202)
 
+    async def _dry_run(self, request: web.Request) -> web.Response:
+        self.asked.append(("dry_run", await request.json()))
+        return _json(self.dry_run.model_dump_json())
 
-def _json(text: str) -> web.Response:
-    return web.Response(text=text, content_type="application/json")
+    async def _drift(self, _request: web.Request) -> web.Response:
+        return _json(self.drift.model_dump_json())
+
+    async def _gpu_memory(self, _request: web.Request) -> web.Response:
+        return _json(self.memory.model_dump_json())
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        self.asked.append(("models", None))
+        newest = max((each.id for each in self.journal), default=0)
+        return _json(AdminModels(models=self.rows, last_event_id=newest).model_dump_json())
+
+    async def _model(self, request: web.Request) -> web.Response:
+        self.asked.append(("model", request.match_info["name"]))
+        found = self._find(request)
+        return _unknown(request) if found is None else _json(found.model_dump_json())
+
+    async def _move(self, request: web.Request) -> web.Response:
+        verb = request.match_info["verb"]
+        question = {"name": request.match_info["name"], **request.query, "body": await request.json()}
+        self.asked.append((verb, question))
+        if self.refusal is not None:
+            return _refused(self.refusal)
+        if self._find(request) is None:
+            return _unknown(request)
+        if request.query["wait"] == "true":
+            if self.break_waits:
+                assert request.transport is not None
+                request.transport.abort()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.go.wait(), float(request.query["timeout_s"]))
+        found = self._find(request)
+        assert found is not None
+        if verb == "load" and found.runtime_state == "failed":
+            return _error("model_failed", found.last_error or "")
+        end = {"load": "loaded", "unload": "unloaded"}[verb]
+        return _json(found.model_dump_json(), 200 if found.runtime_state == end else 202)
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        self.asked.append(("reset", request.match_info["name"]))
+        found = self._find(request)
+        return _unknown(request) if found is None else _json(found.model_dump_json())
+
+    async def _history(self, request: web.Request) -> web.Response:
+        self.asked.append(("history", dict(request.query)))
+        before = int(request.query.get("before", "1000000"))
+        most = min(self.page, int(request.query["limit"]))
+        older = [
+            each
+            for each in reversed(self.journal)
+            if each.id < before
+            and each.model == request.query.get("model", each.model)
+            and each.kind in request.query.getall("kind", [each.kind])
+        ]
+        page = older[:most]
+        more = page[-1].id if len(older) > most else None
+        return _json(History(entries=page, next_before=more).model_dump_json())
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(("events", {**request.query, "last": request.headers.get("Last-Event-ID")}))
+        if self.refusal is not None:
+            return _refused(self.refusal)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b": heartbeat\n\n")
+        for each in self.streams.pop(0) if self.streams else ():
+            if each == GONE:
+                assert request.transport is not None
+                request.transport.abort()
+                return response
+            await response.write(_sse(each))
+        await self.changed.wait()
+        return response
+
+    async def _logs(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(("logs", {"name": request.match_info["name"], **request.query}))
+        if self.refusal is not None:
+            return _refused(self.refusal)
+        response = web.StreamResponse(headers={"content-type": "text/plain; charset=utf-8"})
+        await response.prepare(request)
+        for each in self.log:
+            if isinstance(each, str):
+                await self.changed.wait()
+            else:
+                await response.write(each)
+        return response
+
+    def _find(self, request: web.Request) -> AdminModel | None:
+        return next((each for each in self.rows if each.name == request.match_info["name"]), None)
+
+
+def _sse(each: JournalEntry | str) -> bytes:
+    if isinstance(each, str):
+        return each.encode()
+    return f"id: {each.id}\nevent: {each.kind}\ndata: {each.model_dump_json()}\n\n".encode()
+
+
+def _json(text: str, status: int = 200) -> web.Response:
+    return web.Response(text=text, status=status, content_type="application/json")
+
+
+def _error(code: str, message: str) -> web.Response:
+    return _refused(RoundhouseError(code, message))
+
+
+def _refused(error: RoundhouseError) -> web.Response:
+    return web.Response(body=error.json_bytes(), status=error.entry.status, content_type="application/json")
+
+
+def _unknown(request: web.Request) -> web.Response:
+    return _error("unknown_model", f"No model {request.match_info['name']!r} is declared.")

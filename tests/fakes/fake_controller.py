@@ -8,8 +8,10 @@ from pathlib import Path
 
 from aiohttp import WSMsgType, web
 
+from controller.schema.admin import Capabilities
 from controller.schema.routing import Endpoint, GatewayReport, ModelRoute, RoutingTable, Stamp
 from controller.schema.status import ModelState
+from tests.fakes.fake_admin import FakeAdmin
 
 DEADLINE_S = 20.0
 
@@ -26,6 +28,8 @@ def route(
     autoload: bool = False,
     last_error: str | None = None,
     retry_at: float | None = None,
+    progress: float | None = None,
+    capabilities: Capabilities | None = None,
 ) -> ModelRoute:
     """A model whose replicas listen at `urls`; they are named `<model>-0`, `<model>-1`, ..."""
     endpoints = [{"replica": f"{name}-{number}", "base_url": url, "token": token} for number, url in enumerate(urls)]
@@ -41,11 +45,13 @@ def route(
         autoload=autoload,
         last_error=last_error,
         retry_at=retry_at,
+        progress=progress,
+        capabilities=capabilities or Capabilities(),
     )
 
 
 class FakeController:
-    """Serves `/internal/link` on TCP or on a Unix socket."""
+    """Serves `/internal/link` and a fake of the admin routes, on TCP or on a Unix socket."""
 
     def __init__(self, instance: str = "test", epoch: int = 1) -> None:
         self.instance = instance
@@ -55,6 +61,7 @@ class FakeController:
         self.message: str | None = None
         """What a gateway is sent when it connects: the last table."""
         self.connections = 0
+        self.admin = FakeAdmin()
         self.url = ""
         self._port = 0
         self._sockets: set[web.WebSocketResponse] = set()
@@ -65,7 +72,8 @@ class FakeController:
         """Listen; after a stop, at the same place again."""
         app = web.Application()
         app.router.add_get("/internal/link", self._link)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        self.admin.declare(app)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         if unix_path is not None:
             await web.UnixSite(self._runner, str(unix_path)).start()
@@ -79,6 +87,7 @@ class FakeController:
     async def stop(self) -> None:
         """Break every connection and close the port."""
         if self._runner is not None:
+            self.admin.drop_connections()
             for socket in list(self._sockets):
                 await socket.close()
             await self._runner.cleanup()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 from collections.abc import AsyncIterator, Callable
 
-from controller.runtimes.base import RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
 from controller.schema.desired import Definition
 from controller.state import Exit, Gpu, Phase, PreflightResult
 
@@ -27,6 +28,11 @@ class FakeRuntime:
         self.start_bug: Exception | None = None
         self.refuses_ends = False
         self.found_gpus: tuple[Gpu, ...] | None = ()
+        self.gpu_reason: str | None = None
+        self.logs: dict[str, list[str]] = {}
+        """Replica name to the lines that it wrote; stays when the replica is gone."""
+        self.rendered_argv: dict[str, Rendered] = {}
+        """Replica name to what it would be started with now; others as they run."""
         self.hold = asyncio.Event()
         self.hold.set()
 
@@ -94,12 +100,36 @@ class FakeRuntime:
         self.replicas.pop(name, None)
 
     async def log_tail(self, name: str, lines: int = 50) -> str:
-        """One line."""
-        return "last words"
+        """The last of `logs`, and where there is none, one line."""
+        return "\n".join(self.logs[name][-lines:]) if name in self.logs else "last words"
+
+    async def logged(self, model: str) -> builtins.list[str]:
+        """Those of `logs` that are in the table no more and whose names hold the model's."""
+        self._check()
+        return [name for name in reversed(self.logs) if name not in self.replicas and f"-{model}-" in name]
+
+    async def log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
+        """The cursor is how many lines were given."""
+        self._check()
+        if name not in self.logs:
+            return None
+        written = self.logs[name]
+        begin = int(cursor) if cursor else max(0, len(written) - lines)
+        seen = self.replicas.get(name)
+        return LogPart(tuple(written[begin:]), str(len(written)), seen is not None and seen.phase is not Phase.EXITED)
+
+    async def rendered(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
+        """As the test says, else as it runs."""
+        self._check()
+        return self.rendered_argv.get(replica.name, Rendered(replica.argv, replica.image_id))
 
     async def gpus(self) -> tuple[Gpu, ...] | None:
         """As the test says."""
         return self.found_gpus
+
+    def gpu_error(self) -> str | None:
+        """As the test says."""
+        return self.gpu_reason
 
     async def events(self) -> AsyncIterator[None]:
         """None: tests run rounds themselves."""

@@ -156,3 +156,53 @@ async def test_a_replica_lost_while_retrying_waits_for_the_next_one() -> None:
         await here.publish(route("m", [second.url], autoload=True))
         async with await call as answer:
             assert answer.status == 200
+
+
+async def queued_then(here: House, *tables: ModelRoute, stream: bool = False) -> asyncio.Task[Any]:
+    """A request that waits for an unloaded model while these tables come."""
+    await here.publish(unloaded())
+    call = ask(here, stream=stream)
+    await waiting(here)
+    for table in tables:
+        await here.publish(table)
+    return call
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        [ModelState.UNLOADING],
+        [ModelState.LOADING, ModelState.UNLOADING],
+        [ModelState.LOADING, ModelState.UNLOADING, ModelState.UNLOADED],
+        [ModelState.UNLOADED],
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_operators_unload_cancels_what_waits(states: list[ModelState], stream: bool) -> None:
+    async with house() as here:
+        tables = [unloaded(state).model_copy(update={"autoload": state is ModelState.LOADING}) for state in states]
+        call = await queued_then(here, *tables, stream=stream)
+        async with await call as answer:
+            assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+            assert (await answer.json())["error"]["code"] == "model_unloading"
+        await here.controller.report_where(lambda report: not report.queued)
+
+
+async def test_an_eviction_does_not() -> None:
+    async with house() as here, engines(1) as (engine,):
+        call = await queued_then(here, unloaded(ModelState.LOADING), unloaded(ModelState.UNLOADING), unloaded())
+        assert not call.done()
+        await here.publish(route("m", [engine.url], autoload=True))
+        async with await call as answer:
+            assert answer.status == 200
+
+
+async def test_a_stream_that_has_begun_to_wait_is_told_of_the_unload_in_the_stream() -> None:
+    async with house(hold_headers_s=0.05) as here:
+        await here.publish(unloaded(ModelState.LOADING))
+        async with here.chat(stream=True) as answer:
+            await answer.content.readuntil(b"\n\n")
+            await here.publish(unloaded(ModelState.UNLOADING).model_copy(update={"autoload": False}))
+            events = [event for event in (await answer.read()).decode().split("\n\n") if event.startswith("data: ")]
+        error = json.loads(events[0].removeprefix("data: "))["error"]
+        assert (error["code"], events[1]) == ("model_unloading", "data: [DONE]")

@@ -60,6 +60,31 @@ async def test_a_drained_replica_is_reported_until_its_last_request_is_done() ->
         assert (len(old.requests), len(new.requests)) == (1, 1)
 
 
+async def test_requests_in_replicas_that_leave_are_named_the_oldest_first() -> None:
+    async with house() as here, engines(2) as (old, new):
+        old_route = route("m", [old.url])
+        await here.publish(old_route)
+        answers = [asyncio.create_task(here.chat(fault="hold").__aenter__()) for _ in range(25)]
+        report = await here.controller.report_where(lambda report: report.inflight == {"m-0": 25})
+        assert report.leaving == {}, "it is routed to"
+        started = report.last_used["m"]
+        endpoint = route("m", [new.url]).endpoints[0].model_copy(update={"replica": "m-new"})
+        stamp = await here.controller.publish(old_route.model_copy(update={"endpoints": (endpoint,)}))
+        report = await here.controller.acknowledged(stamp)
+        assert report.leaving.keys() == {"m-0"}
+        named = report.leaving["m-0"]
+        ids = [request.headers["x-request-id"] for request in old.requests]
+        assert list(named) == ids[:20]
+        assert max(named.values()) <= started
+        stamp = await here.controller.publish(route("m", state=ModelState.UNLOADING))
+        assert (await here.controller.acknowledged(stamp)).leaving == report.leaving
+        old.release.set()
+        for task in answers:
+            async with await task as answer:
+                assert answer.headers["x-request-id"] in ids
+        assert (await here.controller.report_where(lambda report: not report.inflight)).leaving == {}
+
+
 async def test_after_an_acknowledgement_no_request_goes_by_an_older_table() -> None:
     async with house() as here, engines(2) as (old, new):
         await here.publish(route("m", [old.url]))

@@ -90,6 +90,16 @@ async def test_the_exact_text_of_a_real_engine(real: Real) -> None:
     assert 'roundhouse_gateway_tokens_total{direction="in",model="vectors"}' in metrics
 
 
+async def test_thinking_goes_to_a_real_engine_as_it_came_and_is_none_of_its_fields(real: Real) -> None:
+    async with sdk(real.here) as client:
+        asked = client.chat.completions
+        answer = await asked.create(model="demo", messages=HI, temperature=0, extra_body={"thinking": "default"})
+        assert answer.choices[0].message.content == SENTENCE
+        with pytest.raises(openai.BadRequestError) as caught:
+            await asked.create(model="demo", messages=HI, extra_body={"thinking": "disabled"})
+        assert caught.value.code == "thinking_unsupported"
+
+
 async def test_a_real_engines_errors_pass(real: Real) -> None:
     async with sdk(real.here) as client:
         with pytest.raises(openai.BadRequestError, match="array"):

@@ -282,3 +282,29 @@ async def test_the_openapi_document_describes_the_routes() -> None:
     assert set(request["required"]) == {"model", "messages"}
     assert "ErrorEnvelope" in post["responses"]["4XX"]["content"]["application/json"]["schema"]["$ref"]
     assert schemas["ErrorBody"]["properties"]["next_steps"]
+
+
+CONTROLLERS = {
+    "openapi": "3.1.0",
+    "info": {"title": "c", "version": "1"},
+    "paths": {"/v1/admin/models": {"get": {"responses": {"200": {"description": "All."}}}}, "/internal/x": {}},
+}
+
+
+async def test_the_controllers_part_of_the_document_is_kept_while_it_is_away() -> None:
+    async def paths() -> set[str]:
+        async with here.client.get(here.url + "/openapi.json") as answer:
+            assert answer.status == 200
+            return set((await answer.json())["paths"])
+
+    async with house() as here:
+        own = await paths()
+        here.controller.admin.document = CONTROLLERS
+        whole = await paths()
+        assert whole == own | {"/v1/admin/models"}
+        here.controller.admin.document = {"paths": "broken"}
+        assert await paths() == whole
+        here.controller.admin.document = CONTROLLERS | {"paths": {"/v1/admin/plan": {}}}
+        assert await paths() == own | {"/v1/admin/plan"}, "another version came"
+        await here.controller.stop()
+        assert await paths() == own | {"/v1/admin/plan"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.schema.routing import Endpoint, RoutingTable, Stamp
-from gateway.ledger import Ledger
+from gateway.ledger import LEAVING_NAMED, Ledger
 from gateway.retry import MAX_BREAKS, Tries, next_endpoint
 from gateway.routing import Routes, pick
 from tests.fakes.fake_controller import route
@@ -42,10 +42,10 @@ def test_pick_is_least_inflight_then_longest_ago(
 def test_equal_replicas_take_turns(endpoints: tuple[Endpoint, ...], requests: int) -> None:
     ledger = Ledger(lambda: 0.0)
     chosen: Counter[str] = Counter()
-    for _ in range(requests):
+    for number in range(requests):
         endpoint = ledger.choose(endpoints, Tries())
         assert endpoint is not None
-        with ledger.inside("m", endpoint.replica):
+        with ledger.inside("m", endpoint.replica, f"req-{number}"):
             chosen[endpoint.replica] += 1
     shares = [chosen[endpoint.replica] for endpoint in endpoints]
     assert max(shares) - min(shares) <= 1
@@ -54,10 +54,10 @@ def test_equal_replicas_take_turns(endpoints: tuple[Endpoint, ...], requests: in
 @given(endpoint_sets, st.integers(1, 40))
 def test_requests_that_stay_are_spread_evenly(endpoints: tuple[Endpoint, ...], requests: int) -> None:
     ledger = Ledger(lambda: 0.0)
-    for _ in range(requests):
+    for number in range(requests):
         endpoint = ledger.choose(endpoints, Tries())
         assert endpoint is not None
-        ledger.inside("m", endpoint.replica).__enter__()
+        ledger.inside("m", endpoint.replica, f"req-{number}").__enter__()
     spread = [ledger.inflight.get(endpoint.replica, 0) for endpoint in endpoints]
     assert sum(spread) == requests
     assert max(spread) - min(spread) <= 1
@@ -89,9 +89,10 @@ def test_counters_are_what_is_inside_and_never_hold_a_zero(steps: list[tuple[boo
     ledger = Ledger(lambda: 0.0)
     inside: list[tuple[str, str]] = []
     contexts: list[Any] = []
-    for enters, model, replica in steps:
+    routes = Routes.of(RoutingTable(instance="i", stamp=Stamp(epoch=1, seq=1)))
+    for number, (enters, model, replica) in enumerate(steps):
         if enters or not contexts:
-            context = ledger.inside(model, replica)
+            context = ledger.inside(model, replica, f"req-{number}")
             context.__enter__()
             contexts.append(context)
             inside.append((model, replica))
@@ -100,6 +101,10 @@ def test_counters_are_what_is_inside_and_never_hold_a_zero(steps: list[tuple[boo
             inside.pop()
         assert ledger.inflight == Counter(replica for _, replica in inside)
         assert ledger.inflight_by_model == Counter(model for model, _ in inside)
+        leaving = ledger.report("g", routes).leaving
+        assert {replica: len(named) for replica, named in leaving.items()} == {
+            replica: min(count, LEAVING_NAMED) for replica, count in ledger.inflight.items()
+        }
 
 
 names = st.text(st.sampled_from("ab/:"), min_size=1, max_size=3)

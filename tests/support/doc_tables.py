@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from controller.cli.exits import Exit
 from controller.engines import ENGINES
 from controller.engines.base import Engine
+from controller.engines.load_fields import LoadField
 from controller.schema.desired import Definition
 from controller.settings import ControllerSettings
 from gateway.settings import GatewaySettings
@@ -62,6 +63,28 @@ def backend_line(engine: Engine) -> str:
     return f"Where the definition says nothing: `target_inflight` {engine.default_target_inflight}, {ready}."
 
 
+def load_rows() -> list[str]:
+    """One row per field of a load: name, backends, values."""
+    fields = {field.name: field for engine in ENGINES.values() for field in engine.load_fields}
+    owners = {
+        name: ", ".join(f"`{each.name}`" for each in ENGINES.values() if any(f.name == name for f in each.load_fields))
+        for name in fields
+    }
+    return [row(f"`{name}`", owners[name], load_words(field)) for name, field in fields.items()]
+
+
+def load_words(field: LoadField) -> str:
+    """The values of one field of a load."""
+    limits, kind = field.constraint, {int: "whole number", float: "number", str: "text"}[field.value_type]
+    words = f"`{limits.format}`" if kind == "text" and limits.format and not limits.examples else kind
+    if kind == "text" and limits.allowed_values is not None:
+        words = ", ".join(f"`{each}`" for each in limits.allowed_values) + (" or another" if field.open_values else "")
+    words += "" if limits.minimum is None else f" from {limits.minimum}"
+    words += "" if limits.maximum is None else f" to {limits.maximum}"
+    words += f" in steps of {limits.step}" if field.step_binds else ""
+    return words + (", or null" if field.takes_null else "")
+
+
 def exit_rows() -> list[str]:
     """One row per exit code."""
     return [row(f"`{code.value}`", code.name.lower(), code.meaning) for code in Exit]
@@ -96,15 +119,23 @@ def _one_type(schema: dict[str, Any]) -> str:
     if "enum" in schema or "const" in schema:
         return ", ".join(f"`{each}`" for each in schema.get("enum", [schema.get("const")]))
     if schema["type"] == "array":
-        return f"list of {type_words(schema['items'])}s"
+        return f"list of {_many(schema['items'])}"
     if schema["type"] == "object":
-        return "mapping of strings"
+        return f"mapping of {_many(schema['additionalProperties'])}"
     bounds = [
         f"{words} {schema[key]:g}"
         for key, words in (("minimum", "from"), ("exclusiveMinimum", "above"), ("maximum", "to"))
         if key in schema
     ]
     return " ".join([TYPES[schema["type"]], *bounds])
+
+
+def _many(schema: Any) -> str:
+    if not isinstance(schema, dict) or not schema:
+        return "anything"
+    if "enum" in schema:
+        return type_words(schema)
+    return f"{TYPES[schema['type']] if 'type' in schema else type_words(schema)}s"
 
 
 def _print(title: str, header: str, rows: Iterable[str]) -> None:
@@ -118,6 +149,7 @@ if __name__ == "__main__":
     for engine in ENGINES.values():
         _print(engine.name, fields, field_rows(engine.definition, own_only=True))
         print(f"\n{backend_line(engine)}")
+    _print("What a load may set", "| field | backend | takes |", load_rows())
     variables = "| variable | default | what it says |"
     _print("Controller", variables, setting_rows(ControllerSettings))
     _print("Gateway", variables, setting_rows(GatewaySettings))

@@ -144,7 +144,8 @@ async def test_a_refusal_is_told_in_the_controllers_words(
     api.plan = None
     assert await roundhouse(api, "plan") == Exit.FAILED
     assert capsys.readouterr().err == (
-        "roundhouse: the controller refused: the controller has not made its first observation yet\n"
+        "roundhouse: the controller refused: the controller has not made its first observation yet. "
+        "Start the controller, or wait until it has made its first observation.\n"
     )
 
 

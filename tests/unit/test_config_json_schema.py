@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from controller.config.json_schema import files_schema, schema_text
 from controller.config.parse import parse
 from controller.config.read import SCHEMA_FILE, read_folder
-from controller.engines import ENGINES
+from controller.engines import BACKEND_OF_SUFFIX, ENGINES
 from controller.schema.desired import Definition
 from tests.support.config_files import snapshot
 
@@ -63,10 +64,20 @@ def test_every_field_is_described_and_may_be_null() -> None:
 
 
 def test_the_variant_is_chosen_by_the_backend() -> None:
-    cases = files_schema()["$defs"]["model"]["allOf"]
-    chosen = {case["if"]["properties"]["backend"].get("const"): case["then"]["$ref"] for case in cases}
-    by_name: dict[str | None, str] = {name: f"#/$defs/{name}" for name in ENGINES}
-    assert chosen == by_name | {None: "#/$defs/llama_server"}
+    *declared, case = files_schema()["$defs"]["model"]["allOf"]
+    chosen = {each["if"]["properties"]["backend"]["const"]: each["then"]["$ref"] for each in declared}
+    assert chosen == {name: f"#/$defs/{name}" for name in ENGINES}
+    by_pattern = {}
+    while "else" in case:
+        by_pattern[case["if"]["properties"]["model_path"]["pattern"]] = case["then"]["$ref"]
+        case = case["else"]
+    assert case["then"]["$ref"] == "#/$defs/any"
+    for suffix, name in BACKEND_OF_SUFFIX.items():
+        [pattern] = [each for each, chosen in by_pattern.items() if chosen == f"#/$defs/{name}"]
+        assert re.search(pattern, f"a/Model{suffix.upper()}")
+        assert re.search(pattern, f"model{suffix}")
+        assert not re.search(pattern, f"model{suffix}.txt")
+        assert not re.search(pattern, f"model{suffix.removeprefix('.')}")
 
 
 def test_only_models_stands_at_the_top() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.engines import ENGINES, LATER
+from controller.engines import ENGINES
 from controller.engines.llama_server import LlamaServerDefinition
 from tests.support.config_files import parse_text, problems_of
 
@@ -80,13 +80,6 @@ def test_an_artifact_that_tells_no_backend() -> None:
     assert problems_of("models:\n  a: {model_path: weights}\n") == [
         f"{FIRST}:2: models.a: the artifact does not tell which backend serves it: set `backend` to one of "
         + ", ".join(ENGINES)
-    ]
-
-
-@pytest.mark.parametrize("backend", LATER)
-def test_a_backend_of_a_later_version(backend: str) -> None:
-    assert problems_of(f"models:\n  a:\n    backend: {backend}\n    {backend}_some_field: 1\n") == [
-        f"{FIRST}:3: models.a.backend: backend {backend} is not in this version yet; there are {', '.join(ENGINES)}"
     ]
 
 

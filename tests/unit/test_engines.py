@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.engines import ENGINES, LATER, resolve_backend
+from controller.engines import ENGINES, resolve_backend
 from controller.engines.base import RenderContext
 
 DOCKER = RenderContext(
@@ -52,7 +52,8 @@ def test_llama_server_in_a_container() -> None:
     assert argv == [
         *("/app/llama-server", "--model", "/models/a/b.gguf", "--alias", "chat", "--host", "0.0.0.0", "--port", "8000"),
         *("--parallel", "2", "--kv-unified", "--fit", "off", "--metrics", "--slots", "--jinja", "--no-webui"),
-        *("--ctx-size", "4096", "--flash-attn", "auto", "--spec-type", "draft-mtp", "--spec-draft-p-min", "0.25"),
+        *("--ctx-size", "4096", "--flash-attn", "auto", "--spec-type", "draft-mtp"),
+        *("--spec-draft-n-max", "2", "--spec-draft-p-min", "0.25"),
         *("--mmproj", "/models/a/mm.gguf", "--no-warmup"),
     ]
 
@@ -63,6 +64,16 @@ def test_llama_server_as_a_process_is_a_binary_or_embedded() -> None:
     assert embedded[-1] == "--embeddings"
     named, _ = _launch("llama_server", PROCESS, model_path="m.gguf", llama_server_binary="/opt/llama-server")
     assert named[:3] == ["/opt/llama-server", "--model", "/srv/models/m.gguf"]
+
+
+def test_libraries_of_a_program_are_found_where_the_definition_says() -> None:
+    engine = ENGINES["llama_server"]
+    fields = {"model_path": "m.gguf", "llama_server_library_path": "/opt/lib"}
+    definition = engine.definition.model_validate(fields)
+    assert engine.render(definition, PROCESS).env["LD_LIBRARY_PATH"] == "/opt/lib"
+    assert "LD_LIBRARY_PATH" not in engine.render(definition, DOCKER).env
+    own = engine.definition.model_validate(fields | {"env": {"LD_LIBRARY_PATH": "/other"}})
+    assert engine.render(own, PROCESS).env["LD_LIBRARY_PATH"] == "/other"
 
 
 def test_workers() -> None:
@@ -121,7 +132,6 @@ def test_the_backend_is_resolved_from_the_artifact() -> None:
     assert resolve_backend("x/Model.GGUF") == "llama_server"
     assert resolve_backend("folder") is None
     assert resolve_backend(None) is None
-    assert not set(LATER) & set(ENGINES)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def everything() -> Metrics:
     metrics, live, ledger, link = Metrics(), LiveRoutes(), Ledger(lambda: 0.0), LinkState()
     metrics.show_state(live, ledger, link, lambda: 3.0)
     link.table_at = 1.0
-    ledger.inside("m", "r").__enter__()
+    ledger.inside("m", "r", "req-1").__enter__()
     ledger.waiting("m").__enter__()
     metrics.finished(
         Finished(

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.runtimes.process_logs import KEPT_LOGS, TAIL_BYTES, Logs, plain_tail
+from controller.runtimes.kept_logs import KEPT_LOGS
+from controller.runtimes.process_logs import TAIL_BYTES, Logs, plain_tail
 
 NAME = "rh-a-m-0-12345678-1"
 

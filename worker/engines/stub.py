@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from worker.schema import ChatRequest, CompletionRequest, GenerationRequest
 TEXT = "This is a stub: it answers every request with this one sentence."
 DIMENSIONS = 64
 SLOTS = 64
+LOAD_STEPS = 10
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -44,8 +46,11 @@ class Stub:
         self._fail = fail
 
     def load(self) -> None:
-        """Take the time that was asked for, then fail if that was asked for."""
-        time.sleep(self._load_s)
+        """Take the time that was asked for and say how far it is, then fail if that was asked for."""
+        for step in range(1, LOAD_STEPS + 1) if self._load_s else ():
+            time.sleep(self._load_s / LOAD_STEPS)
+            sys.stderr.write(f"loading: {100 * step // LOAD_STEPS} %\n")
+            sys.stderr.flush()
         if self._fail is not None:
             raise LoadError(self._fail)
 

@@ -1,0 +1,252 @@
+"""Where operators ask and say: rows of models, loads, unloads, and the wait for what they come to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+from pydantic import JsonValue
+
+from controller.admin.rows import Traffic, gpu_memory, gpu_model, row
+from controller.admin.statements import Standing, decide_load, decide_unload
+from controller.engines.load_fields import LoadValue
+from controller.entries import NewEntry
+from controller.estimates import ArtifactSizes
+from controller.gateways import GatewayHub
+from controller.journal import Journal
+from controller.memory import WorkingMemory
+from controller.reconciler import Reconciler, Round
+from controller.remotes import Remotes
+from controller.schema.admin import AdminModel, AdminModels, GpuMemoryAnswer
+from controller.schema.errors import RoundhouseError
+from controller.schema.override import Override
+from controller.schema.status import ModelState, ModelStatus
+from controller.state import DesiredModel
+from controller.views import gpu_statuses
+from controller.watch import DesiredFiles
+
+TAKEN_WITHIN_S = 2.0
+"""How long an answer is held back for a statement to come into force at the gateways."""
+NOT_YET = "the controller has not made its first observation yet"
+
+
+class GpuReason(Protocol):
+    """The part of a runtime that says why there are no figures of GPUs."""
+
+    def gpu_error(self) -> str | None:
+        """None: there are."""
+
+
+class Desk:
+    """One controller's desk. Whatever is stated here is decided on what stands at that moment, statements of the same
+    moment included, and is in force before anything is awaited."""
+
+    def __init__(
+        self,
+        *,
+        files: DesiredFiles,
+        reconciler: Reconciler,
+        memory: WorkingMemory,
+        remotes: Remotes,
+        hub: GatewayHub,
+        sizes: ArtifactSizes,
+        journal: Journal,
+        gpus: GpuReason,
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._files = files
+        self._reconciler = reconciler
+        self._memory = memory
+        self._remotes = remotes
+        self._hub = hub
+        self._sizes = sizes
+        self._journal = journal
+        self._gpus = gpus
+        self._wake = wake
+        self._clock = clock
+
+    # Looking.
+
+    def look(self) -> Round:
+        """What is wanted at this moment, and what was last seen. Raises `controller_unavailable` before the first."""
+        now = self._clock()
+        done, desired = self._reconciler.round, self._files.state(now)
+        if done is None or desired is None:
+            raise RoundhouseError("controller_unavailable", self._reconciler.error or NOT_YET)
+        if done.desired.revision == desired.revision:
+            return done
+        return self._reconciler.glance(desired, now) or done
+
+    async def models(self) -> AdminModels:
+        """Every declared model."""
+        newest = self._journal.newest
+        return AdminModels(models=await self._rows(self.look()), last_event_id=newest)
+
+    async def model(self, name: str) -> AdminModel:
+        """One model by name or alias. Raises `unknown_model`."""
+        seen = self.look()
+        want = self._find(seen, name)
+        return (await self._rows(seen, want.name))[0]
+
+    async def gpu_memory(self) -> GpuMemoryAnswer:
+        """GPUs, and what models take of them."""
+        seen = self.look()
+        gpus = gpu_statuses(seen.observed) or []
+        return GpuMemoryAnswer(
+            gpus=[gpu_memory(gpu) for gpu in gpus],
+            models=[gpu_model(each) for each in await self._rows(seen)],
+            error=None if gpus else self._gpus.gpu_error() or "there are no GPUs",
+        )
+
+    def name_of(self, name: str) -> str:
+        """The model's own name. Raises `unknown_model`."""
+        return self._find(self.look(), name).name
+
+    async def _rows(self, seen: Round, only: str | None = None) -> list[AdminModel]:
+        wanted = {status.name: status for status in seen.statuses if only in (None, status.name)}
+        models = {name: seen.desired.models[name] for name in wanted if name in seen.desired.models}
+        sizes = await self._sizes.of(models.values())
+        traffic = Traffic(self._hub.views, self._clock())
+        return [
+            row(models[name], status, traffic, sizes.get(name)) for name, status in wanted.items() if name in models
+        ]
+
+    def _find(self, seen: Round, name: str) -> DesiredModel:
+        models = seen.desired.models
+        found = models.get(name) or next((each for each in models.values() if name in each.definition.aliases), None)
+        if found is None:
+            raise RoundhouseError("unknown_model", f"No model or alias is named {name!r:.200}.", param="name")
+        return found
+
+    # Saying.
+
+    def load(self, name: str, params: Mapping[str, LoadValue], replicas: int | None, *, actor: str) -> int:
+        """State a load. Returns the revision of the desired state that holds it.
+
+        Raises:
+            RoundhouseError: `unknown_model`, `invalid_load_request`, `state_conflict`.
+        """
+        standing = self._standing(name)
+        override = decide_load(standing, params, replicas, actor=actor, now=self._clock())
+        if override is not None:
+            if standing.state not in (ModelState.LOADED, ModelState.LOADING):
+                self._memory.try_anew(standing.want)
+                self._remotes.ask_anew(standing.want.name)
+            self._state(override)
+        return self._files.revision
+
+    def unload(self, name: str, *, hold: bool, actor: str) -> int:
+        """State an unload. Returns as `load`. Raises `unknown_model`."""
+        override = decide_unload(self._standing(name), hold=hold, actor=actor, now=self._clock())
+        if override is not None:
+            self._state(override)
+        return self._files.revision
+
+    def reset(self, name: str, *, actor: str) -> int:
+        """Let the files rule again. Returns as `load`. Raises `unknown_model`."""
+        own = self.name_of(name)
+        if self._files.drop_override(own):
+            self._record(own, actor, "back to what the files say", {"action": "reset"})
+            self._wake()
+        return self._files.revision
+
+    def _standing(self, name: str) -> Standing:
+        seen = self.look()
+        want = self._find(seen, name)
+        settled = self._files.settled
+        assert settled is not None, "what is wanted comes from files"
+        status = _status(seen, want.name)
+        return Standing(want, settled.declared[want.name], status.state, self._files.override(want.name))
+
+    def _state(self, override: Override) -> None:
+        self._files.state_override(override)
+        details: dict[str, Any] = override.model_dump(
+            mode="json", include={"action", "params", "replicas"}, exclude_none=True
+        )
+        if override.action == "unload":
+            details["hold"] = override.hold
+        self._record(override.model, override.actor, f"{override.action}ed by {override.actor}", details)
+        self._wake()
+
+    def _record(self, model: str, actor: str, message: str, details: Mapping[str, JsonValue]) -> None:
+        entry = NewEntry(kind="statement", model=model, actor=actor, message=message, details=details)
+        self._journal.record([entry], self._clock())
+
+    # Waiting.
+
+    async def after_load(self, name: str, revision: int, timeout_s: float) -> tuple[AdminModel, bool]:
+        """The row once the model is loaded, and True; or as it is when the time is up, and False.
+
+        Raises:
+            RoundhouseError: `model_failed`, or `state_conflict`: somebody unloaded it or took it out of the files.
+        """
+        done = await self._until(lambda seen: _load_is_done(seen, name), revision, timeout_s)
+        return await self.model(name), done
+
+    async def after_unload(self, name: str, revision: int, timeout_s: float) -> tuple[AdminModel, bool]:
+        """The row once the model is unloaded, and True; or as it is when the time is up, and False.
+
+        Raises:
+            RoundhouseError: `state_conflict`: somebody loaded it again.
+        """
+        done = await self._until(lambda seen: _unload_is_done(seen, name), revision, timeout_s)
+        return await self.model(name), done
+
+    async def _until(self, holds: Callable[[Round], bool], revision: int, timeout_s: float) -> bool:
+        """Wait until a round that knows `revision` has it so. Whether that was in time.
+
+        In any case what was stated is in force at the gateways before this returns, if they take it soon: a client that
+        was told `unloading` must not find that its next request is let in.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        in_time = await self._within(TAKEN_WITHIN_S, self._known(revision))
+        in_time = in_time and await self._within(began + timeout_s - loop.time(), self._holds(holds))
+        await self._within(TAKEN_WITHIN_S, self._hub.taken())
+        return in_time
+
+    async def _known(self, revision: int) -> None:
+        while (done := self._reconciler.round) is None or done.desired.revision < revision:
+            await self._reconciler.next_round()
+
+    async def _holds(self, holds: Callable[[Round], bool]) -> None:
+        while (done := self._reconciler.round) is None or not holds(done):
+            await self._reconciler.next_round()
+
+    async def _within(self, timeout_s: float, work: Coroutine[None, None, None]) -> bool:
+        """Whether the work was done in time. What is done at once is in time, whatever the time."""
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await work
+        except TimeoutError:
+            return False
+        return True
+
+
+def _status(seen: Round, name: str) -> ModelStatus:
+    return next(status for status in seen.statuses if status.name == name)
+
+
+def _load_is_done(seen: Round, name: str) -> bool:
+    want = seen.desired.models.get(name)
+    if want is None or want.replicas == 0:
+        why = "it is no longer declared" if want is None else want.statement.reason
+        raise RoundhouseError("state_conflict", f"The load of {name!r} was given up: {why}.")
+    status = _status(seen, name)
+    if status.state is ModelState.FAILED:
+        raise RoundhouseError("model_failed", f"The model {name!r} could not be loaded: {status.last_error}")
+    return status.state is ModelState.LOADED
+
+
+def _unload_is_done(seen: Round, name: str) -> bool:
+    want = seen.desired.models.get(name)
+    if want is None:
+        return True
+    if want.replicas:
+        # `hold: false`: a request that came meanwhile loads it again, after it was unloaded.
+        if want.statement.kind == "autoload":
+            return True
+        raise RoundhouseError("state_conflict", f"The unload of {name!r} was overtaken: {want.statement.reason}.")
+    return _status(seen, name).state is ModelState.UNLOADED

@@ -1,0 +1,131 @@
+"""The admin API's records: events as they happen, history, and engines' logs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Query
+from fastapi.responses import StreamingResponse
+
+from controller.admin.desk import Desk
+from controller.admin.logs import LogReader
+from controller.api.requests import Name, errors
+from controller.journal import Journal
+from controller.schema.admin import HISTORY_KINDS, EventKind, History, JournalEntry
+
+HEARTBEAT_S = 10.0
+HEARTBEAT = b": ka\n\n"
+PAGE = 500
+"""Entries read at a time."""
+MOST_LINES = 10_000
+_TAGS: list[Any] = ["admin"]
+
+Model = Annotated[str | None, Query(description="Only of this model.", max_length=400)]
+Kinds = Annotated[list[EventKind] | None, Query(description="Only of these kinds; may be repeated.")]
+LARGEST_ID = 2**53 - 1
+EntryId = Annotated[int | None, Query(ge=0, le=LARGEST_ID)]
+
+
+def declare(app: FastAPI, journal: Journal, desk: Desk, logs: LogReader) -> None:
+    """Declare the routes."""
+
+    @app.get(
+        "/v1/admin/events",
+        tags=_TAGS,
+        summary="Events",
+        response_class=StreamingResponse,
+        responses={
+            200: {
+                "description": "Server-sent events.",
+                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            },
+            **errors("schema_violation"),
+        },
+    )
+    async def events(
+        model: Model = None,
+        kind: Kinds = None,
+        after: EntryId = None,
+        last_event_id: Annotated[str | None, Header(description="Id of the last event seen: go on after it.")] = None,
+    ) -> StreamingResponse:
+        """State changes, steps of plans, failures, statements and edits as they happen, as server-sent events: `id` is
+        the entry's, `event` its kind, `data` the entry as JSON. `Last-Event-ID` (or `after`) resumes, also over a
+        restart of the controller; an event `gap` says that entries before it are no longer kept. Without either, only
+        what happens from now on."""
+        start = after
+        if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
+            start = min(int(last_event_id), LARGEST_ID)
+        stream = _events(journal, journal.newest if start is None else start, model, set(kind or ()))
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+
+    @app.get(
+        "/v1/admin/history",
+        tags=_TAGS,
+        summary="History",
+        response_model=History,
+        responses=errors("schema_violation"),
+    )
+    async def history(
+        model: Model = None,
+        kind: Kinds = None,
+        limit: Annotated[int, Query(ge=1, le=PAGE, description="Entries at most.")] = 100,
+        before: EntryId = None,
+    ) -> History:
+        """Who or what changed what, and when: edits of files, loads and unloads, failures of engines. The newest
+        first. Kinds that are not named are those that change something."""
+        kinds = tuple(kind or HISTORY_KINDS)
+        entries = journal.page(kinds, model, before, limit + 1)
+        more = len(entries) > limit
+        return History(entries=entries[:limit], next_before=entries[limit - 1].id if more else None)
+
+    @app.get(
+        "/v1/admin/models/{name:path}/logs",
+        tags=_TAGS,
+        summary="Engines' logs",
+        response_class=StreamingResponse,
+        responses={
+            200: {"description": "Lines of text.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+            **errors("unknown_model", "unknown_replica", "schema_violation"),
+        },
+    )
+    async def model_logs(
+        name: Name,
+        replica: Annotated[
+            str | None, Query(description="Only this one; its name is in the row.", max_length=200)
+        ] = None,
+        lines: Annotated[int, Query(ge=0, le=MOST_LINES, description="Last lines of each replica.")] = 100,
+        follow: Annotated[bool, Query(description="Go on with what is written, until the client leaves.")] = False,
+    ) -> StreamingResponse:
+        """What the model's engines wrote: of its running replicas, or, where none runs, of the last one that ended.
+        With several replicas each line begins with its replica's name. Secrets of the definition are masked."""
+        text = await logs.open(desk.name_of(name), replica, lines=lines, follow=follow)
+        return StreamingResponse(text, media_type="text/plain; charset=utf-8", headers={"cache-control": "no-cache"})
+
+
+async def _events(journal: Journal, seen: int, model: str | None, kinds: set[EventKind]) -> AsyncIterator[bytes]:
+    # Too old, or an id of a journal that was lost. 0 asks for all that there is.
+    if seen and not journal.oldest - 1 <= seen <= journal.newest:
+        seen = max(0, journal.oldest - 1)
+        yield b'event: gap\ndata: {"message": "entries before this are no longer kept"}\n\n'
+    yield HEARTBEAT  # so that the headers leave at once
+    while True:
+        try:
+            async with asyncio.timeout(HEARTBEAT_S):
+                entries = await journal.following(seen)
+        except TimeoutError:
+            yield HEARTBEAT
+            continue
+        seen = entries[-1].id
+        shown = [entry for entry in entries if _wanted(entry, model, kinds)]
+        if shown:
+            yield b"".join(_event(entry) for entry in shown)
+
+
+def _wanted(entry: JournalEntry, model: str | None, kinds: set[EventKind]) -> bool:
+    return (model is None or entry.model == model) and (not kinds or entry.kind in kinds)
+
+
+def _event(entry: JournalEntry) -> bytes:
+    return f"id: {entry.id}\nevent: {entry.kind}\ndata: {entry.model_dump_json()}\n\n".encode()

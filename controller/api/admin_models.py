@@ -1,0 +1,143 @@
+"""The admin API's models: rows, loads, unloads (seed 001), and the way back to the files."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Body, FastAPI, Query, Response
+from pydantic import BaseModel
+
+from controller.admin.desk import Desk
+from controller.api.requests import Actor, Name, errors
+from controller.engines.load_fields import LoadValue
+from controller.engines.load_request import load_params, load_request_model
+from controller.schema.admin import AdminModel, AdminModels, GpuMemoryAnswer, UnloadRequest
+
+LONGEST_WAIT_S = 3600.0
+LoadRequest: type[BaseModel] = load_request_model()
+
+Wait = Annotated[
+    bool, Query(description="true: answer when it is done, or when the time is up. false: answer at once.")
+]
+Timeout = Annotated[
+    float,
+    Query(gt=0, le=LONGEST_WAIT_S, allow_inf_nan=False, description="Seconds to wait at most; then 202 is answered."),
+]
+STATES = (
+    "Runtime states: `unloaded` (known, nothing runs; may be loaded), `loading`, `loaded` (serves), `unloading` (takes "
+    "nothing new, running requests finish), `failed` (the last load failed, see `last_error`; may be loaded again)."
+)
+_LATER: dict[int | str, dict[str, Any]] = {
+    202: {"model": AdminModel, "description": "Not done yet: the row as it is now. It goes on."}
+}
+_TAGS: list[Any] = ["admin"]
+
+
+def declare(app: FastAPI, desk: Desk) -> None:
+    """Declare the routes."""
+
+    @app.get(
+        "/v1/admin/models",
+        tags=_TAGS,
+        summary="All models",
+        description=f"Every declared model with its configuration and its live state. {STATES}",
+        response_model=AdminModels,
+        responses=errors(),
+    )
+    async def list_models() -> Response:
+        return _json(await desk.models())
+
+    @app.get(
+        "/v1/admin/gpu-memory",
+        tags=_TAGS,
+        summary="GPU memory",
+        response_model=GpuMemoryAnswer,
+        responses=errors(),
+    )
+    async def gpu_memory() -> Response:
+        """GPU memory in use now, and what models are estimated to take. An estimate reserves nothing. Without a GPU,
+        `gpus` is empty and `error` says why."""
+        return _json(await desk.gpu_memory())
+
+    _declare_statements(app, desk)
+
+    # After the routes whose paths are longer: a name may hold `/`.
+    @app.get(
+        "/v1/admin/models/{name:path}",
+        tags=_TAGS,
+        summary="One model",
+        response_model=AdminModel,
+        responses=errors("unknown_model", "schema_violation"),
+    )
+    async def get_model(name: Name) -> Response:
+        """One model's row, as the list has it."""
+        return _json(await desk.model(name))
+
+
+def _declare_statements(app: FastAPI, desk: Desk) -> None:
+    @app.post(
+        "/v1/admin/models/{name:path}/load",
+        tags=_TAGS,
+        summary="Load a model",
+        response_model=AdminModel,
+        responses=_LATER
+        | errors("invalid_load_request", "unknown_model", "state_conflict", "schema_violation", "model_failed"),
+    )
+    async def load(
+        name: Name,
+        actor: Actor,
+        body: Annotated[LoadRequest | None, Body()] = None,  # type: ignore[valid-type]
+        wait: Wait = True,
+        timeout_s: Timeout = 600.0,
+    ) -> Response:
+        """Load a declared model, also one with `enabled: false`. The body may say how many replicas, and parameters of
+        its backend for this load only (see `load_constraints`); they are kept until the next unload and never written
+        to the files. Values are taken only while the model is unloaded or failed. A load of a model that is loaded or
+        loading answers what there is. The load goes on when its client leaves."""
+        own = desk.name_of(name)
+        params: dict[str, LoadValue] = load_params(body) if body is not None else {}
+        replicas = getattr(body, "replicas", None)
+        revision = desk.load(own, params, replicas, actor=actor)
+        return _row(*await desk.after_load(own, revision, timeout_s if wait else 0.0))
+
+    @app.post(
+        "/v1/admin/models/{name:path}/unload",
+        tags=_TAGS,
+        summary="Unload a model",
+        response_model=AdminModel,
+        responses=_LATER | errors("unknown_model", "state_conflict", "schema_violation"),
+    )
+    async def unload(
+        name: Name,
+        actor: Actor,
+        body: Annotated[UnloadRequest | None, Body()] = None,
+        wait: Wait = True,
+        timeout_s: Timeout = 600.0,
+    ) -> Response:
+        """Unload a model: new requests are refused, waiting ones are cancelled, running ones finish, then its engines
+        end. Nothing is killed, however long that takes: `held_by` names the requests that it waits for. A load that is
+        under way is cancelled. It stays unloaded until the next load, or until the files say otherwise."""
+        own = desk.name_of(name)
+        revision = desk.unload(own, hold=body.hold if body is not None else True, actor=actor)
+        return _row(*await desk.after_unload(own, revision, timeout_s if wait else 0.0))
+
+    @app.delete(
+        "/v1/admin/models/{name:path}/override",
+        tags=_TAGS,
+        summary="Back to the files",
+        response_model=AdminModel,
+        responses=errors("unknown_model", "schema_violation"),
+    )
+    async def reset(name: Name, actor: Actor) -> Response:
+        """End what was loaded or unloaded by hand: the model runs again as the files declare it. Answers at once."""
+        own = desk.name_of(name)
+        desk.reset(own, actor=actor)
+        return _json(await desk.model(own))
+
+
+def _json(answer: BaseModel) -> Response:
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+def _row(model: AdminModel, done: bool) -> Response:
+    return Response(model.model_dump_json(), 200 if done else 202, media_type="application/json")

@@ -1,0 +1,34 @@
+"""The controller's interface as an ASGI application.
+
+It listens on a unix socket in the state folder, or on the `control` network of a compose project: for gateways, which
+forward the admin API to the outside, and for the command line. It is never published.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from controller import __version__
+from controller.api import admin_journal, admin_models, admin_plans, internal, link
+from controller.api.requests import declare_errors
+from controller.controller import Controller
+
+
+def create_app(controller: Controller, registry: CollectorRegistry) -> FastAPI:
+    """Everything that is answered."""
+    app = FastAPI(
+        title="Roundhouse admin API",
+        version=__version__,
+        description="Load, unload and inspect models while the appliance runs.",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    declare_errors(app)
+    internal.declare(app, controller, registry)
+    link.declare(app, controller, controller.hub)
+    admin_plans.declare(app, controller)
+    admin_journal.declare(app, controller.journal, controller.desk, controller.logs)
+    admin_models.declare(app, controller.desk)
+    return app

@@ -1,0 +1,76 @@
+"""The controller's own routes: for gateways, the command line and `roundhouse up`. Never published."""
+
+from __future__ import annotations
+
+from typing import Annotated, Protocol
+
+from fastapi import Body, FastAPI, Response
+from prometheus_client import CollectorRegistry, generate_latest
+from pydantic import BaseModel, Field
+
+from controller import __version__
+from controller.admin.desk import NOT_YET
+from controller.api.requests import Actor
+from controller.schema.errors import RoundhouseError
+from controller.schema.status import ControllerStatus, PlanView
+
+
+class Controls(Protocol):
+    """What these routes may do with the controller."""
+
+    def status(self) -> ControllerStatus:
+        """What there is."""
+
+    def plan(self) -> PlanView | None:
+        """What is being done, or would be done were it not paused; None before the first observation."""
+
+    def pause(self, paused: bool, *, actor: str) -> None:
+        """Observe and never act, or act again."""
+
+    def shut_down(self, *, stop_engines: bool) -> None:
+        """Begin to end the controller."""
+
+
+class PauseRequest(BaseModel):
+    """Body of POST /internal/pause."""
+
+    paused: bool = Field(description="true: observe and never act.")
+
+
+class ShutdownRequest(BaseModel):
+    """Body of POST /internal/shutdown."""
+
+    stop_engines: bool = Field(default=False, description="true: end every engine first.")
+
+
+def declare(app: FastAPI, controls: Controls, registry: CollectorRegistry) -> None:
+    """Declare the routes. They are no part of the OpenAPI document: nobody outside reaches them."""
+
+    @app.get("/internal/health", include_in_schema=False)
+    async def health() -> dict[str, str]:
+        return {"status": "ok", "version": __version__}
+
+    @app.get("/internal/status", include_in_schema=False)
+    async def status() -> ControllerStatus:
+        return controls.status()
+
+    @app.get("/internal/plan", include_in_schema=False)
+    async def plan() -> PlanView:
+        view = controls.plan()
+        if view is None:
+            raise RoundhouseError("controller_unavailable", NOT_YET)
+        return view
+
+    @app.post("/internal/pause", include_in_schema=False)
+    async def pause(request: Annotated[PauseRequest, Body()], actor: Actor) -> ControllerStatus:
+        controls.pause(request.paused, actor=actor)
+        return controls.status()
+
+    @app.post("/internal/shutdown", status_code=202, include_in_schema=False)
+    async def shutdown(request: Annotated[ShutdownRequest, Body()]) -> dict[str, bool]:
+        controls.shut_down(stop_engines=request.stop_engines)
+        return {"stop_engines": request.stop_engines}
+
+    @app.get("/metrics", include_in_schema=False)
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,75 @@
+"""A gateway's link: routing tables down, reports up, over one WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Protocol
+
+from fastapi import FastAPI, WebSocket, WebSocketDisconnect
+from pydantic import ValidationError
+
+from controller.gateways import GatewayHub
+from controller.schema.routing import GatewayReport
+
+log = logging.getLogger(__name__)
+
+
+class Reports(Protocol):
+    """Where reports go."""
+
+    def take(self, report: GatewayReport) -> None:
+        """A gateway's report."""
+
+
+def declare(app: FastAPI, reports: Reports, hub: GatewayHub) -> None:
+    """Declare the link."""
+
+    @app.websocket("/internal/link")
+    async def link(socket: WebSocket) -> None:
+        await socket.accept()
+        await _Link(socket, reports, hub).run()
+
+
+class _Link:
+    """One gateway's link: tables down, reports up."""
+
+    def __init__(self, socket: WebSocket, reports: Reports, hub: GatewayHub) -> None:
+        self._socket = socket
+        self._reports = reports
+        self._hub = hub
+        self._gateway_id: str | None = None
+
+    async def run(self) -> None:
+        sender = asyncio.create_task(self._send_tables())
+        try:
+            await self._take_reports()
+        except WebSocketDisconnect:
+            pass
+        finally:
+            sender.cancel()
+            with suppress(asyncio.CancelledError, WebSocketDisconnect, RuntimeError):
+                await sender
+            if self._gateway_id is not None:
+                self._hub.link_down(self._gateway_id)
+
+    async def _send_tables(self) -> None:
+        sent = None
+        while True:
+            table = await self._hub.next_table(sent)
+            await self._socket.send_text(table.model_dump_json())
+            sent = table.stamp
+
+    async def _take_reports(self) -> None:
+        while True:
+            text = await self._socket.receive_text()
+            try:
+                report = GatewayReport.model_validate_json(text)
+            except ValidationError as error:
+                log.warning("a gateway sent a report that cannot be read: %s", error.errors(include_input=False))
+                continue
+            if self._gateway_id is None:
+                self._gateway_id = report.gateway_id
+                self._hub.link_up(report.gateway_id)
+            self._reports.take(report)

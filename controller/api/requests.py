@@ -1,0 +1,89 @@
+"""What the admin routes have in common: who asks, which answers they document, how faults are told."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Path, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from controller.config.words import words_of
+from controller.schema.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
+
+ACTOR_HEADER = "x-roundhouse-actor"
+"""Who asks, by the gateway's or the command line's own word. Nobody else reaches the controller."""
+REQUEST_ID_HEADER = "x-request-id"
+_MOST_CHARS = 100
+
+
+def _actor(request: Request) -> str:
+    given = request.headers.get(ACTOR_HEADER, "")[:_MOST_CHARS]
+    return given if given.isprintable() and given else "operator"
+
+
+Actor = Annotated[str, Depends(_actor)]
+Name = Annotated[
+    str, Path(description="Model name or alias; may hold `/`.", examples=["clockwork"], min_length=1, max_length=400)
+]
+
+
+def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
+    """The documented error answers of a route, by status."""
+    by_status: dict[int | str, list[str]] = {}
+    for code in (*codes, "internal_error", "controller_unavailable"):
+        by_status.setdefault(ERROR_CODES[code].status, []).append(code)
+    return {status: _answer(codes) for status, codes in by_status.items()}
+
+
+def _answer(codes: list[str]) -> dict[str, Any]:
+    text = " ".join(f"`{code}`: {ERROR_CODES[code].meaning}" for code in codes)
+    examples = {
+        code: {"value": RoundhouseError(code, ERROR_CODES[code].meaning).envelope("req-1").model_dump()}
+        for code in codes
+    }
+    return {"model": ErrorEnvelope, "description": text, "content": {"application/json": {"examples": examples}}}
+
+
+def declare_errors(app: FastAPI) -> None:
+    """Every fault leaves in the envelope."""
+
+    @app.exception_handler(RoundhouseError)
+    async def own(request: Request, error: RoundhouseError) -> Response:
+        return _told(request, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong_schema(request: Request, error: RequestValidationError) -> Response:
+        return _told(request, _violation(error))
+
+    @app.exception_handler(HTTPException)
+    async def framework(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 405:
+            words = f"{request.url.path} is not for {request.method}."
+            answer = _told(request, RoundhouseError("method_not_allowed", words))
+            answer.headers.update(error.headers or {})
+            return answer
+        return _told(request, RoundhouseError("unknown_route", f"There is no {request.url.path}."))
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, _error: Exception) -> Response:
+        # Starlette raises it again after this, and uvicorn logs it.
+        return _told(request, RoundhouseError("internal_error", "The controller failed on this request."))
+
+
+def _told(request: Request, error: RoundhouseError) -> Response:
+    body = error.json_bytes(request.headers.get(REQUEST_ID_HEADER))
+    return Response(body, error.entry.status, error.headers(), "application/json")
+
+
+def _violation(error: RequestValidationError) -> RoundhouseError:
+    first = error.errors()[0]
+    where = [str(step) for step in first["loc"]]
+    if first["type"] == "json_invalid":
+        place = f" near character {first['loc'][-1]}" if isinstance(first["loc"][-1], int) else ""
+        return RoundhouseError("schema_violation", f"The body is not JSON{place}: {first['ctx']['error']}.")
+    place, field = where[0], ".".join(where[1:])
+    if first["type"] == "extra_forbidden":
+        return RoundhouseError("schema_violation", f"`{field}` is unknown in the {place}.", param=field)
+    subject = f"`{field}` in the {place}" if field else f"The {place}"
+    return RoundhouseError("schema_violation", f"{subject} {words_of(first)}.", param=field or None)

@@ -1,0 +1,136 @@
+"""The command line's side of the admin API, which the controller serves and a gateway forwards."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import NamedTuple, TypeVar
+from urllib.parse import quote
+
+from pydantic import JsonValue
+
+from controller.cli.client import ControllerClient, Query, RefusedError
+from controller.cli.exits import Exit
+from controller.cli.sse import SseEvent, SseReader
+from controller.schema.admin import AdminModel, AdminModels, Drift, DryRun, GpuMemoryAnswer, History
+from controller.schema.status import PlanView
+
+MODELS = "/v1/admin/models"
+SILENCE_S = 60.0
+"""A stream of events that sends not even a heartbeat for this long is broken."""
+WAIT_MARGIN_S = 30.0
+"""A controller that was told to wait answers this much after its deadline, or not at all."""
+Result = TypeVar("Result")
+
+
+class Transition(NamedTuple):
+    """What a load or an unload has come to: DONE, FAILED, or PENDING, when it goes on."""
+
+    verdict: Exit
+    row: AdminModel
+
+
+class AdminClient(ControllerClient):
+    """Asks one controller, directly or through a gateway."""
+
+    async def models(self) -> AdminModels:
+        """Every model."""
+        return await self._ask("GET", MODELS, AdminModels)
+
+    async def model(self, name: str) -> AdminModel:
+        """One model."""
+        return await self._ask("GET", model_path(name), AdminModel)
+
+    async def load(self, name: str, values: Mapping[str, JsonValue], wait_s: float | None) -> Transition:
+        """Load it with these values. None: answer at once."""
+        try:
+            return await self._move(f"{model_path(name)}/load", dict(values), wait_s)
+        except RefusedError as error:
+            if error.body is None or error.body.code != "model_failed":
+                raise
+            row = await self.model(name)
+            why = row.last_error or error.body.message
+            return Transition(Exit.FAILED, row.model_copy(update={"last_error": why}))
+
+    async def unload(self, name: str, *, hold: bool, wait_s: float | None) -> Transition:
+        """Unload it. None: answer at once."""
+        return await self._move(f"{model_path(name)}/unload", {"hold": hold}, wait_s)
+
+    async def reset(self, name: str) -> AdminModel:
+        """Back to what the files say."""
+        return await self._ask("DELETE", f"{model_path(name)}/override", AdminModel)
+
+    async def plan(self) -> PlanView:
+        """What would be done."""
+        return await self._ask("GET", "/v1/admin/plan", PlanView)
+
+    async def dry_run(self, files: Mapping[str, str]) -> DryRun:
+        """What these files would do in place of those of their names."""
+        return await self._ask("POST", "/v1/admin/plan", DryRun, {"files": dict(files)})
+
+    async def drift(self) -> Drift:
+        """What runs differently from what is declared."""
+        return await self._ask("GET", "/v1/admin/drift", Drift)
+
+    async def history(
+        self, *, model: str | None, kinds: Sequence[str], limit: int, before: int | None = None
+    ) -> History:
+        """Entries, the newest first. No kinds: those that change something."""
+        query = _query(model=model, kind=kinds, limit=limit, before=before)
+        return await self._ask("GET", "/v1/admin/history", History, query=query)
+
+    async def gpu_memory(self) -> GpuMemoryAnswer:
+        """GPU memory, and what models are estimated to take."""
+        return await self._ask("GET", "/v1/admin/gpu-memory", GpuMemoryAnswer)
+
+    async def events(
+        self, *, after: int | str, model: str | None = None, kinds: Sequence[str] = ()
+    ) -> AsyncGenerator[SseEvent, None]:
+        """Events after that one as they happen. Ends, or raises LostControllerError, when the connection does."""
+        reader = SseReader()
+        query, headers = _query(model=model, kind=kinds), {"Last-Event-ID": str(after)}
+        chunks = self._chunks("/v1/admin/events", query, headers=headers, silence_s=SILENCE_S)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                for event in reader.feed(chunk):
+                    yield event
+
+    async def logs(self, name: str, *, replica: str | None, lines: int, follow: bool) -> AsyncGenerator[str, None]:
+        """Text of the engines' logs, in pieces as they come."""
+        query = _query(replica=replica, lines=lines, follow="true" if follow else None)
+        silence_s = None if follow else self._timeout_s
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        chunks = self._chunks(f"{model_path(name)}/logs", query, headers={}, silence_s=silence_s)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield decoder.decode(chunk)
+        yield decoder.decode(b"", final=True)
+
+    async def _move(self, path: str, body: dict[str, JsonValue], wait_s: float | None) -> Transition:
+        waits = {"wait": "false"} if not wait_s else {"wait": "true", "timeout_s": f"{wait_s:g}"}
+        timeout_s = None if wait_s is None else wait_s + WAIT_MARGIN_S
+        status, content = await self._exchange("POST", path, body, waits, timeout_s=timeout_s)
+        row = self._read(AdminModel, content)
+        return Transition(Exit.DONE if status != 202 else Exit.PENDING, row)
+
+
+def model_path(name: str) -> str:
+    """The route of a model, whose name may hold `/`."""
+    return f"{MODELS}/{quote(name, safe='/:@')}"
+
+
+def _query(**values: str | int | Sequence[str] | None) -> Query:
+    """Those that say something."""
+    return {name: value for name, value in values.items() if value not in (None, ())}
+
+
+def ask_admin(url: str, question: Callable[[AdminClient], Awaitable[Result]]) -> Result:
+    """One question to the admin API at `url`, from a program that runs no event loop."""
+
+    async def _asked() -> Result:
+        async with AdminClient(url) as client:
+            return await question(client)
+
+    return asyncio.run(_asked())

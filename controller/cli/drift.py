@@ -1,0 +1,44 @@
+"""`roundhouse drift`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from controller.cli.exits import Exit
+from controller.cli.options import ControllerUrl, Json, State, controller_url
+from controller.cli.output import one_line, say, say_json, say_table, time_words, value_words
+
+if TYPE_CHECKING:
+    from controller.schema.admin import DriftItem
+
+COLUMNS = ("MODEL", "REPLICA", "KIND", "FIELD", "DECLARED", "RUNNING", "SINCE", "MESSAGE")
+VALUE_WIDTH = 60
+
+
+def drift(controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
+    """What runs differently from what the files declare.
+
+    Exit code 0: nothing does. 2: something does. 3: no controller answers.
+    """
+    from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
+
+    found = ask_admin(controller_url(controller, state), lambda client: client.drift())
+    if as_json:
+        say_json(found)
+    elif found.items:
+        say_table(COLUMNS, [_row(item) for item in found.items])
+    else:
+        say("no drift: what runs is what is declared")
+    return Exit.PENDING if found.items else Exit.DONE
+
+
+def _row(item: DriftItem) -> tuple[str, ...]:
+    values = (_short(item.declared), _short(item.running))
+    since = time_words(item.since)
+    return (item.model, item.replica or "", item.kind, item.field or "", *values, since, one_line(item.message))
+
+
+def _short(value: object) -> str:
+    """A value that fits a column; `--json` has the whole."""
+    words = value_words(value)
+    return words if len(words) <= VALUE_WIDTH else f"{words[: VALUE_WIDTH - 3]}..."

@@ -1,0 +1,73 @@
+"""`roundhouse events`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.cli.complete import event_kinds
+from controller.cli.exits import Exit
+from controller.cli.options import ControllerUrl, Follow, Json, Kinds, State, controller_url
+from controller.cli.output import one_line, say, time_words
+
+if TYPE_CHECKING:
+    from controller.schema.admin import JournalEntry
+
+RECENT = 50
+
+
+def events(
+    follow: Follow = False,
+    after: Annotated[
+        int | None, typer.Option("--after", min=0, metavar="ID", help="Only those after this one.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="Only this model's.")] = None,
+    kind: Kinds = None,
+    controller: ControllerUrl = None,
+    state: State = None,
+    as_json: Json = False,
+) -> int:
+    """What happens: state changes, actions, errors.
+
+    The recent ones that are kept, the newest last; with --follow the new ones as they come, until Ctrl-C. A connection
+    that breaks is made again, and nothing is lost. With --json, one JSON object per line.
+    """
+    url = controller_url(controller, state)
+    if not follow:
+        for entry in asyncio.run(_recent(url, after, model, kind or event_kinds(""))):
+            say_entry(entry, as_json)
+        return Exit.DONE
+    with suppress(KeyboardInterrupt):  # the only way to end it
+        asyncio.run(_follow(url, after, model, kind or (), as_json))
+    return Exit.DONE
+
+
+def say_entry(entry: JournalEntry, as_json: bool) -> None:
+    """One entry, one line."""
+    if as_json:
+        say(entry.model_dump_json())
+        return
+    model = f"{entry.model}: " if entry.model else ""
+    say(f"{time_words(entry.at)}  {entry.id}  {entry.kind:<10}  {model}{one_line(entry.message)} ({entry.actor})")
+
+
+async def _recent(url: str, after: int | None, model: str | None, kinds: Sequence[str]) -> list[JournalEntry]:
+    from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
+    from controller.cli.history import entries_back
+
+    async with AdminClient(url) as client:
+        limit = RECENT if after is None else None
+        entries = await entries_back(client, model=model, kinds=kinds, limit=limit, after=after or 0)
+    return entries[::-1]
+
+
+async def _follow(url: str, after: int | None, model: str | None, kinds: Sequence[str], as_json: bool) -> None:
+    from controller.cli.admin_client import AdminClient
+    from controller.cli.follow import Follower
+
+    async with AdminClient(url) as client:
+        await Follower(client, model, kinds, lambda entry: say_entry(entry, as_json)).run(after)

@@ -1,0 +1,87 @@
+"""Following events over connections that break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+
+from pydantic import ValidationError
+
+from controller.cli.admin_client import AdminClient
+from controller.cli.client import NoControllerError, RefusedError
+from controller.cli.output import say_error
+from controller.cli.sse import SseEvent
+from controller.schema.admin import JournalEntry
+from controller.schema.errors import ErrorEnvelope
+
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 5.0
+GAP = "gap"
+ERROR = "error"
+"""A gateway's last event when it stops, or its controller does."""
+
+
+class Follower:
+    """Gives each entry once, in order, over as many connections as it takes."""
+
+    def __init__(
+        self, client: AdminClient, model: str | None, kinds: Sequence[str], take: Callable[[JournalEntry], None]
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._kinds = kinds
+        self._take = take
+        self._last = ""
+        self._pause_s = FIRST_PAUSE_S
+        self._told = False
+
+    async def run(self, after: int | None) -> None:
+        """From the entry after that one, or from now, until cancelled. Raises NoControllerError only at the start."""
+        newest = (await self._client.models()).last_event_id
+        self._last = str(newest if after is None else after)
+        while True:
+            reason = await self._follow()
+            if not self._told:
+                say_error(f"the connection broke ({reason}); asking for what came after event {self._last}")
+                self._told = True
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2)
+
+    async def _follow(self) -> str:
+        """One connection; why it ended."""
+        events = self._client.events(after=self._last, model=self._model, kinds=self._kinds)
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    if event.kind == ERROR:
+                        return _reason_of(event.data)
+                    self._on_event(event)
+        except NoControllerError as error:
+            return error.reason
+        except RefusedError as error:
+            # A gateway whose controller is away says so.
+            if error.status < 500:
+                raise
+            return str(error)
+        return "the stream ended"
+
+    def _on_event(self, event: SseEvent) -> None:
+        self._pause_s = FIRST_PAUSE_S
+        self._told = False
+        if event.id:
+            self._last = event.id
+        if event.kind == GAP:
+            say_error("events were lost here: they are no longer kept; `roundhouse history` has the changes")
+            return
+        try:
+            self._take(JournalEntry.model_validate_json(event.data))
+        except ValidationError:
+            say_error(f"event {event.id or '?'} cannot be read: it is of another version")
+
+
+def _reason_of(data: str) -> str:
+    try:
+        return ErrorEnvelope.model_validate_json(data).error.message
+    except ValidationError:
+        return "it ended with an error"

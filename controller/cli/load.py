@@ -1,0 +1,74 @@
+"""`roundhouse load`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.cli.exits import CommandError, Exit
+from controller.cli.load_values import LoadScalar, load_values
+from controller.cli.options import ControllerUrl, Json, ModelArgument, NoWait, State, Timeout, controller_url
+from controller.cli.output import one_line, say, say_error, say_json
+
+if TYPE_CHECKING:
+    from controller.cli.admin_client import Transition
+
+
+def load(
+    name: ModelArgument,
+    set_values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A field for this load alone, its value as in a file; may be repeated."
+        ),
+    ] = None,
+    replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="How many engines, for this load.")] = None,
+    no_wait: NoWait = False,
+    timeout: Timeout = 600.0,
+    controller: ControllerUrl = None,
+    state: State = None,
+    as_json: Json = False,
+) -> int:
+    """Load a model.
+
+    The files stay as they are. Ctrl-C ends the waiting, never the load. Exit code 0: it is loaded. 1: it failed, or
+    cannot be loaded so. 2: it is still loading. 3: no controller answers.
+    """
+    values = load_values(set_values or ())
+    if replicas is not None:
+        if "replicas" in values:
+            raise CommandError("--replicas and --set replicas: say it once", Exit.USAGE)
+        values["replicas"] = replicas
+    try:
+        ended = asyncio.run(_load(controller_url(controller, state), name, values, None if no_wait else timeout))
+    except KeyboardInterrupt:
+        say_error(f"{name} goes on loading; `roundhouse unload {name}` ends that")
+        return Exit.INTERRUPTED
+    if as_json:
+        say_json(ended.row)
+    _tell(ended, as_json)
+    return ended.verdict
+
+
+async def _load(url: str, name: str, values: dict[str, LoadScalar], wait_s: float | None) -> Transition:
+    from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
+    from controller.cli.transition import settled
+    from controller.schema.status import ModelState
+
+    async with AdminClient(url) as client:
+        asked = client.load(name, values, wait_s)
+        return await (asked if wait_s is None else settled(client, name, asked, ModelState.LOADED, wait_s))
+
+
+def _tell(ended: Transition, as_json: bool) -> None:
+    row = ended.row
+    if ended.verdict is Exit.FAILED:
+        say_error(f"{row.name} failed: {row.last_error or 'no reason is known'}")
+    elif not as_json:
+        of_all = f"{row.loaded_replicas} of {row.replicas} replicas ready"
+        now = row.runtime_state.value if ended.verdict is Exit.DONE else "still loading"
+        say(f"{row.name}: {now}, {of_all}")
+        for reason in row.blocked:
+            say(f"{row.name}: {one_line(reason)}")

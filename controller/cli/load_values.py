@@ -1,0 +1,40 @@
+"""The values of `roundhouse load --set key=value`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from controller.cli.exits import CommandError, Exit
+
+LoadScalar: TypeAlias = str | int | float | bool | None
+
+
+def load_values(given: Sequence[str]) -> dict[str, LoadScalar]:
+    """Field to value, read as the files are: YAML 1.2, so that `on` is a text. Raises CommandError."""
+    values: dict[str, LoadScalar] = {}
+    for each in given:
+        key, equals, text = each.partition("=")
+        if not equals or not key:
+            raise CommandError(f"--set takes key=value, not {each}", Exit.USAGE)
+        if key in values:
+            raise CommandError(f"--set {key} stands twice", Exit.USAGE)
+        try:
+            values[key] = _scalar(text.strip())
+        except ValueError as error:
+            raise CommandError(f"--set {key}: {error}", Exit.USAGE) from None
+    return values
+
+
+def _scalar(text: str) -> LoadScalar:
+    from controller.config.tree import Scalar
+    from controller.config.yaml12 import read_document, resolve  # ruamel.yaml
+
+    if not text.startswith(("'", '"')):
+        # Whatever a file would make of `#`, `:` or `[`: here the shell has said where the value ends.
+        return resolve(text)
+    table, problems = read_document("--set", b"value: " + text.encode("utf-8", "surrogateescape"))
+    node = table.get("value") if table is not None else None
+    if problems or not isinstance(node, Scalar):
+        raise ValueError(problems[0].message if problems else "must be one value")
+    return node.value

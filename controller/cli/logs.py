@@ -1,0 +1,54 @@
+"""`roundhouse logs`."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Annotated
+
+import typer
+
+from controller.cli.exits import Exit
+from controller.cli.options import ControllerUrl, Follow, Json, ModelArgument, State, controller_url
+from controller.cli.output import say_json_line, say_piece
+
+
+def logs(
+    name: ModelArgument,
+    replica: Annotated[
+        str | None, typer.Option("--replica", metavar="R", help="One engine's alone; `status --json` names them.")
+    ] = None,
+    lines: Annotated[int, typer.Option("--lines", min=0, help="How many of the last lines.")] = 100,
+    follow: Follow = False,
+    controller: ControllerUrl = None,
+    state: State = None,
+    as_json: Json = False,
+) -> int:
+    """The last lines of a model's engines.
+
+    With --follow also what comes, until Ctrl-C. With --json, one JSON object per line.
+    """
+    try:
+        asyncio.run(_logs(controller_url(controller, state), name, replica, lines, follow, as_json))
+    except KeyboardInterrupt:
+        if not follow:
+            return Exit.INTERRUPTED
+    return Exit.DONE
+
+
+async def _logs(url: str, name: str, replica: str | None, lines: int, follow: bool, as_json: bool) -> None:
+    from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
+
+    rest = ""
+    async with AdminClient(url) as client:
+        pieces = client.logs(name, replica=replica, lines=lines, follow=follow)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if not as_json:
+                    say_piece(piece)
+                    continue
+                *whole, rest = (rest + piece).split("\n")
+                for line in whole:
+                    say_json_line({"line": line})
+    if rest:
+        say_json_line({"line": rest})

@@ -1,0 +1,23 @@
+"""`roundhouse reset`."""
+
+from __future__ import annotations
+
+from controller.cli.exits import Exit
+from controller.cli.options import ControllerUrl, Json, ModelArgument, State, controller_url
+from controller.cli.output import say, say_json
+
+
+def reset(name: ModelArgument, controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
+    """Take back what load and unload said of a model.
+
+    From then on only the files say what it should be.
+    """
+    from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
+
+    row = ask_admin(controller_url(controller, state), lambda client: client.reset(name))
+    if as_json:
+        say_json(row)
+    else:
+        wanted = f"{row.statement.kind}: {row.statement.reason}"
+        say(f"{row.name}: as the files say ({wanted}); now {row.runtime_state.value}")
+    return Exit.DONE

@@ -1,0 +1,49 @@
+"""A stream of server-sent events, read. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SseEvent:
+    """One event. `id` is the newest that the stream has named so far."""
+
+    kind: str
+    data: str
+    id: str | None
+
+
+@dataclass(slots=True)
+class SseReader:
+    """Bytes in, as the network cuts them; whole events out. Comments are nothing."""
+
+    _rest: bytes = b""
+    _kind: str = ""
+    _data: list[str] = field(default_factory=list)
+    _id: str | None = None
+
+    def feed(self, chunk: bytes) -> list[SseEvent]:
+        """The events that end within this chunk."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        events = (self._line(line.removesuffix(b"\r").decode("utf-8", "replace")) for line in lines)
+        return [event for event in events if event is not None]
+
+    def _line(self, line: str) -> SseEvent | None:
+        if not line:
+            return self._end()
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "id":
+            self._id = value
+        elif name == "event":
+            self._kind = value
+        elif name == "data":
+            self._data.append(value)
+        return None
+
+    def _end(self) -> SseEvent | None:
+        event = SseEvent(self._kind or "message", "\n".join(self._data), self._id)
+        found = event if self._kind or self._data else None
+        self._kind, self._data = "", []
+        return found

@@ -1,0 +1,102 @@
+"""Waiting for a load or an unload: the controller's verdict, and meanwhile a bar on the operator's terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from controller.cli.admin_client import AdminClient, Transition
+from controller.cli.client import LostControllerError, NoControllerError
+from controller.cli.exits import CommandError, Exit
+from controller.cli.output import one_line, say_error
+from controller.schema.status import ModelState
+
+if TYPE_CHECKING:
+    from controller.schema.admin import AdminModel
+
+POLL_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What the bar shows. `share` is 0 to 1; None: it is not known how far it is."""
+
+    share: float | None
+    words: str
+
+
+def bar_of(row: AdminModel) -> Bar:
+    """The bar of a model on its way."""
+    words = [f"{row.loaded_replicas} of {row.replicas} replicas ready"]
+    if row.runtime_state is ModelState.UNLOADING:
+        words = [f"{len(row.held_by)} requests inside" if row.held_by else "engines stop"]
+    words += [one_line(reason) for reason in row.blocked[:1]]
+    return Bar(row.load_progress if row.runtime_state is ModelState.LOADING else None, "; ".join(words))
+
+
+async def settled(
+    client: AdminClient, name: str, asked: Coroutine[None, None, Transition], end: ModelState, wait_s: float
+) -> Transition:
+    """What `asked`, a waiting load or unload, comes to. A controller that restarts meanwhile is waited for."""
+    deadline = asyncio.get_running_loop().time() + wait_s
+    task = asyncio.create_task(_outlasting(client, name, asked, end, deadline))
+    try:
+        if sys.stderr.isatty():
+            await _show_bar(client, name, task)
+        return await task
+    finally:
+        task.cancel()
+
+
+async def _outlasting(
+    client: AdminClient, name: str, asked: Coroutine[None, None, Transition], end: ModelState, deadline: float
+) -> Transition:
+    try:
+        return await asked
+    except LostControllerError as error:
+        # The statement is the controller's by now, and survives it.
+        say_error(f"the connection broke ({error.reason}); asking again")
+    loop = asyncio.get_running_loop()
+    while True:
+        late = loop.time() >= deadline
+        try:
+            row = await client.model(name)
+        except NoControllerError:
+            if late:
+                raise
+        else:
+            verdict = _verdict(row, end)
+            if late or verdict is not Exit.PENDING:
+                return Transition(verdict, row)
+        await asyncio.sleep(min(POLL_S, max(0.0, deadline - loop.time())))
+
+
+def _verdict(row: AdminModel, end: ModelState) -> Exit:
+    if row.runtime_state is end:
+        return Exit.DONE
+    failed = end is ModelState.LOADED and row.runtime_state is ModelState.FAILED
+    return Exit.FAILED if failed else Exit.PENDING
+
+
+async def _show_bar(client: AdminClient, name: str, task: asyncio.Task[Transition]) -> None:
+    """Until the task ends."""
+    from rich.console import Console  # 50 ms
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[words]}", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        shown = progress.add_task(name, total=None, words="")
+        while not (await asyncio.wait({task}, timeout=POLL_S))[0]:
+            with suppress(CommandError):
+                bar = bar_of(await client.model(name))
+                total = None if bar.share is None else 1.0
+                progress.update(shown, total=total, completed=bar.share or 0.0, words=bar.words)

@@ -1,0 +1,79 @@
+"""`roundhouse unload`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.cli.exits import Exit
+from controller.cli.options import ControllerUrl, Json, ModelArgument, NoWait, State, Timeout, controller_url
+from controller.cli.output import say, say_error, say_json
+
+if TYPE_CHECKING:
+    from controller.cli.admin_client import Transition
+    from controller.schema.admin import AdminModel
+
+SHOWN_REQUESTS = 10
+
+
+def unload(
+    name: ModelArgument,
+    free: Annotated[
+        bool, typer.Option("--free", help="Only free the memory: the next request to an autoload model loads it again.")
+    ] = False,
+    no_wait: NoWait = False,
+    timeout: Timeout = 300.0,
+    controller: ControllerUrl = None,
+    state: State = None,
+    as_json: Json = False,
+) -> int:
+    """Unload a model, or end its load.
+
+    Running requests finish; none is killed. Ctrl-C ends the waiting, never the unload. Exit code 0: it is unloaded. 1:
+    it cannot be. 2: it is still unloading, and what holds it is told. 3: no controller answers.
+    """
+    wait_s = None if no_wait else timeout
+    try:
+        ended = asyncio.run(_unload(controller_url(controller, state), name, not free, wait_s))
+    except KeyboardInterrupt:
+        say_error(f"{name} goes on unloading; `roundhouse load {name}` loads it again afterwards")
+        return Exit.INTERRUPTED
+    if as_json:
+        say_json(ended.row)
+    else:
+        _tell(ended)
+    return ended.verdict
+
+
+async def _unload(url: str, name: str, hold: bool, wait_s: float | None) -> Transition:
+    from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
+    from controller.cli.transition import settled
+    from controller.schema.status import ModelState
+
+    async with AdminClient(url) as client:
+        asked = client.unload(name, hold=hold, wait_s=wait_s)
+        return await (asked if wait_s is None else settled(client, name, asked, ModelState.UNLOADED, wait_s))
+
+
+def _tell(ended: Transition) -> None:
+    row = ended.row
+    if ended.verdict is Exit.DONE:
+        # An autoload model that was only freed may be on its way back.
+        again = "" if row.runtime_state == "unloaded" else f"; by now it is {row.runtime_state.value}"
+        say(f"{row.name}: unloaded{again}")
+        return
+    say(f"{row.name}: still unloading{_held(row)}")
+    for each in row.held_by[:SHOWN_REQUESTS]:
+        waited = max(0, round(time.time() - each.since))
+        say(f"  request {each.request_id} in {each.replica}, for {waited} s, through {each.gateway}")
+    if len(row.held_by) > SHOWN_REQUESTS:
+        say(f"  and {len(row.held_by) - SHOWN_REQUESTS} more")
+
+
+def _held(row: AdminModel) -> str:
+    if not row.held_by:
+        return ""
+    return f"; it waits for {len(row.held_by)} running request{'s' if len(row.held_by) > 1 else ''}:"

@@ -1,0 +1,259 @@
+"""What proposed desired-state files would do: the differences, the restarts, the first steps. Nothing is changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from controller.actions import Plan
+from controller.config.parse import Parsed, parse
+from controller.config.read import MAX_FILE_BYTES, SUFFIXES, FolderSnapshot, is_read, merge_order, read_folder
+from controller.edits import Edit, edits
+from controller.masking import masked_text, secrets_of, without_secrets
+from controller.reconciler import Round
+from controller.resolve import Declared, Defaults, resolve
+from controller.runtimes.base import Runtime, RuntimeUnavailableError
+from controller.schema.admin import DryRun, ModelChange, ProposedFiles
+from controller.schema.errors import RoundhouseError
+from controller.schema.override import STATEMENT_FIELDS, Override
+from controller.schema.status import PlanView
+from controller.state import DesiredModel, DesiredState, ObservedReplica, ObservedState, Phase, PreflightResult
+from controller.views import plan_view
+
+AT_ONCE: Final = 4
+"""Preflights at a time."""
+
+DeclaredState = Mapping[str, Mapping[str, Any]]
+"""Per model what the files say."""
+Effect = Literal["none", "start", "stop", "restart", "scale"]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is declared, and what that comes to with the runtime's statements."""
+
+    declared: DeclaredState
+    desired: DesiredState
+
+
+async def dry_run(
+    proposed: ProposedFiles,
+    *,
+    folder: Path,
+    models_root: Path,
+    desired_now: DesiredState,
+    observed: ObservedState,
+    overrides: Mapping[str, Override],
+    demand: Mapping[str, float],
+    defaults: Defaults,
+    declared_now: DeclaredState,
+    runtime: Runtime,
+    now: float,
+) -> DryRun:
+    """What these files would do in place of those of the same name in `folder`. `models_root` is absolute.
+
+    Raises RoundhouseError: a name that no desired-state file has, a file too large, the removal of one that is not
+    there. Problems of the files are an answer.
+    """
+    contents = _contents(proposed)
+    read = await asyncio.to_thread(read_folder, folder)
+    # A large file takes seconds to parse.
+    parsed = await asyncio.to_thread(parse, _with(read, contents), models_root)
+    if not parsed.ok:
+        problems = [each.model_copy(update={"message": masked_text(each.message)}) for each in parsed.problems]
+        return DryRun(ok=False, problems=problems, changes=[], plan=None)
+    before = Standing(declared_now, desired_now)
+    after = Standing(parsed.declared, _desired(before, parsed, overrides, demand, defaults, now))
+    changes = compare(before, after, observed, overrides)
+    wanted = [after.desired.models[each.model] for each in changes if each.model in after.desired.models]
+    found = await _preflights(runtime, [model for model in wanted if model.runs and model.replicas], now)
+    then = Round(
+        after.desired,
+        replace(observed, preflights={**observed.preflights, **found}),
+        Plan(after.desired.generation),
+        (),
+    )
+    view = _without_secrets(plan_view(then, now), declared_now, parsed.declared)
+    return DryRun(ok=True, problems=[], changes=changes, plan=view)
+
+
+# The files.
+
+
+def _contents(proposed: ProposedFiles) -> dict[str, bytes | None]:
+    contents: dict[str, bytes | None] = {}
+    for name, text in proposed.files.items():
+        if "/" in name or not name.isprintable() or not is_read(name):
+            kinds = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
+            raise RoundhouseError(
+                "invalid_request", f"{name!a:.80} is no name of a desired-state file ({kinds})", param="files"
+            )
+        try:
+            content = None if text is None else text.encode()
+        except UnicodeEncodeError as error:
+            raise RoundhouseError("invalid_request", f"{name} holds half a character", param="files") from error
+        if content is not None and len(content) > MAX_FILE_BYTES:
+            limit = MAX_FILE_BYTES // 1024**2
+            raise RoundhouseError("invalid_request", f"{name} is larger than {limit} MiB", param="files")
+        contents[name] = content
+    return contents
+
+
+def _with(read: FolderSnapshot, contents: Mapping[str, bytes | None]) -> FolderSnapshot:
+    """The folder as it would be. What could not be read and is replaced is no problem any more."""
+    replaced = {read.path_of(name) for name in contents}
+    known = read.files.keys() | {problem.file for problem in read.problems}
+    for name, content in contents.items():
+        if content is None and name not in known and read.path_of(name) not in known:
+            raise RoundhouseError("invalid_request", f"there is no file {name} to remove", param="files")
+    merged = {name: content for name, content in {**read.files, **contents}.items() if content is not None}
+    return FolderSnapshot(
+        read.folder,
+        {name: merged[name] for name in sorted(merged, key=merge_order)},
+        tuple(problem for problem in read.problems if problem.file not in replaced),
+    )
+
+
+# What would be wanted.
+
+
+def _desired(
+    before: Standing,
+    parsed: Parsed,
+    overrides: Mapping[str, Override],
+    demand: Mapping[str, float],
+    defaults: Defaults,
+    now: float,
+) -> DesiredState:
+    declared = {}
+    for name, definition in parsed.definitions.items():
+        known = before.desired.models.get(name)
+        same = known is not None and before.declared.get(name) == parsed.declared[name]
+        since = known.statement.since if known is not None and same and known.statement.kind == "file" else now
+        declared[name] = Declared(definition, parsed.declared[name], since)
+    return resolve(
+        declared,
+        overrides,
+        {name: at for name, at in demand.items() if not _restated(before.declared, parsed.declared, name)},
+        defaults,
+        generation=before.desired.generation + 1,
+        paused=before.desired.paused,
+    )
+
+
+def _restated(before: DeclaredState, after: DeclaredState, name: str) -> bool:
+    """Whether an edit ends what a request asked for, as it would end an operator's statement."""
+    if name not in before or name not in after:
+        return False
+    return any(before[name].get(field) != after[name].get(field) for field in STATEMENT_FIELDS)
+
+
+# The differences. Pure.
+
+
+def compare(
+    before: Standing, after: Standing, observed: ObservedState, overrides: Mapping[str, Override]
+) -> list[ModelChange]:
+    """What becomes of each model that would be declared otherwise, in name order."""
+    return [
+        _change(edit, before, after, observed, overrides.get(edit.model))
+        for edit in edits(before.declared, after.declared)
+    ]
+
+
+def _change(
+    edit: Edit, before: Standing, after: Standing, observed: ObservedState, override: Override | None
+) -> ModelChange:
+    now, then = before.desired.models.get(edit.model), after.desired.models.get(edit.model)
+    alive = [replica for replica in observed.replicas if replica.id.model == edit.model and _stays(replica)]
+    restarts = _restarts(now, then, alive)
+    return ModelChange(
+        model=edit.model,
+        change=edit.change,
+        fields=list(edit.fields),
+        effect=_effect(now, then, alive, restarts),
+        restarts=restarts,
+        ends=_ends(override, before.declared.get(edit.model), after.declared.get(edit.model)),
+    )
+
+
+def _stays(replica: ObservedReplica) -> bool:
+    return replica.phase is not Phase.EXITED and replica.draining is None
+
+
+def _engines(model: DesiredModel | None) -> int:
+    return model.replicas if model is not None and model.runs else 0
+
+
+def _restarts(now: DesiredModel | None, then: DesiredModel | None, alive: Collection[ObservedReplica]) -> list[str]:
+    """Engines that run something else than what would be declared, and would be wanted. By name."""
+    if then is None or (now is not None and now.spec_hash == then.spec_hash):
+        return []
+    wanted = range(_engines(then))
+    return sorted(each.name for each in alive if each.id.spec_hash != then.spec_hash and each.id.index in wanted)
+
+
+def _effect(
+    now: DesiredModel | None, then: DesiredModel | None, alive: Collection[ObservedReplica], restarts: Collection[str]
+) -> Effect:
+    old, new = _engines(now), _engines(then)
+    if new == 0:
+        return "stop" if old or alive else "none"
+    if restarts:
+        return "restart"
+    other = now is None or then is None or now.spec_hash != then.spec_hash
+    if old == 0 or (other and not alive):
+        return "start"
+    return "scale" if old != new else "none"
+
+
+def _ends(override: Override | None, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[str]:
+    standing = override.surviving(before) if override is not None and before is not None else None
+    if standing is None:
+        return []
+    left = standing.surviving(after) if after is not None else None
+    return [standing.action] if left is None else sorted(standing.params.keys() - left.params.keys())
+
+
+# The first steps.
+
+
+async def _preflights(
+    runtime: Runtime, models: Iterable[DesiredModel], now: float
+) -> dict[tuple[str, str], PreflightResult]:
+    """Whether each model could be started as it would be declared: reads only."""
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def look(model: DesiredModel) -> PreflightResult:
+        async with turn:
+            try:
+                result = await runtime.preflight(model.name, model.definition, model.image)
+            except RuntimeUnavailableError as error:
+                return PreflightResult(False, now, str(error))
+        # Of the same moment as the plan, which trusts no result from later.
+        return replace(result, at=now)
+
+    async with asyncio.TaskGroup() as group:
+        looks = {(model.name, model.spec_hash): group.create_task(look(model)) for model in models}
+    return {key: task.result() for key, task in looks.items()}
+
+
+def _without_secrets(view: PlanView, *declared: DeclaredState) -> PlanView:
+    named = {each.model or "" for each in view.actions} | {each.model for each in view.blocked}
+    definitions = [models[name] for models in declared for name in named if name in models]
+    secrets = frozenset[str]().union(*(secrets_of(each) for each in definitions))
+    if not secrets:
+        return view
+    return view.model_copy(
+        update={
+            "actions": [
+                each.model_copy(update={"reason": without_secrets(each.reason, secrets)}) for each in view.actions
+            ],
+            "blocked": [
+                each.model_copy(update={"reason": without_secrets(each.reason, secrets)}) for each in view.blocked
+            ],
+        }
+    )

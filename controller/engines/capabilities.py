@@ -1,0 +1,25 @@
+"""What a definition declares about requests beats what its backend derives. Pure."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from controller.schema.admin import Capabilities, Modality, ThinkingMode
+from controller.schema.desired import Definition
+
+EMBEDDINGS = Capabilities(multi_turn=False)
+"""Of a model that serves embeddings or rankings and nothing else."""
+
+
+def declared_over(definition: Definition, derived: Capabilities) -> Capabilities:
+    """`derived`, with what the definition declares instead. `default` thinking is always taken."""
+    modalities, multi_turn, thinking = derived.modalities, derived.multi_turn, derived.thinking_modes
+    if definition.modalities is not None:
+        modalities = tuple(each for each in get_args(Modality) if each in definition.modalities)
+    if definition.multi_turn is not None:
+        multi_turn = definition.multi_turn
+    if definition.thinking_modes is not None:
+        taken = {"default", *definition.thinking_modes}
+        thinking = tuple(each for each in get_args(ThinkingMode) if each in taken)
+    # Every field is set, so that none is left out of an answer that leaves out what is not set.
+    return Capabilities(modalities=modalities, multi_turn=multi_turn, thinking_modes=thinking)

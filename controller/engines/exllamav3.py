@@ -1,0 +1,162 @@
+"""ExLlamaV3 in a worker process: EXL3 folders on GPUs. Its engine comes with a later version."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from controller.engines.base import Engine, FileCheck, Probe
+from controller.engines.capabilities import declared_over
+from controller.engines.families import ChatFormat, family_of, thinking_modes
+from controller.engines.load_fields import LoadFault, LoadField, LoadValue
+from controller.engines.worker import not_yet, worker_probe
+from controller.schema.admin import Capabilities, LoadConstraint, PairPresets
+from controller.schema.desired import Definition
+
+QUANT: Final = r"^[2-8](,[2-8])?$"
+"""`<bits>` for K and V alike, or `<k_bits>,<v_bits>`."""
+_BITS: Final = ("exllama_cache_k_bits", "exllama_cache_v_bits")
+_QUANT: Final = "exllama_cache_quant"
+
+
+class ExLlamaV3Definition(Definition):
+    """An EXL3 folder served by ExLlamaV3."""
+
+    backend: Literal["exllamav3"]
+    model_path: str = Field(description="The model's folder (EXL3), relative to the models folder.")
+    exllama_cache_size: int | None = Field(
+        default=None,
+        ge=256,
+        multiple_of=256,
+        description="KV cache in tokens, shared by all requests at a time; default: the model's context length.",
+    )
+    exllama_cache_quant: str | None = Field(
+        default=None,
+        pattern=QUANT,
+        description="Bits (2 to 8) of the KV cache: `8` for K and V, or `8,4`; default: fp16.",
+    )
+    exllama_max_rq_tokens: int | None = Field(
+        default=None, ge=1, description="Tokens of one request at most, prompt and answer; default: the engine's own."
+    )
+    exllama_tensor_parallel: bool = Field(default=False, description="Split each layer over all GPUs of the replica.")
+    prompt_format: ChatFormat | None = Field(
+        default=None, description="Prompt format; default: the chat template in the folder."
+    )
+
+
+_BIT_CONSTRAINT = LoadConstraint(
+    kind="integer_or_null",
+    minimum=2,
+    maximum=8,
+    default=None,
+    null_means="fp16",
+    allowed_values=[2, 3, 4, 5, 6, 7, 8],
+)
+_LOAD_FIELDS = (
+    LoadField(
+        "exllama_cache_size",
+        "KV cache in tokens, a multiple of 256.",
+        LoadConstraint(kind="integer", minimum=256, step=256),
+        step_binds=True,
+    ),
+    LoadField(
+        "exllama_max_rq_tokens",
+        "Tokens of one request at most.",
+        LoadConstraint(kind="integer", minimum=1, step=1),
+    ),
+    LoadField(_BITS[0], "Bits of the K cache, together with those of V; null: fp16.", _BIT_CONSTRAINT),
+    LoadField(_BITS[1], "Bits of the V cache, together with those of K; null: fp16.", _BIT_CONSTRAINT),
+    LoadField(
+        _QUANT,
+        "Bits of the KV cache: `8`, or `8,4` for K and V; null: fp16. Not together with the bits by themselves.",
+        LoadConstraint(kind="string_or_null", format="<bits>|<k_bits>,<v_bits>"),
+    ),
+)
+_PAIRS = PairPresets(
+    kind="pair_presets",
+    fields=[*_BITS],
+    recommended_pairs=[
+        {"label": "fp16", _BITS[0]: None, _BITS[1]: None},
+        {"label": "8/8", _BITS[0]: 8, _BITS[1]: 8},
+        {"label": "8/4", _BITS[0]: 8, _BITS[1]: 4},
+    ],
+)
+
+
+class ExLlamaV3(Engine):
+    """Definition and loads; it starts nothing yet."""
+
+    name: ClassVar[str] = "exllamav3"
+    definition = ExLlamaV3Definition
+    hashed_fields: ClassVar[tuple[str, ...]] = (
+        "exllama_cache_size",
+        "exllama_cache_quant",
+        "exllama_max_rq_tokens",
+        "exllama_tensor_parallel",
+        "prompt_format",
+    )
+    load_fields: ClassVar[tuple[LoadField, ...]] = _LOAD_FIELDS
+    load_recommendations: ClassVar[Mapping[str, PairPresets]] = MappingProxyType({"exllama_cache_bit_pairs": _PAIRS})
+
+    def missing(self, definition: Definition) -> str | None:
+        """The engine."""
+        return not_yet("ExLlamaV3")
+
+    def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
+        """K and V together, both numbers or both null, and not beside `exllama_cache_quant`."""
+        faults = super().load_faults(params)
+        given = [name for name in _BITS if name in params]
+        if given and _QUANT in params:
+            faults.append(LoadFault(given[0], f"cannot be combined with {_QUANT}"))
+        elif len(given) == 1:
+            other = _BITS[1 - _BITS.index(given[0])]
+            faults.append(LoadFault(given[0], f"must be given together with {other}"))
+        elif given and (params[_BITS[0]] is None) != (params[_BITS[1]] is None):
+            faults.append(LoadFault(_BITS[0], f"and {_BITS[1]} must be both numbers or both null"))
+        quant = params.get(_QUANT)
+        if quant and not any(fault.field == _QUANT for fault in faults) and not re.fullmatch(QUANT, quant):
+            rule = "must be `<bits>` or `<k_bits>,<v_bits>` with bits from 2 to 8, or null"
+            faults.append(LoadFault(_QUANT, f"{rule}; is `{quant:.60}`"))
+        return faults
+
+    def load_override(self, params: Mapping[str, LoadValue]) -> dict[str, LoadValue]:
+        """K and V bits as `exllama_cache_quant`: `k,v`, or null."""
+        kept = {name: value for name, value in params.items() if name not in _BITS}
+        if _BITS[0] in params:
+            k_bits, v_bits = (params[name] for name in _BITS)
+            kept[_QUANT] = None if k_bits is None else f"{k_bits},{v_bits}"
+        return kept
+
+    def capabilities(self, definition: Definition) -> Capabilities:
+        """Conversations only where the prompt format says so: whether the folder has a chat template is not seen here.
+
+        A definition whose folder has one declares `multi_turn: true`.
+        """
+        assert isinstance(definition, ExLlamaV3Definition)
+        family = family_of(definition.prompt_format, definition.model_path)
+        derived = Capabilities(
+            multi_turn=definition.prompt_format is not None, thinking_modes=thinking_modes(family, "gemma4", "qwen3")
+        )
+        return declared_over(definition, derived)
+
+    def artifacts(self, definition: Definition) -> tuple[str, ...]:
+        """The folder."""
+        assert isinstance(definition, ExLlamaV3Definition)
+        return (definition.model_path,)
+
+    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
+        """The folder."""
+        assert isinstance(definition, ExLlamaV3Definition)
+        return (FileCheck("model_path", definition.model_path, "folder"),)
+
+    def probe(self, definition: Definition) -> Probe:
+        """The worker's."""
+        return worker_probe()
+
+    def apis(self, definition: Definition) -> tuple[str, ...]:
+        """Text."""
+        return ("/v1/chat/completions", "/v1/completions")

@@ -1,0 +1,122 @@
+"""The body of a load, made of every backend's load fields. Pure.
+
+What the schema refuses is a 422: wrong types, unknown fields, numbers below 1, null where it is no value. The rest
+depends on the model's backend: `wrong_backend`, then `Engine.load_faults`, each a 400 `invalid_load_request`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from controller.engines import ENGINES
+from controller.engines.base import Engine
+from controller.engines.load_fields import LoadFault, LoadField, LoadValue
+
+MOST: Final = 2**53 - 1
+"""Greatest integer that every JSON reader keeps exactly."""
+
+EXAMPLES: Final[tuple[dict[str, LoadValue], ...]] = (
+    {"replicas": 3},
+    {"gguf_n_ctx": 8192},
+    {"gguf_n_ctx": 16384},
+    {"gguf_n_ctx": 32768},
+    {"gguf_n_ctx": 32768, "gguf_flash_attn": "auto", "gguf_type_k": "q8_0", "gguf_type_v": "q4_0"},
+    {"exllama_cache_size": 32768, "exllama_cache_quant": None, "exllama_max_rq_tokens": 32768},
+    {"exllama_cache_size": 32768, "exllama_cache_quant": "8,8", "exllama_max_rq_tokens": 32768},
+    {"exllama_cache_size": 32768, "exllama_cache_quant": "8,4", "exllama_max_rq_tokens": 32768},
+    {
+        "exllama_cache_size": 32768,
+        "exllama_cache_k_bits": 8,
+        "exllama_cache_v_bits": 4,
+        "exllama_max_rq_tokens": 32768,
+    },
+    {
+        "vllm_max_model_len": 16384,
+        "vllm_kv_cache_dtype": "fp8",
+        "vllm_kv_cache_memory_bytes": 2147483648,
+        "vllm_max_pixels": 4014080,
+        "vllm_speculative_method": "mtp",
+        "vllm_speculative_model": "google/gemma-4-26B-A4B-it-assistant",
+        "vllm_num_speculative_tokens": 1,
+    },
+    {
+        "llama_server_n_ctx": 4096,
+        "llama_server_image_max_tokens": 512,
+        "llama_server_spec_type": "draft-mtp",
+        "llama_server_spec_draft_n_max": 4,
+        "llama_server_spec_draft_p_min": 0.25,
+    },
+)
+"""Seed 001, "Example load bodies"."""
+
+
+def load_request_model() -> type[BaseModel]:
+    """`LoadRequest`: a sparse body. Which fields were given is told by `model_fields_set`, never by their values."""
+    fields: dict[str, Any] = {"replicas": _replicas()}
+    owners = _owners()
+    for field in (field for engine in ENGINES.values() for field in engine.load_fields):
+        fields[field.name] = _optional(field, owners[field.name])
+    config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [dict(each) for each in EXAMPLES]})
+    doc = "What a load may set: replicas, and fields of the model's own backend. Null is a value, and not the same as "
+    return create_model("LoadRequest", __config__=config, __doc__=doc + "a field that is left out.", **fields)
+
+
+def load_params(request: BaseModel) -> dict[str, LoadValue]:
+    """The fields that a `LoadRequest` gives, without `replicas`, in the order of the schema."""
+    given = request.model_fields_set - {"replicas"}
+    return {name: getattr(request, name) for name in type(request).model_fields if name in given}
+
+
+def wrong_backend(engine: Engine, params: Mapping[str, LoadValue]) -> LoadFault | None:
+    """The first field that another backend takes and this one does not."""
+    own = {field.name for field in engine.load_fields}
+    owners = _owners()
+    for name in params:
+        if name not in own:
+            others = " and ".join(owners.get(name, ()))
+            message = f"belongs to backend {others}" if others else "belongs to no backend"
+            return LoadFault(name, f"{message}; this model's backend is {engine.name}")
+    return None
+
+
+def _owners() -> dict[str, list[str]]:
+    owners: dict[str, list[str]] = {}
+    for engine in ENGINES.values():
+        for field in engine.load_fields:
+            owners.setdefault(field.name, []).append(engine.name)
+    return owners
+
+
+def _optional(field: LoadField, owners: list[str]) -> Any:
+    kind = _schema_type(field)
+    words = f"{field.description} ({', '.join(owners)})"
+    return (kind | None if field.takes_null else kind, _left_out(words))
+
+
+def _replicas() -> Any:
+    kind = Annotated[int, Field(ge=1, le=MOST)]
+    return (kind, _left_out("Replicas of this load, up to the definition's replica_max; default: its replicas."))
+
+
+def _left_out(description: str) -> Any:
+    # The default is never a value: without it in the schema, no generated client sends it.
+    return Field(default=None, description=description, json_schema_extra=_without_default)
+
+
+def _without_default(schema: dict[str, Any]) -> None:
+    del schema["default"]
+
+
+def _schema_type(field: LoadField) -> Any:
+    match field.constraint.kind:
+        case "integer":
+            return Annotated[int, Field(ge=1, le=MOST)]
+        case "integer_or_null":
+            return Annotated[int, Field(ge=-MOST, le=MOST)]
+        case "float":
+            return Annotated[float, Field(allow_inf_nan=False)]
+        case _:
+            return str

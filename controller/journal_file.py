@@ -1,0 +1,162 @@
+"""The journal's SQLite file. Every method may raise sqlite3.Error.
+
+One writer: the controller that holds the state folder's lock. Others may read (`sqlite3 state/journal.db`): the
+write-ahead log keeps them out of its way. A power cut may cost the last entries (`synchronous` is NORMAL) and never
+the file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from controller.schema.admin import JournalEntry
+from controller.schema.status import SCHEMA_VERSION
+
+log = logging.getLogger(__name__)
+
+BUSY_S: Final = 0.05
+"""Longest wait for somebody else's lock: the event loop waits with it."""
+_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_SIDE_FILES: Final = ("-wal", "-shm", "-journal")
+
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS entries (
+    id INTEGER PRIMARY KEY,
+    at REAL NOT NULL,
+    kind TEXT NOT NULL,
+    model TEXT,
+    actor TEXT NOT NULL,
+    message TEXT NOT NULL,
+    details TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS entries_by_model ON entries (model, id);
+CREATE INDEX IF NOT EXISTS entries_by_kind ON entries (kind, id);
+"""
+_COLUMNS: Final = "id, at, kind, model, actor, message, details"
+
+
+class NewerJournalError(sqlite3.DatabaseError):
+    """A newer Roundhouse wrote the file: it is neither read nor written."""
+
+
+def is_damaged(error: sqlite3.Error) -> bool:
+    """Whether the error says that the file's content is broken, which no further try mends."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in _DAMAGED
+
+
+class JournalFile:
+    """An opened journal file."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, making it if it is missing, readable by its owner alone. May raise OSError too."""
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        path.chmod(0o600)
+        # The event loop may run in another thread than the one that puts a controller together.
+        self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            self._prepare(path)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _prepare(self, path: Path) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        [found] = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            error = sqlite3.DatabaseError(f"{path.name}: {found}")
+            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise error
+        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        row = "meta" in tables and self._db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+        if row and row[0] > SCHEMA_VERSION:
+            raise NewerJournalError(f"it was written by a newer Roundhouse (schema_version {row[0]})")
+        if not row:
+            self._db.executescript(_TABLES)
+            self._db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (SCHEMA_VERSION,))
+
+    def bounds(self) -> tuple[int, int]:
+        """The oldest and the newest id; zeros when there is no entry."""
+        first, last = self._db.execute("SELECT (SELECT min(id) FROM entries), (SELECT max(id) FROM entries)").fetchone()
+        return first or 0, last or 0
+
+    def insert(self, entries: Iterable[JournalEntry], *, keep: int | None) -> None:
+        """Write entries, all or none. `keep`: so many stay, counted from the newest; None: all of them."""
+        rows = [_row(entry) for entry in entries]
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            if keep is not None:
+                self._db.execute(
+                    "DELETE FROM entries WHERE id <= (SELECT id FROM entries ORDER BY id DESC LIMIT 1 OFFSET ?)",
+                    (keep,),
+                )
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def after(self, entry_id: int, limit: int) -> list[JournalEntry]:
+        """Entries newer than that one, the oldest first."""
+        found = self._db.execute(
+            f"SELECT {_COLUMNS} FROM entries WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
+            (entry_id, limit),
+        )
+        return list(_entries(found))
+
+    def page(self, kinds: Sequence[str], model: str | None, before: int | None, limit: int) -> list[JournalEntry]:
+        """The newest entries of these kinds (none: of all), the newest first."""
+        conditions, values = ["TRUE"], list[Any]()
+        if kinds:
+            conditions.append(f"kind IN ({', '.join('?' * len(kinds))})")
+            values += kinds
+        if model is not None:
+            conditions.append("model = ?")
+            values.append(model)
+        if before is not None:
+            conditions.append("id < ?")
+            values.append(before)
+        found = self._db.execute(
+            f"SELECT {_COLUMNS} FROM entries WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?",  # noqa: S608
+            (*values, limit),
+        )
+        return list(_entries(found))
+
+    def close(self) -> None:
+        """Close it; what was written is then in the one file."""
+        self._db.close()
+
+
+def move_aside(path: Path) -> Path:
+    """Put a damaged file out of the way, over an earlier one. Raises OSError. Where it is now."""
+    aside = path.with_name(f"{path.name}.damaged")
+    path.replace(aside)
+    for suffix in _SIDE_FILES:
+        # Belongs to the damaged file; a new one would take it for its own.
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    return aside
+
+
+def _row(entry: JournalEntry) -> tuple[Any, ...]:
+    details = json.dumps(entry.details, ensure_ascii=False, separators=(",", ":"))
+    return entry.id, entry.at, entry.kind, entry.model, entry.actor, entry.message, details
+
+
+def _entries(rows: Iterable[tuple[Any, ...]]) -> Iterator[JournalEntry]:
+    for entry_id, at, kind, model, actor, message, details in rows:
+        try:
+            yield JournalEntry(
+                id=entry_id, at=at, kind=kind, model=model, actor=actor, message=message, details=json.loads(details)
+            )
+        except ValueError as error:
+            # Of a kind that another version has; the others are worth no less.
+            log.debug("entry %s is left out: %s", entry_id, error)

@@ -1,0 +1,256 @@
+"""What of a definition is secret, and how it is hidden. Pure.
+
+Secret are: every value of `env`; what stands under a name that speaks of keys, tokens, passwords and the like (a flag
+of `extra_args`, a key of a nested mapping, `name=value` within a text); the user part of a URL; what follows `Bearer`.
+
+Three things under such a name are shown, because they are known to be none: null, true and false; a number of tokens
+(`--image-max-tokens 512`); where a secret lies (`api_key_env: OPENAI_KEY`, `--api-key-file /run/key`). Tokenizers are
+no tokens.
+
+Rows hide all of it. In logs and messages, where only the text can be looked for, three kinds are left alone, since
+hiding them would hide what is no secret: texts shorter than `SHORTEST`; values of `env` whose name says nothing and
+which look like a path, a number or a plain word (random are: twelve characters or more, letters and digits, no blank);
+and those that the definition itself shows elsewhere, such as a model's name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+from pydantic import JsonValue
+
+from controller.schema.admin import MASKED
+
+SHORTEST: Final = 4
+"""Characters of a secret that is looked for in texts."""
+_SURE: Final = 8
+"""Characters of a secret that is also looked for in the rest of its definition."""
+_RANDOM: Final = 12
+
+_WORDS: Final = "key|token|secret|passw|passphrase|auth|credential"
+_SECRET_NAME: Final = re.compile(f"{_WORDS}|^-?hft$", re.IGNORECASE)
+_TOKENIZER: Final = re.compile(r"tokeni[sz]\w*", re.IGNORECASE)
+_COUNT_NAME: Final = re.compile(r"tokens$", re.IGNORECASE)
+_PLACE_NAME: Final = re.compile(r"[-_.](env|file|path|dir)$", re.IGNORECASE)
+_PLACE: Final = re.compile(r"[A-Z_][A-Z0-9_]*|[./~].*")
+"""A variable's name, or a path."""
+_CONSTANT: Final = re.compile(r"[A-Z]+(_[A-Z0-9]+)+")
+_NUMBER: Final = re.compile(r"[+-]?[0-9][0-9.,:]*")
+
+_FLAG: Final = re.compile(r"(--?[A-Za-z][\w.-]*)(?:(\s*=\s*|\s+)(.*))?", re.DOTALL)
+_URL_USER: Final = re.compile(
+    r"(://)(?!\[)([^\s/?#]{0,999}@(?:\S{0,999}@)?|[^\s/?#:]{0,999}:(?!\d*(?:[/?#\s]|$))\S{0,999}@)"
+)
+"""What stands before the last `@`; also where a password holds a `/` that should have been escaped."""
+_BEARER: Final = re.compile(r"(\b(?:Bearer|Basic)\s+)([^\s\"',;]+)", re.IGNORECASE)
+_PAIR: Final = re.compile(
+    rf"((?:{_WORDS})[\w.-]{{0,64}})"
+    r"(\\?[\"']?\s{0,8}[:=]\s{0,8}(?:(?:Bearer|Basic)\s+)?)"
+    r"(\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s\"'&]+)",
+    re.IGNORECASE,
+)
+
+
+def masked(fields: Mapping[str, Any], known: Iterable[str] = ()) -> dict[str, JsonValue]:
+    """A definition's fields as they may be shown. `known`: further secrets that may lie in them."""
+    walk = _Walk()
+    shown = {name: walk.field(name, value) for name, value in fields.items()}
+    sure = {text for text in (*walk.found, *known) if len(text) >= _SURE}
+    if not sure:
+        return shown
+    return {name: _each_text(value, lambda text: without_secrets(text, sure)) for name, value in shown.items()}
+
+
+def masked_field(name: str, value: Any) -> JsonValue:
+    """One field as it may be shown. Knows less than `masked`: not the secrets that other fields hold."""
+    return masked({name: value})[name]
+
+
+def masked_text(text: str) -> str:
+    """A text of unknown origin, without what it marks as a secret itself: URLs' users, `name=value`, `Bearer`."""
+    return _Walk().text(text)
+
+
+def secrets_of(fields: Mapping[str, Any]) -> frozenset[str]:
+    """Texts of a definition that must not show in a log or a message, each of at least `SHORTEST` characters."""
+    walk = _Walk()
+    shown = [walk.field(name, value) for name, value in fields.items()]
+    random = [text for text in walk.values if _looks_random(text)]
+    if random:
+        elsewhere = "\n".join(text for value in shown for text in _texts(value))
+        walk.found.update(text for text in random if text not in elsewhere)
+    lines = {line.strip() for text in walk.found if "\n" in text for line in text.splitlines()}
+    return frozenset(
+        {text for text in walk.found if len(text) >= SHORTEST} | {line for line in lines if len(line) >= _SURE}
+    )
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """The text with every secret masked; of two that overlap, both as one. Secrets are not empty."""
+    looked_for = list(secrets)
+    while present := [secret for secret in looked_for if secret in text]:
+        text = _covered(text, present)
+        # What was masked may have brought about another one, by chance. Each of these rounds shortens the text.
+        looked_for = [secret for secret in looked_for if len(secret) > len(MASKED)]
+    return text
+
+
+def _covered(text: str, secrets: Iterable[str]) -> str:
+    spans = sorted((start, start + len(secret)) for secret in secrets for start in _starts(text, secret))
+    parts: list[str] = []
+    end = 0
+    for first, last in spans:
+        if first >= end:
+            parts += (text[end:first], MASKED)
+        end = max(end, last)
+    return "".join((*parts, text[end:]))
+
+
+def _starts(text: str, secret: str) -> Iterator[int]:
+    start = text.find(secret)
+    while start >= 0:
+        yield start
+        start = text.find(secret, start + 1)
+
+
+def speaks_of_secrets(name: str) -> bool:
+    """Whether what stands under this name is taken for a secret."""
+    return _SECRET_NAME.search(name) is not None and _SECRET_NAME.search(_TOKENIZER.sub("", name)) is not None
+
+
+class _Walk:
+    """One way through a definition: what it shows, and what it hid on the way."""
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+        """Secrets by their place."""
+        self.values: set[str] = set()
+        """Values of `env` whose names say nothing."""
+
+    def field(self, name: str, value: Any) -> JsonValue:
+        """A field of the definition, or a key of a mapping within."""
+        if value is None or isinstance(value, bool):
+            return value
+        if name == "env" and isinstance(value, Mapping):
+            return {key: self._variable(key, each) for key, each in value.items()}
+        if speaks_of_secrets(name) and not _harmless(name, value):
+            self.found.update(_texts(value))
+            return MASKED
+        if isinstance(value, Mapping):
+            return {key: self.field(key, each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return self._arguments(value)
+        return self.text(value) if isinstance(value, str) else value
+
+    def text(self, text: str) -> str:
+        """A text that may hold secrets."""
+        if "://" in text:
+            text = _URL_USER.sub(self._user, text)
+        if "=" in text or ":" in text:
+            text = _PAIR.sub(self._pair, text)
+        return _BEARER.sub(self._bearer, text) if " " in text else text
+
+    def _variable(self, name: str, value: Any) -> str:
+        if isinstance(value, str):
+            self.text(value)
+            secret = speaks_of_secrets(name) and not _harmless(name, value)
+            (self.found if secret and value else self.values).add(value)
+        return MASKED
+
+    def _arguments(self, items: Iterable[Any]) -> list[JsonValue]:
+        """Like a command line: what follows a flag is its value, up to the next flag."""
+        shown: list[JsonValue] = []
+        flag = ""
+        first = False
+        for item in items:
+            if not isinstance(item, str):
+                shown.append(self.field("", item))
+                continue
+            is_flag = item.startswith("--") or (item.startswith("-") and not (flag and first))
+            match = _FLAG.fullmatch(item) if is_flag else None
+            if match is not None:
+                flag = match[1] if speaks_of_secrets(match[1].lstrip("-")) else ""
+                first = match[3] is None
+                shown.append(self._flag(match) if flag and match[3] else self.text(item))
+                flag = flag if first else ""
+            else:
+                hidden = bool(flag) and not _harmless(flag, item)
+                shown.append(self._hide(item) if hidden else self.text(item))
+                first = False
+        return shown
+
+    def _flag(self, match: re.Match[str]) -> str:
+        value = match[3]
+        shown = self.text(value) if _harmless(match[1], value) else self._hide(value)
+        return f"{match[1]}{match[2]}{shown}"
+
+    def _hide(self, value: str) -> str:
+        self.text(value)
+        self.found.add(value)
+        return MASKED
+
+    def _user(self, match: re.Match[str]) -> str:
+        users = {match[2].rpartition("@")[0]}
+        users.add(match[2].partition("/")[0].rpartition("@")[0])
+        for user in users:
+            name, colon, password = user.partition(":")
+            self.found.update({password, unquote(password)} if colon else {name, unquote(name)})
+        self.found.discard("")
+        return f"{match[1]}{MASKED}@"
+
+    def _pair(self, match: re.Match[str]) -> str:
+        name, between, value = match[1], match[2], match[3]
+        quote = value[0] if value[0] in "\"'" and value[-1] == value[0] and len(value) > 1 else ""
+        bare = value[1:-1] if quote else value
+        url = ":" in between and bare.startswith("//")
+        if not speaks_of_secrets(name) or _harmless(name, bare) or bare == MASKED or url:
+            return match[0]
+        self.found.add(bare)
+        return f"{name}{between}{quote}{MASKED}{quote}"
+
+    def _bearer(self, match: re.Match[str]) -> str:
+        if match[2] != MASKED:
+            self.found.add(match[2])
+        return f"{match[1]}{MASKED}"
+
+
+def _harmless(name: str, value: Any) -> bool:
+    """Whether a value is none of a secret, though its name speaks of one."""
+    if value is None or isinstance(value, bool) or value in ("", [], {}):
+        return True
+    if _COUNT_NAME.search(name) and _NUMBER.fullmatch(str(value)):
+        return True
+    return isinstance(value, str) and bool(_PLACE_NAME.search(name)) and _PLACE.fullmatch(value) is not None
+
+
+def _looks_random(text: str) -> bool:
+    if len(text) < _RANDOM or text[0] in "./~" or "://" in text:
+        return False
+    if _CONSTANT.fullmatch(text) or _NUMBER.fullmatch(text):
+        return False
+    return not re.search(r"\s", text) and bool(re.search(r"[0-9]", text) and re.search(r"[^\W\d_]", text))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The leaves of a value as texts. Null and booleans say nothing."""
+    if isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+    elif value is not None and not isinstance(value, bool) and value != "":
+        yield str(value)
+
+
+def _each_text(value: JsonValue, change: Callable[[str], str]) -> JsonValue:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_each_text(each, change) for each in value]
+    if isinstance(value, dict):
+        return {key: _each_text(each, change) for key, each in value.items()}
+    return value

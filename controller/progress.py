@@ -1,0 +1,82 @@
+"""Reads from their logs how far engines are that load."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from controller.engines.base import Engine
+from controller.runtimes.base import RuntimeUnavailableError
+
+INTERVAL_S: Final = 1.0
+STEPS: Final = 20
+"""Progress is told in twentieths: finer news would wake the loop for nothing."""
+
+log = logging.getLogger(__name__)
+
+
+class LogTails(Protocol):
+    """The part of a runtime that has logs."""
+
+    async def log_tail(self, name: str, lines: int = 50) -> str:
+        """The engine's last log lines."""
+
+
+class LoadProgress:
+    """How far replicas are, as far as their engines tell; calls `wake` when that changes."""
+
+    def __init__(self, logs: LogTails, *, wake: Callable[[], None], interval_s: float = INTERVAL_S) -> None:
+        self._logs = logs
+        self._wake = wake
+        self._interval_s = interval_s
+        self._engines: Mapping[str, Engine] = {}
+        self._fractions: dict[str, float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def fractions(self) -> Mapping[str, float]:
+        """Replica name to 0..1, rounded down to a twentieth; those that said nothing are not in it. It never falls."""
+        return self._fractions
+
+    def track(self, engines: Mapping[str, Engine]) -> None:
+        """Read the logs of exactly these replicas from now on: those that are starting, by name."""
+        self._engines = dict(engines)
+        self._fractions = {name: each for name, each in self._fractions.items() if name in engines}
+        if engines and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._run(), name="load progress")
+
+    async def close(self) -> None:
+        """Stop reading."""
+        self._engines = {}
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while self._engines:
+            changed = False
+            for name, engine in tuple(self._engines.items()):
+                changed |= await self._look(name, engine)
+            if changed:
+                self._wake()
+            await asyncio.sleep(self._interval_s)
+
+    async def _look(self, name: str, engine: Engine) -> bool:
+        try:
+            told = engine.progress(await self._logs.log_tail(name))
+        except RuntimeUnavailableError as error:
+            log.debug("how far %s is cannot be read: %s", name, error)
+            return False
+        except Exception:
+            # Whatever one engine writes must not end the reading of the others.
+            log.exception("the progress of %s cannot be read", name)
+            return False
+        if told is None or name not in self._engines:  # it became ready meanwhile
+            return False
+        fraction = math.floor(max(0.0, min(1.0, told)) * STEPS + 1e-9) / STEPS
+        before = self._fractions.get(name)
+        self._fractions[name] = fraction if before is None else max(before, fraction)
+        return self._fractions[name] != before

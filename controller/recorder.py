@@ -1,0 +1,76 @@
+"""Writes the journal: what rounds, edits, statements and gateways come to, as it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from pydantic import JsonValue
+
+from controller.config.settle import Settled
+from controller.drains import GatewayView
+from controller.edits import Edit, edits
+from controller.entries import NewEntry
+from controller.happenings import RoundLike, Trouble, happenings, troubles
+from controller.journal import Journal
+
+
+class Recorder:
+    """One controller's hand in the journal."""
+
+    def __init__(self, journal: Journal, clock: Callable[[], float]) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._trouble = Trouble()
+
+    def began(self, version: str, instance: str) -> None:
+        """A controller came up."""
+        self._one(NewEntry("controller", "controller", f"the controller of {instance} started (version {version})"))
+
+    def ended(self) -> None:
+        """It goes down in order."""
+        self._one(NewEntry("controller", "controller", "the controller stopped"))
+
+    def said(self, message: str, actor: str, details: Mapping[str, JsonValue]) -> None:
+        """Somebody said something about all models."""
+        self._one(NewEntry("statement", actor, message, details=details))
+
+    def gateway(self, gateway_id: str, connected: bool) -> None:
+        """A gateway came or went."""
+        word = "connected" if connected else "disconnected"
+        self._one(NewEntry("gateway", gateway_id, f"gateway {gateway_id} is {word}", details={"connected": connected}))
+
+    def edited(self, before: Settled | None, after: Settled, ended: Collection[str]) -> None:
+        """The files say something else; `ended` are the models whose runtime statement that ended."""
+        if before is None:
+            return
+        changed = edits(before.declared, after.declared)
+        self._journal.record([_edit(each, each.model in ended) for each in changed], self._clock())
+
+    def round(self, before: RoundLike | None, after: RoundLike, gateways: Iterable[GatewayView]) -> None:
+        """A round was complete."""
+        leaving: dict[str, dict[str, float]] = {}
+        for view in gateways:
+            for replica, requests in view.report.leaving.items():
+                leaving.setdefault(replica, {}).update(requests)
+        self._journal.record(happenings(before, after, leaving), self._clock())
+
+    def trouble(self, trouble: Trouble) -> None:
+        """What keeps the controller from its work now."""
+        found = troubles(self._trouble, trouble)
+        self._trouble = trouble
+        self._journal.record(found, self._clock())
+
+    def _one(self, entry: NewEntry) -> None:
+        self._journal.record([entry], self._clock())
+
+
+def _edit(edit: Edit, ended: bool) -> NewEntry:
+    fields = ", ".join(change.field for change in edit.fields)
+    words = {"added": "declared", "removed": "no longer declared", "edited": f"edited: {fields}"}[edit.change]
+    details: dict[str, JsonValue] = {
+        "change": edit.change,
+        "fields": [change.model_dump(mode="json") for change in edit.fields],
+        "ended_statement": ended,
+    }
+    end = "; this ended its runtime statement" if ended else ""
+    return NewEntry("file", "files", f"{words}{end}", edit.model, details)

@@ -1,0 +1,99 @@
+"""Parts of a log for somebody who follows it: whole lines, and where to go on. Pure.
+
+A place is known by its offset while the log stays where it is. Once it was cut or moved, only its content tells where
+one was: a digest of the last bytes that were given.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+from controller.runtimes.base import LogPart
+
+PART_BYTES: Final = 256 * 1024
+"""Most that is given at a time."""
+
+_CONTEXT_BYTES: Final = 256
+_LONGEST_CONTEXT: Final = 1024
+_CONTROL: Final = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    r"|\x1b\][^\x07\x1b]*(\x07|\x1b\\)"  # OSC: titles, links
+    r"|\x1b[@-Z\\-_]"
+    r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+)
+
+
+def plain_lines(data: bytes) -> list[str]:
+    """Lines as text: no terminal codes, a progress bar as its last state."""
+    text = _CONTROL.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines]
+
+
+def last_lines(data: bytes, count: int) -> tuple[str, ...]:
+    """The last lines as text, without the empty ones at the end."""
+    lines = plain_lines(data)
+    while lines and not lines[-1]:
+        lines.pop()
+    return tuple(lines[-count:]) if count > 0 else ()
+
+
+def whole(data: bytes, *, ended: bool, most: int = PART_BYTES) -> bytes:
+    """The first `most` bytes, up to the end of a line.
+
+    What follows it is given later, unless the log has `ended`. A line that is longer than `most` is cut.
+    """
+    part = data[:most]
+    if ended and len(part) == len(data):
+        return part
+    end = part.rfind(b"\n") + 1
+    return part[:end] if end or len(part) < most else part
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What was given last: so many bytes, with this checksum."""
+
+    size: int = 0
+    checksum: int = 0
+
+    @classmethod
+    def of(cls, data: bytes) -> Given:
+        """The mark after these bytes."""
+        context = data[-_CONTEXT_BYTES:]
+        return cls(len(context), zlib.crc32(context))
+
+    @classmethod
+    def parse(cls, text: str) -> Given | None:
+        """None: it is no mark."""
+        match = re.fullmatch(r"(\d{1,4})-([0-9a-f]{1,8})", text)
+        return cls(int(match[1]), int(match[2], 16)) if match else None
+
+    def then(self, data: bytes) -> Given:
+        """The mark after these bytes more: short parts are remembered together, since one alone may occur twice."""
+        size = self.size + len(data)
+        if len(data) >= _CONTEXT_BYTES or size > _LONGEST_CONTEXT:
+            return Given.of(data)
+        return Given(size, zlib.crc32(data, self.checksum))
+
+    def __str__(self) -> str:
+        return f"{self.size}-{self.checksum:x}"
+
+    def rest_of(self, data: bytes) -> bytes:
+        """What comes after what was given last; all of it where that is not in it any more, or nothing was given."""
+        if not self.size:
+            return data
+        ends = [len(data), *(match.end() for match in re.finditer(b"\n", data))]
+        for end in sorted(ends, reverse=True):
+            if end >= self.size and zlib.crc32(data[end - self.size : end]) == self.checksum:
+                return data[end:]
+        return data
+
+
+def kept_part(data: bytes, given: Given | None, lines: int, cursor: str) -> LogPart:
+    """What is left to give of an ended replica's kept log, all at once. `given` None: its last lines."""
+    shown = last_lines(data, lines) if given is None else tuple(plain_lines(given.rest_of(data)))
+    return LogPart(shown, cursor, running=False)

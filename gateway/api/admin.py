@@ -1,0 +1,175 @@
+"""/v1/admin/*: the controller's routes, passed on to it as they come.
+
+Nothing here knows what they are; the document at /openapi.json is the controller's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from controller.schema.errors import RoundhouseError
+from gateway.asgi import ClientGoneError, Header, Receive, Scope, Send, read_body, request_id_of
+from gateway.controller_client import ControllerAnswer, ControllerClient, ControllerGoneError
+from gateway.lifetime import Lifetime
+from gateway.sse import end_of_events
+
+PATH: Final = "/v1/admin/{rest:path}"
+MAX_BODY_BYTES: Final = 1024 * 1024
+BODY_TIMEOUT_S: Final = 60.0
+
+_ASKED: Final = (b"content-type", b"accept", b"last-event-id", b"if-none-match")
+"""Headers of the client that the controller sees. Never its credentials, never who it says it is."""
+_ANSWERED: Final = (
+    "content-type",
+    "content-length",
+    "retry-after",
+    "x-should-retry",
+    "x-load-progress",
+    "cache-control",
+    "location",
+    "etag",
+    "allow",
+)
+"""Headers of the controller that the client sees."""
+
+
+def declare(app: FastAPI, forward: AdminForward) -> None:
+    """Declare the routes, for every method: which ones there are is the controller's to say."""
+    app.router.routes.append(Route(PATH, forward, include_in_schema=False))
+
+
+class AdminForward:
+    """`/v1/admin/*`, as an ASGI application. There is no limit to how long an answer takes: loads take minutes."""
+
+    def __init__(self, controller: ControllerClient) -> None:
+        self._controller = controller
+        self._endless: set[Lifetime] = set()
+
+    def begin_stop(self) -> None:
+        """End the answers that have no end of their own, such as events that somebody follows."""
+        for lifetime in list(self._endless):
+            lifetime.end(_stopping())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request.
+
+        Raises:
+            RoundhouseError: and nothing was sent.
+        """
+        passage = _Passage(send, request_id_of(scope))
+        target = _target(scope)
+        try:
+            with Lifetime(None) as lifetime:
+                body = await _read_body(scope, receive)
+                lifetime.while_client_stays(receive, lambda: passage.ended)
+                try:
+                    await self._forward(scope, target, body, passage, lifetime)
+                finally:
+                    self._endless.discard(lifetime)
+        except ClientGoneError:
+            pass
+        except RoundhouseError as error:
+            await passage.fail(error)
+        except asyncio.CancelledError:
+            await passage.fail(_stopping())  # and no more: the task ends here, which is what was wanted
+
+    async def _forward(self, scope: Scope, target: str, body: bytes, passage: _Passage, lifetime: Lifetime) -> None:
+        try:
+            async with await self._controller.ask(scope["method"], target, _asked(scope), body) as answer:
+                if "content-length" not in answer.headers:
+                    self._endless.add(lifetime)
+                await passage.relay(answer)
+        except ControllerGoneError as gone:
+            message = f"The controller does not answer: {gone}. Inference goes on without it."
+            raise RoundhouseError("controller_unavailable", message) from gone
+
+
+class _Passage:
+    """One answer on its way. Until it has begun, an error can be told in its own status."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        self._begun = False
+        self._is_events = False
+        self.ended = False
+
+    async def relay(self, answer: ControllerAnswer) -> None:
+        """Pass an answer on, each part as it comes; of events only whole ones, so that an error can follow."""
+        self._begun = True
+        self._is_events = answer.headers.get("content-type", "").startswith("text/event-stream")
+        headers = _answered(answer.headers)
+        if self._is_events:
+            headers.append((b"x-accel-buffering", b"no"))  # a proxy in front must not collect the events
+        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        held = b""
+        while part := await answer.read():
+            held += part
+            end = end_of_events(held) if self._is_events else len(held)
+            if end:
+                await self._part(held[:end])
+                held = held[end:]
+        await self._end(held)
+
+    async def fail(self, error: RoundhouseError) -> None:
+        """Tell of `error` in the form that is left: as the last event, or by leaving the answer unfinished.
+
+        Raises:
+            RoundhouseError: `error`, if nothing was sent yet.
+        """
+        if not self._begun:
+            raise error
+        if self._is_events and not self.ended:
+            envelope = json.dumps(error.envelope(self._request_id).model_dump(), ensure_ascii=False)
+            await self._end(b"event: error\ndata: " + envelope.encode() + b"\n\n")
+
+    async def _part(self, part: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def _end(self, part: bytes) -> None:
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": part, "more_body": False})
+
+
+async def _read_body(scope: Scope, receive: Receive) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await read_body(scope, receive, MAX_BODY_BYTES)
+    except TimeoutError:
+        message = f"The body was not complete after {BODY_TIMEOUT_S:g} s."
+        raise RoundhouseError("request_timeout", message) from None
+
+
+def _target(scope: Scope) -> str:
+    """Path and query as the client wrote them.
+
+    Raises:
+        RoundhouseError: `unknown_route`, for a path that something on the way could read as one outside /v1/admin/.
+    """
+    if not {".", ".."}.isdisjoint(scope["path"].split("/")):
+        raise RoundhouseError("unknown_route", f"There is no {scope['path']!r:.200}.")
+    path: str = scope["raw_path"].decode("latin-1")
+    query: str = scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+def _asked(scope: Scope) -> dict[str, str]:
+    headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _ASKED}
+    client = scope.get("client")
+    headers["x-request-id"] = request_id_of(scope)
+    headers["x-roundhouse-actor"] = f"api {client[0]}" if client else "api"
+    return headers
+
+
+def _answered(headers: Mapping[str, str]) -> list[Header]:
+    return [(name.encode(), headers[name].encode("latin-1")) for name in _ANSWERED if name in headers]
+
+
+def _stopping() -> RoundhouseError:
+    return RoundhouseError("gateway_stopping", "The gateway was stopped before the answer was complete.")

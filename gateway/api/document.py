@@ -1,0 +1,66 @@
+"""GET /openapi.json: the gateway's routes, and the controller's that are reached through it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Final
+
+from fastapi import FastAPI, Response
+
+from gateway.api.declare import admin_errors
+from gateway.controller_client import ControllerClient, ControllerGoneError
+from gateway.openapi import Document, decode, merge
+
+logger = logging.getLogger(__name__)
+
+FETCH_TIMEOUT_S: Final = 3.0
+
+
+def declare(app: FastAPI, controller: ControllerClient) -> None:
+    """Declare the route. `app` must not serve the document itself."""
+    described = _Described(app, controller)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def document() -> Response:
+        return Response(await described.whole(), media_type="application/json")
+
+
+class _Described:
+    """The document as JSON, with the controller's part as it last was."""
+
+    def __init__(self, app: FastAPI, controller: ControllerClient) -> None:
+        self._app = app
+        self._controller = controller
+        self._controllers = b""
+        self._whole: bytes | None = None
+
+    async def whole(self) -> bytes:
+        """Asks the controller each time: another version of it may have come."""
+        try:
+            async with asyncio.timeout(FETCH_TIMEOUT_S):
+                self._take(await self._fetch())
+        except (ControllerGoneError, TimeoutError) as error:
+            logger.info("no description of the admin routes: %s", error or "the controller takes too long")
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            logger.warning("the controller's description of its routes cannot be used: %r", error)
+        return self._whole or _encode(self._app.openapi())
+
+    def _take(self, controllers: bytes) -> None:
+        if controllers != self._controllers:
+            self._whole = _encode(merge(self._app.openapi(), decode(controllers), admin_errors()))
+            self._controllers = controllers
+
+    async def _fetch(self) -> bytes:
+        async with await self._controller.ask("GET", "/openapi.json", {"accept": "application/json"}) as answer:
+            if answer.status != 200:
+                raise ControllerGoneError(f"the controller answered with status {answer.status}")
+            parts = []
+            while part := await answer.read():
+                parts.append(part)
+            return b"".join(parts)
+
+
+def _encode(document: Document) -> bytes:
+    return json.dumps(document, ensure_ascii=False).encode()

@@ -1,0 +1,164 @@
+"""One OpenAPI document out of two: the gateway's, and of the controller's what it answers through the gateway. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+ADMIN_PREFIX: Final = "/v1/admin/"
+RENAMED: Final = "Controller"
+"""Stands before the name of a component of the controller's that is another one in the gateway's document."""
+
+_COMPONENTS: Final = "#/components/"
+_ENVELOPE: Final = "#/components/schemas/ErrorEnvelope"
+"""Of the gateway's own document."""
+
+Document = dict[str, Any]
+Place = tuple[str, str]
+"""Kind (`schemas`) and name of a component."""
+
+
+def merge(
+    own: Mapping[str, Any],
+    controller: Mapping[str, Any],
+    gateway_errors: Mapping[str, list[str]] = MappingProxyType({}),
+) -> Document:
+    """`own` with the admin paths of `controller`, the components that they use, and their tags.
+
+    `gateway_errors`, lines by status, are what the gateway itself may answer there; they are added to each operation.
+    A component that both have, and that is not the same in both with all that it refers to, is renamed. What `own`
+    has is never changed.
+
+    Raises:
+        ValueError: `controller` is no OpenAPI document.
+    """
+    paths = controller.get("paths")
+    components = controller.get("components", {})
+    if not isinstance(paths, dict) or not isinstance(components, dict):
+        raise ValueError("not an OpenAPI document")  # noqa: TRY004 - it came over the wire
+    admin = {path: item for path, item in paths.items() if path.startswith(ADMIN_PREFIX)}
+    used = _closure(admin, components)
+    names = _new_names(used, own.get("components", {}))
+
+    def moved(value: Any) -> Any:
+        return _rewrite(value, lambda ref: _reference(names.get(_place(ref), _place(ref))))
+
+    described = {path: _with_errors(item, gateway_errors) for path, item in moved(admin).items()}
+    merged: Document = {**own, "paths": {**described, **own.get("paths", {})}}
+    kinds: dict[str, dict[str, Any]] = {kind: dict(items) for kind, items in own.get("components", {}).items()}
+    for place, component in used.items():
+        kind, name = names.get(place, place)
+        kinds.setdefault(kind, {}).setdefault(name, moved(component))
+    if kinds:
+        merged["components"] = kinds
+    if tags := _tags(own, controller, admin):
+        merged["tags"] = tags
+    return merged
+
+
+def _with_errors(item: Mapping[str, Any], errors: Mapping[str, list[str]]) -> dict[str, Any]:
+    """A path whose operations have `errors` besides their own answers."""
+    return {
+        key: {**operation, "responses": _more_responses(operation["responses"], errors)}
+        if isinstance(operation, dict) and "responses" in operation
+        else operation
+        for key, operation in item.items()
+    }
+
+
+def _more_responses(responses: Mapping[str, Any], errors: Mapping[str, list[str]]) -> dict[str, Any]:
+    more = dict(responses)
+    for status, lines in errors.items():
+        known = more.get(status, {"content": {"application/json": {"schema": {"$ref": _ENVELOPE}}}})
+        said = known.get("description", "")
+        news = [line for line in lines if line not in said]
+        more[status] = {**known, "description": "\n".join([said, *news] if said else news)}
+    return more
+
+
+def _closure(paths: Mapping[str, Any], components: Mapping[str, Any]) -> dict[Place, Any]:
+    """All components that `paths` refer to, and those that these refer to."""
+    used: dict[Place, Any] = {}
+    waiting = list(_references(paths))
+    while waiting:
+        place = waiting.pop()
+        component = components.get(place[0], {}).get(place[1])
+        if component is None or place in used:
+            continue
+        used[place] = component
+        waiting.extend(_references(component))
+    return used
+
+
+def _new_names(used: Mapping[Place, Any], own: Mapping[str, Any]) -> dict[Place, Place]:
+    """The components that must be called something else, and what."""
+    shared = {place for place in used if place[1] in own.get(place[0], {})}
+    different = {place for place in shared if used[place] != own[place[0]][place[1]]}
+    # The same text with references to something that differs is not the same.
+    while more := {place for place in shared - different if not different.isdisjoint(_references(used[place]))}:
+        different |= more
+    names: dict[Place, Place] = {}
+    for kind, name in sorted(different):
+        new = RENAMED + name
+        while new in own.get(kind, {}) or (kind, new) in used or (kind, new) in names.values():
+            new = RENAMED + new
+        names[kind, name] = (kind, new)
+    return names
+
+
+def _tags(own: Mapping[str, Any], controller: Mapping[str, Any], admin: Mapping[str, Any]) -> list[Any]:
+    tags = list(own.get("tags", ()))
+    known = {tag["name"] for tag in tags}
+    used = {
+        name
+        for item in admin.values()
+        for operation in item.values()
+        if isinstance(operation, dict)
+        for name in operation.get("tags", ())
+    }
+    return tags + [tag for tag in controller.get("tags", ()) if tag["name"] in used - known]
+
+
+def _references(value: Any) -> Iterator[Place]:
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _references(item)
+    elif _is_reference(value):
+        yield _place(value)
+
+
+def _rewrite(value: Any, change: Callable[[str], str]) -> Any:
+    """`value` with every reference to a component changed."""
+    if isinstance(value, dict):
+        return {key: _rewrite(item, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rewrite(item, change) for item in value]
+    return change(value) if _is_reference(value) else value
+
+
+def _is_reference(value: Any) -> bool:
+    """References are texts of a form of their own, wherever they stand: in `$ref`, in a discriminator's mapping."""
+    return isinstance(value, str) and value.startswith(_COMPONENTS) and value.count("/") == 3
+
+
+def _place(ref: str) -> Place:
+    kind, _, name = ref.removeprefix(_COMPONENTS).partition("/")
+    return kind, name
+
+
+def _reference(place: Place) -> str:
+    return f"{_COMPONENTS}{place[0]}/{place[1]}"
+
+
+def decode(text: bytes) -> Document:
+    """The document in `text`.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
+    document = json.loads(text)
+    if not isinstance(document, dict):
+        raise ValueError("not a JSON object")  # noqa: TRY004 - it came over the wire
+    return document

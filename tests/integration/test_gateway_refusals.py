@@ -1,0 +1,139 @@
+"""What a model does not take, and what its state does not allow: refused by the gateway, before any engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from controller.schema.admin import Capabilities
+from controller.schema.errors import ERROR_CODES, ErrorBody, ErrorEnvelope
+from controller.schema.routing import ModelRoute
+from controller.schema.status import ModelState
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import House, engines, house
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+SEES = [{"role": "user", "content": [{"type": "text", "text": "?"}, IMAGE]}]
+TALKS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+TAKES_LITTLE = Capabilities(multi_turn=False)
+TAKES_ALL = Capabilities(modalities=("text", "image"), thinking_modes=("default", "enabled", "disabled"))
+
+
+async def refusal(here: House, **fields: Any) -> tuple[int, dict[str, str], ErrorBody]:
+    """Status, headers and error of a refused chat."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]} | fields
+    async with here.client.post(here.url + "/v1/chat/completions", json=body) as answer:
+        return answer.status, dict(answer.headers), ErrorEnvelope.model_validate(await answer.json()).error
+
+
+REFUSED = [
+    ({"thinking": "enabled"}, "thinking_unsupported", "thinking"),
+    ({"thinking": "sometimes"}, "invalid_request", "thinking"),
+    ({"messages": SEES}, "modality_unsupported", "messages[0].content[1]"),
+    ({"messages": TALKS}, "multi_turn_unsupported", "messages[2]"),
+]
+
+
+@pytest.mark.parametrize(("fields", "code", "param"), REFUSED)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_model_does_not_take_never_reaches_its_engine(
+    fields: dict[str, Any], code: str, param: str, stream: bool
+) -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url], capabilities=TAKES_LITTLE))
+        status, headers, error = await refusal(here, stream=stream, **fields)
+        assert (status, error.code, error.param) == (400, code, param)
+        assert headers.get("x-should-retry") == ("false" if ERROR_CODES[code].retry is False else None)
+        assert error.next_steps
+        assert not engine.requests
+
+
+@pytest.mark.parametrize(("fields", "code", "param"), REFUSED)
+async def test_nor_does_it_load_the_model(fields: dict[str, Any], code: str, param: str) -> None:
+    async with house() as here:
+        await here.publish(route("m", state=ModelState.UNLOADED, autoload=True, capabilities=TAKES_LITTLE))
+        assert (await refusal(here, **fields))[2].code == code
+        await here.publish(route("m", state=ModelState.UNLOADED, autoload=True, capabilities=TAKES_LITTLE))
+        assert not any(report.demand or report.queued for report in here.controller.reports), "it was asked for"
+
+
+async def test_an_api_that_the_engine_does_not_offer_loads_nothing_either() -> None:
+    async with house() as here:
+        only_vectors = ("/v1/embeddings",)
+        await here.publish(route("m", state=ModelState.UNLOADED, autoload=True, apis=only_vectors))
+        assert (await refusal(here))[2].code == "not_supported"
+        assert not any(report.demand for report in here.controller.reports)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"thinking": "default"},
+        {"thinking": "enabled"},
+        {"thinking": {"type": "enabled"}},
+        {"messages": SEES},
+        {"messages": TALKS},
+    ],
+)
+async def test_what_it_takes_reaches_the_engine_as_it_came(fields: dict[str, Any]) -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url], capabilities=TAKES_ALL))
+        raw = json.dumps({"model": "m", "messages": []} | fields).encode()
+        async with here.client.post(here.url + "/v1/chat/completions", data=raw) as answer:
+            assert answer.status == 200
+        assert engine.requests[0].raw == raw
+
+
+async def test_a_request_that_waited_is_held_to_what_the_model_takes_by_then() -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(route("m", state=ModelState.LOADING, autoload=True, capabilities=TAKES_ALL))
+        call = asyncio.create_task(refusal(here, messages=SEES))
+        await here.controller.report_where(lambda report: report.queued == {"m": 1})
+        await here.publish(route("m", [engine.url], autoload=True, capabilities=TAKES_LITTLE))
+        assert (await call)[2].code == "modality_unsupported"
+        assert not engine.requests
+
+
+def in_state(state: ModelState, **fields: Any) -> ModelRoute:
+    return route("m", state=state, **fields)
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "status", "headers", "absent"),
+    [
+        (route("other"), "unknown_model", 404, {"x-should-retry": "false"}, {"retry-after"}),
+        (in_state(ModelState.UNLOADED), "model_not_loaded", 503, {"x-should-retry": "false"}, {"retry-after"}),
+        (in_state(ModelState.LOADING), "model_loading", 503, {"retry-after": "5"}, {"x-should-retry"}),
+        (
+            in_state(ModelState.LOADING, progress=0.4),
+            "model_loading",
+            503,
+            {"retry-after": "5", "x-load-progress": "0.40"},
+            {"x-should-retry"},
+        ),
+        (in_state(ModelState.UNLOADING), "model_unloading", 503, {"retry-after": "5"}, {"x-should-retry"}),
+        (in_state(ModelState.FAILED), "model_failed", 503, {"x-should-retry": "false"}, {"retry-after"}),
+    ],
+)
+async def test_every_state_that_refuses(
+    model: ModelRoute, code: str, status: int, headers: dict[str, str], absent: set[str]
+) -> None:
+    async with house() as here:
+        await here.publish(model)
+        answered, got, error = await refusal(here)
+        assert (answered, error.code, error.status, error.param) == (status, code, status, "model")
+        lower = {name.lower(): value for name, value in got.items()}
+        assert headers.items() <= lower.items()
+        assert absent.isdisjoint(lower)
+        assert error.next_steps == list(ERROR_CODES[code].next_steps) != []
+        assert ("(40 %)" in error.message) is (model.progress is not None)
+
+
+async def test_a_wait_that_was_too_long_says_how_far_the_load_is() -> None:
+    async with house(autoload_timeout_s=0.2) as here:
+        await here.publish(in_state(ModelState.LOADING, autoload=True, progress=0.25))
+        _, headers, error = await refusal(here)
+        assert (error.code, headers["x-load-progress"]) == ("model_loading", "0.25")

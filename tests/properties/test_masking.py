@@ -1,0 +1,97 @@
+"""No secret gets out, wherever in a definition it was put and whatever is written around it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.edits import edits
+from controller.masking import masked, masked_field, masked_text, secrets_of, without_secrets
+from controller.schema.admin import MASKED
+
+CHARACTERS = "abcXYZ0189.-_+=/@:,;!~#%&?*$^éß"
+SECRETS = st.text(CHARACTERS, min_size=8, max_size=30).filter(lambda text: text[0] not in "-./~" and text.isascii())
+NAMES = st.sampled_from(
+    ("api-key", "hf_token", "Client-Secret", "PASSWORD", "passwd", "auth", "aws.credentials", "KEY")
+)
+URL_PASSWORDS = st.text("abcXYZ0189.-_+=@:,;!~%$*", min_size=8, max_size=30)
+HARMLESS = st.sampled_from(("--port", "80", "-v", "model.gguf", "--ctx-size=4096", "a b", "--jinja", "x://y", "k=v"))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@st.composite
+def definitions(draw: st.DrawFn) -> tuple[dict[str, Any], list[str]]:
+    """A definition, and the secrets that were put into it."""
+    secrets = draw(st.lists(SECRETS, min_size=1, max_size=4))
+    fields: dict[str, Any] = {"backend": "stub", "model_path": "m.gguf", "env": {}, "extra_args": [], "kwargs": {}}
+    for number, secret in enumerate(secrets):
+        name = draw(NAMES)
+        match draw(st.sampled_from(("env", "flag", "joined", "nested", "listed", "json"))):
+            case "env":
+                fields["env"][f"{name}{number}"] = secret
+            case "flag":
+                fields["extra_args"] += [f"--{name}", secret]
+            case "joined":
+                fields["extra_args"].append(f"--{name}={secret}")
+            case "nested":
+                fields["kwargs"][str(number)] = {name: secret, "n": number}
+            case "listed":
+                fields["kwargs"][name] = [{"deep": secret}]
+            case "json":
+                fields["extra_args"] += ["--config", json.dumps({name: secret})]
+        fields["extra_args"] += draw(st.lists(HARMLESS, max_size=2))
+    if draw(st.booleans()):
+        password = draw(URL_PASSWORDS)
+        secrets.append(password)
+        fields["base_url"] = f"https://user:{password}@host:80/v1"
+    return fields, secrets
+
+
+@given(definitions())
+def test_a_row_shows_no_secret(made: tuple[dict[str, Any], list[str]]) -> None:
+    fields, secrets = made
+    row = json.dumps(masked(fields))
+    for secret in secrets:
+        assert secret not in row
+    assert json.dumps({name: masked_field(name, value) for name, value in fields.items()}).count(MASKED)
+    assert masked(masked(fields)) == masked(fields)
+
+
+@given(definitions(), st.text(max_size=20), st.data())
+def test_a_log_shows_no_secret(made: tuple[dict[str, Any], list[str]], between: str, data: st.DataObject) -> None:
+    fields, secrets = made
+    found = secrets_of(fields)
+    pieces = data.draw(st.lists(st.sampled_from([*secrets, *found, between, "words"]), max_size=8))
+    text = without_secrets("".join(pieces), found)
+    for secret in [*secrets, *found]:
+        assert secret not in text
+
+
+@given(definitions(), definitions())
+def test_a_difference_shows_no_secret(
+    before: tuple[dict[str, Any], list[str]], after: tuple[dict[str, Any], list[str]]
+) -> None:
+    for edit in [*edits({"m": before[0]}, {"m": after[0]}), *edits({}, {"m": after[0]}), *edits({"m": before[0]}, {})]:
+        shown = json.dumps([[change.before, change.after] for change in edit.fields])
+        for secret in (*before[1], *after[1]):
+            assert secret not in shown
+
+
+@given(st.dictionaries(st.text(max_size=20) | NAMES | st.just("env"), JSON, max_size=5))
+def test_any_json_has_a_row_of_the_same_names(fields: dict[str, Any]) -> None:
+    row = masked(fields)
+    assert row.keys() == fields.keys()
+    json.dumps(row)
+    secrets_of(fields)
+
+
+@given(st.text("ab:/@?=&\"'\\ keytokn-.", max_size=60))
+def test_masking_a_text_twice_changes_nothing_more(text: str) -> None:
+    assert masked_text(masked_text(text)) == masked_text(text)

@@ -1,0 +1,283 @@
+"""Any sequence of loads, unloads, edits, crashes and restarts ends where the last statement says.
+
+The loop, the files, the state folder and the desk are real; engines and probes are fakes, and the clock is the test's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from controller.admin.desk import Desk
+from controller.estimates import ArtifactSizes
+from controller.gateways import GatewayHub
+from controller.journal import Journal
+from controller.lifecycle import LEGAL
+from controller.memory import WorkingMemory
+from controller.operations import Operations
+from controller.reconciler import Reconciler
+from controller.remotes import Remotes
+from controller.resolve import Defaults
+from controller.runtimes.base import StartError, StartRequest
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import GatewayReport, ModelRoute, Stamp
+from controller.schema.status import ModelState
+from controller.store import Store
+from controller.watch import DesiredFiles
+from tests.fakes.fake_prober import FakeProber
+from tests.fakes.fake_runtime import FakeRuntime
+
+MOST_ROUNDS = 60
+
+
+class AddressedRuntime(FakeRuntime):
+    """Its engines have addresses."""
+
+    async def start(self, request: StartRequest) -> None:
+        """As the fake does, with an address."""
+        await super().start(request)
+        self.replicas[request.name] = replace(self.replicas[request.name], base_url="http://engine")
+
+
+class RecordingHub(GatewayHub):
+    """Checks every transition that it publishes. One gateway is always there and holds nothing."""
+
+    def publish(self, models: tuple[ModelRoute, ...]) -> Stamp:
+        """As the hub does."""
+        before = {route.name: route.state for route in self.table.models} if self.table else {}
+        for route in models:
+            was = before.get(route.name, route.state)
+            assert route.state is was or route.state in LEGAL[was], f"{was} -> {route.state}"
+            assert bool(route.endpoints) <= (route.state is ModelState.LOADED)
+        stamp = super().publish(models)
+        self.report(GatewayReport(gateway_id="gw", stamp=stamp))
+        return stamp
+
+
+class Life:
+    """One controller's life over a state folder and a host that outlive it."""
+
+    def __init__(self, root: Path, runtime: AddressedRuntime, time: list[float], session: aiohttp.ClientSession) -> None:
+        def clock() -> float:
+            return time[0]
+
+        wake = asyncio.Event()
+        self.store = Store.open(root / "state")
+        self.files = DesiredFiles(root / "desired", root, self.store, Defaults(), resync_s=1.0, clock=clock)
+        self.files.recover()
+        self.memory = WorkingMemory(loaded_once=set(self.files.memory.loaded_once))
+        self.hub = RecordingHub("i", self.store.next_epoch(), wake=wake.set, clock=clock)
+        self.hub.link_up("gw")
+        self.operations = Operations(
+            runtime, self.memory, instance="i", secret=b"s", stop_timeout_s=1.0, wake=wake.set, clock=clock
+        )
+        self.prober = FakeProber()
+        remotes = Remotes(session, interval_s=1.0, timeout_s=1.0, wake=wake.set)
+        parts: dict[str, Any] = {"prober": self.prober}
+        self.reconciler = Reconciler(
+            desired=self.files,
+            runtime=runtime,
+            operations=self.operations,
+            memory=self.memory,
+            remotes=remotes,
+            hub=self.hub,
+            wake=wake,
+            resync_s=1.0,
+            ready_before=self.files.memory.ready_since,
+            clock=clock,
+            **parts,
+        )
+        self.journal = Journal(root / "state" / "journal.db", keep=100)
+        self.desk = Desk(
+            files=self.files,
+            reconciler=self.reconciler,
+            memory=self.memory,
+            remotes=remotes,
+            hub=self.hub,
+            sizes=ArtifactSizes(root, clock),
+            journal=self.journal,
+            gpus=runtime,
+            wake=wake.set,
+            clock=clock,
+        )
+
+    def end(self) -> None:
+        """As after SIGKILL, but for the lock."""
+        self.journal.close()
+        self.store.close()
+
+
+class Statements(RuleBasedStateMachine):
+    """What was said, and what comes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.root = Path(tempfile.mkdtemp(prefix="rhstate"))
+        (self.root / "desired").mkdir()
+        self.time = [1_000.0]
+        self.runtime = AddressedRuntime(lambda: self.time[0])
+        self.declared: dict[str, Any] = {"enabled": True, "replicas": 1, "replica_max": 3, "stub_text": "a"}
+        self.last: tuple[str, int | None] | None = None
+        """The statement that stands, by this test's own account: action, replicas."""
+
+    @initialize()
+    def begin(self) -> None:
+        self._write()
+        self.session = self.loop.run_until_complete(self._session())
+        self.life = self._start()
+        self._rounds(1)
+
+    async def _session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession()
+
+    def _start(self) -> Life:
+        async def start() -> Life:
+            life = Life(self.root, self.runtime, self.time, self.session)
+            await life.files.read()
+            return life
+
+        return self.loop.run_until_complete(start())
+
+    def _write(self) -> None:
+        lines = "".join(f"    {key}: {str(value).lower()}\n" for key, value in self.declared.items())
+        (self.root / "desired" / "models.yaml").write_text(f"models:\n  m:\n    backend: stub\n{lines}")
+
+    def _rounds(self, count: int) -> None:
+        async def rounds() -> None:
+            for _ in range(count):
+                done = await self.life.reconciler.once()
+                assert done is not None, self.life.reconciler.error
+                await self.life.operations.settled()
+                self.time[0] += 0.1
+
+        self.loop.run_until_complete(rounds())
+
+    def _state(self) -> ModelState:
+        return self.life.desk.look().statuses[0].state
+
+    @rule(replicas=st.sampled_from((None, None, 1, 2, 3, 4)))
+    def load(self, replicas: int | None) -> None:
+        before = self._state()
+        taken = before in (ModelState.UNLOADED, ModelState.FAILED)
+        try:
+            self.life.desk.load("m", {}, replicas, actor="test")
+        except RoundhouseError as refusal:
+            if replicas == 4:
+                assert refusal.entry.code == "invalid_load_request"
+            elif before is ModelState.UNLOADING:
+                assert refusal.entry.code == "state_conflict"
+            else:
+                assert refusal.entry.code == "invalid_load_request"
+                assert replicas is not None
+                assert not taken
+            return
+        assert replicas != 4
+        assert before is not ModelState.UNLOADING
+        if taken:
+            self.last = ("load", replicas)
+        else:
+            assert replicas is None
+
+    @rule(hold=st.booleans())
+    def unload(self, hold: bool) -> None:
+        wanted = self._wanted()
+        self.life.desk.unload("m", hold=hold, actor="test")
+        if wanted:
+            self.last = ("unload", None)
+
+    @rule()
+    def reset(self) -> None:
+        self.life.desk.reset("m", actor="test")
+        self.last = None
+
+    @rule(enabled=st.booleans(), replicas=st.integers(1, 3), text=st.sampled_from("ab"))
+    def edit(self, enabled: bool, replicas: int, text: str) -> None:
+        before = dict(self.declared)
+        self.declared.update(enabled=enabled, replicas=replicas, stub_text=text)
+        self._write()
+        self.loop.run_until_complete(self.life.files.read())
+        if (before["enabled"], before["replicas"]) != (enabled, replicas):
+            self.last = None
+
+    @rule()
+    def break_the_file_and_mend_it(self) -> None:
+        (self.root / "desired" / "models.yaml").write_text("models: [")
+        self.loop.run_until_complete(self.life.files.read())
+        self._rounds(1)
+        self._write()
+        self.loop.run_until_complete(self.life.files.read())
+
+    @rule()
+    def ready(self) -> None:
+        for name in self.runtime.replicas:
+            self.life.prober.ready.setdefault(name, self.time[0])
+
+    @precondition(lambda self: self.runtime.replicas)
+    @rule(which=st.integers(0, 5))
+    def crash(self, which: int) -> None:
+        names = sorted(self.runtime.replicas)
+        self.runtime.end(names[which % len(names)], 139, "boom")
+
+    @rule(fails=st.booleans())
+    def starts_fail(self, fails: bool) -> None:
+        self.runtime.start_error = StartError("no such device") if fails else None
+
+    @rule()
+    def restart_the_controller(self) -> None:
+        self.life.end()
+        self.life = self._start()
+        self._rounds(1)
+
+    @rule(count=st.integers(1, 4))
+    def time_passes(self, count: int) -> None:
+        self._rounds(count)
+
+    @rule()
+    def much_time_passes(self) -> None:
+        self.time[0] += 400.0
+        self._rounds(1)
+
+    def _wanted(self) -> int:
+        if self.last is not None:
+            action, replicas = self.last
+            return (replicas or int(self.declared["replicas"])) if action == "load" else 0
+        return int(self.declared["replicas"]) if self.declared["enabled"] else 0
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "life"):
+                self._settle()
+        finally:
+            if hasattr(self, "life"):
+                self.life.end()
+                self.loop.run_until_complete(self.session.close())
+            self.loop.close()
+            shutil.rmtree(self.root)
+
+    def _settle(self) -> None:
+        self.runtime.start_error = None
+        wanted = self._wanted()
+        goal = ModelState.LOADED if wanted else ModelState.UNLOADED
+        for _ in range(MOST_ROUNDS):
+            self.ready()
+            self._rounds(1)
+            self.time[0] += 30.0
+            status = self.life.desk.look().statuses[0]
+            if (status.state, len(self.runtime.replicas)) == (goal, wanted) and not status.blocked:
+                break
+        assert (status.state, status.wanted_replicas, len(self.runtime.replicas)) == (goal, wanted, wanted), status
+        assert all(not replica.outdated for replica in status.replicas)
+
+
+Statements.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestStatements = Statements.TestCase

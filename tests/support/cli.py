@@ -1,0 +1,53 @@
+"""The program `roundhouse` as a test runs it: within this process, as a process, on a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+from controller.cli.app import run
+from tests.fakes.fake_control_api import FakeControlApi
+
+PROGRAM = Path(sys.executable).with_name("roundhouse")
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
+
+
+async def roundhouse(api: FakeControlApi, *arguments: str) -> int:
+    """Run one command line against the fake; its exit code."""
+    return await asyncio.to_thread(run, [*arguments, "--controller", api.url])
+
+
+async def started(api: FakeControlApi, *arguments: str, **streams: Any) -> asyncio.subprocess.Process:
+    """The same as a process of its own."""
+    given = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE, **streams}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
+    return await asyncio.create_subprocess_exec(PROGRAM, *arguments, "--controller", api.url, env=environment, **given)
+
+
+class Terminal:
+    """A terminal that collects what is written to it."""
+
+    async def __aenter__(self) -> Self:
+        self._master, self.end = pty.openpty()
+        self._seen = b""
+        os.set_blocking(self._master, False)
+        asyncio.get_running_loop().add_reader(self._master, self._read)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._master)
+        os.close(self._master)
+        os.close(self.end)
+
+    @property
+    def text(self) -> str:
+        """Everything so far, without control sequences."""
+        return _ESCAPES.sub("", self._seen.decode("utf-8", "replace"))
+
+    def _read(self) -> None:
+        self._seen += os.read(self._master, 65536)

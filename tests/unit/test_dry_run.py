@@ -1,0 +1,309 @@
+"""What proposed files would do, told from a real folder and changing nothing in it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from controller.config.parse import Parsed, parse
+from controller.config.read import MAX_FILE_BYTES, read_folder
+from controller.dry_run import AT_ONCE, dry_run
+from controller.resolve import Declared, Defaults, resolve
+from controller.runtimes.base import RuntimeUnavailableError
+from controller.schema.admin import DryRun, ModelChange, ProposedFiles
+from controller.schema.desired import Definition
+from controller.schema.errors import RoundhouseError
+from controller.schema.override import Override
+from controller.state import (
+    DesiredState,
+    Draining,
+    Health,
+    ObservedReplica,
+    ObservedState,
+    Phase,
+    PreflightResult,
+    ReplicaId,
+)
+from tests.fakes.fake_runtime import FakeRuntime
+from tests.support.process_engines import Place
+
+NOW = 1_000.0
+CHAT = "models:\n  chat:\n    backend: stub\n"
+OTHERS = "models:\n  lazy:\n    backend: stub\n    enabled: false\n    autoload: true\n  far:\n    backend: openai_remote\n    base_url: http://h/v1\n"  # noqa: E501
+
+
+class Checks(FakeRuntime):
+    """Preflights that fail by model, and how many ran at a time."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: NOW + 0.5)
+        self.errors: dict[str, str] = {}
+        self.down = False
+        self.running = self.most = 0
+
+    async def preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+        """As the test says, and not at once."""
+        self.calls.append(f"preflight {model}")
+        if self.down:
+            raise RuntimeUnavailableError("the daemon is down")
+        self.running += 1
+        self.most = max(self.most, self.running)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.running -= 1
+        return PreflightResult(model not in self.errors, NOW + 0.5, self.errors.get(model))
+
+
+@dataclass
+class House:
+    """A folder of files in force, with all engines running that these want."""
+
+    folder: Path
+    runtime: Checks = field(default_factory=Checks)
+    overrides: dict[str, Override] = field(default_factory=dict)
+    demand: dict[str, float] = field(default_factory=dict)
+    replicas: list[ObservedReplica] | None = None
+
+    def parsed(self) -> Parsed:
+        """What is in force."""
+        return parse(read_folder(self.folder), Path("/srv/models"))
+
+    def desired(self) -> DesiredState:
+        """What is wanted."""
+        found = self.parsed()
+        declared = {name: Declared(each, found.declared[name], 1.0) for name, each in found.definitions.items()}
+        return resolve(declared, self.overrides, self.demand, Defaults(), generation=7)
+
+    def running(self) -> list[ObservedReplica]:
+        """Every wanted engine, ready."""
+        return [
+            ObservedReplica(
+                ReplicaId(model.name, index, model.spec_hash), f"{model.name}-{index}", Phase.RUNNING, 1.0, 1.0,
+                Health.READY, 2.0, "http://x",
+            )
+            for model in self.desired().models.values() if model.runs for index in range(model.replicas)
+        ]  # fmt: skip
+
+    async def with_files(self, **files: str | None) -> DryRun:
+        """The dry run of these files, by stem."""
+        replicas = self.running() if self.replicas is None else self.replicas
+        return await dry_run(
+            ProposedFiles(files={f"{stem}.yaml": text and dedent(text) for stem, text in files.items()}),
+            folder=self.folder,
+            models_root=Path("/srv/models"),
+            desired_now=self.desired(),
+            observed=ObservedState(NOW, tuple(replicas), loaded_once=frozenset({"chat"})),
+            overrides=self.overrides,
+            demand=self.demand,
+            defaults=Defaults(),
+            declared_now=self.parsed().declared,
+            runtime=self.runtime,
+            now=NOW,
+        )
+
+    async def change(self, chat: str) -> ModelChange:
+        """What becomes of `chat` when its definition has these fields too."""
+        done = await self.with_files(models=f"{CHAT}{chat}")
+        assert done.ok, done.problems
+        [change] = done.changes
+        return change
+
+    def state(self, action: str, **statement: Any) -> None:
+        """An operator's statement about `chat`."""
+        declared = self.parsed().declared["chat"]
+        self.overrides["chat"] = Override.stating(declared, model="chat", action=action, at=5.0, **statement)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    (tmp_path / "models.yaml").write_text(CHAT)
+    (tmp_path / "others.yaml").write_text(OTHERS)
+    return House(tmp_path)
+
+
+async def test_files_as_they_are_change_nothing(house: House) -> None:
+    done = await house.with_files(models=CHAT + "# a comment\n")
+    assert (done.ok, done.changes, house.runtime.calls) == (True, [], [])
+    assert done.plan is not None
+    assert (done.plan.actions, done.plan.blocked, done.plan.generation) == ([], [], 8)
+
+
+async def test_an_edit_that_touches_the_engine_names_what_is_restarted(house: House) -> None:
+    done = await house.with_files(models=CHAT + "    extra_args: [-v]\n    replicas: 1\n")
+    assert done.plan is not None
+    [change] = done.changes
+    assert (change.model, change.change, change.effect, change.restarts) == ("chat", "edited", "restart", ["chat-0"])
+    assert [(each.field, each.before, each.after) for each in change.fields] == [
+        ("extra_args", None, ["-v"]),
+        ("replicas", None, 1),
+    ]
+    [action] = done.plan.actions
+    assert (action.kind, action.model, action.replica) == ("start", "chat", "chat/0")
+    assert house.runtime.calls == ["preflight chat"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "effect"),
+    [
+        ("    aliases: [other]\n", "none"),
+        ("    replicas: 3\n", "scale"),
+        ("    enabled: false\n", "stop"),
+        ("    extra_args: [-v]\n    replicas: 2\n", "restart"),
+    ],
+)
+async def test_effects_on_a_model_that_runs(house: House, edit: str, effect: str) -> None:
+    assert (await house.change(edit)).effect == effect
+
+
+async def test_what_does_not_run_is_not_restarted(house: House) -> None:
+    house.replicas = []
+    assert (await house.change("    extra_args: [-v]\n")).effect == "start"
+    (house.folder / "models.yaml").write_text(CHAT + "    enabled: false\n")
+    change = await house.change("    enabled: false\n    extra_args: [-v]\n")
+    assert (change.effect, change.restarts) == ("none", [])
+    assert (await house.change("    enabled: true\n")).effect == "start"
+
+
+async def test_only_engines_that_would_be_replaced_count_as_restarts(house: House) -> None:
+    (house.folder / "models.yaml").write_text(CHAT + "    replicas: 4\n")
+    old = house.running()
+    old[0] = replace(old[0], draining=Draining(1.0, None))
+    old[1] = replace(old[1], phase=Phase.EXITED)
+    house.replicas = old
+    # Of the two that stay, the one beyond the new count is stopped.
+    assert (await house.change("    replicas: 3\n    extra_args: [-v]\n")).restarts == ["chat-2"]
+
+
+async def test_taking_an_edit_back_in_the_middle_of_a_roll_restarts_what_was_rolled(house: House) -> None:
+    first = house.running()[0]
+    (house.folder / "models.yaml").write_text(CHAT + "    replicas: 2\n    extra_args: [-v]\n")
+    house.replicas = [first, house.running()[1]]
+    assert (await house.change("    replicas: 2\n")).restarts == ["chat-1"]
+
+
+async def test_models_come_and_go_with_their_files(house: House) -> None:
+    done = await house.with_files(models=None, new="models:\n  fresh:\n    backend: stub\n")
+    assert [(each.model, each.change, each.effect) for each in done.changes] == [
+        ("chat", "removed", "stop"),
+        ("fresh", "added", "start"),
+    ]
+    assert done.plan is not None
+    assert {(each.kind, each.model) for each in done.plan.actions} == {("drain", "chat"), ("start", "fresh")}
+    assert sorted(path.name for path in house.folder.iterdir()) == ["models.yaml", "others.yaml"]
+
+
+async def test_a_remote_starts_nothing_here(house: House) -> None:
+    done = await house.with_files(others=OTHERS.replace("http://h", "http://u:password@i"))
+    assert [(each.model, each.effect) for each in done.changes] == [("far", "none")]
+    assert done.changes[0].fields[0].after == "http://***@i/v1"
+    assert house.runtime.calls == []
+
+
+async def test_files_are_merged_with_the_others_in_their_order(house: House) -> None:
+    (house.folder / "local.yaml").write_text("models:\n  chat:\n    replicas: 2\n")
+    assert await house.with_files(models=CHAT + "    replicas: 1\n") == await house.with_files(models=CHAT)
+
+
+async def test_problems_are_an_answer_with_file_and_line_and_without_secrets(house: House) -> None:
+    done = await house.with_files(models=CHAT + "    replica: 2\n", others=OTHERS.replace("h/v1", "u:password@h/v1?x"))
+    assert (done.ok, done.changes, done.plan) == (False, [], None)
+    assert [(Path(each.file).name, each.line) for each in done.problems] == [("models.yaml", 4), ("others.yaml", 8)]
+    assert "password" not in done.model_dump_json()
+
+
+async def test_a_broken_file_can_be_mended_by_the_proposal(house: House) -> None:
+    declared = house.parsed()
+    (house.folder / "others.yaml").write_text("{")
+    house.parsed = lambda: declared  # type: ignore[method-assign]
+    assert not (await house.with_files(models=CHAT)).ok
+    assert (await house.with_files(others=OTHERS)).changes == []
+    (house.folder / "others.yaml").unlink()
+    (house.folder / "others.yaml").symlink_to("nowhere")
+    assert (await house.with_files(others=OTHERS)).changes == []
+    assert [each.change for each in (await house.with_files(others=None)).changes] == ["removed", "removed"]
+
+
+@pytest.mark.parametrize("name", ["../up.yaml", "a/b.yaml", ".hidden.yaml", "notes.txt", "schema.json", "a\n.yaml", ""])
+async def test_only_names_of_desired_state_files_are_taken(house: House, name: str) -> None:
+    proposed = ProposedFiles(files={name: CHAT})
+    with pytest.raises(RoundhouseError) as refused:
+        await dry_run(
+            proposed, folder=house.folder, models_root=Path("/srv"), desired_now=house.desired(),
+            observed=ObservedState(NOW), overrides={}, demand={}, defaults=Defaults(), declared_now={},
+            runtime=house.runtime, now=NOW,
+        )  # fmt: skip
+    assert (refused.value.entry.code, refused.value.param) == ("invalid_request", "files")
+
+
+async def test_what_cannot_be_a_file_is_refused(house: House) -> None:
+    for text in ("#" * (MAX_FILE_BYTES + 1), "\ud83d"):
+        with pytest.raises(RoundhouseError, match=r"models\.yaml"):
+            await house.with_files(models=text)
+    with pytest.raises(RoundhouseError, match=r"no file modles\.yaml"):
+        await house.with_files(modles=None)
+
+
+async def test_what_cannot_start_shows_as_blocked(house: House) -> None:
+    house.runtime.errors["chat"] = "model_path: no such file, with hunter2-hunter2"
+    done = await house.with_files(models=CHAT + "    env: {HUB_TOKEN: hunter2-hunter2}\n")
+    assert done.plan is not None
+    assert done.plan.actions == []
+    assert [(each.model, each.reason) for each in done.plan.blocked] == [("chat", "model_path: no such file, with ***")]
+    house.runtime.down = True
+    done = await house.with_files(models=CHAT + "    extra_args: [-v]\n")
+    assert done.plan is not None
+    assert [each.reason for each in done.plan.blocked] == ["the daemon is down"]
+
+
+async def test_a_missing_model_file_shows_with_a_real_runtime(house: House, tmp_path: Path) -> None:
+    runtime = Place(tmp_path / "host").runtime()
+    house.runtime = runtime  # type: ignore[assignment]
+    done = await house.with_files(models=CHAT + "  new:\n    model_path: missing.gguf\n")
+    assert done.plan is not None
+    [blocked] = done.plan.blocked
+    assert blocked.model == "new"
+    assert "missing.gguf" in blocked.reason
+    assert await runtime.list() == []
+    await runtime.close()
+
+
+async def test_preflights_run_side_by_side_but_few_at_a_time(house: House) -> None:
+    many = "".join(f"  m{number}:\n    backend: stub\n" for number in range(20))
+    done = await house.with_files(many=f"models:\n{many}")
+    assert len(done.changes) == len(house.runtime.calls) == 20
+    assert house.runtime.most == AT_ONCE
+    assert done.plan is not None
+    assert {each.kind for each in done.plan.actions} == {"start"}
+
+
+async def test_an_edit_ends_a_load_or_what_it_speaks_over(house: House) -> None:
+    house.state("load", params={"target_inflight": 4, "extra_args": ["-a"]})
+    assert (await house.change("    extra_args: [-v]\n")).ends == ["extra_args"]
+    assert (await house.change("    vram_mib: 5\n")).ends == []
+    assert (await house.change("    enabled: false\n")).ends == ["load"]
+    house.state("unload")
+    change = await house.change("    replicas: 2\n")
+    assert (change.ends, change.effect) == (["unload"], "start")
+    assert (await house.change("    extra_args: [-v]\n")).effect == "none"
+    done = await house.with_files(models=None)
+    assert (done.changes[0].ends, done.changes[0].effect) == (["unload"], "none")
+
+
+async def test_a_standing_load_hides_an_edit_that_it_rules_over(house: House) -> None:
+    (house.folder / "models.yaml").write_text(CHAT + "    enabled: false\n")
+    house.state("load")
+    assert (await house.change("    enabled: false\n    aliases: [b]\n")).effect == "none"
+    assert (await house.change("    enabled: false\n    extra_args: [-v]\n")).effect == "restart"
+
+
+async def test_an_edit_of_enabled_ends_what_a_request_asked_for(house: House) -> None:
+    house.demand["lazy"] = 900.0
+    kept = await house.with_files(others=OTHERS.replace("autoload: true", "autoload: true\n    vram_mib: 5"))
+    assert [(each.model, each.effect) for each in kept.changes] == [("lazy", "none")]
+    ended = await house.with_files(others=OTHERS.replace("autoload: true", "autoload: true\n    replicas: 2"))
+    assert [(each.model, each.effect) for each in ended.changes] == [("lazy", "stop")]

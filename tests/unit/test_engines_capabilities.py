@@ -1,0 +1,129 @@
+"""What requests a model takes, by its backend and its definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.engines import ENGINES
+from controller.engines.families import family_of
+from controller.schema.admin import Capabilities
+from controller.schema.desired import Definition
+
+TEXT, IMAGES = ("text",), ("text", "image")
+DEFAULT, ALL = ("default",), ("default", "enabled", "disabled")
+
+
+def _definition(backend: str, **fields: Any) -> Definition:
+    needed: dict[str, Any] = {"openai_remote": {"base_url": "https://x/v1"}, "stub": {}}.get(
+        backend, {} if "vllm_model" in fields else {"model_path": "some/model"}
+    )
+    return ENGINES[backend].definition.model_validate({"backend": backend, **needed, **fields})
+
+
+def _capabilities(backend: str, **fields: Any) -> Capabilities:
+    return ENGINES[backend].capabilities(_definition(backend, **fields))
+
+
+@pytest.mark.parametrize(
+    ("backend", "fields", "modalities", "multi_turn", "thinking"),
+    [
+        ("llama_server", {}, TEXT, True, DEFAULT),
+        ("llama_server", {"llama_server_mmproj": "mm.gguf"}, IMAGES, True, DEFAULT),
+        ("llama_server", {"model_path": "gemma-4-E2B.gguf"}, TEXT, True, DEFAULT),
+        ("llama_server", {"llama_server_embedding": True, "llama_server_mmproj": "m"}, TEXT, False, DEFAULT),
+        ("llama_server", {"llama_server_reranking": True}, TEXT, False, DEFAULT),
+        ("llama_cpp", {}, TEXT, True, DEFAULT),
+        ("llama_cpp", {"prompt_format": "generic"}, TEXT, True, DEFAULT),
+        ("llama_cpp", {"prompt_format": "mistral_template"}, TEXT, True, DEFAULT),
+        ("llama_cpp", {"prompt_format": "qwen3_template"}, TEXT, True, DEFAULT),
+        ("llama_cpp", {"prompt_format": "gemma4_template"}, TEXT, True, ALL),
+        ("llama_cpp", {"prompt_format": "translategemma_template"}, TEXT, False, DEFAULT),
+        ("llama_cpp", {"model_path": "google_gemma-4-E2B-it-Q8_0.gguf"}, TEXT, True, ALL),
+        ("llama_cpp", {"model_path": "gemma-4-E2B.gguf", "prompt_format": "generic"}, TEXT, True, DEFAULT),
+        ("llama_cpp", {"model_path": "gemma-4-E2B.gguf", "gguf_chat_format": "chatml"}, TEXT, True, DEFAULT),
+        ("llama_cpp", {"model_path": "Qwen3-8B.gguf"}, TEXT, True, DEFAULT),
+        ("llama_cpp", {"gguf_embedding": True}, TEXT, False, DEFAULT),
+        *(
+            each
+            for vllm in ("vllm", "vllm_serve")
+            for each in (
+                (vllm, {}, TEXT, True, DEFAULT),
+                (vllm, {"vllm_model": "google/gemma-4-26B-A4B-it"}, TEXT, True, ALL),
+                (vllm, {"model_path": "Qwen3-8B"}, TEXT, True, ALL),
+                (vllm, {"prompt_format": "qwen3_template"}, TEXT, True, ALL),
+                (vllm, {"prompt_format": "mistral_template", "model_path": "Qwen3-8B"}, TEXT, True, DEFAULT),
+                (vllm, {"vllm_max_pixels": 200704}, IMAGES, True, DEFAULT),
+                (vllm, {"vllm_mm_processor_kwargs": {"min_pixels": 1}}, IMAGES, True, DEFAULT),
+                (vllm, {"vllm_limit_mm_per_prompt": {"image": 4}}, IMAGES, True, DEFAULT),
+                (vllm, {"vllm_limit_mm_per_prompt": {"image": 0}, "vllm_max_pixels": 9}, TEXT, True, DEFAULT),
+                (vllm, {"vllm_limit_mm_per_prompt": {"audio": 1}}, TEXT, True, DEFAULT),
+                (vllm, {"vllm_embedding": True, "vllm_model": "Qwen/Qwen3-Embedding"}, TEXT, False, DEFAULT),
+            )
+        ),
+        ("exllamav3", {}, TEXT, False, DEFAULT),
+        ("exllamav3", {"model_path": "gemma-4-E2B-exl3"}, TEXT, False, ALL),
+        ("exllamav3", {"prompt_format": "qwen3_template"}, TEXT, True, ALL),
+        ("exllamav3", {"prompt_format": "mistral_template"}, TEXT, True, DEFAULT),
+        ("exllamav3", {"multi_turn": True}, TEXT, True, DEFAULT),
+        ("ct2", {"model_path": "qwen3-8b-ct2"}, TEXT, False, ALL),
+        ("ct2", {"model_path": "gemma-4-ct2"}, TEXT, False, DEFAULT),
+        ("litert_lm", {"model_path": "gemma-4-e2b.litertlm"}, TEXT, False, DEFAULT),
+        ("litert_lm", {"litert_lm_vision_backend": "cpu"}, IMAGES, False, DEFAULT),
+        ("onnx", {}, TEXT, False, DEFAULT),
+        ("openai_remote", {}, TEXT, True, DEFAULT),
+        (
+            "openai_remote",
+            {"modalities": ["image", "text"], "multi_turn": False, "thinking_modes": ["disabled", "enabled"]},
+            IMAGES,
+            False,
+            ALL,
+        ),
+        ("stub", {}, TEXT, True, DEFAULT),
+    ],
+)
+def test_by_backend(
+    backend: str,
+    fields: dict[str, Any],
+    modalities: tuple[str, ...],
+    multi_turn: bool,
+    thinking: tuple[str, ...],
+) -> None:
+    found = _capabilities(backend, **fields)
+    assert (found.modalities, found.multi_turn, found.thinking_modes) == (modalities, multi_turn, thinking)
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_what_is_declared_rules(backend: str) -> None:
+    derived = _capabilities(backend)
+    declared = _capabilities(
+        backend, modalities=["audio"], multi_turn=not derived.multi_turn, thinking_modes=["enabled"]
+    )
+    assert declared == Capabilities(
+        modalities=("audio",), multi_turn=not derived.multi_turn, thinking_modes=("default", "enabled")
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("google_gemma-4-E2B-it-Q8_0.gguf", "gemma4"),
+        ("Gemma4-31B", "gemma4"),
+        ("gemma_4_e4b", "gemma4"),
+        ("Qwen/Qwen3-30B-A3B", "qwen3"),
+        ("qwen-3-8b", "qwen3"),
+        ("QWEN3.5-4B", "qwen3"),
+        ("qwen3-coder-30b", None),
+        ("Qwen3-4B-Instruct-2507", None),
+        ("qwen-32b", None),
+        ("gemma-3-4b-it", None),
+        ("translategemma-4b-it", None),
+        ("medgemma-4b", None),
+        ("clockwork.gguf", None),
+    ],
+)
+def test_families_by_name(name: str, family: str | None) -> None:
+    assert family_of(None, name) == family
+    assert family_of(None, None, name) == family
+    assert family_of("generic", name) is None

@@ -1,0 +1,204 @@
+"""Backends whose engine comes with a later version: their definitions are complete and checked, and start nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.engines import BACKEND_OF_SUFFIX, ENGINES, resolve_backend, spec_hash
+from controller.engines.base import FileCheck
+from controller.schema.desired import Definition
+from tests.support.config_files import parse_text, problems_of
+
+LATER = {
+    "vllm_serve": "vLLM Serve",
+    "vllm": "vLLM",
+    "exllamav3": "ExLlamaV3",
+    "ct2": "CTranslate2",
+    "litert_lm": "LiteRT-LM",
+    "onnx": "ONNX",
+}
+
+
+def _definition(backend: str, **fields: Any) -> Definition:
+    named = {} if "vllm_model" in fields else {"model_path": "m"}
+    return ENGINES[backend].definition.model_validate({"backend": backend, **named, **fields})
+
+
+@pytest.mark.parametrize(("backend", "words"), LATER.items())
+def test_they_say_what_is_missing(backend: str, words: str) -> None:
+    engine, definition = ENGINES[backend], _definition(backend)
+    said = engine.missing(definition)
+    assert said == f"this version of Roundhouse has no {words} engine yet; its definition is kept and checked"
+
+
+def test_the_others_lack_nothing_but_translategemmas_prompt() -> None:
+    for backend, fields in (("llama_server", {}), ("llama_cpp", {"prompt_format": "gemma4_template"})):
+        assert ENGINES[backend].missing(_definition(backend, **fields)) is None
+    assert ENGINES["stub"].missing(ENGINES["stub"].definition.model_validate({"backend": "stub"})) is None
+    said = ENGINES["llama_cpp"].missing(_definition("llama_cpp", prompt_format="translategemma_template"))
+    assert said is not None
+    assert "translategemma_template" in said
+
+
+@pytest.mark.parametrize("backend", LATER)
+def test_a_replica_of_the_model_as_it_was_can_still_be_probed(backend: str) -> None:
+    probe = ENGINES[backend].probe(_definition(backend))
+    assert probe.ready_path in ENGINES[backend].apis(_definition(backend))
+
+
+def test_defaults() -> None:
+    for name, engine in ENGINES.items():
+        vllm = name in ("vllm", "vllm_serve")
+        assert engine.start_timeout_s == (1800 if vllm else 600), name
+        many = {"vllm": 64, "vllm_serve": 64, "openai_remote": 64, "llama_server": 4}
+        assert engine.default_target_inflight == many.get(name, 1), name
+        assert engine.renders_inflight == (name in ("vllm", "vllm_serve", "llama_server")), name
+
+
+def test_llama_cpp_and_litert_lm_honestly_take_one_at_a_time() -> None:
+    for backend in ("llama_cpp", "litert_lm"):
+        definition = _definition(backend, target_inflight=8)
+        assert ENGINES[backend].configured_inflight(definition) == 8
+        assert ENGINES[backend].target_inflight(definition) == 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "fields", "artifacts", "checks"),
+    [
+        (
+            "llama_server",
+            {"llama_server_mmproj": "p", "llama_server_draft_model_path": "d", "llama_server_chat_template_file": "t"},
+            ("m", "p", "d"),
+            {"model_path", "llama_server_mmproj", "llama_server_draft_model_path", "llama_server_chat_template_file"},
+        ),
+        ("llama_cpp", {}, ("m",), {"model_path"}),
+        ("vllm", {"vllm_chat_template_file": "t"}, ("m",), {"model_path", "vllm_chat_template_file"}),
+        ("vllm_serve", {"vllm_model": "Qwen/Qwen3-8B"}, (), set()),
+        ("exllamav3", {}, ("m",), {"model_path"}),
+        ("ct2", {"ct2_tokenizer": "t"}, ("m",), {"model_path", "ct2_tokenizer"}),
+        ("litert_lm", {}, ("m",), {"model_path"}),
+        ("onnx", {"onnx_tokenizer": "t"}, ("m",), {"model_path", "onnx_tokenizer"}),
+    ],
+)
+def test_artifacts_and_files(
+    backend: str, fields: dict[str, Any], artifacts: tuple[str, ...], checks: set[str]
+) -> None:
+    definition = _definition(backend, **fields)
+    assert ENGINES[backend].artifacts(definition) == artifacts
+    assert {check.field for check in ENGINES[backend].files(definition)} == checks
+
+
+def test_folders_are_checked_as_folders() -> None:
+    assert ENGINES["exllamav3"].files(_definition("exllamav3")) == (FileCheck("model_path", "m", "folder"),)
+
+
+@pytest.mark.parametrize("suffix", BACKEND_OF_SUFFIX)
+def test_the_backend_of_a_file_and_not_of_a_folder(suffix: str) -> None:
+    assert resolve_backend(f"a/model{suffix.upper()}") == BACKEND_OF_SUFFIX[suffix]
+    parsed = parse_text(f"models: {{a: {{model_path: model{suffix}}}}}")
+    assert parsed.definitions["a"].backend == BACKEND_OF_SUFFIX[suffix]
+    assert resolve_backend(f"a/folder{suffix}/weights") is None
+
+
+def test_files_may_hold_all_of_it() -> None:
+    parsed = parse_text(
+        """\
+        models:
+          big:
+            backend: vllm_serve
+            vllm_model: google/gemma-4-26B-A4B-it
+            gpus: 2
+            vllm_tensor_parallel_size: 2
+            vllm_gpu_memory_utilization: 0.1
+            vllm_kv_cache_memory_bytes: 2147483648
+            vllm_mm_processor_kwargs: {max_pixels: 4014080, nested: {a: [1, b]}}
+            vllm_limit_mm_per_prompt: {image: 2}
+            vllm_speculative_method: mtp
+            vllm_serve_binary: /opt/vllm/bin/vllm
+          small:
+            backend: exllamav3
+            model_path: /srv/models/small-exl3
+            exllama_cache_size: 32768
+            exllama_cache_quant: "8,4"
+          words:
+            backend: onnx
+            model_path: words.onnx
+            onnx_tokenizer: /srv/models/words-vocab.txt
+        """
+    )
+    assert list(parsed.problems) == []
+    assert parsed.definitions["small"].model_path == "small-exl3"
+    assert getattr(parsed.definitions["words"], "onnx_tokenizer") == "words-vocab.txt"  # noqa: B009
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("backend: vllm", "models.a: needs one of `model_path` and `vllm_model`"),
+        ("{backend: vllm, model_path: m, vllm_model: n/m}", "model_path and vllm_model exclude each other"),
+        ("{backend: exllamav3, model_path: m, exllama_cache_quant: fp16}", "exllama_cache_quant: must have the form"),
+        ("{backend: exllamav3, model_path: m, exllama_cache_size: 8000}", "multiple of 256"),
+        ("{backend: vllm, model_path: m, vllm_limit_mm_per_prompt: {image: two}}", "must be a whole number"),
+        ("{backend: ct2, model_path: m, vllm_dtype: auto}", "belongs to backend vllm_serve and vllm"),
+        (
+            "{backend: llama_cpp, model_path: m, gguf_chat_format: x, prompt_format: generic}",
+            "gguf_chat_format and prompt_format exclude each other",
+        ),
+        ("{backend: stub, thinking_modes: [always]}", "thinking_modes[0]: must be `default`, `enabled` or `disabled`"),
+    ],
+)
+def test_what_is_wrong_with_a_definition(line: str, problem: str) -> None:
+    text = f"models:\n  a:\n    {line}\n"
+    [found] = problems_of(text)
+    assert problem in found
+
+
+HASHES = [
+    ("llama_server", {"model_path": "m.gguf"}, "ff366ce1a40b96ad"),
+    (
+        "llama_server",
+        {
+            "model_path": "a/b.gguf",
+            "llama_server_n_ctx": 4096,
+            "llama_server_mmproj": "mm.gguf",
+            "target_inflight": 2,
+            "gpus": 1,
+            "extra_args": ["-x"],
+        },
+        "dab0c157508c5242",
+    ),
+    ("llama_cpp", {"model_path": "m.gguf"}, "c47540e9c95d93bc"),
+    (
+        "llama_cpp",
+        {"model_path": "m.gguf", "gguf_n_ctx": 512, "gguf_type_k": "q8_0", "env": {"A": "b"}},
+        "4fb5b5d854c27f6e",
+    ),
+    ("openai_remote", {"base_url": "https://x/v1", "remote_model": "y"}, "0393eff42584e7c6"),
+    ("stub", {}, "b0041e5113cb5963"),
+    ("stub", {"stub_text": "hi", "stub_load_s": 1.5}, "003e531dc3219442"),
+]
+
+
+@pytest.mark.parametrize(("backend", "fields", "hashed"), HASHES)
+def test_fields_that_came_later_restart_nothing(backend: str, fields: dict[str, Any], hashed: str) -> None:
+    definition = ENGINES[backend].definition.model_validate({"backend": backend, **fields})
+    assert spec_hash(definition, "img", "chat") == hashed
+    capable = {"modalities": ["text", "image"], "multi_turn": False, "thinking_modes": ["enabled"]}
+    declared = type(definition).model_validate({"backend": backend, **fields, **capable})
+    assert spec_hash(declared, "img", "chat") == hashed
+
+
+@pytest.mark.parametrize(
+    ("backend", "field", "value"),
+    [
+        ("llama_server", "llama_server_library_path", "/opt/lib"),
+        ("llama_cpp", "prompt_format", "gemma4_template"),
+        ("vllm", "vllm_max_pixels", 5),
+        ("exllamav3", "exllama_cache_quant", "8"),
+    ],
+)
+def test_fields_that_touch_the_engine_count_once_they_are_set(backend: str, field: str, value: Any) -> None:
+    without, with_it = _definition(backend), _definition(backend, **{field: value})
+    assert spec_hash(without, None, "m") != spec_hash(with_it, None, "m")

@@ -1,0 +1,242 @@
+"""What a load may set: the constraints as seed 001 shows them, and what each backend refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.engines import ENGINES
+from controller.engines.load_fields import constraints
+
+TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+TYPE = {
+    "kind": "string_or_null",
+    "format": "ggml_type_name",
+    "default": "f16",
+    "allowed_values": TYPES,
+    "examples": ["f16", "q8_0", "q4_0"],
+}
+BITS = {
+    "kind": "integer_or_null",
+    "minimum": 2,
+    "maximum": 8,
+    "default": None,
+    "null_means": "fp16",
+    "allowed_values": [2, 3, 4, 5, 6, 7, 8],
+}
+LLAMA_CPP = {
+    "gguf_n_ctx": {"kind": "integer", "minimum": 1, "step": 1},
+    "gguf_flash_attn": {
+        "kind": "enum",
+        "default": "auto",
+        "allowed_values": ["on", "off", "auto"],
+        "examples": ["auto", "on", "off"],
+    },
+    "gguf_type_k": TYPE,
+    "gguf_type_v": TYPE,
+}
+EXLLAMAV3 = {
+    "exllama_cache_size": {"kind": "integer", "minimum": 256, "step": 256},
+    "exllama_max_rq_tokens": {"kind": "integer", "minimum": 1, "step": 1},
+    "exllama_cache_k_bits": BITS,
+    "exllama_cache_v_bits": BITS,
+    "exllama_cache_quant": {"kind": "string_or_null", "format": "<bits>|<k_bits>,<v_bits>"},
+}
+VLLM = {
+    "vllm_max_model_len": {"kind": "integer", "minimum": 256, "step": 256},
+    "vllm_kv_cache_dtype": {
+        "kind": "enum",
+        "default": "auto",
+        "allowed_values": ["auto", "fp8", "fp8_e4m3", "fp8_e5m2"],
+        "examples": ["auto", "fp8"],
+    },
+    "vllm_kv_cache_memory_bytes": {
+        "kind": "integer",
+        "minimum": 268435456,
+        "step": 268435456,
+        "unit": "bytes",
+        "display_unit": "mib",
+    },
+    "vllm_max_pixels": {"kind": "integer", "minimum": 200704, "step": 200704, "unit": "pixels"},
+    "vllm_speculative_method": {
+        "kind": "string_or_null",
+        "format": "vllm_speculative_method",
+        "default": None,
+        "examples": ["mtp", "draft_model", "mlp_speculator"],
+    },
+    "vllm_speculative_model": {
+        "kind": "string_or_null",
+        "format": "hf_id_or_local_path",
+        "default": None,
+        "examples": ["google/gemma-4-26B-A4B-it-assistant"],
+    },
+    "vllm_num_speculative_tokens": {"kind": "integer", "minimum": 1, "step": 1, "default": 1},
+}
+LLAMA_SERVER = {
+    "llama_server_n_ctx": {"kind": "integer", "minimum": 1, "step": 1},
+    "llama_server_image_max_tokens": {"kind": "integer", "minimum": 1, "step": 1},
+    "llama_server_spec_type": {
+        "kind": "enum",
+        "default": "draft-mtp",
+        "allowed_values": ["draft-mtp"],
+        "examples": ["draft-mtp"],
+    },
+    "llama_server_spec_draft_n_max": {"kind": "integer", "minimum": 1, "maximum": 6, "step": 1, "default": 2},
+    "llama_server_spec_draft_p_min": {"kind": "float", "minimum": 0.0, "maximum": 1.0, "default": 0.0},
+}
+SHOWN: dict[str, dict[str, Any]] = {
+    "llama_server": LLAMA_SERVER,
+    "llama_cpp": LLAMA_CPP,
+    "exllamav3": EXLLAMAV3,
+    "vllm": VLLM,
+    "vllm_serve": VLLM,
+    **{name: {} for name in ("ct2", "litert_lm", "onnx", "openai_remote", "stub")},
+}
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_constraints_are_the_seeds_key_for_key(backend: str) -> None:
+    shown = {
+        name: each.model_dump(exclude_unset=True) for name, each in constraints(ENGINES[backend].load_fields).items()
+    }
+    assert json.dumps(shown, sort_keys=True) == json.dumps(SHOWN[backend], sort_keys=True)
+    assert list(shown) == list(SHOWN[backend])
+
+
+def test_recommendations_are_the_seeds() -> None:
+    shown = {
+        name: {key: pairs.model_dump(exclude_unset=True) for key, pairs in engine.load_recommendations.items()}
+        for name, engine in ENGINES.items()
+        if engine.load_recommendations
+    }
+    assert shown == {
+        "llama_cpp": {
+            "gguf_cache_type_pairs": {
+                "kind": "pair_presets",
+                "fields": ["gguf_type_k", "gguf_type_v"],
+                "recommended_pairs": [
+                    {"label": "f16/f16", "gguf_type_k": "f16", "gguf_type_v": "f16"},
+                    {"label": "q8_0/q8_0", "gguf_type_k": "q8_0", "gguf_type_v": "q8_0"},
+                    {"label": "q4_0/q4_0", "gguf_type_k": "q4_0", "gguf_type_v": "q4_0"},
+                ],
+                "notes": [
+                    "Service-curated presets for GGUF cache types.",
+                    "Prefer symmetric GGUF K/V pairs by default; asymmetric pairs may reduce or disable GPU offload "
+                    "in upstream llama.cpp.",
+                ],
+            }
+        },
+        "exllamav3": {
+            "exllama_cache_bit_pairs": {
+                "kind": "pair_presets",
+                "fields": ["exllama_cache_k_bits", "exllama_cache_v_bits"],
+                "recommended_pairs": [
+                    {"label": "fp16", "exllama_cache_k_bits": None, "exllama_cache_v_bits": None},
+                    {"label": "8/8", "exllama_cache_k_bits": 8, "exllama_cache_v_bits": 8},
+                    {"label": "8/4", "exllama_cache_k_bits": 8, "exllama_cache_v_bits": 4},
+                ],
+            }
+        },
+    }
+
+
+def test_what_is_recommended_is_accepted() -> None:
+    for engine in ENGINES.values():
+        for presets in engine.load_recommendations.values():
+            for pair in presets.recommended_pairs:
+                assert engine.load_faults({name: pair[name] for name in presets.fields}) == []
+
+
+def _faults(backend: str, **params: Any) -> list[str]:
+    return [f"{fault.field} {fault.message}" for fault in ENGINES[backend].load_faults(params)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "params", "fault"),
+    [
+        ("llama_cpp", {"gguf_type_k": "q8-0"}, "gguf_type_k must be one of f32, f16"),
+        ("llama_cpp", {"gguf_type_k": "foo"}, "gguf_type_k must be one of f32, f16"),
+        ("llama_cpp", {"gguf_flash_attn": "true"}, "gguf_flash_attn must be one of on, off, auto; is `true`"),
+        ("exllamav3", {"exllama_cache_k_bits": 8}, "exllama_cache_k_bits must be given together with"),
+        ("exllamav3", {"exllama_cache_v_bits": None}, "exllama_cache_v_bits must be given together with"),
+        (
+            "exllamav3",
+            {"exllama_cache_k_bits": 8, "exllama_cache_v_bits": None},
+            "exllama_cache_k_bits and exllama_cache_v_bits must be both numbers or both null",
+        ),
+        (
+            "exllamav3",
+            {"exllama_cache_quant": "8", "exllama_cache_k_bits": 8, "exllama_cache_v_bits": 8},
+            "exllama_cache_k_bits cannot be combined with exllama_cache_quant",
+        ),
+        (
+            "exllamav3",
+            {"exllama_cache_quant": None, "exllama_cache_v_bits": 8},
+            "exllama_cache_v_bits cannot be combined with exllama_cache_quant",
+        ),
+        (
+            "exllamav3",
+            {"exllama_cache_k_bits": 9, "exllama_cache_v_bits": 8},
+            "exllama_cache_k_bits must be at most 8, is 9",
+        ),
+        (
+            "exllamav3",
+            {"exllama_cache_k_bits": 8, "exllama_cache_v_bits": -(2**60)},
+            "exllama_cache_v_bits must be at least 2, is -1152921504606846976",
+        ),
+        ("exllamav3", {"exllama_cache_size": 8000}, "exllama_cache_size must be a multiple of 256, is 8000"),
+        *(
+            ("exllamav3", {"exllama_cache_quant": each}, "exllama_cache_quant must be `<bits>` or `<k_bits>,<v_bits>`")
+            for each in ("fp16", "1", "9", "8,", "8,4,4", "8, 4", "16", "8,1")
+        ),
+        ("exllamav3", {"exllama_cache_quant": ""}, "exllama_cache_quant must be a printable text"),
+        ("exllamav3", {"exllama_cache_quant": "8\n"}, "exllama_cache_quant must be a printable text"),
+        ("llama_server", {"llama_server_spec_type": "medusa"}, "llama_server_spec_type must be one of draft-mtp, or"),
+        ("llama_server", {"llama_server_spec_draft_n_max": 7}, "llama_server_spec_draft_n_max must be at most 6, is 7"),
+        (
+            "llama_server",
+            {"llama_server_spec_draft_p_min": 1.5},
+            "llama_server_spec_draft_p_min must be at most 1.0, is 1.5",
+        ),
+        ("vllm", {"vllm_max_model_len": 100}, "vllm_max_model_len must be at least 256, is 100"),
+        (
+            "vllm_serve",
+            {"vllm_kv_cache_memory_bytes": 1000000},
+            "vllm_kv_cache_memory_bytes must be at least 268435456, is 1000000",
+        ),
+    ],
+)
+def test_values_that_a_backend_refuses(backend: str, params: dict[str, Any], fault: str) -> None:
+    found = _faults(backend, **params)
+    assert len(found) == 1
+    assert found[0].startswith(fault)
+
+
+@pytest.mark.parametrize(
+    ("backend", "params"),
+    [
+        ("vllm", {"vllm_kv_cache_dtype": "nvfp4_new"}),
+        ("vllm_serve", {"vllm_max_model_len": 1000, "vllm_max_pixels": 200705}),
+        ("vllm", {"vllm_speculative_method": None, "vllm_speculative_model": None}),
+        ("llama_server", {"llama_server_spec_type": None}),
+        ("llama_cpp", {"gguf_type_k": None, "gguf_type_v": "q4_0"}),
+        ("exllamav3", {"exllama_cache_quant": None}),
+        ("exllamav3", {"exllama_cache_quant": "8"}),
+        ("exllamav3", {"exllama_cache_k_bits": None, "exllama_cache_v_bits": None}),
+    ],
+)
+def test_values_beyond_what_is_shown(backend: str, params: dict[str, Any]) -> None:
+    assert _faults(backend, **params) == []
+
+
+@pytest.mark.parametrize(("bits", "quant"), [((8, 8), "8,8"), ((8, 4), "8,4"), ((None, None), None)])
+def test_bits_are_reported_as_quant(bits: tuple[int | None, int | None], quant: str | None) -> None:
+    params = {"exllama_cache_size": 512, "exllama_cache_k_bits": bits[0], "exllama_cache_v_bits": bits[1]}
+    assert ENGINES["exllamav3"].load_override(params) == {"exllama_cache_size": 512, "exllama_cache_quant": quant}
+
+
+def test_only_the_cache_size_of_exllama_goes_in_steps() -> None:
+    binding = {field.name for engine in ENGINES.values() for field in engine.load_fields if field.step_binds}
+    assert binding == {"exllama_cache_size"}

@@ -1,0 +1,125 @@
+"""What of a definition is hidden, where, and what stays readable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.masking import masked, masked_field, masked_text, secrets_of, without_secrets
+from controller.schema.admin import MASKED
+
+
+def test_every_value_of_env_is_hidden_and_its_name_is_not() -> None:
+    assert masked_field("env", {"HF_TOKEN": "hf_abc", "THREADS": "4"}) == {"HF_TOKEN": MASKED, "THREADS": MASKED}
+
+
+@pytest.mark.parametrize(
+    ("args", "shown"),
+    [
+        (["--api-key", "sk-1"], ["--api-key", MASKED]),
+        (["--api-key=sk-1", "-v"], [f"--api-key={MASKED}", "-v"]),
+        (["--api-key sk-1"], [f"--api-key {MASKED}"]),
+        (["--api-key", "k1", "k2", "--port", "1"], ["--api-key", MASKED, MASKED, "--port", "1"]),
+        (["--API_KEY", "-dashed"], ["--API_KEY", MASKED]),
+        (["-hft", "hf_x"], ["-hft", MASKED]),
+        (["--trust-auth", "--port", "80"], ["--trust-auth", "--port", "80"]),
+        (["--hf-token=a=b", "x"], [f"--hf-token={MASKED}", "x"]),
+        (["--header", "Authorization: Bearer abc.def"], ["--header", f"Authorization: Bearer {MASKED}"]),
+        (["--config", '{"api_key": "a b", "n": 1}'], ["--config", f'{{"api_key": "{MASKED}", "n": 1}}']),
+        (["--api-key-file", "/run/key"], ["--api-key-file", "/run/key"]),
+        (["--api-key-file", "sk-1"], ["--api-key-file", MASKED]),
+        (["--image-max-tokens", "512"], ["--image-max-tokens", "512"]),
+        (["--tokenizer", "org/model"], ["--tokenizer", "org/model"]),
+        (["--ctx-size", "4096", "--keep", "-1"], ["--ctx-size", "4096", "--keep", "-1"]),
+    ],
+)
+def test_values_of_telling_flags_are_hidden(args: list[str], shown: list[str]) -> None:
+    assert masked_field("extra_args", args) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://user:pw@host/v1", f"https://{MASKED}@host/v1"),
+        ("https://token@host", f"https://{MASKED}@host"),
+        ("https://u:p@ss/w@host/v1", f"https://{MASKED}@host/v1"),
+        ("https://u:p/w@host", f"https://{MASKED}@host"),
+        ("https://host:8080/v1", "https://host:8080/v1"),
+        ("https://host:8080/@scope/model", "https://host:8080/@scope/model"),
+        ("http://[::1]:80/v1", "http://[::1]:80/v1"),
+        ("https://host/v1?api_key=abc&x=1", f"https://host/v1?api_key={MASKED}&x=1"),
+    ],
+)
+def test_the_user_part_of_a_url_is_hidden(url: str, shown: str) -> None:
+    assert masked_field("base_url", url) == shown
+    assert masked_text(f"must be an address, is `{url}`") == f"must be an address, is `{shown}`"
+
+
+def test_nested_mappings_are_looked_into() -> None:
+    value = {"max_pixels": 4, "max_tokens": 8, "hub": {"Access-Token": "x", "secrets": ["a", "b"], "auth": None}}
+    assert masked_field("vllm_mm_processor_kwargs", value) == {
+        "max_pixels": 4,
+        "max_tokens": 8,
+        "hub": {"Access-Token": MASKED, "secrets": MASKED, "auth": None},
+    }
+
+
+def test_what_is_no_secret_is_shown() -> None:
+    fields: dict[str, Any] = {
+        "model_path": "org/model@main.gguf", "replicas": 2, "enabled": True, "vram_mib": None, "aliases": ["a:b"],
+        "api_key_env": "OPENAI_KEY", "api_key_file": "/run/secrets/key", "vllm_max_num_batched_tokens": 8192,
+    }  # fmt: skip
+    assert masked(fields) == fields
+    assert secrets_of(fields) == frozenset()
+
+
+def test_a_key_where_only_its_place_belongs_is_hidden() -> None:
+    assert masked_field("api_key_env", "sk-abcdef") == MASKED
+    assert secrets_of({"api_key_env": "sk-abcdef"}) == {"sk-abcdef"}
+
+
+def test_a_secret_is_hidden_wherever_else_it_stands() -> None:
+    fields = {"extra_args": ["--odd", "x=s3cret-s3cret"], "env": {"HUB_PASSWORD": "s3cret-s3cret"}}
+    assert masked(fields)["extra_args"] == ["--odd", f"x={MASKED}"]
+    # A short one would take words with it that are none.
+    assert masked({"backend": "stub", "env": {"API_KEY": "stub"}})["backend"] == "stub"
+    assert masked({"extra_args": ["moved-elsewhere"]}, ["moved-elsewhere"]) == {"extra_args": [MASKED]}
+
+
+def test_secrets_to_look_for_in_logs() -> None:
+    fields = {
+        "model_path": "org/Qwen2.5-7B.gguf",
+        "base_url": "https://user:p%40ssword@host",
+        "extra_args": ["--api-key=flagged", "--password", "abc"],
+        "env": {
+            "API_KEY": "named",
+            "PLAIN": "a1b2c3d4e5f6g7",
+            "NAMED_AFTER": "Qwen2.5-7B.gguf",
+            "HF_HOME": "/models/cache/hub1",
+            "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7",
+            "BACKEND": "FLASH_ATTN_V1",
+            "ALLOC": "expandable_segments:True",
+            "DB": "postgres://me:dbpass@db/x",
+            "SIGNING_KEY": "-----BEGIN-----\nAAAABBBB\nCCCC\n-----END-----",
+        },
+    }
+    assert secrets_of(fields) == {
+        "p%40ssword", "p@ssword", "flagged", "named", "a1b2c3d4e5f6g7", "dbpass",
+        "-----BEGIN-----\nAAAABBBB\nCCCC\n-----END-----", "-----BEGIN-----", "AAAABBBB", "-----END-----",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "secrets", "left"),
+    [
+        ("key abcdef.", {"abc", "abcdef"}, "key ***."),
+        ("abcdefgh", {"abcde", "defgh"}, "***"),
+        ("abababa", {"aba"}, "***"),
+        ("nothing", {"abcd"}, "nothing"),
+        ("aXXXXb", {"XXXX", "a***b"}, "***"),
+        ("abcd abcd", {"abcd"}, "*** ***"),
+    ],
+)
+def test_texts_without_secrets(text: str, secrets: set[str], left: str) -> None:
+    assert without_secrets(text, secrets) == left
