@@ -20,6 +20,7 @@ import aiohttp
 import uvicorn
 
 from controller.api.app import create_app
+from controller.api.stopping import Stopping
 from controller.controller import Controller
 from controller.runtimes import open_runtime
 from controller.runtimes.base import RuntimeUnavailableError
@@ -76,7 +77,7 @@ async def _serve(settings: ControllerSettings, store: Store) -> int:
         loop = asyncio.get_running_loop()
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, lambda: controller.shut_down(stop_engines=False))
-        app = create_app(controller, controller.registry)
+        app = Stopping(create_app(controller, controller.registry), controller.ended)
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="websockets-sansio")
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 from typing import Self
 
 import aiohttp
@@ -13,13 +14,15 @@ from prometheus_client import CollectorRegistry
 from controller import __version__
 from controller.admin.desk import Desk
 from controller.admin.logs import LogReader
+from controller.conceal import Concealment
+from controller.config.settle import Settled
 from controller.drift_watch import DriftWatch
 from controller.dry_run import dry_run
 from controller.estimates import ArtifactSizes
 from controller.gateways import GatewayHub
 from controller.happenings import Trouble
 from controller.journal import Journal
-from controller.masking import secrets_of
+from controller.masking import masked_text
 from controller.memory import WorkingMemory
 from controller.metrics import create_registry
 from controller.operations import Operations
@@ -29,9 +32,10 @@ from controller.recorder import Recorder
 from controller.remotes import Remotes
 from controller.resolve import Defaults
 from controller.runtimes.base import Runtime, SeenReplica
+from controller.runtimes.naming import replica_token
 from controller.schema.admin import Drift, DryRun, ProposedFiles
 from controller.schema.routing import GatewayReport
-from controller.schema.status import ControllerStatus, PlanView
+from controller.schema.status import ControllerStatus, PlanView, Problem
 from controller.settings import ControllerSettings
 from controller.state import Phase
 from controller.store import Store
@@ -65,6 +69,7 @@ class Controller:
         self._defaults = Defaults(images, settings.start_timeout_s, settings.drain_timeout_s)
         self.journal = Journal(store.folder / JOURNAL_NAME, keep=settings.history_entries)
         self._recorder = Recorder(self.journal, clock)
+        self._concealment = Concealment(lambda name: replica_token(store.secret, name))
         self._files = DesiredFiles(
             settings.desired,
             settings.models.absolute(),
@@ -72,7 +77,7 @@ class Controller:
             self._defaults,
             resync_s=settings.resync_s,
             clock=clock,
-            edited=self._recorder.edited,
+            edited=self._edited,
         )
         memory = WorkingMemory(loaded_once=set(self._files.memory.loaded_once))
         self.hub = GatewayHub(
@@ -96,6 +101,7 @@ class Controller:
             stop_timeout_s=settings.stop_timeout_s,
             wake=self._wake.set,
             clock=clock,
+            conceal=self._concealment.text,
         )
         self._reconciler = Reconciler(
             desired=self._files,
@@ -110,6 +116,7 @@ class Controller:
             ready_before=self._files.memory.ready_since,
             clock=clock,
             told=self._recorded,
+            conceal=self._concealment.text,
         )
         self.desk = Desk(
             files=self._files,
@@ -123,7 +130,7 @@ class Controller:
             wake=self._wake.set,
             clock=clock,
         )
-        self.logs = LogReader(runtime, replicas=self._replicas_of, secrets=self._secrets_of)
+        self.logs = LogReader(runtime, replicas=self._replicas_of, conceal=self._concealment.text)
         self._drift = DriftWatch(runtime, file_since=self._files.all_since, clock=clock)
 
     @property
@@ -134,6 +141,8 @@ class Controller:
     async def __aenter__(self) -> Self:
         self._recorder.began(__version__, self._instance)
         self._files.recover()
+        if self._files.settled is not None:
+            self._concealment.learn(self._files.settled.declared)
         await self._files.read()
         self._tasks = [
             asyncio.create_task(self._reconciler.run(), name="the reconciler"),
@@ -202,11 +211,9 @@ class Controller:
         done = self._reconciler.round
         return sorted(replica.name for replica in done.observed.replicas if replica.id.model == model) if done else []
 
-    def _secrets_of(self, model: str) -> frozenset[str]:
-        settled = self._files.settled
-        fields = settled.declared.get(model, {}) if settled is not None else {}
-        tokens = (self._operations.token(name) for name in self._replicas_of(model))
-        return secrets_of(fields) | frozenset(tokens)
+    def _edited(self, before: Settled | None, after: Settled, ended: Collection[str]) -> None:
+        self._concealment.learn(after.declared)
+        self._recorder.edited(before, after, ended)
 
     # What the API may do.
 
@@ -216,7 +223,7 @@ class Controller:
             self._reconciler.round,
             instance=self._instance,
             runtime=self._runtime.kind,
-            problems=self._files.problems(),
+            problems=[_masked(problem) for problem in self._files.problems()],
             error=self._reconciler.error,
             gateways=self.hub.connected,
         )
@@ -270,3 +277,7 @@ class Controller:
             self._prober.nudge(name)
         if self._files.ask_for(report):
             self._wake.set()
+
+
+def _masked(problem: Problem) -> Problem:
+    return problem.model_copy(update={"message": masked_text(problem.message)})

@@ -119,8 +119,11 @@ def _actions(after: RoundLike, texts: _Texts) -> Iterator[NewEntry]:
     for action in () if after.desired.paused else after.plan.actions:
         if isinstance(action, Preflight):
             continue
-        details: dict[str, JsonValue] = {"action": action.kind, **_what(action)}
-        yield NewEntry("action", "controller", texts.line(action.model, action.reason) or "", action.model, details)
+        what = _what(action)
+        details: dict[str, JsonValue] = {"action": action.kind, **what}
+        subject = what.get("replica", what.get("image"))
+        words = texts.line(action.model, f"{action.kind} {subject}: {action.reason}") or ""
+        yield NewEntry("action", "controller", words, action.model, details)
 
 
 def _what(action: Action) -> dict[str, JsonValue]:

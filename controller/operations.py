@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from controller.actions import Action, Drain, Preflight, PullImage, Remove, Start, Stop, Undrain
+from controller.conceal import Conceal, nothing_secret
 from controller.drains import Drain as DrainUnderWay
 from controller.engines import ENGINES
 from controller.engines.base import Verdict
@@ -40,7 +41,9 @@ class Operations:
         stop_timeout_s: float,
         wake: Callable[[], None],
         clock: Clock,
+        conceal: Conceal = nothing_secret,
     ) -> None:
+        self._conceal = conceal
         self._runtime = runtime
         self._memory = memory
         self._instance = instance
@@ -111,6 +114,8 @@ class Operations:
             except Exception as fault:
                 log.exception("the preflight of %s failed", action.model)
                 result = PreflightResult(False, self._clock(), f"internal error: {fault!r}")
+            if result.error is not None:
+                result = replace(result, error=self._conceal(action.model, result.error))
             self._memory.preflighting.discard(key)
             self._memory.preflights[key] = result
             self._wake()
@@ -156,21 +161,21 @@ class Operations:
         async def work() -> None:
             try:
                 await self._runtime.start(request)
-            except StartError as error:
-                verdict = Verdict(str(error), error.permanent)
-                log.warning("start of %s failed: %s", name, error)
-                self._memory.fail(action.id, verdict, self._clock())
-            except RuntimeUnavailableError as error:
-                log.warning("start of %s failed: %s", name, error)
-                self._memory.fail(action.id, Verdict(str(error)), self._clock())
+            except (StartError, RuntimeUnavailableError) as error:
+                self._start_failed(action, name, str(error), permanent=getattr(error, "permanent", False))
             except Exception as fault:
                 log.exception("start of %s failed", name)
-                self._memory.fail(action.id, Verdict(f"internal error: {fault!r}"), self._clock())
+                self._start_failed(action, name, f"internal error: {fault!r}", permanent=False)
             finally:
                 self._memory.finish(name, self._clock())
                 self._wake()
 
         self._spawn(work())
+
+    def _start_failed(self, action: Start, name: str, message: str, *, permanent: bool) -> None:
+        message = self._conceal(action.model, message, name)
+        log.warning("start of %s failed: %s", name, message)
+        self._memory.fail(action.id, Verdict(message, permanent), self._clock())
 
     def _end(self, action: Stop | Remove, replica: ObservedReplica) -> None:
         """A failure counts from the moment its end is issued, so that it counts once."""
@@ -209,7 +214,7 @@ class Operations:
         failure = self._memory.failures.get(action.id.key)
         if action.failure is None or failure is None or failure.error != action.failure.message:
             return
-        tail = await self._runtime.log_tail(action.name)
+        tail = self._conceal(action.model, await self._runtime.log_tail(action.name), action.name)
         self._memory.failures[action.id.key] = replace(failure, error=with_tail(failure.error, tail))
 
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from controller.actions import Plan
 from controller.assess import assess
+from controller.conceal import Conceal, nothing_secret
 from controller.drains import Drain as DrainUnderWay
 from controller.drains import drained, inflight
 from controller.engines import ENGINES
@@ -30,6 +31,7 @@ from controller.schema.status import ModelState, ModelStatus
 from controller.state import (
     DesiredState,
     Draining,
+    Exit,
     Gpu,
     ObservedReplica,
     ObservedState,
@@ -87,9 +89,11 @@ class Reconciler:
         ready_before: Mapping[str, float],
         clock: Callable[[], float],
         told: Callable[[Round | None, Round | None], None] = lambda *_: None,
+        conceal: Conceal = nothing_secret,
     ) -> None:
         """`told` is given each round (None: it was not complete) and the one before."""
         self._told = told
+        self._conceal = conceal
         self._finished = asyncio.Event()
         self._desired = desired
         self._runtime = runtime
@@ -275,11 +279,16 @@ class Reconciler:
             ready_since=vitals.ready_since or self._ready.get(seen.name),
             base_url=seen.base_url,
             claims=seen.claims,
-            exit=seen.exit,
+            exit=self._exit(seen),
             draining=draining,
             image_id=seen.image_id,
             argv=seen.argv,
         )
+
+    def _exit(self, seen: SeenReplica) -> Exit | None:
+        if seen.exit is None or not seen.exit.log_tail:
+            return seen.exit
+        return replace(seen.exit, log_tail=self._conceal(seen.id.model, seen.exit.log_tail, seen.name))
 
     def _token(self, name: str) -> str | None:
         return self._remotes.token(name) if self._remotes.knows(name) else self._operations.token(name)

@@ -13,6 +13,7 @@ import aiohttp
 
 from controller.engines import ENGINES
 from controller.engines.base import Remote
+from controller.masking import masked_text
 from controller.state import DesiredModel
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ class Remotes:
                 # Whatever one remote brings out must not take its own watch, or the others' controller, away.
                 log.exception("asking the remote model %s failed", name)
                 error = f"internal error: {fault!r}"
+            # The address may hold a user and a password.
+            error = masked_text(error) if error is not None else None
             changed = error != watched.error or not watched.asked.is_set()
             watched.error = error
             watched.asked.set()

@@ -90,7 +90,7 @@ class ControllerAddress:
         """What aiohttp connects through: as many connections as are asked for, none kept after its use."""
         if self.unix_path:
             return aiohttp.UnixConnector(self.unix_path, limit=0, force_close=True)
-        return aiohttp.TCPConnector()
+        return aiohttp.TCPConnector(limit=0, force_close=True)
 
 
 class ControllerLink:

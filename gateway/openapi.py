@@ -73,7 +73,7 @@ def _more_responses(responses: Mapping[str, Any], errors: Mapping[str, list[str]
     for status, lines in errors.items():
         known = more.get(status, {"content": {"application/json": {"schema": {"$ref": _ENVELOPE}}}})
         said = known.get("description", "")
-        news = [line for line in lines if line not in said]
+        news = [line for line in lines if line.removeprefix("- ") not in said]
         more[status] = {**known, "description": "\n".join([said, *news] if said else news)}
     return more
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from controller.masking import without_secrets
+from controller.conceal import Conceal
 from controller.runtimes.base import LogPart
 from controller.schema.errors import RoundhouseError
 
@@ -33,18 +33,18 @@ class _Open:
 
 
 class LogReader:
-    """Reads logs of models. `replicas` names a model's engines that are there; `secrets` what must not show."""
+    """Reads logs of models. `replicas` names a model's engines that are there; `conceal` hides what must not show."""
 
     def __init__(
         self,
         source: LogSource,
         *,
         replicas: Callable[[str], Collection[str]],
-        secrets: Callable[[str], Collection[str]],
+        conceal: Conceal,
     ) -> None:
         self._source = source
         self._replicas = replicas
-        self._secrets = secrets
+        self._conceal = conceal
 
     async def open(self, model: str, replica: str | None, *, lines: int, follow: bool) -> AsyncIterator[str]:
         """The text, part by part. Raises `unknown_replica`."""
@@ -82,4 +82,4 @@ class LogReader:
         log.cursor, log.ended = part.cursor, not part.running
         prefix = f"{name} | " if several else ""
         text = "".join(f"{prefix}{line}\n" for line in part.lines)
-        return without_secrets(text, frozenset(self._secrets(model)))
+        return self._conceal(model, text, name)

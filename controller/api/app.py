@@ -24,6 +24,7 @@ def create_app(controller: Controller, registry: CollectorRegistry) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        openapi_tags=[{"name": "admin", "description": "Models at run time: what there is, loads, unloads, plans."}],
     )
     declare_errors(app)
     internal.declare(app, controller, registry)

@@ -30,14 +30,17 @@ Result = TypeVar("Result")
 class NoControllerError(CommandError):
     """Nobody listens there, or nobody answers."""
 
+    words = "no controller answers at {url} ({reason}); `roundhouse up` starts one"
+
     def __init__(self, url: str, reason: str) -> None:
-        hint = "`roundhouse up` starts one"
-        super().__init__(f"no controller answers at {url} ({reason}); {hint}", Exit.NO_CONTROLLER)
+        super().__init__(self.words.format(url=url, reason=reason), Exit.NO_CONTROLLER)
         self.reason = reason
 
 
 class LostControllerError(NoControllerError):
-    """It had taken the question, and was gone before the end of its answer."""
+    """It may have taken the question, and was gone before the end of its answer."""
+
+    words = "the controller at {url} went away before the end of its answer ({reason})"
 
 
 class RefusedError(CommandError):
@@ -157,6 +160,8 @@ class ControllerClient:
             raise NoControllerError(self._url, f"no answer within {within_s:g} s") from None
         except aiohttp.ClientConnectorError as error:
             raise NoControllerError(self._url, error.strerror or str(error)) from None
+        except aiohttp.ClientPayloadError:
+            raise LostControllerError(self._url, "the connection ended") from None
         except (aiohttp.ClientError, OSError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             raise LostControllerError(self._url, reason) from None

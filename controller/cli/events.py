@@ -52,7 +52,8 @@ def say_entry(entry: JournalEntry, as_json: bool) -> None:
         say(entry.model_dump_json())
         return
     model = f"{entry.model}: " if entry.model else ""
-    say(f"{time_words(entry.at)}  {entry.id}  {entry.kind:<10}  {model}{one_line(entry.message)} ({entry.actor})")
+    who = "" if entry.actor in entry.message else f" ({entry.actor})"
+    say(f"{time_words(entry.at)}  {entry.id}  {entry.kind:<10}  {model}{one_line(entry.message)}{who}")
 
 
 async def _recent(url: str, after: int | None, model: str | None, kinds: Sequence[str]) -> list[JournalEntry]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from controller.runtimes.base import LogPart
@@ -54,43 +54,72 @@ def whole(data: bytes, *, ended: bool, most: int = PART_BYTES) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What was given last: so many bytes, with this checksum."""
+class Digest:
+    """So many bytes, with this checksum."""
 
     size: int = 0
     checksum: int = 0
 
     @classmethod
+    def of(cls, data: bytes) -> Digest:
+        """Of these bytes."""
+        return cls(len(data), zlib.crc32(data))
+
+    def ends_at(self, data: bytes, end: int) -> bool:
+        """Whether these are the bytes before a place."""
+        return end >= self.size and zlib.crc32(data[end - self.size : end]) == self.checksum
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What was given last: some of it, and its last line."""
+
+    context: Digest = field(default_factory=Digest)
+    line: Digest = field(default_factory=Digest)
+
+    @classmethod
     def of(cls, data: bytes) -> Given:
         """The mark after these bytes."""
-        context = data[-_CONTEXT_BYTES:]
-        return cls(len(context), zlib.crc32(context))
+        return cls(Digest.of(data[-_CONTEXT_BYTES:]), Digest.of(_last_line(data)))
 
     @classmethod
     def parse(cls, text: str) -> Given | None:
         """None: it is no mark."""
-        match = re.fullmatch(r"(\d{1,4})-([0-9a-f]{1,8})", text)
-        return cls(int(match[1]), int(match[2], 16)) if match else None
+        match = re.fullmatch(r"(\d{1,4})-([0-9a-f]{1,8})-(\d{1,9})-([0-9a-f]{1,8})", text, re.ASCII)
+        if match is None:
+            return None
+        return cls(Digest(int(match[1]), int(match[2], 16)), Digest(int(match[3]), int(match[4], 16)))
 
     def then(self, data: bytes) -> Given:
         """The mark after these bytes more: short parts are remembered together, since one alone may occur twice."""
-        size = self.size + len(data)
+        size = self.context.size + len(data)
+        if not data:
+            return self
         if len(data) >= _CONTEXT_BYTES or size > _LONGEST_CONTEXT:
             return Given.of(data)
-        return Given(size, zlib.crc32(data, self.checksum))
+        return Given(Digest(size, zlib.crc32(data, self.context.checksum)), Digest.of(_last_line(data)))
 
     def __str__(self) -> str:
-        return f"{self.size}-{self.checksum:x}"
+        return "-".join(f"{each.size}-{each.checksum:x}" for each in (self.context, self.line))
 
     def rest_of(self, data: bytes) -> bytes:
-        """What comes after what was given last; all of it where that is not in it any more, or nothing was given."""
-        if not self.size:
+        """What comes after what was given last; all of it where that is not in it any more, or nothing was given.
+
+        `data` begins with a whole line. Where it is not certain, something is left out rather than repeated.
+        """
+        if not self.context.size:
             return data
-        ends = [len(data), *(match.end() for match in re.finditer(b"\n", data))]
-        for end in sorted(ends, reverse=True):
-            if end >= self.size and zlib.crc32(data[end - self.size : end]) == self.checksum:
+        ends = sorted({len(data), *(match.end() for match in re.finditer(b"\n", data))}, reverse=True)
+        for end in ends:
+            # The data may begin in the middle of what is remembered: then the last line must do.
+            known = end < self.context.size or self.context.ends_at(data, end)
+            if known and self.line.ends_at(data, end):
                 return data[end:]
         return data
+
+
+def _last_line(data: bytes) -> bytes:
+    return data[data.rfind(b"\n", 0, -1) + 1 :]
 
 
 def kept_part(data: bytes, given: Given | None, lines: int, cursor: str) -> LogPart:

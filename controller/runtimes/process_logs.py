@@ -137,12 +137,14 @@ class Logs:
             return LogPart(last_lines(part, lines), str(Place(cut_at, offset, Given.of(part))), not ended)
         size = file.seek(0, os.SEEK_END)
         if place.cut_at != cut_at or place.offset > size:
-            part = place.given.rest_of(_last(self._earlier(name), PART_BYTES))
+            part = whole(place.given.rest_of(_last(self._earlier(name), PART_BYTES)), ended=False)
             return LogPart(tuple(plain_lines(part)), str(Place(cut_at, 0, place.given.then(part))), running=True)
         file.seek(place.offset)
         part = whole(file.read(PART_BYTES + 1), ended=ended)
         offset = place.offset + len(part)
-        cursor = str(Place(cut_at, offset, place.given.then(part)))
+        # Behind a cut, what was given before it need not be what stands before this.
+        given = place.given.then(part) if place.offset or not part else Given.of(part)
+        cursor = str(Place(cut_at, offset, given))
         return LogPart(tuple(plain_lines(part)), cursor, running=not ended or offset < size)
 
     def _kept_part(self, name: str, place: Place | None, lines: int) -> LogPart | None:

@@ -47,8 +47,8 @@ class ChatCompletionRequest(_Generation):
     messages: list[ChatMessage]
     thinking: str | bool | dict[str, Any] | None = Field(
         None,
-        description="`default`, `enabled` or `disabled`, where the model's capabilities have it; anything but a text is "
-        "the engine's own field.",
+        description="`default`, `enabled` or `disabled`, where the model's capabilities have it; anything but a text "
+        "is the engine's own field.",
         examples=["default"],
     )
     tools: list[dict[str, Any]] | None = None

@@ -6,44 +6,14 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.admin import AdminApi
 from tests.support.house import SENTENCE, House
+from tests.support.seed_examples import EXAMPLES, GGUF, MODELS, ROW_OF_THE_SEED, SCHEMA, VALUES
 from tests.support.sites import ProcessSite
 from tests.support.wait import until
-
-GGUF = "clockwork.gguf"
-MODELS: dict[str, Any] = {
-    "stub": {"backend": "stub", "enabled": False, "replica_max": 4, "stub_text": SENTENCE, "stub_token_delay_ms": 20},
-    "slow": {"backend": "stub", "enabled": False, "stub_load_s": 600},
-    "broken": {"backend": "stub", "enabled": False, "stub_fail": "the seed wants a failure"},
-    "llama-cpp": {
-        "backend": "llama_cpp",
-        "model_path": "missing.gguf",
-        "prompt_format": "gemma4_template",
-        "enabled": False,
-        "replicas": 3,
-        "replica_max": 4,
-        "gguf_n_gpu_layers": -1,
-        "gguf_n_ctx": 4096,
-    },
-    "exllama": {"backend": "exllamav3", "model_path": "exl", "enabled": False, "exllama_cache_quant": "8,8"},
-    "vllm": {"backend": "vllm", "model_path": "hf", "enabled": False},
-    "vllm-serve": {"backend": "vllm_serve", "model_path": "hf", "enabled": False},
-    "llama-server": {"backend": "llama_server", "model_path": GGUF, "enabled": False},
-    "draft": {
-        "backend": "llama_server",
-        "model_path": GGUF,
-        "enabled": False,
-        "llama_server_n_ctx": 512,
-        "llama_server_spec_type": "draft-mtp",
-    },
-    "ct2": {"backend": "ct2", "model_path": "ct2", "enabled": False},
-    "remote": {"backend": "openai_remote", "base_url": "http://127.0.0.1:9/v1", "enabled": False},
-}
 
 
 @pytest.fixture
@@ -67,16 +37,6 @@ async def admin(walked: House) -> AsyncIterator[AdminApi]:
         yield api
 
 
-# GET /v1/admin/models
-
-ROW_OF_THE_SEED = {
-    "name", "resolved_backend", "configured_enabled", "runtime_state", "is_loaded", "replicas", "replica_max",
-    "loaded_replicas", "inflight_requests", "queue_depth", "runtime_inflight", "configured_target_inflight",
-    "effective_target_inflight", "last_error", "vram_estimate_mib", "vram_estimate_replica_count",
-    "vram_estimate_source", "load_constraints", "load_recommendations", "load_override", "capabilities", "definition",
-}  # fmt: skip
-
-
 async def test_the_list_is_the_uis_source_of_truth(admin: AdminApi, walked: House) -> None:
     listed = await admin.ask("GET", "models")
     assert listed.status == 200
@@ -94,8 +54,15 @@ async def test_the_list_is_the_uis_source_of_truth(admin: AdminApi, walked: Hous
     assert definition["gguf_type_k"] is None
     assert (definition["prompt_format"], definition["gguf_flash_attn"]) == ("gemma4_template", "auto")
     assert not [field for field in definition if field.startswith(("vllm", "exllama", "llama_server"))]
-    assert rows["remote"]["load_constraints"] == rows["stub"]["load_constraints"] == rows["ct2"]["load_constraints"] == {}
-    assert rows["llama-cpp"]["load_constraints"].keys() == {"gguf_n_ctx", "gguf_flash_attn", "gguf_type_k", "gguf_type_v"}
+    assert (
+        rows["remote"]["load_constraints"] == rows["stub"]["load_constraints"] == rows["ct2"]["load_constraints"] == {}
+    )
+    assert rows["llama-cpp"]["load_constraints"].keys() == {
+        "gguf_n_ctx",
+        "gguf_flash_attn",
+        "gguf_type_k",
+        "gguf_type_v",
+    }
     assert rows["llama-cpp"]["load_constraints"]["gguf_n_ctx"] == {"kind": "integer", "minimum": 1, "step": 1}
     assert rows["vllm"]["load_constraints"] == rows["vllm-serve"]["load_constraints"]
     assert rows["llama-server"]["vram_estimate_source"] == "model_artifact_size"
@@ -137,7 +104,9 @@ async def test_requests_are_refused_in_words_unless_the_model_is_loaded(admin: A
 # Effective loaded values
 
 
-async def test_a_present_key_rules_also_when_it_is_null_and_the_definition_stays(admin: AdminApi, walked: House) -> None:
+async def test_a_present_key_rules_also_when_it_is_null_and_the_definition_stays(
+    admin: AdminApi, walked: House
+) -> None:
     before = (walked.desired / "models.yaml").read_bytes()
     loaded = await admin.load("draft", {"llama_server_spec_type": None, "llama_server_n_ctx": 1024})
     assert loaded.status == 200, loaded.body
@@ -147,9 +116,6 @@ async def test_a_present_key_rules_also_when_it_is_null_and_the_definition_stays
     assert (await admin.chat("draft")).body["choices"][0]["message"]["content"].startswith(SENTENCE)
     assert (walked.desired / "models.yaml").read_bytes() == before
     assert (await admin.unload("draft")).body["load_override"] == {}
-
-
-# GET /v1/admin/gpu-memory
 
 
 async def test_gpu_memory_says_why_there_is_none(admin: AdminApi) -> None:
@@ -163,53 +129,6 @@ async def test_gpu_memory_says_why_there_is_none(admin: AdminApi) -> None:
         "vram_estimate_mib", "vram_estimate_replica_count", "vram_estimate_source",
     }  # fmt: skip
     assert (model["configured_target_inflight"], model["vram_estimate_replica_count"]) == (4, 1)
-
-
-# POST /v1/admin/models/{model_name}/load
-
-EXAMPLES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("llama-cpp", {"replicas": 3}, {}),
-    ("llama-cpp", {"gguf_n_ctx": 8192}, {"gguf_n_ctx": 8192}),
-    ("llama-cpp", {"gguf_n_ctx": 16384}, {"gguf_n_ctx": 16384}),
-    ("llama-cpp", {"gguf_n_ctx": 32768}, {"gguf_n_ctx": 32768}),
-    (
-        "llama-cpp",
-        {"gguf_n_ctx": 32768, "gguf_flash_attn": "auto", "gguf_type_k": "q8_0", "gguf_type_v": "q4_0"},
-        {"gguf_n_ctx": 32768, "gguf_flash_attn": "auto", "gguf_type_k": "q8_0", "gguf_type_v": "q4_0"},
-    ),
-    *[
-        (
-            "exllama",
-            {"exllama_cache_size": 32768, **quant, "exllama_max_rq_tokens": 32768},
-            {"exllama_cache_size": 32768, "exllama_cache_quant": shown, "exllama_max_rq_tokens": 32768},
-        )
-        for quant, shown in (
-            ({"exllama_cache_quant": None}, None),
-            ({"exllama_cache_quant": "8,8"}, "8,8"),
-            ({"exllama_cache_quant": "8,4"}, "8,4"),
-            ({"exllama_cache_k_bits": 8, "exllama_cache_v_bits": 4}, "8,4"),
-            ({"exllama_cache_k_bits": None, "exllama_cache_v_bits": None}, None),
-        )
-    ],
-    *[
-        (
-            backend,
-            vllm := {
-                "vllm_max_model_len": 16384,
-                "vllm_kv_cache_dtype": "fp8",
-                "vllm_kv_cache_memory_bytes": 2147483648,
-                "vllm_max_pixels": 4014080,
-                "vllm_speculative_method": "mtp",
-                "vllm_speculative_model": "google/gemma-4-26B-A4B-it-assistant",
-                "vllm_num_speculative_tokens": 1,
-            },
-            vllm,
-        )
-        for backend in ("vllm", "vllm-serve")
-    ],
-    ("vllm", {"vllm_kv_cache_dtype": "turboquant_4bit_nc"}, {"vllm_kv_cache_dtype": "turboquant_4bit_nc"}),
-    ("vllm", {"vllm_speculative_method": None}, {"vllm_speculative_method": None}),
-]
 
 
 async def test_every_example_body_is_taken_and_kept_apart_from_the_definition(admin: AdminApi) -> None:
@@ -237,46 +156,6 @@ async def test_llama_servers_example_is_taken(admin: AdminApi) -> None:
     # The demo model has no MTP layers: the engine itself refuses it, and says so.
     assert answer.status in (200, 503), answer.body
     assert (await admin.row("llama-server"))["load_override"] == body
-
-
-SCHEMA = [
-    ("llama-cpp", {"gguf_n_ctx": 0}, "gguf_n_ctx"),
-    ("exllama", {"exllama_cache_size": 0}, "exllama_cache_size"),
-    ("exllama", {"exllama_max_rq_tokens": 0}, "exllama_max_rq_tokens"),
-    ("llama-cpp", {"gguf_n_ctx": "8192"}, "gguf_n_ctx"),
-    ("llama-cpp", {"gguf_n_ctx": 1.5}, "gguf_n_ctx"),
-    ("llama-cpp", {"gguf_n_ctx": True}, "gguf_n_ctx"),
-    ("llama-cpp", {"gguf_n_ctx": None}, "gguf_n_ctx"),
-    ("llama-cpp", {"gguf_type_k": 8}, "gguf_type_k"),
-    ("llama-cpp", {"replicas": 0}, "replicas"),
-    ("llama-cpp", {"no_such_field": 1}, "no_such_field"),
-    ("llama-cpp", [], None),
-    ("llama-cpp", b"{", None),
-]
-VALUES: list[tuple[str, dict[str, Any], str]] = [
-    ("llama-cpp", {"gguf_type_k": "q8-0"}, "gguf_type_k"),
-    ("llama-cpp", {"gguf_type_k": "foo"}, "gguf_type_k"),
-    ("llama-cpp", {"gguf_flash_attn": "maybe"}, "gguf_flash_attn"),
-    ("exllama", {"exllama_cache_k_bits": 8}, "exllama_cache_k_bits"),
-    ("exllama", {"exllama_cache_v_bits": 8}, "exllama_cache_v_bits"),
-    ("exllama", {"exllama_cache_k_bits": 8, "exllama_cache_v_bits": None}, "exllama_cache_k_bits"),
-    ("exllama", {"exllama_cache_k_bits": 9, "exllama_cache_v_bits": 8}, "exllama_cache_k_bits"),
-    (
-        "exllama",
-        {"exllama_cache_quant": "8", "exllama_cache_k_bits": 8, "exllama_cache_v_bits": 8},
-        "exllama_cache_k_bits",
-    ),
-    ("exllama", {"exllama_cache_size": 8000}, "exllama_cache_size"),
-    ("exllama", {"exllama_cache_quant": "fp16"}, "exllama_cache_quant"),
-    ("llama-server", {"llama_server_spec_type": "medusa"}, "llama_server_spec_type"),
-    ("llama-server", {"llama_server_spec_draft_n_max": 7}, "llama_server_spec_draft_n_max"),
-    ("llama-server", {"llama_server_spec_draft_p_min": 1.5}, "llama_server_spec_draft_p_min"),
-    ("vllm", {"vllm_max_model_len": 255}, "vllm_max_model_len"),
-    ("llama-cpp", {"exllama_cache_size": 32768}, "exllama_cache_size"),
-    ("vllm", {"llama_server_n_ctx": 4096}, "llama_server_n_ctx"),
-    ("stub", {"gguf_n_ctx": 4096}, "gguf_n_ctx"),
-    ("stub", {"replicas": 5}, "replicas"),
-]
 
 
 async def test_a_wrong_body_is_refused_as_the_seed_says_and_changes_nothing(admin: AdminApi) -> None:
@@ -326,9 +205,6 @@ async def test_a_failed_load_keeps_its_error_and_may_be_loaded_again(admin: Admi
     assert "the seed wants a failure" in row["last_error"]
     assert (await admin.transitions("broken", start))[:2] == ["loading", "failed"]
     assert (await admin.load("broken", {"replicas": 1})).code == "model_failed"
-
-
-# POST /v1/admin/models/{model_name}/unload
 
 
 async def test_an_unload_waits_for_running_requests_and_takes_no_new_ones(admin: AdminApi) -> None:
@@ -398,5 +274,7 @@ async def test_every_admin_endpoint_and_field_is_described(admin: AdminApi, walk
     load = operations["post /v1/admin/models/{name}/load"]
     assert {"200", "202", "400", "404", "409", "422", "503"} <= load["responses"].keys()
     row = document["components"]["schemas"]["AdminModel"]
-    lacking = [field for field, schema in row["properties"].items() if "description" not in schema and "$ref" not in schema]
+    lacking = [
+        field for field, schema in row["properties"].items() if "description" not in schema and "$ref" not in schema
+    ]
     assert lacking == []

@@ -311,17 +311,26 @@ async def test_a_gateway_that_never_had_a_controller(kind: str, tmp_path: Any) -
             await controller.stop()
 
 
-async def test_many_follow_at_once_and_inference_goes_on() -> None:
-    async with house() as here, engines(1) as (engine,):
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+async def test_many_follow_at_once_and_inference_goes_on(kind: str, tmp_path: Any) -> None:
+    controller = FakeController()
+    await controller.start(tmp_path / "c.sock" if kind == "unix" else None)
+    controller.admin.answer = controller.admin.stream("text/event-stream")
+    async with (
+        serving(GatewaySettings(controller_url=controller.url)) as url,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
+        engines(1) as (engine,),
+    ):
+        await until(lambda: bool(controller.reports), "the gateway connects")
+        here = House(controller, url, client)
         await here.publish(route("m", [engine.url]))
-        here.controller.admin.answer = here.controller.admin.stream("text/event-stream")
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-            followers = [await client.get(here.url + "/v1/admin/events") for _ in range(150)]
-            async with here.chat() as answer:
-                assert answer.status == 200
-            for follower in followers:
-                follower.close()
-        await until(lambda: here.controller.admin.running == 0)
+        followers = [await client.get(url + "/v1/admin/events") for _ in range(150)]
+        async with here.chat() as answer:
+            assert answer.status == 200
+        for follower in followers:
+            follower.close()
+        await until(lambda: controller.admin.running == 0)
+        await controller.stop()
 
 
 async def test_a_stop_does_not_wait_for_those_who_follow_events() -> None:

@@ -12,6 +12,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionContentPartTextParam
 
+from controller.engines import ENGINES
 from tests.support.require import require
 from tests.support.worker_process import Worker, eventually, free_port, leave
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE, make, make_vocabulary
@@ -210,3 +211,11 @@ def test_what_llama_cpp_says_of_a_file_is_the_reason(start: Start, model: Path, 
     assert worker.ended() == 1
     assert worker.last_line.startswith(f"llama.cpp cannot load {short}: ")
     assert "corrupted or incomplete" in worker.last_line
+
+
+def test_its_log_says_how_far_a_load_is(start: Start) -> None:
+    worker = start().ready()
+    log = worker.log
+    dots = next(line for line in log.splitlines() if line and not line.strip("."))
+    begun = log[: log.index(f"\n{dots}") + 3]
+    assert (ENGINES["llama_cpp"].progress(begun), ENGINES["llama_cpp"].progress(log)) == (0.02, 1.0)

@@ -66,7 +66,9 @@ class RecordingHub(GatewayHub):
 class Life:
     """One controller's life over a state folder and a host that outlive it."""
 
-    def __init__(self, root: Path, runtime: AddressedRuntime, time: list[float], session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, root: Path, runtime: AddressedRuntime, time: list[float], session: aiohttp.ClientSession
+    ) -> None:
         def clock() -> float:
             return time[0]
 
@@ -126,9 +128,18 @@ class Statements(RuleBasedStateMachine):
         (self.root / "desired").mkdir()
         self.time = [1_000.0]
         self.runtime = AddressedRuntime(lambda: self.time[0])
-        self.declared: dict[str, Any] = {"enabled": True, "replicas": 1, "replica_max": 3, "stub_text": "a"}
+        self.declared: dict[str, Any] = {
+            "enabled": True,
+            "replicas": 1,
+            "replica_max": 3,
+            "autoload": False,
+            "stub_text": "a",
+        }
         self.last: tuple[str, int | None] | None = None
-        """The statement that stands, by this test's own account: action, replicas."""
+        """The statement that stands, by this test's account: a load and its replicas, or an unload: hold or free."""
+        self.said_at = 0.0
+        self.asked_at: float | None = None
+        """When a request asked for the model."""
 
     @initialize()
     def begin(self) -> None:
@@ -167,47 +178,58 @@ class Statements(RuleBasedStateMachine):
 
     @rule(replicas=st.sampled_from((None, None, 1, 2, 3, 4)))
     def load(self, replicas: int | None) -> None:
-        before = self._state()
+        before, pinned = self._state(), self._ruling() == "autoload"
         taken = before in (ModelState.UNLOADED, ModelState.FAILED)
+        refusal = None
         try:
             self.life.desk.load("m", {}, replicas, actor="test")
-        except RoundhouseError as refusal:
-            if replicas == 4:
-                assert refusal.entry.code == "invalid_load_request"
-            elif before is ModelState.UNLOADING:
-                assert refusal.entry.code == "state_conflict"
-            else:
-                assert refusal.entry.code == "invalid_load_request"
-                assert replicas is not None
-                assert not taken
-            return
-        assert replicas != 4
-        assert before is not ModelState.UNLOADING
-        if taken:
-            self.last = ("load", replicas)
+        except RoundhouseError as error:
+            refusal = error.entry.code
+        if replicas == 4:
+            assert refusal == "invalid_load_request"
+        elif before is ModelState.UNLOADING:
+            assert refusal == "state_conflict"
+        elif replicas is not None and not taken:
+            assert refusal == "invalid_load_request"
         else:
-            assert replicas is None
+            assert refusal is None
+            if taken or pinned:
+                self._said("load", replicas)
 
     @rule(hold=st.booleans())
     def unload(self, hold: bool) -> None:
-        wanted = self._wanted()
+        wanted, word = self._wanted(), "hold" if hold else "free"
         self.life.desk.unload("m", hold=hold, actor="test")
-        if wanted:
-            self.last = ("unload", None)
+        same = self.last is not None and self.last[0] == word
+        if wanted or (self.declared["autoload"] and not same):
+            self._said(word, None)
+
+    def _said(self, word: str, replicas: int | None) -> None:
+        self.last, self.said_at = (word, replicas), self.time[0]
+
+    @precondition(lambda self: self.declared["autoload"])
+    @rule()
+    def a_request_comes(self) -> None:
+        self.time[0] += 0.1
+        self.asked_at = self.time[0]
+        self.life.files.ask_for(GatewayReport(gateway_id="gw", stamp=None, demand={"m": self.time[0]}))
 
     @rule()
     def reset(self) -> None:
         self.life.desk.reset("m", actor="test")
         self.last = None
 
-    @rule(enabled=st.booleans(), replicas=st.integers(1, 3), text=st.sampled_from("ab"))
-    def edit(self, enabled: bool, replicas: int, text: str) -> None:
+    @rule(enabled=st.booleans(), replicas=st.integers(1, 3), autoload=st.booleans(), text=st.sampled_from("ab"))
+    def edit(self, enabled: bool, replicas: int, autoload: bool, text: str) -> None:
         before = dict(self.declared)
-        self.declared.update(enabled=enabled, replicas=replicas, stub_text=text)
+        self.declared.update(enabled=enabled, replicas=replicas, autoload=autoload, stub_text=text)
         self._write()
         self.loop.run_until_complete(self.life.files.read())
-        if (before["enabled"], before["replicas"]) != (enabled, replicas):
+        restated = (before["enabled"], before["replicas"]) != (enabled, replicas)
+        if restated:
             self.last = None
+        if restated or not autoload:
+            self.asked_at = None
 
     @rule()
     def break_the_file_and_mend_it(self) -> None:
@@ -247,11 +269,21 @@ class Statements(RuleBasedStateMachine):
         self.time[0] += 400.0
         self._rounds(1)
 
+    def _ruling(self) -> str:
+        word = self.last[0] if self.last is not None else None
+        asked = self.declared["autoload"] and self.asked_at is not None
+        if word == "free" and asked and self.asked_at is not None and self.asked_at > self.said_at:
+            word = None
+        return word or ("autoload" if asked else "file")
+
     def _wanted(self) -> int:
-        if self.last is not None:
-            action, replicas = self.last
-            return (replicas or int(self.declared["replicas"])) if action == "load" else 0
-        return int(self.declared["replicas"]) if self.declared["enabled"] else 0
+        declared, ruling = int(self.declared["replicas"]), self._ruling()
+        if ruling == "load":
+            assert self.last is not None
+            return self.last[1] or declared
+        if ruling == "file":
+            return declared if self.declared["enabled"] else 0
+        return declared if ruling == "autoload" else 0
 
     def teardown(self) -> None:
         try:
@@ -273,10 +305,11 @@ class Statements(RuleBasedStateMachine):
             self._rounds(1)
             self.time[0] += 30.0
             status = self.life.desk.look().statuses[0]
-            if (status.state, len(self.runtime.replicas)) == (goal, wanted) and not status.blocked:
+            current = [replica for replica in status.replicas if not replica.outdated]
+            if status.state is goal and len(current) == len(self.runtime.replicas) == wanted:
                 break
         assert (status.state, status.wanted_replicas, len(self.runtime.replicas)) == (goal, wanted, wanted), status
-        assert all(not replica.outdated for replica in status.replicas)
+        assert len(current) == wanted, "all run what is declared"
 
 
 Statements.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)

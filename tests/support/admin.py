@@ -50,7 +50,9 @@ class AdminApi:
         async with self.session.request(method, url, params=params, data=data, headers=headers) as answer:
             text = await answer.text()
             kind = answer.headers.get("content-type", "")
-            return Reply(answer.status, json.loads(text) if kind.startswith("application/json") else text, answer.headers)
+            return Reply(
+                answer.status, json.loads(text) if kind.startswith("application/json") else text, answer.headers
+            )
 
     async def load(self, name: str, body: object = None, **query: object) -> Reply:
         """`POST models/{name}/load`."""

@@ -10,7 +10,14 @@ from typing import Any, Protocol
 
 import docker
 
+from controller.runtimes.naming import replica_token
 from tests.support.house import House
+
+
+def token_of(house: House, replica: str) -> str:
+    """A replica's own token, by the secret in the state folder."""
+    secret = json.loads((house.state / "identity.json").read_text())["secret"]
+    return replica_token(bytes.fromhex(secret), replica)
 
 
 class Site(Protocol):
@@ -29,6 +36,9 @@ class Site(Protocol):
 
     def left(self, house: House) -> list[str]:
         """Engines that are still there."""
+
+    def token(self, house: House, replica: str) -> str:
+        """What an engine asks of its callers."""
 
 
 class ProcessSite:
@@ -52,6 +62,10 @@ class ProcessSite:
     def kill(self, house: House, replica: str) -> None:
         """SIGKILL to the engine's session."""
         os.killpg(int(self._record(house, replica)["pid"]), signal.SIGKILL)
+
+    def token(self, house: House, replica: str) -> str:
+        """As the controller makes it."""
+        return token_of(house, replica)
 
     def left(self, house: House) -> list[str]:
         """By the records."""
@@ -87,6 +101,10 @@ class DockerSite:
     def kill(self, house: House, replica: str) -> None:
         """`docker kill`."""
         self.client.containers.get(replica).kill()
+
+    def token(self, house: House, replica: str) -> str:
+        """As the controller makes it."""
+        return token_of(house, replica)
 
     def left(self, house: House) -> list[str]:
         """By this instance's label."""

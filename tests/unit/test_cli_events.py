@@ -44,12 +44,16 @@ def test_a_stream_is_read_however_it_is_cut(size: int) -> None:
 
 
 async def test_recent_events(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    api.journal = [entry(n) for n in (1, 2)] + [entry(3, "problem", model=None, actor="files", message="a\nb")]
+    api.journal = [entry(n) for n in (1, 2)] + [
+        entry(3, "problem", model=None, actor="files", message="a\nb"),
+        entry(4, "statement", actor="cli", message="loaded by cli"),
+    ]
     assert await roundhouse(api, "events") == Exit.DONE
     assert capsys.readouterr().out == (
         f"{time_words(1001)}  1  state       chat: thing 1 (controller)\n"
         f"{time_words(1002)}  2  state       chat: thing 2 (controller)\n"
         f"{time_words(1003)}  3  problem     a | b (files)\n"
+        f"{time_words(1004)}  4  statement   chat: loaded by cli\n"
     )
     assert await roundhouse(api, "events", "--after", "1", "--model", "chat", "--kind", "state", "--json") == Exit.DONE
     assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [2]

@@ -19,7 +19,26 @@ from controller.config.json_schema import schema_text
 from controller.config.read import SCHEMA_FILE
 from tests.support.doc_tables import DOCS, exit_rows, rows_of
 
-COMMANDS = ("up", "down", "status", "plan", "validate", "pause", "resume", "schema", "version")
+COMMANDS = (
+    "up",
+    "down",
+    "status",
+    "top",
+    "load",
+    "unload",
+    "reset",
+    "plan",
+    "drift",
+    "events",
+    "history",
+    "logs",
+    "gpu",
+    "validate",
+    "pause",
+    "resume",
+    "schema",
+    "version",
+)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -125,6 +144,15 @@ def test_every_command_is_in_the_docs() -> None:
     assert sorted(listed) == sorted(COMMANDS)
     names = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
     assert sorted(names) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_of_its_own_is_in_the_docs(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"]).output
+    text = (DOCS / "cli.md").read_text()
+    missing = {option for option in re.findall(r"--[a-z-]+", shown) if option not in text}
+    # These are settings, and in docs/settings.md.
+    assert missing <= {"--help", "--desired", "--models", "--runtime", "--host", "--port"}
 
 
 def test_every_exit_code_is_in_the_docs() -> None:

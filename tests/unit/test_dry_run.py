@@ -186,6 +186,18 @@ async def test_taking_an_edit_back_in_the_middle_of_a_roll_restarts_what_was_rol
     assert (await house.change("    replicas: 2\n")).restarts == ["chat-1"]
 
 
+async def test_a_roll_that_goes_on_anyway_is_not_the_edits_doing(house: House) -> None:
+    house.replicas = house.running()
+    (house.folder / "models.yaml").write_text(CHAT + "    extra_args: [-v]\n")
+    change = await house.change("    extra_args: [-v]\n    aliases: [b]\n")
+    assert (change.effect, change.restarts) == ("none", [])
+
+
+async def test_what_is_wanted_and_does_not_run_yet_is_stopped_too(house: House) -> None:
+    house.replicas = []
+    assert (await house.change("    enabled: false\n")).effect == "stop"
+
+
 async def test_models_come_and_go_with_their_files(house: House) -> None:
     done = await house.with_files(models=None, new="models:\n  fresh:\n    backend: stub\n")
     assert [(each.model, each.change, each.effect) for each in done.changes] == [

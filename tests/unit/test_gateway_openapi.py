@@ -125,13 +125,13 @@ def test_only_tags_in_use_come_over() -> None:
 
 
 def test_what_the_gateway_itself_may_answer_is_added() -> None:
-    theirs = {"503": {"description": "- `model_failed`: x\n- `gone`: y", "content": {}}}
+    theirs = {"503": {"description": "`model_failed`: x `gone`: y", "content": {}}}
     item = {"parameters": [], "post": {"responses": theirs}}
     merged = merge(
         OWN, document({"/v1/admin/x": item}), {"503": ["- `gone`: y", "- `stopping`: z"], "403": ["- `no`: w"]}
     )
     added = merged["paths"]["/v1/admin/x"]["post"]["responses"]
-    assert added["503"] == {"description": "- `model_failed`: x\n- `gone`: y\n- `stopping`: z", "content": {}}
+    assert added["503"] == {"description": "`model_failed`: x `gone`: y\n- `stopping`: z", "content": {}}
     assert added["403"]["description"] == "- `no`: w"
     assert added["403"]["content"]["application/json"]["schema"] == ref("ErrorEnvelope")
     assert merged["paths"]["/v1/admin/x"]["parameters"] == []

@@ -25,7 +25,7 @@ def test_the_transitions_of_the_seed_are_one_step(before: str, after: str) -> No
     assert next_state(ModelState(before), ModelState(after)) is ModelState(after)
 
 
-@pytest.mark.parametrize(("published", "true"), product(ModelState, ModelState))
+@pytest.mark.parametrize(("published", "true"), list(product(ModelState, ModelState)))
 def test_every_step_is_legal_and_the_truth_is_reached(published: ModelState, true: ModelState) -> None:
     state, steps = published, 0
     while state is not true:

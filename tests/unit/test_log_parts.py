@@ -18,6 +18,8 @@ from controller.runtimes.process_logs import Logs
 from controller.state import ReplicaId
 
 NAME = "rh-a-m-0-12345678-1"
+STEPS = {"line": "\n", "long line": " " * 300 + "\n", "half": " ", "cut": None, "read": None}
+"""What is done to a log; a text is written. No line is longer than what a cut leaves."""
 
 
 class Follower:
@@ -60,10 +62,8 @@ def test_a_log_is_followed_in_whole_lines(logs: Logs, engine: int) -> None:
     assert follower.read() == ["two"]
     assert follower.read() == []
     os.write(engine, b"ee\n\nload 10%\rload 20%\r\n\x1b[31mred\x1b[0m\nrest")
-    assert follower.read() == ["three", "", "load 20%", "red"]
-    assert follower.running
-    assert follower.read(ended=True) == ["rest"]
-    assert not follower.running
+    assert (follower.read(), follower.running) == (["three", "", "load 20%", "red"], True)
+    assert (follower.read(ended=True), follower.running) == (["rest"], False)
     assert follower.read(ended=True) == []
 
 
@@ -127,7 +127,9 @@ def test_a_log_that_is_gone_altogether_ends_its_follower(logs: Logs, engine: int
     assert logs.after(NAME, None, 50, ended=True) is None
 
 
-@pytest.mark.parametrize("cursor", ["", "0", "x_y_z", "1_2_3", "1_2_9-zz", "../..", f"0_{'9' * 30}_1-1", "٣_1_1-1"])
+@pytest.mark.parametrize(
+    "cursor", ["", "0", "x_y_z", "1_2_3", "1_2_9-zz-1-1", "1_2_1-1", "../..", f"0_{'9' * 30}_1-1-1-1", "٣_1_1-1-1-1"]
+)
 def test_a_cursor_that_is_none_begins_anew(logs: Logs, engine: int, cursor: str) -> None:
     os.write(engine, b"one\n")
     part = logs.after(NAME, cursor, 50, ended=False)
@@ -163,20 +165,21 @@ def test_a_line_without_an_end_is_given_in_the_end(tmp_path: Path) -> None:
     assert sum(len(line) for line in follower.lines) == 2 * PART_BYTES + 11
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(["line", "same", "half", "cut", "read"]), max_size=60), st.booleans())
+@settings(max_examples=1000, deadline=None)
+@given(
+    st.lists(st.sampled_from(sorted(STEPS)), min_size=30, max_size=80) | st.lists(st.sampled_from(sorted(STEPS))),
+    st.booleans(),
+)
 def test_no_line_is_given_twice_nor_out_of_order(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str], kept: bool
 ) -> None:
-    logs = Logs(tmp_path_factory.mktemp("logs"), 80)
+    logs = Logs(tmp_path_factory.mktemp("logs"), 1400)
     fd = logs.open(NAME)
     follower, number = Follower(logs, first=1000), 0
     for step in steps:
-        if step in ("line", "same", "half"):
+        if STEPS[step] is not None:
             number += 1
-            os.write(
-                fd, f"<{number}>{'' if step == 'line' else ' ' * 30}".encode() + (b"" if step == "half" else b"\n")
-            )
+            os.write(fd, f"<{number}>{STEPS[step]}".encode())
         elif step == "cut":
             logs.bound(NAME)
         else:
@@ -187,7 +190,6 @@ def test_no_line_is_given_twice_nor_out_of_order(
     follower.running = True
     if number:
         follower.finish()
-    # A line that is longer than what a cut leaves loses its beginning, perhaps within a number.
     seen = [int(each) for line in follower.lines for each in re.findall(r"<(\d+)>", line)]
     assert seen == sorted(set(seen))
     if "cut" not in steps:
@@ -217,6 +219,9 @@ def test_what_was_given_is_found_again() -> None:
     assert Given().rest_of(text) == text
     assert Given.of(b"elsewhere\n").rest_of(text) == text
     assert Given.of(text).rest_of(text) == b""
+    assert Given.of(b"gone before\n" + text[:19]).rest_of(text) == text[19:], "it began earlier than the text does"
+    alike = [b"%d%s\n" % (number, b" " * 300) for number in range(3)]
+    assert Given.of(alike[0]).rest_of(b"".join(alike)) == b"".join(alike[1:])
 
 
 def test_docker_s_records() -> None:

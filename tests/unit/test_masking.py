@@ -115,6 +115,7 @@ def test_secrets_to_look_for_in_logs() -> None:
     [
         ("key abcdef.", {"abc", "abcdef"}, "key ***."),
         ("abcdefgh", {"abcde", "defgh"}, "***"),
+        ("abcdefgh", {"abcdefgh", "cdef"}, "***"),
         ("abababa", {"aba"}, "***"),
         ("nothing", {"abcd"}, "nothing"),
         ("aXXXXb", {"XXXX", "a***b"}, "***"),

@@ -117,3 +117,36 @@ def test_the_probe_prints_on_and_ends_quietly(ending: str) -> None:
             probe.stdout.close()
         assert probe.stderr.read() == b""
         assert probe.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("LibraryNotFound", "no NVIDIA driver: libnvidia-ml.so.1 was not found"),
+        ("DriverNotLoaded", "the NVIDIA driver is not loaded"),
+        ("NotFound", "no NVIDIA GPU was found"),
+        ("LibRmVersionMismatch", "the GPUs cannot be read now: RM has detected an NVML/RM version mismatch."),
+    ],
+)
+def test_why_there_are_no_figures_is_said(error: str, reason: str) -> None:
+    fake = FakeNvml()
+    fake.add(uuid="GPU-a", bus=1)
+    reader = NvmlReader(fake)
+    assert reader.reason is None
+    fake.fail(error)
+    reader.read()
+    assert (reader.reason or "").startswith(reason)
+    fake.fail(None)
+    reader.read()
+    assert reader.reason is None
+    fake.fail(error)
+    reader.read()
+    assert (reader.reason or "").startswith("the GPUs cannot be read now: "), "there were GPUs"
+
+
+def test_why_a_driver_knows_no_gpu_is_said() -> None:
+    fake = FakeNvml()
+    reader = NvmlReader(fake)
+    assert (reader.read(), reader.reason) == ((), "the NVIDIA driver knows no GPU")
+    fake.add(uuid="GPU-a", bus=1, mig=True)
+    assert (reader.read(), reader.reason) == ((), "all GPUs are in MIG mode, and are left out")

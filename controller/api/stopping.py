@@ -1,0 +1,61 @@
+"""Ends what is still being answered when the controller stops, in words: a stream ends, a wait is told why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
+from typing import Any
+
+from controller.schema.errors import RoundhouseError
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+class Stopping:
+    """ASGI middleware. `ending` returns when the controller was told to end."""
+
+    def __init__(self, app: AsgiApp, ending: Callable[[], Awaitable[None]]) -> None:
+        self._app = app
+        self._ending = ending
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request, at the latest when the controller ends."""
+        # What is not the admin API ends by itself: links are closed, and the call that ends the controller is answered.
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return
+        started = ended = False
+
+        async def noted(message: Message) -> None:
+            nonlocal started, ended
+            started = True
+            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        answering = asyncio.ensure_future(self._app(scope, receive, noted))
+        ending = asyncio.ensure_future(self._ending())
+        try:
+            await asyncio.wait({answering, ending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ending.cancel()
+            if not answering.done():
+                answering.cancel()
+        with suppress(asyncio.CancelledError):
+            await answering
+        if not ended:
+            await _end(send, started=started)
+
+
+async def _end(send: Send, *, started: bool) -> None:
+    body = b""
+    if not started:
+        error = RoundhouseError("controller_unavailable", "The controller is stopping.")
+        body = error.json_bytes()
+        headers = [(name.encode(), value.encode()) for name, value in error.headers().items()]
+        headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": error.entry.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

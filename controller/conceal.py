@@ -1,0 +1,51 @@
+"""Keeps secrets of definitions out of what engines and runtimes say, before it gets anywhere.
+
+An engine may print what it was started with long after the files say something else, so secrets of earlier definitions
+are remembered as long as the controller lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from controller.masking import secrets_of, without_secrets
+
+REMEMBERED: Final = 200
+"""Secrets per model; the oldest are forgotten first."""
+
+
+class Conceal(Protocol):
+    """Hides secrets in a text about a model; `replica` names the engine that wrote it, if one did."""
+
+    def __call__(self, model: str, text: str, replica: str | None = None) -> str:
+        """The text as it may be shown."""
+
+
+def nothing_secret(model: str, text: str, replica: str | None = None) -> str:
+    """For hosts whose engines know no secrets."""
+    del model, replica
+    return text
+
+
+class Concealment:
+    """What one controller knows to be secret. `token` gives a replica's own."""
+
+    def __init__(self, token: Callable[[str], str]) -> None:
+        self._token = token
+        self._known: dict[str, dict[str, None]] = {}
+
+    def learn(self, declared: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take note of the secrets of what the files declare, by model."""
+        for model, fields in declared.items():
+            known = self._known.setdefault(model, {})
+            known.update(dict.fromkeys(sorted(secrets_of(fields))))
+            for oldest in list(known)[:-REMEMBERED]:
+                del known[oldest]
+
+    def text(self, model: str, text: str, replica: str | None = None) -> str:
+        """The text as it may be shown."""
+        secrets = frozenset(self._known.get(model, ()))
+        if replica is not None:
+            secrets |= {self._token(replica)}
+        return without_secrets(text, secrets)

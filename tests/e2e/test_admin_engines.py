@@ -1,0 +1,156 @@
+"""Loads and unloads of real engines, as processes and as containers, through the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any
+
+import aiohttp
+
+from tests.support.admin import AdminApi
+from tests.support.house import House
+from tests.support.load import Load
+from tests.support.sites import Site
+from tests.support.wait import until
+
+LLAMA: dict[str, Any] = {
+    "backend": "llama_server",
+    "model_path": "clockwork.gguf",
+    "enabled": False,
+    "llama_server_n_ctx": 1024,
+    "replica_max": 3,
+}
+LONG = {"max_tokens": 400, "ignore_eos": True}
+
+
+async def _context_length(house: House, site: Site, model: str) -> set[int]:
+    """What the engines themselves say of their context."""
+    status = await house.model(model)
+    assert status is not None
+    found = set()
+    for replica in status.replicas:
+        headers = {"authorization": f"Bearer {site.token(house, replica.name)}"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{replica.endpoint}/props", headers=headers) as answer,
+        ):
+            found.add(int((await answer.json())["default_generation_settings"]["n_ctx"]))
+    return found
+
+
+async def test_a_load_with_values_changes_the_engine_and_not_the_definition(house: House, site: Site) -> None:
+    house.declare({"m": LLAMA})
+    await house.open()
+    async with AdminApi(house.url) as admin:
+        plain = await admin.load("m")
+        assert (plain.status, plain.body["load_override"]) == (200, {})
+        assert await _context_length(house, site, "m") == {1024}
+        assert (await admin.unload("m")).status == 200
+        assert site.left(house) == []
+        loaded = await admin.load("m", {"llama_server_n_ctx": 2048, "replicas": 2})
+        assert (loaded.status, loaded.body["loaded_replicas"]) == (200, 2)
+        assert await _context_length(house, site, "m") == {2048}
+        assert (loaded.body["load_override"], loaded.body["definition"]["llama_server_n_ctx"]) == (
+            {"llama_server_n_ctx": 2048},
+            1024,
+        )
+        # It is in force after a restart of the controller, and its engines were not touched.
+        before = {replica["name"]: site.identity(house, replica["name"]) for replica in loaded.body["replica_details"]}
+        house.kill("controller", signal.SIGKILL)
+        away = await admin.ask("GET", "models")
+        assert (away.status, away.code) == (503, "controller_unavailable")
+        assert (await admin.chat("m")).status == 200
+        house.start("controller")
+        await until("the controller is back", lambda: _is_back(admin))
+        again = await admin.state("m", "loaded")
+        assert (again["load_override"], again["replicas"]) == ({"llama_server_n_ctx": 2048}, 2)
+        assert {each["name"]: site.identity(house, each["name"]) for each in again["replica_details"]} == before
+        # And the way back to the files ends it.
+        assert (await admin.ask("DELETE", "models/m/override")).status == 200
+        back = await admin.state("m", "unloaded")
+        assert (back["statement"]["kind"], back["load_override"]) == ("file", {})
+
+
+async def _is_back(admin: AdminApi) -> bool:
+    """Whether the controller answers, and the gateway's link to it is up."""
+    listed = await admin.ask("GET", "models")
+    return listed.status == 200 and listed.body["models"][0]["inflight_requests"] is not None
+
+
+async def test_an_unload_under_load_loses_nothing(house: House, site: Site) -> None:
+    roomy = LLAMA | {"llama_server_n_ctx": 4096}
+    house.declare({"m": roomy | {"replicas": 2}, "other": roomy | {"enabled": True}})
+    await house.open()
+    await house.loaded("other")
+    load, other = Load("m"), Load("other")
+    async with AdminApi(house.url) as admin:
+        assert (await admin.load("m")).status == 200
+        async with load.running(house.url, workers=6, **LONG), other.running(house.url, workers=2):
+            await load.more(10)
+            row = await admin.row("m")
+            assert row["inflight_requests"] == row["runtime_inflight"] > 0
+            done = await admin.unload("m")
+            assert (done.status, done.body["runtime_state"]) == (200, "unloaded")
+            assert (done.body["inflight_requests"], done.body["queue_depth"]) == (0, 0)
+            await other.more(5)
+        assert (load.lost, other.lost, other.refused) == ([], [], {})
+        assert load.refused.keys() == {"model_unloading", "model_not_loaded"}
+    assert all("-other-" in name for name in site.left(house))
+
+
+async def test_two_loads_at_once_start_one_engine(house: House, site: Site) -> None:
+    house.declare({"m": LLAMA})
+    await house.open()
+    async with AdminApi(house.url) as admin:
+        first, second = await asyncio.gather(admin.load("m"), admin.load("m"))
+        assert (first.status, second.status) == (200, 200)
+        assert len(site.left(house)) == 1
+        starts = (await admin.ask("GET", "history", kind="action", model="m")).body["entries"]
+        assert [entry["details"]["action"] for entry in starts].count("start") == 1
+
+
+async def test_a_load_goes_on_when_its_client_leaves(house: House, site: Site) -> None:
+    house.declare({"m": {"backend": "stub", "enabled": False, "stub_load_s": 1.5}})
+    await house.open()
+    async with AdminApi(house.url) as admin:
+        asking = asyncio.create_task(admin.load("m"))
+        await admin.state("m", "loading")
+        asking.cancel()
+        await admin.state("m", "loaded")
+    assert len(site.left(house)) == 1
+
+
+async def test_a_load_whose_file_is_missing_fails_in_words_and_delays_nobody(house: House, site: Site) -> None:
+    house.declare({"lost": LLAMA | {"model_path": "clockwrok.gguf"}, "m": LLAMA})
+    await house.open()
+    async with AdminApi(house.url) as admin:
+        lost, well = await asyncio.gather(admin.load("lost"), admin.load("m"))
+        assert well.status == 200
+        assert (lost.status, lost.code) == (503, "model_failed")
+        row = await admin.row("lost")
+        assert row["runtime_state"] == "failed"
+        assert "clockwrok.gguf is missing" in row["last_error"]
+        assert 'did you mean "clockwork.gguf"?' in row["last_error"]
+        # The file arrives: a load tries at once, whatever was remembered of the last try.
+        (house.models / "clockwrok.gguf").write_bytes((house.models / "clockwork.gguf").read_bytes())
+        (house.models / "clockwrok.gguf").chmod(0o644)
+        assert (await admin.load("lost")).status == 200
+    assert len(site.left(house)) == 2
+
+
+async def test_a_model_that_was_unloaded_stays_so_over_a_restart_and_against_demand(house: House, site: Site) -> None:
+    house.declare({"m": {"backend": "stub", "autoload": True}})
+    await house.open()
+    async with AdminApi(house.url) as admin:
+        assert (await admin.chat("m")).status == 200
+        assert (await admin.unload("m")).status == 200
+        assert (await admin.chat("m")).code == "model_not_loaded"
+        house.kill("controller", signal.SIGKILL)
+        house.start("controller")
+        await until("the controller is back", lambda: _is_back(admin))
+        assert (await admin.chat("m")).code == "model_not_loaded"
+        # `hold: false` only frees the memory.
+        assert (await admin.unload("m", {"hold": False})).status == 200
+        assert (await admin.chat("m")).status == 200
+    assert len(site.left(house)) == 1

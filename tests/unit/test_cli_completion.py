@@ -1,0 +1,76 @@
+"""Completion as shells ask for it: in the environment of a run of the program."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from controller.schema.admin import EventKind
+from tests.fakes.fake_control_api import FakeControlApi, row
+from tests.support.cli import PROGRAM
+
+
+@pytest.fixture
+async def api(folder: Path) -> AsyncIterator[FakeControlApi]:
+    async with FakeControlApi(folder / "controller.sock") as fake:
+        fake.rows = [row("chat"), row("code", "unloaded"), row("org/chat")]
+        yield fake
+
+
+async def completed(line: str, **environment: str) -> tuple[list[str], str]:
+    """What bash would be offered at the end of the line, and what would be said on stderr."""
+    words = line.split(" ")
+    asked = {"_ROUNDHOUSE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [PROGRAM],
+        capture_output=True,
+        text=True,
+        env={**inherited, **asked, **environment},
+        check=True,
+    )
+    return done.stdout.split(), done.stderr
+
+
+@pytest.mark.parametrize("command", ["load", "unload", "reset", "logs", "history"])
+async def test_names_of_models(api: FakeControlApi, command: str) -> None:
+    url = {"ROUNDHOUSE_CONTROLLER_URL": api.url}
+    assert await completed(f"roundhouse {command} c", **url) == (["chat", "code"], "")
+    assert await completed(f"roundhouse {command} org/", **url) == (["org/chat"], "")
+    assert await completed(f"roundhouse {command} --controller {api.url} ch") == (["chat"], "")
+
+
+async def test_the_state_folder_says_where_the_controller_is(api: FakeControlApi, folder: Path) -> None:
+    assert await completed(f"roundhouse load --state {folder} co") == (["code"], "")
+
+
+async def test_without_a_controller_nothing_is_offered_and_nothing_said(folder: Path) -> None:
+    assert await completed(f"roundhouse load --state {folder} c") == ([], "")
+    assert await completed("roundhouse load --controller nonsense c") == ([], "")
+    assert await completed("roundhouse load c", ROUNDHOUSE_STOP_TIMEOUT_S="soon") == ([], "")
+
+
+async def test_commands_options_and_kinds() -> None:
+    assert await completed("roundhouse un") == (["unload"], "")
+    assert await completed("roundhouse load --rep") == (["--replicas"], "")
+    assert sorted((await completed("roundhouse events --kind "))[0]) == sorted(get_args(EventKind))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_gets_its_script(shell: str, tmp_path: Path) -> None:
+    # What asks for the script finds its shell by the process that started it.
+    environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": str(tmp_path)}
+    shown = subprocess.run(
+        [PROGRAM, "--show-completion", shell], capture_output=True, text=True, env=environment, check=True
+    )
+    assert f"complete_{shell}" in shown.stdout
+    subprocess.run([PROGRAM, "--install-completion", shell], capture_output=True, env=environment, check=True)
+    installed = [path for path in tmp_path.rglob("*roundhouse*") if path.is_file()]
+    assert [f"complete_{shell}" in path.read_text() for path in installed] == [True]
