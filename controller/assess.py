@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from controller.actions import Blocked, Plan
+from controller.progress_of import model_progress
 from controller.schema.status import ModelState, ModelStatus, ReplicaStatus, StatementView
 from controller.state import (
     DesiredModel,
@@ -73,6 +74,7 @@ def _model(
         last_error=error,
         retry_at=retry_at,
         blocked=[item.reason for item in blocked],
+        progress=model_progress(want, replicas, observed.progress) if want and state is ModelState.LOADING else None,
     )
 
 

@@ -27,6 +27,7 @@ from controller.memory import WorkingMemory
 from controller.metrics import create_registry
 from controller.operations import Operations
 from controller.probes import Prober
+from controller.progress import LoadProgress
 from controller.reconciler import Reconciler, Round
 from controller.recorder import Recorder
 from controller.remotes import Remotes
@@ -103,6 +104,7 @@ class Controller:
             clock=clock,
             conceal=self._concealment.text,
         )
+        self._progress = LoadProgress(runtime, wake=self._wake.set)
         self._reconciler = Reconciler(
             desired=self._files,
             runtime=runtime,
@@ -117,6 +119,7 @@ class Controller:
             clock=clock,
             told=self._recorded,
             conceal=self._concealment.text,
+            progress=self._progress,
         )
         self.desk = Desk(
             files=self._files,
@@ -174,6 +177,7 @@ class Controller:
         await self._operations.settled()
         await self._prober.close()
         await self._remotes.close()
+        await self._progress.close()
         await self._runtime.close()
         self._recorder.ended()
         self.journal.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -24,6 +24,8 @@ from controller.memory import WorkingMemory
 from controller.operations import Operations
 from controller.plan import plan
 from controller.probes import Prober, Target
+from controller.progress import LoadProgress
+from controller.progress_of import starting
 from controller.publish import routes
 from controller.remotes import Remotes
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica
@@ -90,10 +92,12 @@ class Reconciler:
         clock: Callable[[], float],
         told: Callable[[Round | None, Round | None], None] = lambda *_: None,
         conceal: Conceal = nothing_secret,
+        progress: LoadProgress | None = None,
     ) -> None:
         """`told` is given each round (None: it was not complete) and the one before."""
         self._told = told
         self._conceal = conceal
+        self._progress = progress
         self._finished = asyncio.Event()
         self._desired = desired
         self._runtime = runtime
@@ -237,6 +241,7 @@ class Reconciler:
             loaded_once=frozenset(self._memory.loaded_once),
             gpus=self._gpus,
             remotes=self._remotes.errors(),
+            progress=self._fractions(desired, replicas),
             inflight={replica.name: inflight(replica.name, views, now) for replica in replicas},
         )
 
@@ -284,6 +289,19 @@ class Reconciler:
             image_id=seen.image_id,
             argv=seen.argv,
         )
+
+    def _fractions(self, desired: DesiredState | None, replicas: Sequence[ObservedReplica]) -> Mapping[str, float]:
+        if self._progress is None or desired is None:
+            return {}
+        wanted = ((replica.name, desired.models.get(replica.id.model), replica) for replica in replicas)
+        self._progress.track(
+            {
+                name: ENGINES[want.backend]
+                for name, want, replica in wanted
+                if want is not None and starting(want, replica)
+            }
+        )
+        return dict(self._progress.fractions)
 
     def _exit(self, seen: SeenReplica) -> Exit | None:
         if seen.exit is None or not seen.exit.log_tail:

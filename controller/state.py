@@ -235,5 +235,7 @@ class ObservedState:
     """None: unknown (NVML failed after it had worked)."""
     remotes: Mapping[str, str | None] = field(default_factory=dict)
     """Remote model to its last health error, None when it is well; absent: not asked yet."""
+    progress: Mapping[str, float] = field(default_factory=dict)
+    """Replica that is starting to how far it says it is, 0 to 1."""
     inflight: Mapping[str, int | None] = field(default_factory=dict)
     """Replica name to requests inside by all gateways; None: a gateway that may hold some is lost."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from fastapi import FastAPI, Header, Query
 from fastapi.responses import StreamingResponse
@@ -21,6 +21,17 @@ PAGE = 500
 """Entries read at a time."""
 MOST_LINES = 10_000
 _TAGS: list[Any] = ["admin"]
+
+_EVENT = {
+    "type": "object",
+    "description": "One event.",
+    "properties": {
+        "id": {"type": "string", "description": "The entry's id; `gap` has none."},
+        "event": {"enum": [*get_args(EventKind), "gap"]},
+        "data": {"type": "string", "description": "The entry as JSON.", "contentMediaType": "application/json"},
+    },
+    "required": ["event", "data"],
+}
 
 Model = Annotated[str | None, Query(description="Only of this model.", max_length=400)]
 Kinds = Annotated[list[EventKind] | None, Query(description="Only of these kinds; may be repeated.")]
@@ -39,7 +50,7 @@ def declare(app: FastAPI, journal: Journal, desk: Desk, logs: LogReader) -> None
         responses={
             200: {
                 "description": "Server-sent events.",
-                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+                "content": {"text/event-stream": {"schema": _EVENT}},
             },
             **errors("schema_violation"),
         },
@@ -48,6 +59,10 @@ def declare(app: FastAPI, journal: Journal, desk: Desk, logs: LogReader) -> None
         model: Model = None,
         kind: Kinds = None,
         after: EntryId = None,
+        for_s: Annotated[
+            float | None,
+            Query(gt=0, le=86400, allow_inf_nan=False, description="End after so many seconds; default: never."),
+        ] = None,
         last_event_id: Annotated[str | None, Header(description="Id of the last event seen: go on after it.")] = None,
     ) -> StreamingResponse:
         """State changes, steps of plans, failures, statements and edits as they happen, as server-sent events: `id` is
@@ -57,7 +72,8 @@ def declare(app: FastAPI, journal: Journal, desk: Desk, logs: LogReader) -> None
         start = after
         if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
             start = min(int(last_event_id), LARGEST_ID)
-        stream = _events(journal, journal.newest if start is None else start, model, set(kind or ()))
+        seen = journal.newest if start is None else start
+        stream = _events(journal, seen, model, set(kind or ()), for_s)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
     @app.get(
@@ -104,15 +120,19 @@ def declare(app: FastAPI, journal: Journal, desk: Desk, logs: LogReader) -> None
         return StreamingResponse(text, media_type="text/plain; charset=utf-8", headers={"cache-control": "no-cache"})
 
 
-async def _events(journal: Journal, seen: int, model: str | None, kinds: set[EventKind]) -> AsyncIterator[bytes]:
+async def _events(
+    journal: Journal, seen: int, model: str | None, kinds: set[EventKind], for_s: float | None
+) -> AsyncIterator[bytes]:
     # Too old, or an id of a journal that was lost. 0 asks for all that there is.
     if seen and not journal.oldest - 1 <= seen <= journal.newest:
         seen = max(0, journal.oldest - 1)
         yield b'event: gap\ndata: {"message": "entries before this are no longer kept"}\n\n'
     yield HEARTBEAT  # so that the headers leave at once
-    while True:
+    loop = asyncio.get_running_loop()
+    ends_at = float("inf") if for_s is None else loop.time() + for_s
+    while (left := ends_at - loop.time()) > 0:
         try:
-            async with asyncio.timeout(HEARTBEAT_S):
+            async with asyncio.timeout(min(HEARTBEAT_S, left)):
                 entries = await journal.following(seen)
         except TimeoutError:
             yield HEARTBEAT

@@ -13,6 +13,7 @@ from controller.engines.base import Engine, FileCheck, Probe
 from controller.engines.capabilities import EMBEDDINGS, declared_over
 from controller.engines.families import ChatFormat, family_of, thinking_modes
 from controller.engines.load_fields import LoadField
+from controller.engines.vllm_log import vllm_progress
 from controller.engines.worker import not_yet
 from controller.schema.admin import Capabilities, LoadConstraint
 from controller.schema.desired import Definition
@@ -181,6 +182,10 @@ class VllmEngine(Engine):
     def artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The model, where it lies in the models folder."""
         return (definition.model_path,) if definition.model_path is not None else ()
+
+    def progress(self, log_tail: str) -> float | None:
+        """By the bar that vLLM draws while it reads checkpoint shards."""
+        return vllm_progress(log_tail)
 
     def files(self, definition: Definition) -> tuple[FileCheck, ...]:
         """The model and the template, where they lie in the models folder."""
