@@ -36,7 +36,7 @@ class Drain:
 
 def inflight(name: str, gateways: Iterable[GatewayView], now: float) -> int | None:
     """Requests inside one replica, by all gateways; None: one of them is lost, or there is none."""
-    views = live(gateways, now)
+    views = present(gateways, now)
     if not views or any(view.lost_at is not None for view in views):
         return None
     return sum(view.report.inflight.get(name, 0) for view in views)
@@ -49,7 +49,7 @@ def drained(
     if drain.unrouted is None:
         return False
     lost = False
-    views = live(gateways, now)
+    views = present(gateways, now)
     for view in views:
         if view.lost_at is not None:
             lost = True
@@ -62,7 +62,7 @@ def drained(
     return engine_idle
 
 
-def live(gateways: Iterable[GatewayView], now: float) -> list[GatewayView]:
+def present(gateways: Iterable[GatewayView], now: float) -> list[GatewayView]:
     """The gateways that may still hold requests."""
     return [view for view in gateways if not _forgotten(view, now)]
 

@@ -97,7 +97,9 @@ class GatewayHub:
             return
         del self._links[gateway_id]
         view = self._views.get(gateway_id)
-        if view is not None:
+        if view is not None and view.report.ending:
+            del self._views[gateway_id]
+        elif view is not None:
             self._views[gateway_id] = replace(view, lost_at=self._clock())
         log.warning("gateway %s is disconnected", gateway_id)
         self._told(gateway_id, False)

@@ -55,6 +55,7 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
         linking = asyncio.create_task(link.run())
         async with upstream, controller:
             yield
+        await link.say_goodbye()
         linking.cancel()
         await asyncio.gather(linking, return_exceptions=True)
 

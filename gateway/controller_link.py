@@ -116,6 +116,8 @@ class ControllerLink:
         self._now = now
         self._jitter = jitter
         self._timer = ReportTimer(now)
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._ending = False
         ledger.on_change = self._timer.soon
         ledger.on_demand = self._timer.at_once
 
@@ -132,6 +134,20 @@ class ControllerLink:
             attempt = 0 if tables else attempt + 1
             await asyncio.sleep(retry_delay(attempt, self._jitter()))
 
+    async def say_goodbye(self) -> None:
+        """Tell the controller, if it is there, that nothing is inside and nothing will be: its drains need not wait."""
+        self._ending = not self._ledger.inflight
+        if self._socket is not None and self._ending:
+            try:
+                async with asyncio.timeout(GOODBYE_S):
+                    await self._socket.send_str(self._report())
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                logger.info("the controller was not told of the end: %s", error or type(error).__name__)
+
+    def _report(self) -> str:
+        report = self._ledger.report(self._gateway_id, self._live.current_or_none)
+        return report.model_copy(update={"ending": self._ending}).model_dump_json()
+
     async def _connect_and_serve(self, session: aiohttp.ClientSession) -> int:
         """Serve one connection to its end. Returns how many tables it brought."""
         async with asyncio.timeout(HANDSHAKE_S):
@@ -143,11 +159,13 @@ class ControllerLink:
             )
         self._state.connected = self._state.ever_connected = True
         logger.info("connected to the controller")
+        self._socket = socket
         self._timer.at_once()
         sender = asyncio.create_task(self._send_reports(socket))
         try:
             return await self._receive_tables(socket)
         finally:
+            self._socket = None
             self._state.connected = False
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
@@ -182,8 +200,7 @@ class ControllerLink:
     async def _send_reports(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             await self._timer.due()
-            report = self._ledger.report(self._gateway_id, self._live.current_or_none)
-            await socket.send_str(report.model_dump_json())
+            await socket.send_str(self._report())
 
     def _log_unreachable(self, attempt: int, error: Exception) -> None:
         # Once per absence; it is tried every two seconds after that.

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from pydantic import JsonValue
 
-from controller.admin.rows import Traffic, gpu_memory, gpu_model, row
+from controller.admin.cards import Cards
+from controller.admin.rows import Traffic, configured, gpu_memory, gpu_model, live
 from controller.admin.statements import Standing, decide_load, decide_unload
 from controller.engines.load_fields import LoadValue
 from controller.entries import NewEntry
@@ -18,7 +19,7 @@ from controller.journal import Journal
 from controller.memory import WorkingMemory
 from controller.reconciler import Reconciler, Round
 from controller.remotes import Remotes
-from controller.schema.admin import AdminModel, AdminModels, GpuMemoryAnswer
+from controller.schema.admin import AdminModel, GpuMemoryAnswer, ModelLive
 from controller.schema.errors import RoundhouseError
 from controller.schema.override import Override
 from controller.schema.status import ModelState, ModelStatus
@@ -66,29 +67,34 @@ class Desk:
         self._gpus = gpus
         self._wake = wake
         self._clock = clock
+        self._cards = Cards()
 
     # Looking.
 
     def look(self) -> Round:
         """What is wanted at this moment, and what was last seen. Raises `controller_unavailable` before the first."""
-        now = self._clock()
-        done, desired = self._reconciler.round, self._files.state(now)
-        if done is None or desired is None:
-            raise RoundhouseError("controller_unavailable", self._reconciler.error or NOT_YET)
-        if done.desired.revision == desired.revision:
+        done = self._reconciler.round
+        if done is not None and done.desired.revision == self._files.revision:
             return done
-        return self._reconciler.glance(desired, now) or done
+        now = self._clock()
+        desired = self._files.state(now)
+        seen = self._reconciler.glance(desired, now) if desired is not None else None
+        if seen is None:
+            raise RoundhouseError("controller_unavailable", self._reconciler.error or NOT_YET)
+        return seen
 
-    async def models(self) -> AdminModels:
-        """Every declared model."""
-        newest = self._journal.newest
-        return AdminModels(models=await self._rows(self.look()), last_event_id=newest)
+    async def models_json(self) -> bytes:
+        """Every declared model, as `AdminModels`."""
+        newest, seen = self._journal.newest, self.look()
+        rows = b",".join([self._cards.json(want, live) for want, live in await self._lives(seen)])
+        self._cards.keep_only(seen.desired.models)
+        return b'{"models":[%b],"last_event_id":%d}' % (rows, newest)
 
     async def model(self, name: str) -> AdminModel:
         """One model by name or alias. Raises `unknown_model`."""
         seen = self.look()
-        want = self._find(seen, name)
-        return (await self._rows(seen, want.name))[0]
+        [(want, model)] = await self._lives(seen, self._find(seen, name).name)
+        return AdminModel(**dict(configured(want)), **dict(model))
 
     async def gpu_memory(self) -> GpuMemoryAnswer:
         """GPUs, and what models take of them."""
@@ -96,7 +102,7 @@ class Desk:
         gpus = gpu_statuses(seen.observed) or []
         return GpuMemoryAnswer(
             gpus=[gpu_memory(gpu) for gpu in gpus],
-            models=[gpu_model(each) for each in await self._rows(seen)],
+            models=[gpu_model(want, model) for want, model in await self._lives(seen)],
             error=None if gpus else self._gpus.gpu_error() or "there are no GPUs",
         )
 
@@ -104,14 +110,14 @@ class Desk:
         """The model's own name. Raises `unknown_model`."""
         return self._find(self.look(), name).name
 
-    async def _rows(self, seen: Round, only: str | None = None) -> list[AdminModel]:
-        wanted = {status.name: status for status in seen.statuses if only in (None, status.name)}
-        models = {name: seen.desired.models[name] for name in wanted if name in seen.desired.models}
-        sizes = await self._sizes.of(models.values())
-        traffic = Traffic(self._hub.views, self._clock())
-        return [
-            row(models[name], status, traffic, sizes.get(name)) for name, status in wanted.items() if name in models
+    async def _lives(self, seen: Round, only: str | None = None) -> list[tuple[DesiredModel, ModelLive]]:
+        models = seen.desired.models
+        shown = [
+            (models[each.name], each) for each in seen.statuses if each.name in models and only in (None, each.name)
         ]
+        sizes = await self._sizes.of(want for want, _ in shown)
+        traffic = Traffic(self._hub.views, self._clock())
+        return [(want, live(want, status, traffic, sizes.get(want.name))) for want, status in shown]
 
     def _find(self, seen: Round, name: str) -> DesiredModel:
         models = seen.desired.models

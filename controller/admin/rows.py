@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from controller.drains import GatewayView, inflight, live
+from controller.drains import GatewayView, inflight, present
 from controller.engines import ENGINES
 from controller.engines.load_fields import constraints
 from controller.estimates import estimate
 from controller.masking import masked
-from controller.schema.admin import AdminModel, GpuMemory, GpuModel, HeldBy
+from controller.schema.admin import GpuMemory, GpuModel, HeldBy, ModelConfigured, ModelLive
 from controller.schema.desired import Definition
 from controller.schema.status import GpuStatus, ModelState, ModelStatus
 from controller.state import DesiredModel
@@ -29,7 +29,7 @@ class Traffic:
     @property
     def known(self) -> bool:
         """Whether every gateway's counts are known."""
-        views = live(self.gateways, self.now)
+        views = present(self.gateways, self.now)
         return bool(views) and all(view.lost_at is None for view in views)
 
     def inside(self, replicas: Iterable[str]) -> int | None:
@@ -41,58 +41,62 @@ class Traffic:
         """Requests that wait for the model."""
         if not self.known:
             return None
-        return sum(view.report.queued.get(model, 0) for view in live(self.gateways, self.now))
+        return sum(view.report.queued.get(model, 0) for view in present(self.gateways, self.now))
 
     def holding(self, replicas: Iterable[str]) -> list[HeldBy]:
         """The requests inside replicas that are routed to no more, the oldest first."""
         names = list(replicas)
         held = [
             HeldBy(request_id=request, replica=name, gateway=view.report.gateway_id, since=since)
-            for view in live(self.gateways, self.now)
+            for view in present(self.gateways, self.now)
             for name in names
             for request, since in view.report.leaving.get(name, {}).items()
         ]
         return sorted(held, key=lambda each: each.since)
 
 
-def row(want: DesiredModel, status: ModelStatus, traffic: Traffic, mib_of_one: int | None) -> AdminModel:
-    """One model's row. `mib_of_one`: estimated memory of one replica in MiB."""
-    engine = ENGINES[want.backend]
-    declared = want.declared
-    replicas = want.replicas or declared.replicas
-    serving = [each.name for each in status.replicas if each.phase == "ready"] if want.runs else [want.name]
-    total, count, source = estimate(mib_of_one, replicas)
-    return AdminModel(
+def configured(want: DesiredModel) -> ModelConfigured:
+    """What only an edit or a load changes."""
+    engine, declared = ENGINES[want.backend], want.declared
+    return ModelConfigured(
         name=want.name,
         resolved_backend=want.backend,
         configured_enabled=declared.enabled,
+        replica_max=declared.replica_max or declared.replicas,
+        configured_target_inflight=engine.configured_inflight(want.definition),
+        effective_target_inflight=engine.target_inflight(want.definition),
+        load_constraints=constraints(engine.load_fields),
+        load_recommendations=dict(engine.load_recommendations),
+        capabilities=engine.capabilities(want.definition),
+        definition=shown_definition(declared),
+        aliases=list(declared.aliases),
+    )
+
+
+def live(want: DesiredModel, status: ModelStatus, traffic: Traffic, mib_of_one: int | None) -> ModelLive:
+    """What changes while the model runs. `mib_of_one`: estimated memory of one replica in MiB."""
+    replicas = want.replicas or want.declared.replicas
+    inside = [each.name for each in status.replicas] if want.runs else [want.name]
+    serving = [each.name for each in status.replicas if each.phase == "ready"] if want.runs else inside
+    total, count, source = estimate(mib_of_one, replicas)
+    return ModelLive(
         runtime_state=status.state,
         is_loaded=status.state is ModelState.LOADED,
         replicas=replicas,
-        replica_max=declared.replica_max or declared.replicas,
         loaded_replicas=status.loaded_replicas,
-        inflight_requests=traffic.inside(each.name for each in status.replicas)
-        if want.runs
-        else traffic.inside(serving),
+        inflight_requests=traffic.inside(inside),
         queue_depth=traffic.queued(want.name),
         runtime_inflight=traffic.inside(serving),
-        configured_target_inflight=engine.configured_inflight(want.definition),
-        effective_target_inflight=engine.target_inflight(want.definition),
         last_error=status.last_error,
         vram_estimate_mib=total,
         vram_estimate_replica_count=count,
         vram_estimate_source=source,
-        load_constraints=constraints(engine.load_fields),
-        load_recommendations=dict(engine.load_recommendations),
         load_override=dict(want.params) if want.replicas else {},
-        capabilities=engine.capabilities(want.definition),
-        definition=shown_definition(declared),
-        aliases=list(declared.aliases),
         statement=status.statement,
         retry_at=status.retry_at,
         load_progress=status.progress,
         blocked=status.blocked,
-        held_by=traffic.holding(each.name for each in status.replicas) if status.state is ModelState.UNLOADING else [],
+        held_by=traffic.holding(inside) if status.state is ModelState.UNLOADING else [],
         replica_details=status.replicas,
     )
 
@@ -103,14 +107,15 @@ def shown_definition(definition: Definition) -> dict[str, JsonValue]:
     return masked(fields)
 
 
-def gpu_model(model: AdminModel) -> GpuModel:
+def gpu_model(want: DesiredModel, model: ModelLive) -> GpuModel:
     """What the memory view shows of a row."""
+    engine = ENGINES[want.backend]
     return GpuModel(
-        name=model.name,
+        name=want.name,
         runtime_state=model.runtime_state,
         is_loaded=model.is_loaded,
-        configured_target_inflight=model.configured_target_inflight,
-        effective_target_inflight=model.effective_target_inflight,
+        configured_target_inflight=engine.configured_inflight(want.definition),
+        effective_target_inflight=engine.target_inflight(want.definition),
         vram_estimate_mib=model.vram_estimate_mib,
         vram_estimate_replica_count=model.vram_estimate_replica_count,
         vram_estimate_source=model.vram_estimate_source,

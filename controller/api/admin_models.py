@@ -45,7 +45,7 @@ def declare(app: FastAPI, desk: Desk) -> None:
         responses=errors(),
     )
     async def list_models() -> Response:
-        return _json(await desk.models())
+        return Response(await desk.models_json(), media_type="application/json")
 
     @app.get(
         "/v1/admin/gpu-memory",

@@ -24,6 +24,7 @@ MASKED = "***"
 """Stands wherever a secret would."""
 
 ConstraintKind = Literal["integer", "float", "enum", "integer_or_null", "string_or_null"]
+EstimateSource = Literal["observed_load_delta", "model_artifact_size", "unavailable"]
 ThinkingMode = Literal["default", "enabled", "disabled"]
 Modality = Literal["text", "image", "audio"]
 
@@ -90,43 +91,43 @@ class HeldBy(Wire):
     since: float = Field(description="Unix time at which it was given to the engine.")
 
 
-class AdminModel(BaseModel):
-    """One model: configured, wanted, running."""
-
-    model_config = ConfigDict(protected_namespaces=())
+class ModelConfigured(BaseModel):
+    """The part of a row that only an edit or a load changes."""
 
     name: str = Field(description="Public model name.")
     resolved_backend: str = Field(description="The backend that serves it, declared or resolved from its artifact.")
     configured_enabled: bool = Field(description="`enabled` as the files say.")
+    replica_max: int = Field(description="Most replicas that a load may ask for.")
+    configured_target_inflight: int = Field(description="Requests per replica at a time, as configured.")
+    effective_target_inflight: int = Field(description="The same as the engine can honestly take.")
+    load_constraints: dict[str, LoadConstraint] = Field(description="The fields that a load may set, for UI controls.")
+    load_recommendations: dict[str, PairPresets] = Field(description="Presets to offer first.")
+    capabilities: Capabilities = Field(description="What requests it takes; the gateway refuses the others.")
+    definition: dict[str, JsonValue] = Field(
+        description="The declared fields, common and of its backend. Secrets are masked."
+    )
+    aliases: list[str] = Field(description="Other names that clients may use.")
+
+
+class ModelLive(BaseModel):
+    """The part of a row that changes while the model runs."""
+
     runtime_state: ModelState = Field(description="unloaded, loading, loaded, unloading or failed.")
     is_loaded: bool = Field(description="Whether runtime_state is loaded.")
     replicas: int = Field(description="Replicas in force: of this load, or what a load would take.")
-    replica_max: int = Field(description="Most replicas that a load may ask for.")
     loaded_replicas: int = Field(description="Replicas that serve now.")
     inflight_requests: int | None = Field(
         description="Requests inside its engines, leaving replicas included; null: not known, a gateway is lost."
     )
     queue_depth: int | None = Field(description="Requests that wait in the gateways; null: not known.")
     runtime_inflight: int | None = Field(description="Requests inside its loaded replicas; null: not known.")
-    configured_target_inflight: int = Field(description="Requests per replica at a time, as configured.")
-    effective_target_inflight: int = Field(description="The same as the engine can honestly take.")
     last_error: str | None = Field(description="Why it failed; the engine's last log lines follow the plain words.")
     vram_estimate_mib: int | None = Field(description="Approximate GPU memory of all replicas, in MiB.")
     vram_estimate_replica_count: int = Field(description="How many replicas the estimate is for.")
-    vram_estimate_source: Literal["observed_load_delta", "model_artifact_size", "unavailable"] = Field(
-        description="Where the estimate comes from."
-    )
-    load_constraints: dict[str, LoadConstraint] = Field(description="The fields that a load may set, for UI controls.")
-    load_recommendations: dict[str, PairPresets] = Field(description="Presets to offer first.")
+    vram_estimate_source: EstimateSource = Field(description="Where the estimate comes from.")
     load_override: dict[str, JsonValue] = Field(
         description="Parameters of the load in force. A present key rules over the definition, also when it is null."
     )
-    capabilities: Capabilities = Field(description="What requests it takes; the gateway refuses the others.")
-    definition: dict[str, JsonValue] = Field(
-        description="The declared fields, common and of its backend. Secrets are masked."
-    )
-    # Beyond the seed.
-    aliases: list[str] = Field(description="Other names that clients may use.")
     statement: StatementView = Field(description="Which statement rules, and since when.")
     retry_at: float | None = Field(
         description="Unix time of the next attempt of a failed model; null: none is planned."
@@ -137,8 +138,12 @@ class AdminModel(BaseModel):
     replica_details: list[ReplicaStatus] = Field(description="Its engines.")
 
 
+class AdminModel(ModelLive, ModelConfigured):
+    """One model: configured, wanted, running."""
+
+
 class AdminModels(BaseModel):
-    """All declared models in name order, and those that still leave."""
+    """All declared models in name order."""
 
     models: list[AdminModel]
     last_event_id: int = Field(description="The newest event when this was made: follow `events` from here.")
@@ -178,7 +183,7 @@ class GpuModel(BaseModel):
     effective_target_inflight: int
     vram_estimate_mib: int | None
     vram_estimate_replica_count: int
-    vram_estimate_source: Literal["observed_load_delta", "model_artifact_size", "unavailable"]
+    vram_estimate_source: EstimateSource = Field(description="Where the estimate comes from.")
 
 
 class GpuMemoryAnswer(BaseModel):

@@ -93,6 +93,7 @@ class GatewayReport(Wire):
         default_factory=dict,
         description="Replica that the table no longer routes to, to the requests still inside: id to Unix time since.",
     )
+    ending: bool = Field(default=False, description="The gateway ends: nothing is inside, and nothing will be.")
     failed: dict[str, float] = Field(
         default_factory=dict, description="Replica that refused or broke a connection, to Unix time. Asks for a probe."
     )

@@ -7,7 +7,7 @@ from importlib import import_module
 
 from tests.bench.report import show
 
-BENCHES = ("plan", "reaction", "size", "gateway")
+BENCHES = ("plan", "reaction", "size", "gateway", "admin")
 
 
 def main() -> None:

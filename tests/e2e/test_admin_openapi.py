@@ -66,7 +66,7 @@ def _ask_everything(document: dict[str, Any], url: str) -> set[str]:
     schema = schemathesis.openapi.from_dict(document)
     asked = set()
     for found in schema.get_all_operations():
-        operation = found.ok()
+        operation: Any = found.ok()  # type: ignore[union-attr] # what is no operation has no `ok`, and fails here
         if operation.path.startswith("/v1/admin"):
             asked.add(operation.path)
             _ask(operation, schemathesis.GenerationMode.POSITIVE, url)
@@ -75,7 +75,7 @@ def _ask_everything(document: dict[str, Any], url: str) -> set[str]:
     return asked
 
 
-def _ask(operation: schemathesis.APIOperation, mode: schemathesis.GenerationMode, url: str) -> None:
+def _ask(operation: Any, mode: schemathesis.GenerationMode, url: str) -> None:
     names = st.sampled_from([*MODELS, "nobody"])
 
     @settings(
@@ -87,7 +87,7 @@ def _ask(operation: schemathesis.APIOperation, mode: schemathesis.GenerationMode
         suppress_health_check=list(HealthCheck),
     )
     @given(case=operation.as_strategy(generation_mode=mode), name=names, known=st.integers(0, 3))
-    def ask(case: schemathesis.Case, name: str, known: int) -> None:
+    def ask(case: Any, name: str, known: int) -> None:
         if case.path_parameters and "name" in case.path_parameters and known:
             case.path_parameters["name"] = name
         fixed = {key: value for key, value in FIXED.items() if operation.get_parameter(key, "query") is not None}

@@ -119,6 +119,8 @@ async def test_a_stop_lets_requests_finish(number: signal.Signals) -> None:
         code, said = await ended(process)
         assert code == 0, said
         assert "Traceback" not in said
+        assert here.controller.reports[-1].ending
+        assert not any(report.ending for report in here.controller.reports if report.inflight)
 
 
 async def test_after_the_grace_a_stream_is_told_and_the_process_ends() -> None:

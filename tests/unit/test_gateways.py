@@ -86,6 +86,29 @@ def test_a_gateway_is_lost_when_its_last_link_ends_and_forgotten_much_later() ->
     assert not list(hub.views)
 
 
+def test_a_gateway_that_said_goodbye_is_not_lost() -> None:
+    hub, _ = _hub([10.0])
+    hub.link_up("g")
+    hub.report(GatewayReport(gateway_id="g", stamp=None, ending=True))
+    hub.link_down("g")
+    assert not hub.views
+
+
+async def test_a_table_is_taken_when_every_connected_gateway_works_by_it() -> None:
+    hub, _ = _hub([10.0])
+    stamp = hub.publish((_route("a"),))
+    await hub.taken()  # nobody is connected: nobody has to take it
+    for gateway in ("g", "h"):
+        hub.link_up(gateway)
+        hub.report(GatewayReport(gateway_id=gateway, stamp=None))
+    taken = asyncio.create_task(hub.taken())
+    hub.report(GatewayReport(gateway_id="g", stamp=stamp))
+    await asyncio.sleep(0)
+    assert not taken.done()
+    hub.report(GatewayReport(gateway_id="h", stamp=stamp))
+    await taken
+
+
 def _lost_at(hub: GatewayHub) -> float | None:
     [view] = hub.views
     return view.lost_at

