@@ -1,0 +1,241 @@
+"""What the admin API tells beside rows: events, history, logs, plans, drift. And what it never tells."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.admin import AdminApi
+from tests.support.house import House
+from tests.support.sites import Site
+from tests.support.wait import until
+
+SECRET = "hf_Wq81mTz0PlKx93Rr"
+STUB: dict[str, Any] = {"backend": "stub", "enabled": False, "stub_text": "one two three"}
+HIDDEN = STUB | {"env": {"HF_TOKEN": SECRET}, "stub_fail": f"cannot log in with {SECRET} to the hub"}
+
+
+class Events:
+    """A stream of events that is being read."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self._answer = answer
+        self.last_id: str | None = None
+
+    async def next(self, kind: str | None = None) -> dict[str, Any]:
+        """The next event (of that kind), as its entry."""
+        event, fields = "", {}
+        async for raw in self._answer.content:
+            line = raw.decode().rstrip("\n")
+            name, _, value = line.partition(": ")
+            if name:
+                fields[name] = value
+            elif "data" in fields:
+                event, entry = fields["event"], json.loads(fields["data"])
+                self.last_id = fields.get("id", self.last_id)
+                fields = {}
+                if kind in (None, event):
+                    return {"event": event, **entry}
+        raise AssertionError(f"the stream ended; the last event was {event!r}")
+
+
+@asynccontextmanager
+async def following(house: House, after: str | None = None, **query: str) -> AsyncIterator[Events]:
+    """The events of a house, through its gateway."""
+    headers = {} if after is None else {"last-event-id": after}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{house.url}/v1/admin/events", params=query, headers=headers) as answer,
+    ):
+        assert answer.status == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        yield Events(answer)
+
+
+@pytest.mark.parametrize("site", ["process"], indirect=True)
+async def test_events_are_told_as_they_happen_and_resumed_over_a_restart(house: House) -> None:
+    house.declare({"m": STUB, "other": STUB})
+    await house.open()
+    async with AdminApi(house.url) as admin:
+        async with following(house, model="m") as events:
+            assert (await admin.load("other")).status == (await admin.load("m")).status == 200
+            said = await events.next("statement")
+            assert (said["model"], said["details"]["action"]) == ("m", "load")
+            assert said["actor"].startswith("api 127.0.0.1")
+            assert (await events.next("state"))["details"]["to"] == "loading"
+            started = await events.next("action")
+            assert (started["details"]["action"], started["details"]["replica"]) == ("start", "m/0")
+            loaded = await events.next("state")
+            assert (loaded["details"]["from"], loaded["details"]["to"]) == ("loading", "loaded")
+            last = events.last_id
+        house.kill("controller", signal.SIGKILL)
+        house.start("controller")
+        await until("the controller is back", lambda: _answers(admin))
+        assert (await admin.unload("m")).status == 200
+        async with following(house, after=last, model="m") as events:
+            seen = [await events.next("state") for _ in range(2)]
+            assert [each["details"]["to"] for each in seen] == ["unloading", "unloaded"]
+        async with following(house, after="17") as events:
+            assert (await events.next())["event"] == "gap"
+            assert (await events.next())["kind"] == "controller"
+
+
+async def _answers(admin: AdminApi) -> bool:
+    return (await admin.ask("GET", "models")).status == 200
+
+
+async def test_history_says_who_changed_what(house: House, site: Site) -> None:
+    house.declare({"m": STUB | {"enabled": True}})
+    await house.open()
+    replica = (await house.loaded("m"))["m"].replicas[0].name
+    site.kill(house, replica)
+    await house.model_where("m", lambda model: replica not in {each.name for each in model.replicas}, "is replaced")
+    await house.loaded("m")
+    async with AdminApi(house.url) as admin:
+        assert (await admin.unload("m")).status == 200
+        house.declare({"m": STUB | {"enabled": True, "replicas": 2}})
+        await admin.state("m", "loaded")
+        entries = (await admin.ask("GET", "history", model="m")).body["entries"]
+        assert [entry["kind"] for entry in entries] == ["file", "statement", "failure"]
+        edit, unload, crash = entries
+        assert edit["details"]["fields"] == [{"field": "replicas", "before": None, "after": 2}]
+        assert edit["details"]["ended_statement"] is True
+        assert (unload["details"]["action"], crash["actor"], crash["details"]["was_ready"]) == (
+            "unload",
+            "engine",
+            True,
+        )
+        page = (await admin.ask("GET", "history", model="m", limit=1)).body
+        assert page["entries"] == entries[:1]
+        rest = (await admin.ask("GET", "history", model="m", before=page["next_before"])).body
+        assert rest == {"entries": entries[1:], "next_before": None}
+
+
+async def test_logs_are_those_of_running_engines_and_of_the_last_one_that_ended(house: House, site: Site) -> None:
+    house.declare({"m": STUB | {"replicas": 2, "stub_load_s": 0.1}, "broken": HIDDEN})
+    await house.open()
+    async with AdminApi(house.url) as admin:
+        assert (await admin.ask("GET", "models/m/logs")).body == ""
+        row = (await admin.load("m")).body
+        names = [each["name"] for each in row["replica_details"]]
+        both = (await admin.ask("GET", "models/m/logs", lines=5)).body
+        assert {line.split(" | ")[0] for line in both.splitlines()} == set(names)
+        one = (await admin.ask("GET", "models/m/logs", replica=names[0], lines=1)).body
+        assert len(one.splitlines()) == 1
+        assert " | " not in one
+        foreign = await admin.ask("GET", "models/broken/logs", replica=names[0])
+        assert (foreign.status, foreign.code) == (404, "unknown_replica")
+        async with admin.session.get(
+            f"{house.url}/v1/admin/models/broken/logs", params={"follow": "true"}
+        ) as following_logs:
+            assert (await admin.load("broken")).code == "model_failed"
+            read = b""
+            async for chunk in following_logs.content.iter_any():
+                read += chunk
+                if b"to the hub" in read:
+                    break
+        assert b"cannot log in with *** to the hub" in read
+        assert (await admin.unload("broken")).status == 200
+        kept = (await admin.ask("GET", "models/broken/logs")).body
+        assert "cannot log in with *** to the hub" in kept
+
+
+@pytest.mark.parametrize("site", ["process"], indirect=True)
+async def test_a_dry_run_tells_what_an_edit_does_and_does_nothing(house: House, site: Site) -> None:
+    models = {"m": STUB | {"enabled": True}, "gone": STUB, "same": STUB | {"enabled": True}}
+    house.declare(models)
+    await house.open()
+    replica = (await house.loaded("m", "same"))["m"].replicas[0].name
+    proposed = {
+        "m": models["m"] | {"stub_text": "four", "env": {"HF_TOKEN": SECRET}},
+        "same": models["same"] | {"aliases": ["also"]},
+        "new": {"model_path": "clockwrok.gguf"},
+    }
+    async with AdminApi(house.url) as admin:
+        run = (await admin.ask("POST", "plan", {"files": {"models.yaml": json.dumps({"models": proposed})}})).body
+        assert (run["ok"], run["problems"]) == (True, [])
+        changes = {change["model"]: change for change in run["changes"]}
+        assert {name: (each["change"], each["effect"]) for name, each in changes.items()} == {
+            "m": ("edited", "restart"),
+            "gone": ("removed", "none"),
+            "new": ("added", "start"),
+            "same": ("edited", "none"),
+        }
+        assert changes["m"]["restarts"] == [replica]
+        assert {each["field"]: each["after"] for each in changes["m"]["fields"]} == {
+            "stub_text": "four",
+            "env.HF_TOKEN": "***",
+        }
+        [blocked] = run["plan"]["blocked"]
+        assert blocked["model"] == "new"
+        assert 'did you mean "clockwork.gguf"?' in blocked["reason"]
+        broken = (await admin.ask("POST", "plan", {"files": {"models.yaml": "models:\n  m:\n    replica: 2\n"}})).body
+        assert (broken["ok"], broken["changes"], broken["plan"]) == (False, [], None)
+        assert {(each["line"], each["field"]) for each in broken["problems"]} == {
+            (2, "models.m"),
+            (3, "models.m.replica"),
+        }
+        assert {row["name"] for row in (await admin.ask("GET", "models")).body["models"]} == models.keys()
+        assert (await admin.ask("GET", "plan")).body["actions"] == []
+        wrong = await admin.ask("POST", "plan", {"files": {"../etc/passwd": "x"}})
+        assert (wrong.status, wrong.code) == (400, "invalid_request")
+    assert (await house.loaded("m"))["m"].replicas[0].name == replica
+
+
+async def test_drift_is_what_runs_differently_and_nothing_else(house: House, site: Site) -> None:
+    house.declare({"m": STUB | {"enabled": True}, "other": STUB})
+    await house.open()
+    await house.loaded("m")
+    async with AdminApi(house.url) as admin:
+        assert (await admin.ask("GET", "drift")).body["items"] == []
+        before = (await admin.load("other")).body["statement"]["since"]
+        [stated] = (await admin.ask("GET", "drift")).body["items"]
+        assert (stated["model"], stated["kind"], stated["since"]) == ("other", "statement", before)
+        assert (await admin.ask("DELETE", "models/other/override")).status == 200
+        await admin.state("other", "unloaded")
+        assert (await admin.ask("GET", "drift")).body["items"] == []
+
+
+@pytest.mark.parametrize("site", ["process"], indirect=True)
+async def test_secrets_are_told_to_nobody(house: House) -> None:
+    arguments = ["--api-key", "sk-55aa77cc99", "--token=tok-12345678"]
+    house.declare(
+        {
+            "m": HIDDEN | {"extra_args": arguments, "enabled": True},
+            "remote": {"backend": "openai_remote", "base_url": "http://user:pa55word@127.0.0.1:9/v1"},
+        }
+    )
+    await house.open()
+    await house.model_where("m", lambda model: model.state == "failed", "fails")
+    await house.model_where("remote", lambda model: model.state == "failed", "fails")
+    house.declare({"m": {"env": {"HF_TOKEN": "hf_another1secret"}, "stub_fail": "again"}}, "local.yaml")
+    proposed = json.dumps({"models": {"m": {"env": {"HF_TOKEN": "hf_third2secret99"}}}})
+    async with AdminApi(house.url) as admin:
+        await until("the edit is known", lambda: _has_edit(admin))
+        told = [
+            *[
+                (await admin.ask("GET", path)).body
+                for path in ("models", "plan", "drift", "gpu-memory", "models/m/logs")
+            ],
+            (await admin.ask("GET", "history", limit=500)).body,
+            (await admin.ask("GET", "events", after=0, for_s=0.5)).body,
+            (await admin.ask("POST", "plan", {"files": {"zz.yaml": proposed}})).body,
+            (await admin.chat("m")).body,
+            (await admin.chat("remote")).body,
+            await house.get("/internal/status"),
+            (await house.status()).model_dump_json(),
+        ]
+    text = json.dumps(told)
+    assert "***" in text
+    secrets = (SECRET, "sk-55aa77cc99", "tok-12345678", "pa55word", "hf_another1secret", "hf_third2secret99")
+    assert [secret for secret in secrets if secret in text] == []
+
+
+async def _has_edit(admin: AdminApi) -> bool:
+    return bool((await admin.ask("GET", "history", model="m", kind="file")).body["entries"])
