@@ -123,6 +123,5 @@ def _statement(entry: Declared, override: Override | None, demanded_at: float | 
 
 
 def _gpus(definition: Definition) -> tuple[int, tuple[str, ...]]:
-    if isinstance(definition.gpus, list):
-        return len(definition.gpus), tuple(definition.gpus)
-    return definition.gpus or 0, ()
+    choice = tuple(definition.gpus) if isinstance(definition.gpus, list) else ()
+    return definition.gpu_count or 0, choice

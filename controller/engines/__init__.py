@@ -69,7 +69,7 @@ def spec_hash(definition: Definition, image: str | None, served_name: str) -> st
         "render_version": engine.render_version,
         "image": image,
         "served_name": served_name,
-        "gpus": len(definition.gpus) if isinstance(definition.gpus, list) else definition.gpus,
+        "gpus": definition.gpu_count,
         "target_inflight": engine.target_inflight(definition) if engine.renders_inflight else None,
         "fields": {name: getattr(definition, name) for name in (*_HASHED_COMMON, *engine.hashed_fields, *said)},
     }

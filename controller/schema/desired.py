@@ -7,7 +7,7 @@ show, and in docs/models.md.
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -54,6 +54,10 @@ class Definition(BaseModel):
     gpus: Gpus | None = Field(
         default=None, description="GPUs of one replica: how many, or a list of their uuids or indices. 0: none."
     )
+    device: Literal["auto", "cuda", "cpu"] | None = Field(
+        default=None,
+        description="`cuda`: one GPU where `gpus` does not say how many. `cpu`: none. `auto` or left out: as `gpus` says.",
+    )
     vram_mib: int | None = Field(
         default=None,
         ge=1,
@@ -86,3 +90,18 @@ class Definition(BaseModel):
         if self.replica_max is not None and self.replicas > self.replica_max:
             raise ValueError(f"replicas is {self.replicas}, above replica_max {self.replica_max}")
         return self
+
+    @model_validator(mode="after")
+    def _device_as_gpus(self) -> Self:
+        if (self.device == "cpu" and self.gpus) or (self.device == "cuda" and self.gpus == 0):
+            raise ValueError(f"device is {self.device}, and gpus says otherwise")
+        return self
+
+    @property
+    def gpu_count(self) -> int | None:
+        """GPUs of one replica; None: nothing is said, so it gets none."""
+        if isinstance(self.gpus, list):
+            return len(self.gpus)
+        if self.gpus is None and self.device in ("cuda", "cpu"):
+            return int(self.device == "cuda")
+        return self.gpus

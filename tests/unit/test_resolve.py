@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from controller.engines import ENGINES, engine_of, spec_hash
 from controller.engines.llama_server import LlamaServerDefinition
@@ -136,9 +137,19 @@ def test_gpus_are_a_number_or_named_by_index_or_uuid() -> None:
     assert _resolved(_raw()).gpu_count == 0
 
 
+def test_a_device_says_how_many_gpus_where_gpus_does_not() -> None:
+    assert [_resolved(_raw(device=device)).gpu_count for device in ("cuda", "cpu", "auto", None)] == [1, 0, 0, 0]
+    assert _resolved(_raw(device="cuda", gpus=2)).gpu_count == 2
+    assert _resolved(_raw(device="cuda")).spec_hash == _resolved(_raw(gpus=1)).spec_hash
+    assert _resolved(_raw(device="auto")).spec_hash == _resolved(_raw()).spec_hash
+    for device, gpus in (("cpu", 1), ("cpu", [0]), ("cuda", 0)):
+        with pytest.raises(ValidationError, match="gpus says otherwise"):
+            _resolved(_raw(device=device, gpus=gpus))
+
+
 def test_every_field_of_every_backend_is_hashed_or_known_to_be_scheduling() -> None:
     scheduling = {
-        "backend", "enabled", "autoload", "replicas", "replica_max", "target_inflight", "aliases", "gpus", "vram_mib",
+        "backend", "enabled", "autoload", "replicas", "replica_max", "target_inflight", "aliases", "gpus", "vram_mib", "device",
         "start_timeout_s", "drain_timeout_s", "remote_apis", "modalities", "multi_turn", "thinking_modes",
     }  # fmt: skip
     hashed = {"model_path", "env", "extra_args", "image", "memory_mib"}
