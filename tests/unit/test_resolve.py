@@ -149,8 +149,9 @@ def test_a_device_says_how_many_gpus_where_gpus_does_not() -> None:
 
 def test_every_field_of_every_backend_is_hashed_or_known_to_be_scheduling() -> None:
     scheduling = {
-        "backend", "enabled", "autoload", "replicas", "replica_max", "target_inflight", "aliases", "gpus", "vram_mib", "device",
+        "backend", "enabled", "autoload", "replicas", "replica_max", "target_inflight", "aliases", "gpus", "vram_mib",
         "start_timeout_s", "drain_timeout_s", "remote_apis", "modalities", "multi_turn", "thinking_modes",
+        "device",
     }  # fmt: skip
     hashed = {"model_path", "env", "extra_args", "image", "memory_mib"}
     for engine in ENGINES.values():

@@ -1,0 +1,107 @@
+"""One controller's loop, files, desk and journal, over a fake host and a clock of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from controller.admin.desk import Desk
+from controller.estimates import ArtifactSizes
+from controller.gateways import GatewayHub
+from controller.journal import Journal
+from controller.lifecycle import LEGAL
+from controller.memory import WorkingMemory
+from controller.operations import Operations
+from controller.reconciler import Reconciler
+from controller.remotes import Remotes
+from controller.resolve import Defaults
+from controller.runtimes.base import StartRequest
+from controller.schema.routing import GatewayReport, ModelRoute, Stamp
+from controller.schema.status import ModelState
+from controller.store import Store
+from controller.watch import DesiredFiles
+from tests.fakes.fake_prober import FakeProber
+from tests.fakes.fake_runtime import FakeRuntime
+
+
+class AddressedRuntime(FakeRuntime):
+    """Its engines have addresses."""
+
+    async def start(self, request: StartRequest) -> None:
+        """As the fake does, with an address."""
+        await super().start(request)
+        self.replicas[request.name] = replace(self.replicas[request.name], base_url="http://engine")
+
+
+class RecordingHub(GatewayHub):
+    """Checks every transition that it publishes. One gateway is always there and holds nothing."""
+
+    def publish(self, models: tuple[ModelRoute, ...]) -> Stamp:
+        """As the hub does."""
+        before = {route.name: route.state for route in self.table.models} if self.table else {}
+        for route in models:
+            was = before.get(route.name, route.state)
+            assert route.state is was or route.state in LEGAL[was], f"{was} -> {route.state}"
+            assert bool(route.endpoints) <= (route.state is ModelState.LOADED)
+        stamp = super().publish(models)
+        self.report(GatewayReport(gateway_id="gw", stamp=stamp))
+        return stamp
+
+
+class Life:
+    """One controller's life over a state folder and a host that outlive it."""
+
+    def __init__(
+        self, root: Path, runtime: AddressedRuntime, time: list[float], session: aiohttp.ClientSession
+    ) -> None:
+        def clock() -> float:
+            return time[0]
+
+        wake = asyncio.Event()
+        self.store = Store.open(root / "state")
+        self.files = DesiredFiles(root / "desired", root, self.store, Defaults(), resync_s=1.0, clock=clock)
+        self.files.recover()
+        self.memory = WorkingMemory(loaded_once=set(self.files.memory.loaded_once))
+        self.hub = RecordingHub("i", self.store.next_epoch(), wake=wake.set, clock=clock)
+        self.hub.link_up("gw")
+        self.operations = Operations(
+            runtime, self.memory, instance="i", secret=b"s", stop_timeout_s=1.0, wake=wake.set, clock=clock
+        )
+        self.prober = FakeProber()
+        remotes = Remotes(session, interval_s=1.0, timeout_s=1.0, wake=wake.set)
+        parts: dict[str, Any] = {"prober": self.prober}
+        self.reconciler = Reconciler(
+            desired=self.files,
+            runtime=runtime,
+            operations=self.operations,
+            memory=self.memory,
+            remotes=remotes,
+            hub=self.hub,
+            wake=wake,
+            resync_s=1.0,
+            ready_before=self.files.memory.ready_since,
+            clock=clock,
+            **parts,
+        )
+        self.journal = Journal(root / "state" / "journal.db", keep=100)
+        self.desk = Desk(
+            files=self.files,
+            reconciler=self.reconciler,
+            memory=self.memory,
+            remotes=remotes,
+            hub=self.hub,
+            sizes=ArtifactSizes(root, clock),
+            journal=self.journal,
+            gpus=runtime,
+            wake=wake.set,
+            clock=clock,
+        )
+
+    def end(self) -> None:
+        """As after SIGKILL, but for the lock."""
+        self.journal.close()
+        self.store.close()

@@ -1,0 +1,204 @@
+"""The desk: what is said there is decided on what stands at that moment, and waits end as they should."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from controller.schema.admin import AdminModels
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import GatewayReport
+from controller.schema.status import ModelState
+from tests.support.life import AddressedRuntime, Life
+
+STUB: dict[str, Any] = {"backend": "stub", "enabled": False, "replica_max": 3}
+
+
+class Bench:
+    """A controller whose rounds the test runs."""
+
+    def __init__(self, root: Path, models: dict[str, Any]) -> None:
+        self.time = [1_000.0]
+        self.root = root
+        self.runtime = AddressedRuntime(lambda: self.time[0])
+        (root / "desired").mkdir()
+        self.declare(models)
+        self.life: Life
+
+    def declare(self, models: dict[str, Any]) -> None:
+        """Write the file."""
+        (self.root / "desired" / "models.yaml").write_text(json.dumps({"models": models}))
+
+    async def start(self, session: aiohttp.ClientSession) -> None:
+        """Begin a life."""
+        self.life = Life(self.root, self.runtime, self.time, session)
+        await self.life.files.read()
+
+    async def round(self, count: int = 1, *, ready: bool = True) -> None:
+        """Rounds; every engine is ready at once unless the test says otherwise."""
+        for _ in range(count):
+            done = await self.life.reconciler.once()
+            assert done is not None, self.life.reconciler.error
+            await self.life.operations.settled()
+            if ready:
+                for name in self.runtime.replicas:
+                    self.life.prober.ready.setdefault(name, self.time[0])
+            self.time[0] += 0.1
+
+    async def state(self, name: str = "m") -> ModelState:
+        """What the row says."""
+        return (await self.life.desk.model(name)).runtime_state
+
+
+@asynccontextmanager
+async def opened(root: Path, models: dict[str, Any]) -> AsyncIterator[Bench]:
+    bench = Bench(root, models)
+    async with aiohttp.ClientSession() as session:
+        await bench.start(session)
+        await bench.round()
+        yield bench
+        bench.life.end()
+
+
+def _code(refused: pytest.ExceptionInfo[RoundhouseError]) -> str:
+    return refused.value.entry.code
+
+
+async def test_two_loads_of_one_moment_are_one_and_the_second_sees_the_first(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": STUB}) as bench:
+        desk = bench.life.desk
+        desk.load("m", {}, 2, actor="a")
+        with pytest.raises(RoundhouseError) as refused:
+            desk.load("m", {}, 3, actor="b")
+        assert _code(refused) == "invalid_load_request"
+        desk.load("m", {}, None, actor="b")
+        assert (await desk.model("m")).statement.reason == "loaded by a"
+        await bench.round(4)
+        assert len(bench.runtime.replicas) == 2
+
+
+async def test_a_load_of_a_failed_model_tries_at_once_whatever_the_backoff(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": STUB}) as bench:
+        bench.runtime.preflight_error = "the file is missing"
+        bench.life.desk.load("m", {}, None, actor="a")
+        await bench.round(4)
+        assert await bench.state() is ModelState.FAILED
+        bench.runtime.preflight_error = None
+        await bench.round()
+        assert await bench.state() is ModelState.FAILED, "it is looked at again later"
+        bench.life.desk.load("m", {}, None, actor="a")
+        assert await bench.state() is ModelState.LOADING
+        await bench.round(4)
+        assert await bench.state() is ModelState.LOADED
+
+
+async def test_an_unload_before_the_load_was_seen_starts_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": STUB}) as bench:
+        bench.life.desk.load("m", {}, None, actor="a")
+        bench.life.desk.unload("m", hold=True, actor="b")
+        await bench.round(3)
+        assert await bench.state() is ModelState.UNLOADED
+        assert not [call for call in bench.runtime.calls if call.startswith("start")]
+
+
+async def test_a_wait_ends_with_what_the_load_came_to(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": STUB}) as bench:
+        desk = bench.life.desk
+        loading = asyncio.create_task(desk.after_load("m", desk.load("m", {}, None, actor="a"), 60))
+        await _turns(bench, 4)
+        row, done = await loading
+        assert (row.runtime_state, done) == (ModelState.LOADED, True)
+        bench.runtime.hold.clear()
+        desk.unload("m", hold=True, actor="a")
+        await bench.round(4)
+        loading = asyncio.create_task(desk.after_load("m", desk.load("m", {}, None, actor="a"), 60))
+        await asyncio.sleep(0)
+        bench.runtime.hold.set()
+        bench.declare({})
+        await bench.life.files.read()
+        bench.time[0] += 3
+        await bench.life.files.read()
+        await _turns(bench, 3)
+        with pytest.raises(RoundhouseError) as refused:
+            await loading
+        assert _code(refused) == "state_conflict"
+        assert "no longer declared" in refused.value.message
+
+
+async def test_a_wait_is_over_when_its_time_is_up_and_the_load_goes_on(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": STUB}) as bench:
+        desk = bench.life.desk
+        waiting = asyncio.create_task(desk.after_load("m", desk.load("m", {}, None, actor="a"), 0.0))
+        await asyncio.sleep(0)
+        await bench.round(ready=False)
+        row, done = await waiting
+        assert (row.runtime_state, done) == (ModelState.LOADING, False)
+        await bench.round(4)
+        assert await bench.state() is ModelState.LOADED
+
+
+async def test_an_unload_that_frees_is_done_though_a_request_loads_the_model_again(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": STUB | {"enabled": True, "autoload": True}}) as bench:
+        await bench.round(4)
+        desk = bench.life.desk
+        waiting = asyncio.create_task(desk.after_unload("m", desk.unload("m", hold=False, actor="a"), 60))
+        await _turns(bench, 1)
+        bench.time[0] += 0.1
+        bench.life.files.ask_for(GatewayReport(gateway_id="gw", stamp=None, demand={"m": bench.time[0]}))
+        await _turns(bench, 5)
+        _, done = await waiting
+        assert done
+
+
+async def test_the_list_is_what_the_rows_are(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": STUB, "n": STUB | {"enabled": True, "aliases": ["other"]}}) as bench:
+        await bench.round(4)
+        listed = AdminModels.model_validate_json(await bench.life.desk.models_json())
+        assert listed.models == [await bench.life.desk.model(name) for name in ("m", "other")]
+        assert listed.last_event_id == bench.life.journal.newest
+        bench.declare({"n": STUB | {"enabled": True, "aliases": ["third"]}, "m": STUB})
+        await bench.life.files.read()
+        await bench.round()
+        again = AdminModels.model_validate_json(await bench.life.desk.models_json())
+        assert again.models[1].aliases == ["third"]
+
+
+async def test_figures_are_unknown_while_a_gateway_is_lost(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": STUB | {"enabled": True}}) as bench:
+        await bench.round(4)
+        [replica] = bench.runtime.replicas
+        hub = bench.life.hub
+        report = GatewayReport(gateway_id="gw", stamp=None, inflight={replica: 2}, queued={"m": 3})
+        hub.report(report)
+        row = await bench.life.desk.model("m")
+        assert (row.inflight_requests, row.runtime_inflight, row.queue_depth) == (2, 2, 3)
+        hub.report(report.model_copy(update={"gateway_id": "second"}))
+        row = await bench.life.desk.model("m")
+        assert (row.inflight_requests, row.runtime_inflight, row.queue_depth) == (4, 4, 6)
+        hub.link_down("gw")
+        row = await bench.life.desk.model("m")
+        assert (row.inflight_requests, row.runtime_inflight, row.queue_depth) == (None, None, None)
+
+
+async def test_nothing_is_said_of_models_before_the_first_look(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"m": STUB})
+    async with aiohttp.ClientSession() as session:
+        await bench.start(session)
+        with pytest.raises(RoundhouseError) as refused:
+            bench.life.desk.load("m", {}, None, actor="a")
+        assert _code(refused) == "controller_unavailable"
+        bench.life.end()
+
+
+async def _turns(bench: Bench, count: int) -> None:
+    """Rounds, between which those who wait can look."""
+    for _ in range(count):
+        await bench.round()
+        await asyncio.sleep(0)
