@@ -3,7 +3,7 @@
 Secret are: every value of `env`; what stands under a name that speaks of keys, tokens, passwords and the like (a flag
 of `extra_args`, a key of a nested mapping, `name=value` within a text); the user part of a URL; what follows `Bearer`.
 
-Three things under such a name are shown, because they are known to be none: null, true and false; a number of tokens
+Three things under such a name are shown, because they are known to be none: null, true and false; a count or a time
 (`--image-max-tokens 512`); where a secret lies (`api_key_env: OPENAI_KEY`, `--api-key-file /run/key`). Tokenizers are
 no tokens.
 
@@ -33,7 +33,7 @@ _RANDOM: Final = 12
 _WORDS: Final = "key|token|secret|passw|passphrase|auth|credential"
 _SECRET_NAME: Final = re.compile(f"{_WORDS}|^-?hft$", re.IGNORECASE)
 _TOKENIZER: Final = re.compile(r"tokeni[sz]\w*", re.IGNORECASE)
-_COUNT_NAME: Final = re.compile(r"tokens$", re.IGNORECASE)
+_COUNT_NAME: Final = re.compile(r"(tokens|_(ms|s|mib|bytes))$", re.IGNORECASE)
 _PLACE_NAME: Final = re.compile(r"[-_.](env|file|path|dir)$", re.IGNORECASE)
 _PLACE: Final = re.compile(r"[A-Z_][A-Z0-9_]*|[./~].*")
 """A variable's name, or a path."""

@@ -110,6 +110,12 @@ class Desk:
         """The model's own name. Raises `unknown_model`."""
         return self._find(self.look(), name).name
 
+    def known_name(self, name: str) -> str:
+        """The model's own name where `name` is an alias of one that is declared; else as it is."""
+        done = self._reconciler.round
+        models = done.desired.models.values() if done is not None else ()
+        return next((each.name for each in models if name in each.definition.aliases), name)
+
     async def _lives(self, seen: Round, only: str | None = None) -> list[tuple[DesiredModel, ModelLive]]:
         models = seen.desired.models
         shown = [

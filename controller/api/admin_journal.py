@@ -73,7 +73,7 @@ def declare(app: FastAPI, journal: Journal, desk: Desk, logs: LogReader) -> None
         if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
             start = min(int(last_event_id), LARGEST_ID)
         seen = journal.newest if start is None else start
-        stream = _events(journal, seen, model, set(kind or ()), for_s)
+        stream = _events(journal, seen, model and desk.known_name(model), set(kind or ()), for_s)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
     @app.get(
@@ -92,7 +92,7 @@ def declare(app: FastAPI, journal: Journal, desk: Desk, logs: LogReader) -> None
         """Who or what changed what, and when: edits of files, loads and unloads, failures of engines. The newest
         first. Kinds that are not named are those that change something."""
         kinds = tuple(kind or HISTORY_KINDS)
-        entries = journal.page(kinds, model, before, limit + 1)
+        entries = journal.page(kinds, model and desk.known_name(model), before, limit + 1)
         more = len(entries) > limit
         return History(entries=entries[:limit], next_before=entries[limit - 1].id if more else None)
 
@@ -130,17 +130,21 @@ async def _events(
     yield HEARTBEAT  # so that the headers leave at once
     loop = asyncio.get_running_loop()
     ends_at = float("inf") if for_s is None else loop.time() + for_s
-    while (left := ends_at - loop.time()) > 0:
+    beat_at = loop.time() + HEARTBEAT_S
+    while (now := loop.time()) < ends_at:
+        if now >= beat_at:
+            yield HEARTBEAT
+            beat_at = now + HEARTBEAT_S
         try:
-            async with asyncio.timeout(min(HEARTBEAT_S, left)):
+            async with asyncio.timeout(min(beat_at, ends_at) - now):
                 entries = await journal.following(seen)
         except TimeoutError:
-            yield HEARTBEAT
             continue
         seen = entries[-1].id
         shown = [entry for entry in entries if _wanted(entry, model, kinds)]
         if shown:
             yield b"".join(_event(entry) for entry in shown)
+            beat_at = loop.time() + HEARTBEAT_S
 
 
 def _wanted(entry: JournalEntry, model: str | None, kinds: set[EventKind]) -> bool:

@@ -54,6 +54,11 @@ def declare_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def wrong_schema(request: Request, error: RequestValidationError) -> Response:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if error.errors()[0]["loc"][:1] == ("body",) and not kind.endswith("json"):
+            found = kind or "missing"
+            words = f"The body is read with the header `Content-Type: application/json` only; it is {found}."
+            return _told(request, RoundhouseError("schema_violation", words))
         return _told(request, _violation(error))
 
     @app.exception_handler(HTTPException)

@@ -156,8 +156,8 @@ class UnloadRequest(BaseModel):
 
     hold: bool = Field(
         default=True,
-        description="true: an `autoload` model stays unloaded until the next load or edit. false: this only frees the "
-        "memory, and the next request loads it again.",
+        description="Of `autoload` models. true: it stays unloaded until the next load or edit. false: this only frees "
+        "the memory, and the next request loads it again.",
     )
 
 

@@ -56,7 +56,8 @@ class Definition(BaseModel):
     )
     device: Literal["auto", "cuda", "cpu"] | None = Field(
         default=None,
-        description="`cuda`: one GPU where `gpus` does not say how many. `cpu`: none. `auto` or left out: as `gpus` says.",
+        description="`cuda`: one GPU where `gpus` does not say how many. `cpu`: none. `auto` or left out: as `gpus` "
+        "says.",
     )
     vram_mib: int | None = Field(
         default=None,

@@ -124,3 +124,7 @@ def test_secrets_to_look_for_in_logs() -> None:
 )
 def test_texts_without_secrets(text: str, secrets: set[str], left: str) -> None:
     assert without_secrets(text, secrets) == left
+
+
+def test_a_time_is_no_secret_though_its_name_speaks_of_tokens() -> None:
+    assert masked({"stub_token_delay_ms": 20, "token": 20}) == {"stub_token_delay_ms": 20, "token": MASKED}
