@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Final
 
 from controller.actions import Blocked, Plan
 from controller.progress_of import model_progress
@@ -19,6 +20,8 @@ from controller.state import (
     ReplicaKey,
     Statement,
 )
+
+PAUSED: Final = "the controller is paused and does not act; `roundhouse resume` lets it"
 
 
 def assess(desired: DesiredState, observed: ObservedState, plan: Plan) -> tuple[ModelStatus, ...]:
@@ -37,9 +40,16 @@ def assess(desired: DesiredState, observed: ObservedState, plan: Plan) -> tuple[
     for item in plan.blocked:
         blocked[item.model].append(item)
     names = sorted(desired.models.keys() | replicas.keys())
-    return tuple(
+    statuses = (
         _model(desired.models.get(name), name, replicas[name], pending[name], blocked[name], observed) for name in names
     )
+    return tuple(_paused(status) if desired.paused else status for status in statuses)
+
+
+def _paused(status: ModelStatus) -> ModelStatus:
+    if status.state not in (ModelState.LOADING, ModelState.UNLOADING):
+        return status
+    return status.model_copy(update={"blocked": [*status.blocked, PAUSED]})
 
 
 def _model(
@@ -52,6 +62,8 @@ def _model(
 ) -> ModelStatus:
     ready = sum(1 for replica in replicas if serves(replica))
     error, retry_at = _last_error(want, blocked, observed)
+    if want is not None and want.runs and 0 < want.replicas <= ready:
+        error, retry_at = None, None  # of what all runs again
     if want is None:
         state = ModelState.UNLOADING
         statement = Statement("file", observed.at, "no longer declared")
@@ -113,7 +125,7 @@ def _state(
 
 def _remote_state(want: DesiredModel, observed: ObservedState) -> ModelState:
     if want.replicas == 0:
-        return ModelState.UNLOADED
+        return ModelState.UNLOADED if observed.inflight.get(want.name, 0) == 0 else ModelState.UNLOADING
     if want.name not in observed.remotes:
         return ModelState.LOADING
     return ModelState.LOADED if observed.remotes[want.name] is None else ModelState.FAILED

@@ -1,4 +1,4 @@
-"""Keeps secrets of definitions out of what engines and runtimes say, before it gets anywhere.
+"""Keeps secrets of definitions and loads out of what is said of models: the one place that knows what is secret.
 
 An engine may print what it was started with long after the files say something else, so secrets of earlier definitions
 are remembered as long as the controller lives.
@@ -36,7 +36,7 @@ class Concealment:
         self._known: dict[str, dict[str, None]] = {}
 
     def learn(self, declared: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take note of the secrets of what the files declare, by model."""
+        """Take note of the secrets of fields, by model: what the files declare, or what a load sets."""
         for model, fields in declared.items():
             known = self._known.setdefault(model, {})
             known.update(dict.fromkeys(sorted(secrets_of(fields))))
@@ -45,7 +45,17 @@ class Concealment:
 
     def text(self, model: str, text: str, replica: str | None = None) -> str:
         """The text as it may be shown."""
+        return without_secrets(text, self._secrets(model, replica))
+
+    def _secrets(self, model: str, replica: str | None) -> frozenset[str]:
         secrets = frozenset(self._known.get(model, ()))
-        if replica is not None:
-            secrets |= {self._token(replica)}
-        return without_secrets(text, secrets)
+        return secrets if replica is None else secrets | {self._token(replica)}
+
+    def with_proposed(self, declared: Mapping[str, Mapping[str, Any]]) -> Conceal:
+        """The same, and the secrets of what somebody only proposes, which are not remembered."""
+        proposed = {model: secrets_of(fields) for model, fields in declared.items()}
+
+        def text(model: str, text: str, replica: str | None = None) -> str:
+            return without_secrets(text, self._secrets(model, replica) | proposed.get(model, frozenset()))
+
+        return text

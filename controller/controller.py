@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection
 from typing import Self
 
 import aiohttp
@@ -15,14 +14,12 @@ from controller import __version__
 from controller.admin.desk import Desk
 from controller.admin.logs import LogReader
 from controller.conceal import Concealment
-from controller.config.settle import Settled
 from controller.drift_watch import DriftWatch
 from controller.dry_run import dry_run
 from controller.estimates import ArtifactSizes
 from controller.gateways import GatewayHub
 from controller.happenings import Trouble
 from controller.journal import Journal
-from controller.masking import masked_text
 from controller.memory import WorkingMemory
 from controller.metrics import create_registry
 from controller.operations import Operations
@@ -36,7 +33,7 @@ from controller.runtimes.base import Runtime, SeenReplica
 from controller.runtimes.naming import replica_token
 from controller.schema.admin import Drift, DryRun, ProposedFiles
 from controller.schema.routing import GatewayReport
-from controller.schema.status import ControllerStatus, PlanView, Problem
+from controller.schema.status import ControllerStatus, PlanView
 from controller.settings import ControllerSettings
 from controller.state import Phase
 from controller.store import Store
@@ -69,8 +66,8 @@ class Controller:
         images = settings.images if runtime.kind == "docker" else {}
         self._defaults = Defaults(images, settings.start_timeout_s, settings.drain_timeout_s)
         self.journal = Journal(store.folder / JOURNAL_NAME, keep=settings.history_entries)
-        self._recorder = Recorder(self.journal, clock)
         self._concealment = Concealment(lambda name: replica_token(store.secret, name))
+        self._recorder = Recorder(self.journal, clock, self._concealment.text)
         self._files = DesiredFiles(
             settings.desired,
             settings.models.absolute(),
@@ -78,7 +75,8 @@ class Controller:
             self._defaults,
             resync_s=settings.resync_s,
             clock=clock,
-            edited=self._edited,
+            learn=self._concealment.learn,
+            edited=self._recorder.edited,
         )
         memory = WorkingMemory(loaded_once=set(self._files.memory.loaded_once))
         self.hub = GatewayHub(
@@ -134,7 +132,7 @@ class Controller:
             clock=clock,
         )
         self.logs = LogReader(runtime, replicas=self._replicas_of, conceal=self._concealment.text)
-        self._drift = DriftWatch(runtime, file_since=self._files.all_since, clock=clock)
+        self._drift = DriftWatch(runtime, file_since=self._files.all_since, clock=clock, conceal=self._concealment.text)
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -144,8 +142,6 @@ class Controller:
     async def __aenter__(self) -> Self:
         self._recorder.began(__version__, self._instance)
         self._files.recover()
-        if self._files.settled is not None:
-            self._concealment.learn(self._files.settled.declared)
         await self._files.read()
         self._tasks = [
             asyncio.create_task(self._reconciler.run(), name="the reconciler"),
@@ -203,21 +199,22 @@ class Controller:
         """From time to time, so that what differs is known to differ since then."""
         while True:
             await asyncio.sleep(DRIFT_EVERY_S)
-            if self._reconciler.round is not None and self._reconciler.error is None:
+            if self._reconciler.round is None or self._reconciler.error is not None:
+                continue
+            try:
                 await self._drift.check(self._reconciler.round)
+            except Exception:
+                # What only tells must not take away what acts.
+                log.exception("the look for drift failed")
 
     def _recorded(self, before: Round | None, after: Round | None) -> None:
         if after is not None:
             self._recorder.round(before, after, self.hub.views)
         self._recorder.trouble(Trouble(tuple(self._files.problems()), self._reconciler.error))
 
-    def _replicas_of(self, model: str) -> list[str]:
-        done = self._reconciler.round
-        return sorted(replica.name for replica in done.observed.replicas if replica.id.model == model) if done else []
-
-    def _edited(self, before: Settled | None, after: Settled, ended: Collection[str]) -> None:
-        self._concealment.learn(after.declared)
-        self._recorder.edited(before, after, ended)
+    def _replicas_of(self, model: str) -> dict[str, float]:
+        replicas = done.observed.replicas if (done := self._reconciler.round) is not None else ()
+        return {replica.name: replica.created_at for replica in replicas if replica.id.model == model}
 
     # What the API may do.
 
@@ -227,7 +224,7 @@ class Controller:
             self._reconciler.round,
             instance=self._instance,
             runtime=self._runtime.kind,
-            problems=[_masked(problem) for problem in self._files.problems()],
+            problems=self._files.problems(),
             error=self._reconciler.error,
             gateways=self.hub.connected,
         )
@@ -252,6 +249,7 @@ class Controller:
             defaults=self._defaults,
             declared_now=settled.declared,
             runtime=self._runtime,
+            concealment=self._concealment,
             now=time.time(),
         )
 
@@ -281,7 +279,3 @@ class Controller:
             self._prober.nudge(name)
         if self._files.ask_for(report):
             self._wake.set()
-
-
-def _masked(problem: Problem) -> Problem:
-    return problem.model_copy(update={"message": masked_text(problem.message)})

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pydantic import JsonValue
 
 from controller.actions import Blocked
-from controller.masking import masked, secrets_of, without_secrets
+from controller.conceal import Conceal
+from controller.masking import masked, masked_field
 from controller.runtimes.base import Rendered
 from controller.schema.admin import DriftItem
 from controller.state import DesiredModel, DesiredState, Health, ObservedReplica, ObservedState, Phase
@@ -25,6 +26,7 @@ def drift(
     rendered: Mapping[str, Rendered],
     *,
     file_since: Mapping[str, float],
+    conceal: Conceal,
     blocked: Iterable[Blocked] = (),
     now: float,
 ) -> list[DriftItem]:
@@ -50,10 +52,12 @@ def drift(
             continue
         since = file_since.get(name, want.statement.since)
         items += _stated(want)
-        items += _missing(want, alive, reasons, observed, now)
+        items += _missing(want, alive, reasons, observed, conceal, now)
         for replica, surplus in _placed(want, alive):
             items += (
-                [_undeclared(replica, surplus, now)] if surplus else _differences(want, replica, rendered, since, now)
+                [_undeclared(replica, surplus, now)]
+                if surplus
+                else _differences(want, replica, rendered, since, conceal, now)
             )
     return items
 
@@ -116,12 +120,25 @@ def _missing(
     alive: Sequence[ObservedReplica],
     reasons: Mapping[tuple[str, int | None], str],
     observed: ObservedState,
+    conceal: Conceal,
     now: float,
 ) -> Iterator[DriftItem]:
+    def absent(index: int, running: str | None, reason: str) -> DriftItem:
+        words = conceal(want.name, f"replica {index} does not serve: {reason}")
+        return DriftItem(
+            model=want.name,
+            replica=f"{want.name}/{index}",
+            kind="missing",
+            declared="ready",
+            running=running,
+            since=now,
+            message=words,
+        )
+
     if not want.runs:
         error = observed.remotes.get(want.name)
         if want.replicas and error is not None:
-            yield _absent(want, 0, "failing", error, now)
+            yield absent(0, "failing", error)
         return
     ready = {each.id.index for each in alive if each.phase is Phase.RUNNING and each.health is Health.READY}
     for index in range(want.replicas):
@@ -130,23 +147,16 @@ def _missing(
         there = next((each for each in alive if each.id.index == index), None)
         running = None if there is None else there.health.value if there.phase is Phase.RUNNING else there.phase.value
         reason = reasons.get((want.name, index)) or reasons.get((want.name, None))
-        yield _absent(want, index, running, reason or ("no engine runs" if there is None else f"it is {running}"), now)
-
-
-def _absent(want: DesiredModel, index: int, running: str | None, reason: str, now: float) -> DriftItem:
-    return DriftItem(
-        model=want.name,
-        replica=f"{want.name}/{index}",
-        kind="missing",
-        declared="ready",
-        running=running,
-        since=now,
-        message=without_secrets(f"replica {index} does not serve: {reason}", _secrets(want)),
-    )
+        yield absent(index, running, reason or ("no engine runs" if there is None else f"it is {running}"))
 
 
 def _differences(
-    want: DesiredModel, replica: ObservedReplica, rendered: Mapping[str, Rendered], file_since: float, now: float
+    want: DesiredModel,
+    replica: ObservedReplica,
+    rendered: Mapping[str, Rendered],
+    file_since: float,
+    conceal: Conceal,
+    now: float,
 ) -> Iterator[DriftItem]:
     """One replica at a wanted place: what it runs, against what it would be started with."""
     name = replica.name
@@ -178,7 +188,7 @@ def _differences(
             message=f"{want.image or 'its image'} names another image than the one that {name} runs",
         )
     if replica.argv and now_rendered.argv != replica.argv:
-        wanted, running = _differing(now_rendered.argv, replica.argv, _secrets(want))
+        wanted, running = _differing(now_rendered.argv, replica.argv, lambda word: conceal(want.name, word, name))
         yield DriftItem(
             model=want.name,
             replica=name,
@@ -203,7 +213,7 @@ def _undeclared(replica: ObservedReplica, reason: str, now: float) -> DriftItem:
 
 
 def _differing(
-    declared: Sequence[str], running: Sequence[str], secrets: frozenset[str]
+    declared: Sequence[str], running: Sequence[str], conceal: Callable[[str], str]
 ) -> tuple[list[JsonValue], list[JsonValue]]:
     """The words of each command line that the other one does not have there, each with its flag; secrets are masked."""
     kept: tuple[set[int], set[int]] = (set(), set())
@@ -216,15 +226,11 @@ def _differing(
                 # A value alone says little: the flag before it comes along.
                 if begin and not words[begin].startswith("-") and words[begin - 1].startswith("-"):
                     places.add(begin - 1)
-    return _shown(declared, kept[0], secrets), _shown(running, kept[1], secrets)
+    return _shown(declared, kept[0], conceal), _shown(running, kept[1], conceal)
 
 
-def _shown(words: Sequence[str], places: set[int], secrets: frozenset[str]) -> list[JsonValue]:
+def _shown(words: Sequence[str], places: set[int], conceal: Callable[[str], str]) -> list[JsonValue]:
     # Masked as a whole: whether a word is secret may depend on the one before it.
-    safe = masked({"argv": list(words)}, secrets)["argv"]
+    safe = masked_field("argv", list(words))
     assert isinstance(safe, list)
-    return [without_secrets(str(safe[place]), secrets) for place in sorted(places)]
-
-
-def _secrets(want: DesiredModel) -> frozenset[str]:
-    return secrets_of(want.declared.model_dump(mode="json")) | secrets_of(want.definition.model_dump(mode="json"))
+    return [conceal(str(safe[place])) for place in sorted(places)]

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
+from controller.conceal import Conceal
 from controller.drift import drift
 from controller.reconciler import Round
 from controller.runtimes.base import Rendered, Runtime, RuntimeUnavailableError, SeenReplica
@@ -29,8 +30,14 @@ class DriftWatch:
     """
 
     def __init__(
-        self, runtime: Runtime, *, file_since: Callable[[], Mapping[str, float]], clock: Callable[[], float]
+        self,
+        runtime: Runtime,
+        *,
+        file_since: Callable[[], Mapping[str, float]],
+        clock: Callable[[], float],
+        conceal: Conceal,
     ) -> None:
+        self._conceal = conceal
         self._runtime = runtime
         self._file_since = file_since
         self._clock = clock
@@ -49,6 +56,7 @@ class DriftWatch:
                 seen.observed,
                 self._rendered,
                 file_since=self._file_since(),
+                conceal=self._conceal,
                 blocked=seen.plan.blocked,
                 now=now,
             )

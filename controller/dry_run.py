@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from controller.actions import Plan
+from controller.conceal import Conceal, Concealment
 from controller.config.parse import Parsed, parse
 from controller.config.read import MAX_FILE_BYTES, SUFFIXES, FolderSnapshot, is_read, merge_order, read_folder
 from controller.edits import Edit, edits
-from controller.masking import masked_text, secrets_of, without_secrets
+from controller.preflight import preflight
 from controller.reconciler import Round
-from controller.resolve import Declared, Defaults, resolve
-from controller.runtimes.base import Runtime, RuntimeUnavailableError
+from controller.resolve import Declared, Defaults, resolve, standing
+from controller.runtimes.base import Runtime
 from controller.schema.admin import DryRun, ModelChange, ProposedFiles
 from controller.schema.errors import RoundhouseError
-from controller.schema.override import STATEMENT_FIELDS, Override
-from controller.schema.status import PlanView
+from controller.schema.override import Override, ended, restated
 from controller.state import DesiredModel, DesiredState, ObservedReplica, ObservedState, Phase, PreflightResult
 from controller.views import plan_view
 
@@ -51,6 +51,7 @@ async def dry_run(
     defaults: Defaults,
     declared_now: DeclaredState,
     runtime: Runtime,
+    concealment: Concealment,
     now: float,
 ) -> DryRun:
     """What these files would do in place of those of the same name in `folder`. `models_root` is absolute.
@@ -63,21 +64,20 @@ async def dry_run(
     # A large file takes seconds to parse.
     parsed = await asyncio.to_thread(parse, _with(read, contents), models_root)
     if not parsed.ok:
-        problems = [each.model_copy(update={"message": masked_text(each.message)}) for each in parsed.problems]
-        return DryRun(ok=False, problems=problems, changes=[], plan=None)
+        return DryRun(ok=False, problems=list(parsed.problems), changes=[], plan=None)
     before = Standing(declared_now, desired_now)
     after = Standing(parsed.declared, _desired(before, parsed, overrides, demand, defaults, now))
     changes = compare(before, after, observed, overrides)
     wanted = [after.desired.models[each.model] for each in changes if each.model in after.desired.models]
-    found = await _preflights(runtime, [model for model in wanted if model.runs and model.replicas], now)
+    conceal = concealment.with_proposed(parsed.declared)
+    found = await _preflights(runtime, [model for model in wanted if model.runs and model.replicas], conceal, now)
     then = Round(
         after.desired,
         replace(observed, preflights={**observed.preflights, **found}),
         Plan(after.desired.generation),
         (),
     )
-    view = _without_secrets(plan_view(then, now), declared_now, parsed.declared)
-    return DryRun(ok=True, problems=[], changes=changes, plan=view)
+    return DryRun(ok=True, problems=[], changes=changes, plan=plan_view(then, now))
 
 
 # The files.
@@ -137,18 +137,11 @@ def _desired(
     return resolve(
         declared,
         overrides,
-        {name: at for name, at in demand.items() if not _restated(before.declared, parsed.declared, name)},
+        {name: at for name, at in demand.items() if not restated(before.declared.get(name), parsed.declared.get(name))},
         defaults,
         generation=before.desired.generation + 1,
         paused=before.desired.paused,
     )
-
-
-def _restated(before: DeclaredState, after: DeclaredState, name: str) -> bool:
-    """Whether an edit ends what a request asked for, as it would end an operator's statement."""
-    if name not in before or name not in after:
-        return False
-    return any(before[name].get(field) != after[name].get(field) for field in STATEMENT_FIELDS)
 
 
 # The differences. Pure.
@@ -176,7 +169,7 @@ def _change(
         fields=list(edit.fields),
         effect=_effect(now, then, alive, restarts),
         restarts=restarts,
-        ends=_ends(override, before.declared.get(edit.model), after.declared.get(edit.model)),
+        ends=_ends(_left(override, before), _left(override, after)),
     )
 
 
@@ -201,7 +194,7 @@ def _effect(
 ) -> Effect:
     old, new = _engines(now), _engines(then)
     if new == 0:
-        return "stop" if old or alive else "none"
+        return "stop" if old or alive else _elsewhere(now, then)
     if restarts:
         return "restart"
     other = now is None or then is None or now.spec_hash != then.spec_hash
@@ -210,50 +203,37 @@ def _effect(
     return "scale" if old != new else "none"
 
 
-def _ends(override: Override | None, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[str]:
-    standing = override.surviving(before) if override is not None and before is not None else None
-    if standing is None:
-        return []
-    left = standing.surviving(after) if after is not None else None
-    return [standing.action] if left is None else sorted(standing.params.keys() - left.params.keys())
+def _elsewhere(now: DesiredModel | None, then: DesiredModel | None) -> Effect:
+    """The effect where no engine runs or will: a remote counts as one, which clients gain or lose."""
+    was, will = (model is not None and not model.runs and model.replicas > 0 for model in (now, then))
+    return "none" if was == will else "start" if will else "stop"
+
+
+def _left(override: Override | None, under: Standing) -> Override | None:
+    if override is None or override.model not in under.desired.models:
+        return None
+    return standing(override, under.desired.models[override.model].declared, under.declared[override.model])
+
+
+def _ends(before: Override | None, after: Override | None) -> list[str]:
+    return ended(before, after) if before is not None else []
 
 
 # The first steps.
 
 
 async def _preflights(
-    runtime: Runtime, models: Iterable[DesiredModel], now: float
+    runtime: Runtime, models: Iterable[DesiredModel], conceal: Conceal, now: float
 ) -> dict[tuple[str, str], PreflightResult]:
     """Whether each model could be started as it would be declared: reads only."""
     turn = asyncio.Semaphore(AT_ONCE)
 
     async def look(model: DesiredModel) -> PreflightResult:
         async with turn:
-            try:
-                result = await runtime.preflight(model.name, model.definition, model.image)
-            except RuntimeUnavailableError as error:
-                return PreflightResult(False, now, str(error))
+            result = await preflight(runtime, model, conceal=conceal, clock=lambda: now)
         # Of the same moment as the plan, which trusts no result from later.
         return replace(result, at=now)
 
     async with asyncio.TaskGroup() as group:
         looks = {(model.name, model.spec_hash): group.create_task(look(model)) for model in models}
     return {key: task.result() for key, task in looks.items()}
-
-
-def _without_secrets(view: PlanView, *declared: DeclaredState) -> PlanView:
-    named = {each.model or "" for each in view.actions} | {each.model for each in view.blocked}
-    definitions = [models[name] for models in declared for name in named if name in models]
-    secrets = frozenset[str]().union(*(secrets_of(each) for each in definitions))
-    if not secrets:
-        return view
-    return view.model_copy(
-        update={
-            "actions": [
-                each.model_copy(update={"reason": without_secrets(each.reason, secrets)}) for each in view.actions
-            ],
-            "blocked": [
-                each.model_copy(update={"reason": without_secrets(each.reason, secrets)}) for each in view.blocked
-            ],
-        }
-    )

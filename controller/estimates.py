@@ -6,20 +6,24 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from controller.engines import ENGINES
 from controller.runtimes.artifacts import artifact_mib
+from controller.schema.admin import EstimateSource
 from controller.state import DesiredModel
 
 FRESH_S: Final = 30.0
 """How long a size is believed."""
 
-EstimateSource = Literal["model_artifact_size", "unavailable"]
 
+def estimate(mib: int | None, replicas: int, declared_mib: int | None = None) -> tuple[int | None, int, EstimateSource]:
+    """Of so many replicas of so many MiB each: MiB of all, how many they are, and where that is known from.
 
-def estimate(mib: int | None, replicas: int) -> tuple[int | None, int, EstimateSource]:
-    """Of so many replicas of so many MiB each: MiB of all, how many they are, and where that is known from."""
+    What is declared beats every estimate (DESIGN.md §3).
+    """
+    if declared_mib is not None:
+        return declared_mib * replicas, replicas, "declared"
     if mib is None:
         return None, replicas, "unavailable"
     return mib * replicas, replicas, "model_artifact_size"

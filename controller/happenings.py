@@ -1,7 +1,7 @@
 """What happened between two rounds, as entries of the journal. Pure.
 
 Levels, not events, are compared, so nothing is told twice and nothing that lasts is missed; what came and went between
-two rounds is not told. Texts are without the secrets of the model's definition, and short: `CHARS` per line.
+two rounds is not told. Texts are without secrets, and short: `CHARS` per line.
 """
 
 from __future__ import annotations
@@ -12,11 +12,21 @@ from typing import Final, Protocol
 
 from pydantic import JsonValue
 
-from controller.actions import Action, Drain, Plan, Preflight, PullImage, Start
+from controller.actions import Action, Drain, Plan, Preflight, PullImage, Remove, Start, Stop
+from controller.conceal import Conceal
 from controller.entries import NewEntry
-from controller.masking import masked_text, secrets_of, without_secrets
+from controller.masking import masked_text
 from controller.schema.status import ModelState, ModelStatus, Problem
-from controller.state import DesiredState, Failure, ObservedReplica, ObservedState, Phase, ReplicaKey
+from controller.state import (
+    DesiredState,
+    Failure,
+    ObservedReplica,
+    ObservedState,
+    OpKind,
+    PendingOp,
+    Phase,
+    ReplicaKey,
+)
 
 CHARS: Final = 500
 HOLDERS: Final = 100
@@ -47,46 +57,37 @@ class RoundLike(Protocol):
         """What was published."""
 
 
-def happenings(before: RoundLike | None, after: RoundLike, leaving: Leaving) -> list[NewEntry]:
+def happenings(before: RoundLike | None, after: RoundLike, leaving: Leaving, conceal: Conceal) -> list[NewEntry]:
     """Entries in the order in which one reads them: failures, what was done about them, the states that this gave.
 
     `before` None: the controller's first round. Then no state is a change.
     """
-    texts = _Texts(before, after)
+    texts = _Texts(conceal)
     return [
         *_failures(before, after, texts),
         *_refusals(before, after, texts),
-        *_actions(after, texts),
+        *_actions(before, after, texts),
         *(_states(before.statuses, after.statuses, texts) if before is not None else ()),
         *_overdue(before, after, leaving),
     ]
 
 
+@dataclass(frozen=True, slots=True)
 class _Texts:
-    """Texts as they may be shown. What is secret is looked up for those models only of which there is something."""
+    """Texts as they may be shown."""
 
-    def __init__(self, before: RoundLike | None, after: RoundLike) -> None:
-        self._rounds = [each.desired.models for each in (before, after) if each is not None]
-        self._secrets: dict[str, frozenset[str]] = {}
-
-    def shown(self, model: str, text: str) -> str:
-        """The text without the model's secrets."""
-        if model not in self._secrets:
-            definitions = [models[model].definition for models in self._rounds if model in models]
-            found = (secrets_of(each.model_dump(exclude_unset=True)) for each in definitions)
-            self._secrets[model] = frozenset[str]().union(*found)
-        return without_secrets(text, self._secrets[model])
+    conceal: Conceal
 
     def line(self, model: str, text: str | None) -> str | None:
         """The first line of an error: the plain words."""
         if text is None:
             return None
-        first = self.shown(model, text).strip().partition("\n")[0]
+        first = self.conceal(model, text).strip().partition("\n")[0]
         return first.removesuffix(_TAIL).removesuffix(".")[:CHARS]
 
     def tail(self, model: str, text: str) -> list[JsonValue]:
         """The lines after the first: the engine's last log lines."""
-        return [line[:CHARS] for line in self.shown(model, text).strip().splitlines()[1:]]
+        return [line[:CHARS] for line in self.conceal(model, text).strip().splitlines()[1:]]
 
 
 # States.
@@ -115,15 +116,40 @@ def _state_words(old: ModelState | None, new: ModelState | None, error: str | No
 # Actions.
 
 
-def _actions(after: RoundLike, texts: _Texts) -> Iterator[NewEntry]:
-    for action in () if after.desired.paused else after.plan.actions:
-        if isinstance(action, Preflight):
+def _actions(before: RoundLike | None, after: RoundLike, texts: _Texts) -> Iterator[NewEntry]:
+    """An end that the runtime refuses is issued again and again, and told once."""
+    told = {_same(action) for action in _issued(before)} if before is not None else set()
+    ending = before.observed.pending if before is not None else {}
+    for action in _issued(after):
+        if isinstance(action, Preflight) or _same(action) in told:
+            continue
+        if isinstance(action, Stop | Remove) and _ends(ending.get(action.name), action):
             continue
         what = _what(action)
         details: dict[str, JsonValue] = {"action": action.kind, **what}
         subject = what.get("replica", what.get("image"))
         words = texts.line(action.model, f"{action.kind} {subject}: {action.reason}") or ""
         yield NewEntry("action", "controller", words, action.model, details)
+
+
+def _issued(done: RoundLike) -> tuple[Action, ...]:
+    return () if done.desired.paused else done.plan.actions
+
+
+def _same(action: Action) -> tuple[object, ...]:
+    """What makes it the same action as one of the round before."""
+    match action:
+        case Preflight():
+            return action.kind, action.model, action.spec_hash, action.reason
+        case PullImage():
+            return action.kind, action.model, action.image, action.reason
+        case _:
+            return action.kind, action.id, action.reason
+
+
+def _ends(pending: PendingOp | None, action: Stop | Remove) -> bool:
+    """Whether it was under way, which was told: between two tries there may be rounds that have nothing to do."""
+    return pending is not None and pending.kind is (OpKind.STOP if isinstance(action, Stop) else OpKind.REMOVE)
 
 
 def _what(action: Action) -> dict[str, JsonValue]:
@@ -237,7 +263,7 @@ class Trouble:
     """What keeps the controller from its work, beside models."""
 
     problems: tuple[Problem, ...] = ()
-    """Of the files: what was last good rules."""
+    """Of the files, which show no secrets: what was last good rules."""
     error: str | None = None
     """Of the last observation: nothing is changed meanwhile."""
 
@@ -248,7 +274,7 @@ def troubles(before: Trouble, after: Trouble) -> list[NewEntry]:
     """
     entries = []
     if after.problems and after.problems != before.problems:
-        listed: list[JsonValue] = [masked_text(str(problem))[:CHARS] for problem in after.problems]
+        listed: list[JsonValue] = [str(problem)[:CHARS] for problem in after.problems]
         more = f" (and {len(listed) - 1} more)" if len(listed) > 1 else ""
         words = f"the files have problems; what was last good rules: {listed[0]}{more}"
         entries.append(NewEntry("problem", "files", words, details={"problems": listed}))

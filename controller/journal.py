@@ -14,7 +14,6 @@ import asyncio
 import logging
 import math
 import sqlite3
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,8 +21,8 @@ from typing import Any, Final, TypeVar
 from pydantic import JsonValue
 
 from controller.entries import NewEntry
-from controller.journal_file import JournalFile, NewerJournalError, is_damaged, move_aside
-from controller.schema.admin import JournalEntry
+from controller.journal_file import Bounds, JournalFile, NewerJournalError, is_damaged, move_aside
+from controller.schema.admin import HISTORY_KINDS, JournalEntry
 
 T = TypeVar("T")
 
@@ -31,19 +30,22 @@ log = logging.getLogger(__name__)
 
 KEEP: Final = 10_000
 UNWRITTEN: Final = 1_000
-"""Entries kept in memory while the file cannot be written."""
+"""Entries of history, and of the rest, kept in memory while the file cannot be written."""
 PRUNE_EVERY: Final = 100
 RETRY_S: Final = 30.0
 FOLLOWED_AT_ONCE: Final = 500
 
 
 class Journal:
-    """The newest entries. Used on one event loop; every call but `following` returns in well below a millisecond."""
+    """The newest entries: `keep` of history, and as many of the rest, which come more often.
+
+    Used on one event loop; every call but `following` returns in well below a millisecond.
+    """
 
     def __init__(self, path: Path, *, keep: int = KEEP) -> None:
         self._path = path
         self._keep = keep
-        self._unwritten: deque[JournalEntry] = deque(maxlen=min(UNWRITTEN, keep))
+        self._unwritten: list[JournalEntry] = []
         self._broken = False
         """Whether the last write failed, which was said in the log."""
         self._retry_at = 0.0
@@ -51,7 +53,10 @@ class Journal:
         self._unpruned = PRUNE_EVERY
         self._changed = asyncio.Event()
         self._file: JournalFile | None = None
-        self._newest = self._try(JournalFile.bounds, (0, 0))[1]
+        self._newest = 0
+        self._lost = 0
+        """The newest id that went without the file's knowledge; 0: none did."""
+        self._newest = self._bounds().newest
 
     @property
     def newest(self) -> int:
@@ -61,8 +66,13 @@ class Journal:
     @property
     def oldest(self) -> int:
         """The id of the oldest entry that there still is; 0: there is none."""
-        first = self._try(JournalFile.bounds, (0, 0))[0]
-        return first or (self._unwritten[0].id if self._unwritten else 0)
+        return self._bounds().oldest or (self._unwritten[0].id if self._unwritten else 0)
+
+    def lacks_after(self, entry_id: int) -> bool:
+        """Whether entries newer than that one were there and are no longer, or the id is none of this journal's."""
+        lost = max(self._lost, self._bounds().lost)
+        # Before its first entry there may have been another journal.
+        return entry_id > self._newest or entry_id < (lost or self.oldest - 1)
 
     def record(self, entries: Iterable[NewEntry], now: float) -> list[JournalEntry]:
         """Write down what happened at `now` (Unix time), in this order, and wake who follows."""
@@ -70,6 +80,7 @@ class Journal:
         if made:
             self._unwritten.extend(made)
             self._write(now)
+            self._bound_memory()
             self._changed.set()
             self._changed = asyncio.Event()
         return made
@@ -132,10 +143,23 @@ class Journal:
         else:
             self._retry_at = now + RETRY_S
 
+    def _bound_memory(self) -> None:
+        most = min(UNWRITTEN, self._keep)
+        if len(self._unwritten) <= most:
+            return
+        history = [entry.id for entry in self._unwritten if entry.kind in HISTORY_KINDS]
+        rest = [entry.id for entry in self._unwritten if entry.kind not in HISTORY_KINDS]
+        surplus = {*history[:-most], *rest[:-most]}
+        self._unwritten = [entry for entry in self._unwritten if entry.id not in surplus]
+        self._lost = max(self._lost, *surplus, 0)
+
+    def _bounds(self) -> Bounds:
+        return self._try(JournalFile.bounds, Bounds())
+
     def _insert(self, file: JournalFile) -> bool:
         self._unpruned += len(self._unwritten)
         prune = self._unpruned >= min(PRUNE_EVERY, self._keep)
-        file.insert(self._unwritten, keep=self._keep if prune else None)
+        file.insert(self._unwritten, keep=self._keep if prune else None, lost=self._lost)
         self._unwritten.clear()
         if prune:
             self._unpruned = 0
@@ -164,6 +188,7 @@ class Journal:
             except OSError as refused:
                 error = refused
             else:
+                self._lost = max(self._lost, self._unwritten[0].id - 1 if self._unwritten else self._newest)
                 log.warning("the journal was damaged (%s); it is now %s, and a new one is begun", error, aside.name)
                 return True
         if isinstance(error, NewerJournalError):

@@ -13,9 +13,9 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from controller.schema.admin import JournalEntry
+from controller.schema.admin import HISTORY_KINDS, JournalEntry
 from controller.schema.status import SCHEMA_VERSION
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,16 @@ CREATE INDEX IF NOT EXISTS entries_by_model ON entries (model, id);
 CREATE INDEX IF NOT EXISTS entries_by_kind ON entries (kind, id);
 """
 _COLUMNS: Final = "id, at, kind, model, actor, message, details"
+_HISTORY: Final = f"kind IN ({', '.join(map(repr, HISTORY_KINDS))})"
+
+
+class Bounds(NamedTuple):
+    """Ids; 0: there is none."""
+
+    oldest: int = 0
+    newest: int = 0
+    lost: int = 0
+    """The newest that was there and is no longer."""
 
 
 class NewerJournalError(sqlite3.DatabaseError):
@@ -83,27 +93,47 @@ class JournalFile:
             self._db.executescript(_TABLES)
             self._db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (SCHEMA_VERSION,))
 
-    def bounds(self) -> tuple[int, int]:
-        """The oldest and the newest id; zeros when there is no entry."""
-        first, last = self._db.execute("SELECT (SELECT min(id) FROM entries), (SELECT max(id) FROM entries)").fetchone()
-        return first or 0, last or 0
+    def bounds(self) -> Bounds:
+        """Between which ids entries are."""
+        found = self._db.execute(
+            "SELECT (SELECT min(id) FROM entries), (SELECT max(id) FROM entries),"
+            " (SELECT value FROM meta WHERE key = 'lost')"
+        ).fetchone()
+        return Bounds(*(each or 0 for each in found))
 
-    def insert(self, entries: Iterable[JournalEntry], *, keep: int | None) -> None:
-        """Write entries, all or none. `keep`: so many stay, counted from the newest; None: all of them."""
+    def insert(self, entries: Iterable[JournalEntry], *, keep: int | None, lost: int) -> None:
+        """Write entries, all or none, and `lost` of the bounds.
+
+        `keep`: so many stay of history, and so many of the rest, counted from the newest; None: all of them.
+        """
         rows = [_row(entry) for entry in entries]
         self._db.execute("BEGIN IMMEDIATE")
         try:
             self._db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             if keep is not None:
+                lost = max(lost, self._prune(_HISTORY, keep), self._prune(f"NOT {_HISTORY}", keep))
+            if lost:
                 self._db.execute(
-                    "DELETE FROM entries WHERE id <= (SELECT id FROM entries ORDER BY id DESC LIMIT 1 OFFSET ?)",
-                    (keep,),
+                    "INSERT INTO meta VALUES ('lost', ?)"
+                    " ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)",
+                    (lost,),
                 )
             self._db.execute("COMMIT")
         except BaseException:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+
+    def _prune(self, which: str, keep: int) -> int:
+        """The newest id that went; 0: none did."""
+        found = self._db.execute(
+            f"SELECT id FROM entries WHERE {which} ORDER BY id DESC LIMIT 1 OFFSET ?",  # noqa: S608
+            (keep,),
+        ).fetchone()
+        if found is None:
+            return 0
+        self._db.execute(f"DELETE FROM entries WHERE {which} AND id <= ?", found)  # noqa: S608
+        return int(found[0])
 
     def after(self, entry_id: int, limit: int) -> list[JournalEntry]:
         """Entries newer than that one, the oldest first."""

@@ -18,15 +18,15 @@ LEGAL: Final[Mapping[ModelState, frozenset[ModelState]]] = MappingProxyType(
         ModelState.LOADING: frozenset({ModelState.LOADED, ModelState.FAILED, ModelState.UNLOADING}),
         # A model whose engines were lost loads again, or has failed.
         ModelState.LOADED: frozenset({ModelState.UNLOADING, ModelState.LOADING, ModelState.FAILED}),
-        # An unload can be revoked until the stop is issued.
-        ModelState.UNLOADING: frozenset({ModelState.UNLOADED, ModelState.LOADED}),
+        # An edit, or the way back to the files, can revoke an unload while engines still drain.
+        ModelState.UNLOADING: frozenset({ModelState.UNLOADED, ModelState.LOADED, ModelState.LOADING}),
         ModelState.FAILED: frozenset({ModelState.LOADING, ModelState.UNLOADING, ModelState.UNLOADED}),
     }
 )
 """By state, those that may be published next (seed 001, DESIGN.md §3)."""
 
-PASSING: Final = frozenset({ModelState.UNLOADED, ModelState.LOADING, ModelState.UNLOADING})
-"""States that may be shown on the way to another. Nothing is called loaded, or failed, that is not."""
+PASSING: Final = frozenset({ModelState.LOADING, ModelState.UNLOADING})
+"""States that may be shown on the way to another. Nothing is called loaded, unloaded or failed that is not."""
 
 
 def next_state(published: ModelState | None, true: ModelState) -> ModelState:

@@ -1,7 +1,8 @@
 """What of a definition is secret, and how it is hidden. Pure.
 
 Secret are: every value of `env`; what stands under a name that speaks of keys, tokens, passwords and the like (a flag
-of `extra_args`, a key of a nested mapping, `name=value` within a text); the user part of a URL; what follows `Bearer`.
+of `extra_args`, a key of a nested mapping, `name=value` or `--name value` within a text); the user part of a URL; what
+follows `Bearer`.
 
 Three things under such a name are shown, because they are known to be none: null, true and false; a count or a time
 (`--image-max-tokens 512`); where a secret lies (`api_key_env: OPENAI_KEY`, `--api-key-file /run/key`). Tokenizers are
@@ -30,7 +31,7 @@ _SURE: Final = 8
 """Characters of a secret that is also looked for in the rest of its definition."""
 _RANDOM: Final = 12
 
-_WORDS: Final = "key|token|secret|passw|passphrase|auth|credential"
+_WORDS: Final = "key|token|secret|passw|passphrase|(?<![a-z])pass(?![a-z])|pwd|auth|credential"
 _SECRET_NAME: Final = re.compile(f"{_WORDS}|^-?hft$", re.IGNORECASE)
 _TOKENIZER: Final = re.compile(r"tokeni[sz]\w*", re.IGNORECASE)
 _COUNT_NAME: Final = re.compile(r"(tokens|_(ms|s|mib|bytes))$", re.IGNORECASE)
@@ -52,6 +53,13 @@ _PAIR: Final = re.compile(
     r"(\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s\"'&]+)",
     re.IGNORECASE,
 )
+_SPOKEN_FLAG: Final = re.compile(
+    r"(?<![\w-])(--?[A-Za-z][\w.-]{0,64})"
+    r"(\s{1,8}(?:(?:Bearer|Basic)\s{1,8})?)"
+    r"(?!-)(\"(?:[^\"\\]|\\.)*\"|'[^']*'|\S+?(?=`?(?:\s|$)))",
+    re.IGNORECASE,
+)
+"""A flag and its value within a text. A backtick that follows is the sentence's own."""
 
 
 def masked(fields: Mapping[str, Any], known: Iterable[str] = ()) -> dict[str, JsonValue]:
@@ -70,7 +78,9 @@ def masked_field(name: str, value: Any) -> JsonValue:
 
 
 def masked_text(text: str) -> str:
-    """A text of unknown origin, without what it marks as a secret itself: URLs' users, `name=value`, `Bearer`."""
+    """A text of unknown origin, without what it marks as a secret itself: URLs' users, `name=value`, `--name value`,
+    `Bearer`.
+    """
     return _Walk().text(text)
 
 
@@ -121,6 +131,11 @@ def speaks_of_secrets(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None and _SECRET_NAME.search(_TOKENIZER.sub("", name)) is not None
 
 
+def is_secret(name: str, value: Any) -> bool:
+    """Whether a value that stands under this name is taken for a secret."""
+    return speaks_of_secrets(name) and not _harmless(name, value)
+
+
 class _Walk:
     """One way through a definition: what it shows, and what it hid on the way."""
 
@@ -136,7 +151,7 @@ class _Walk:
             return value
         if name == "env" and isinstance(value, Mapping):
             return {key: self._variable(key, each) for key, each in value.items()}
-        if speaks_of_secrets(name) and not _harmless(name, value):
+        if is_secret(name, value):
             self.found.update(_texts(value))
             return MASKED
         if isinstance(value, Mapping):
@@ -151,13 +166,14 @@ class _Walk:
             text = _URL_USER.sub(self._user, text)
         if "=" in text or ":" in text:
             text = _PAIR.sub(self._pair, text)
-        return _BEARER.sub(self._bearer, text) if " " in text else text
+        if " " in text:
+            text = _BEARER.sub(self._bearer, text)
+        return _SPOKEN_FLAG.sub(self._pair, text) if "-" in text else text
 
     def _variable(self, name: str, value: Any) -> str:
         if isinstance(value, str):
             self.text(value)
-            secret = speaks_of_secrets(name) and not _harmless(name, value)
-            (self.found if secret and value else self.values).add(value)
+            (self.found if is_secret(name, value) else self.values).add(value)
         return MASKED
 
     def _arguments(self, items: Iterable[Any]) -> list[JsonValue]:
@@ -206,7 +222,7 @@ class _Walk:
         quote = value[0] if value[0] in "\"'" and value[-1] == value[0] and len(value) > 1 else ""
         bare = value[1:-1] if quote else value
         url = ":" in between and bare.startswith("//")
-        if not speaks_of_secrets(name) or _harmless(name, bare) or bare == MASKED or url:
+        if not is_secret(name, bare) or bare == MASKED or url:
             return match[0]
         self.found.add(bare)
         return f"{name}{between}{quote}{MASKED}{quote}"

@@ -34,7 +34,8 @@ class WorkingMemory:
 
     pending: dict[str, PendingOp] = field(default_factory=dict)
     preflights: dict[tuple[str, str], PreflightResult] = field(default_factory=dict)
-    preflighting: set[tuple[str, str]] = field(default_factory=set)
+    preflighting: dict[tuple[str, str], object] = field(default_factory=dict)
+    """Those under way, each with a mark of its own: what is asked anew while it runs takes no answer of the old one."""
     pulls: dict[str, Failure | None] = field(default_factory=dict)
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
     drains: dict[str, Drain] = field(default_factory=dict)
@@ -85,12 +86,15 @@ class WorkingMemory:
         self.counted &= names
         images = {model.image for model in desired.models.values()}
         self.pulls = {image: state for image, state in self.pulls.items() if state is None or image in images}
-        self.loaded_once &= {name for name, _ in wanted}
+        # One that is revoked while it drains serves on with what is left.
+        serving = {replica.id.model for replica in replicas if replica.ready_since is not None}
+        self.loaded_once &= {name for name, _ in wanted} | serving
 
     def try_anew(self, model: DesiredModel) -> None:
         """Forget what went wrong with a model, for somebody asks for it anew: its replicas come all or not at all."""
         self.failures = {key: failure for key, failure in self.failures.items() if key.model != model.name}
         self.preflights = {key: result for key, result in self.preflights.items() if key[0] != model.name}
+        self.preflighting = {key: mark for key, mark in self.preflighting.items() if key[0] != model.name}
         self.loaded_once.discard(model.name)
         if model.image is not None and self.pulls.get(model.image) is not None:
             del self.pulls[model.image]

@@ -12,13 +12,13 @@ from typing import Any
 from controller.actions import Action, Drain, Preflight, PullImage, Remove, Start, Stop, Undrain
 from controller.conceal import Conceal, nothing_secret
 from controller.drains import Drain as DrainUnderWay
-from controller.engines import ENGINES
 from controller.engines.base import Verdict
 from controller.failures import next_failure, with_tail
 from controller.memory import WorkingMemory
+from controller.preflight import preflight
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, StartError, StartRequest
 from controller.runtimes.naming import replica_name, replica_token
-from controller.state import DesiredState, ObservedReplica, OpKind, PendingOp, PreflightResult
+from controller.state import DesiredState, ObservedReplica, OpKind, PendingOp
 
 log = logging.getLogger(__name__)
 
@@ -100,23 +100,16 @@ class Operations:
     def _preflight(self, action: Preflight, desired: DesiredState) -> None:
         model = desired.models[action.model]
         key = (action.model, action.spec_hash)
-        self._memory.preflighting.add(key)
+        mark = self._memory.preflighting[key] = object()
 
         async def work() -> None:
-            try:
-                missing = ENGINES[model.backend].missing(model.definition)
-                if missing is not None:
-                    result = PreflightResult(False, self._clock(), missing)
-                else:
-                    result = await self._runtime.preflight(model.name, model.definition, model.image)
-            except RuntimeUnavailableError as error:
-                result = PreflightResult(False, self._clock(), str(error))
-            except Exception as fault:
-                log.exception("the preflight of %s failed", action.model)
-                result = PreflightResult(False, self._clock(), f"internal error: {fault!r}")
-            if result.error is not None:
-                result = replace(result, error=self._conceal(action.model, result.error))
-            self._memory.preflighting.discard(key)
+            result = await preflight(self._runtime, model, conceal=self._conceal, clock=self._clock)
+            if self._memory.preflighting.get(key) is not mark:
+                return
+            del self._memory.preflighting[key]
+            known = self._memory.preflights.get(key)
+            if result.error is not None and (known is None or known.error != result.error):
+                log.warning("%s cannot be started: %s", action.model, result.error)
             self._memory.preflights[key] = result
             self._wake()
 
@@ -136,7 +129,8 @@ class Operations:
             except Exception as error:
                 if not isinstance(error, StartError | RuntimeUnavailableError):
                     log.exception("the pull of %s failed", action.image)
-                verdict = Verdict(f"image {action.image} is missing and cannot be pulled: {error}")
+                words = f"image {action.image} is missing and cannot be pulled: {error}"
+                verdict = Verdict(self._conceal(action.model, words))
                 self._memory.pulls[action.image] = next_failure(previous, verdict, 0, self._clock(), ready_for_s=None)
             self._wake()
 

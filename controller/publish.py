@@ -55,11 +55,17 @@ def _route(want: DesiredModel, status: ModelStatus, replicas: list[ObservedRepli
         apis=engine.apis(want.definition),
         # Nobody waits for a model that an operator is unloading, also if the next request may load it again.
         autoload=want.autoload and not (status.state is ModelState.UNLOADING and want.statement.kind == "unload"),
+        reason=_why_not(want) if status.state is ModelState.UNLOADED else None,
         last_error=status.last_error,
         retry_at=status.retry_at,
         progress=status.progress,
         capabilities=engine.capabilities(want.definition),
     )
+
+
+def _why_not(want: DesiredModel) -> str:
+    """Why it is not loaded, as clients are told; who unloaded it is not their business."""
+    return "an operator unloaded it" if want.statement.kind == "unload" else want.statement.reason
 
 
 def _endpoint(replica: ObservedReplica, tokens: Tokens) -> Endpoint:

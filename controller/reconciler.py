@@ -172,9 +172,9 @@ class Reconciler:
                 self._memory.drains[name] = DrainUnderWay(drain.since, stamp)
         self._ready = {each.name: each.ready_since for each in observed.replicas if each.ready_since is not None}
         self._desired.remember(frozenset(self._memory.loaded_once), self._ready)
-        self._told(before, self.round)
         self._finished.set()
         self._finished = asyncio.Event()
+        self._told(before, self.round)
 
     def _published(self) -> dict[str, ModelState]:
         return {status.name: status.state for status in self.round.statuses} if self.round is not None else {}
@@ -242,7 +242,8 @@ class Reconciler:
             gpus=self._gpus,
             remotes=self._remotes.errors(),
             progress=self._fractions(desired, replicas),
-            inflight={replica.name: inflight(replica.name, views, now) for replica in replicas},
+            inflight={replica.name: inflight(replica.name, views, now) for replica in replicas}
+            | {name: self._hub.left_of(name) for name in self._ended_remotes(desired)},
         )
 
     def _track(self, desired: DesiredState | None, seen: list[SeenReplica]) -> None:
@@ -302,6 +303,11 @@ class Reconciler:
             }
         )
         return dict(self._progress.fractions)
+
+    def _ended_remotes(self, desired: DesiredState | None) -> list[str]:
+        """Remotes that are not wanted: what was sent to them may still run."""
+        models = desired.models.values() if desired is not None else ()
+        return [model.name for model in models if not model.runs and not model.replicas]
 
     def _exit(self, seen: SeenReplica) -> Exit | None:
         if seen.exit is None or not seen.exit.log_tail:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pydantic import JsonValue
 
+from controller.conceal import Conceal
 from controller.config.settle import Settled
 from controller.drains import GatewayView
 from controller.edits import Edit, edits
 from controller.entries import NewEntry
 from controller.happenings import RoundLike, Trouble, happenings, troubles
 from controller.journal import Journal
+from controller.schema.override import is_whole
 
 
 class Recorder:
     """One controller's hand in the journal."""
 
-    def __init__(self, journal: Journal, clock: Callable[[], float]) -> None:
+    def __init__(self, journal: Journal, clock: Callable[[], float], conceal: Conceal) -> None:
+        self._conceal = conceal
         self._journal = journal
         self._clock = clock
         self._trouble = Trouble()
@@ -39,12 +42,12 @@ class Recorder:
         word = "connected" if connected else "disconnected"
         self._one(NewEntry("gateway", gateway_id, f"gateway {gateway_id} is {word}", details={"connected": connected}))
 
-    def edited(self, before: Settled | None, after: Settled, ended: Collection[str]) -> None:
-        """The files say something else; `ended` are the models whose runtime statement that ended."""
+    def edited(self, before: Settled | None, after: Settled, ended: Mapping[str, Sequence[str]]) -> None:
+        """The files say something else; `ended`: model to what that ended of its runtime statement."""
         if before is None:
             return
         changed = edits(before.declared, after.declared)
-        self._journal.record([_edit(each, each.model in ended) for each in changed], self._clock())
+        self._journal.record([_edit(each, ended.get(each.model, ())) for each in changed], self._clock())
 
     def round(self, before: RoundLike | None, after: RoundLike, gateways: Iterable[GatewayView]) -> None:
         """A round was complete."""
@@ -52,7 +55,7 @@ class Recorder:
         for view in gateways:
             for replica, requests in view.report.leaving.items():
                 leaving.setdefault(replica, {}).update(requests)
-        self._journal.record(happenings(before, after, leaving), self._clock())
+        self._journal.record(happenings(before, after, leaving, self._conceal), self._clock())
 
     def trouble(self, trouble: Trouble) -> None:
         """What keeps the controller from its work now."""
@@ -64,13 +67,16 @@ class Recorder:
         self._journal.record([entry], self._clock())
 
 
-def _edit(edit: Edit, ended: bool) -> NewEntry:
+def _edit(edit: Edit, ended: Sequence[str]) -> NewEntry:
     fields = ", ".join(change.field for change in edit.fields)
     words = {"added": "declared", "removed": "no longer declared", "edited": f"edited: {fields}"}[edit.change]
+    whole = is_whole(ended)
     details: dict[str, JsonValue] = {
         "change": edit.change,
         "fields": [change.model_dump(mode="json") for change in edit.fields],
-        "ended_statement": ended,
+        "ended_statement": whole,
+        "ends": list(ended),
     }
-    end = "; this ended its runtime statement" if ended else ""
+    what = "its runtime statement" if whole else f"{', '.join(ended)} of its load"
+    end = f"; this ended {what}" if ended else ""
     return NewEntry("file", "files", f"{words}{end}", edit.model, details)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 from pydantic import JsonValue, ValidationError
@@ -50,16 +51,16 @@ def resolve(
     """`demand`: autoload model to Unix time of the last request for it."""
     models = {}
     for name, entry in declared.items():
-        override = overrides.get(name)
-        standing = override.surviving(entry.raw) if override is not None else None
-        models[name] = _model(name, entry, standing, demand.get(name), defaults)
+        override = standing(overrides.get(name), entry.definition, entry.raw)
+        models[name] = _model(name, entry, override, demand.get(name), defaults)
     return DesiredState(generation, models, paused)
 
 
 def _model(
     name: str, entry: Declared, override: Override | None, demanded_at: float | None, defaults: Defaults
 ) -> DesiredModel:
-    definition, params = effective(entry.definition, override)
+    params = override.params if override is not None else {}
+    definition = with_params(entry.definition, params) if params else entry.definition
     engine = engine_of(definition)
     statement, loaded = _statement(entry, override, demanded_at)
     replicas = definition.replicas
@@ -90,15 +91,38 @@ def _model(
     )
 
 
-def effective(definition: Definition, override: Override | None) -> tuple[Definition, Mapping[str, JsonValue]]:
-    """The definition with the override's parameters, and those; a present key rules, even when its value is null."""
-    if override is None or not override.params:
-        return definition, {}
+def standing(override: Override | None, definition: Definition, raw: Mapping[str, Any]) -> Override | None:
+    """What is left of a statement under the definition as it is now: what no edit ended, as far as it still fits. None:
+    nothing.
+    """
+    left = override.surviving(raw) if override is not None else None
+    if left is None or not left.params:
+        return left
+    kept = fitting(definition, left.params)
+    return left if kept == left.params else left.model_copy(update={"params": kept})
+
+
+def fitting(definition: Definition, params: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Of a load's parameters those that the definition takes: an edit of other fields may have made some misfit.
+
+    Some fit only together, and some exclude each other: kept are as many as fit together, of as many those that were
+    said first.
+    """
+    known = [name for name in params if name in type(definition).model_fields]
+    for count in range(len(known), 0, -1):
+        for names in combinations(known, count):
+            kept = {name: params[name] for name in names}
+            if _fits(definition, kept):
+                return kept
+    return {}
+
+
+def _fits(definition: Definition, params: Mapping[str, JsonValue]) -> bool:
     try:
-        return with_params(definition, override.params), override.params
+        with_params(definition, params)
     except ValidationError:
-        # The parameters fitted the definition they were said over; a later edit of other fields made them misfit.
-        return definition, {}
+        return False
+    return True
 
 
 def with_params(definition: Definition, params: Mapping[str, JsonValue]) -> Definition:
@@ -110,10 +134,11 @@ def _statement(entry: Declared, override: Override | None, demanded_at: float | 
     definition = entry.definition
     if override is not None and override.action == "load":
         return Statement("load", override.at, f"loaded by {override.actor}"), True
-    if override is not None:
-        asked_again = demanded_at is not None and demanded_at > override.at
-        if not (definition.autoload and asked_again and not override.hold):
-            return Statement("unload", override.at, f"unloaded by {override.actor}"), False
+    # Demand from before an unload was dropped with it.
+    asked_again = definition.autoload and demanded_at is not None
+    if override is not None and (override.hold or not asked_again):
+        again = "; the next request loads it" if definition.autoload and not override.hold else ""
+        return Statement("unload", override.at, f"unloaded by {override.actor}{again}"), False
     if definition.autoload and demanded_at is not None:
         return Statement("autoload", demanded_at, "autoload: a request asked for it"), True
     if definition.enabled:

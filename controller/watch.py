@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from watchfiles import awatch
 
@@ -17,9 +18,9 @@ from controller.config.last_good import LastGoodError, load, save
 from controller.config.parse import Parsed, parse
 from controller.config.read import read_folder
 from controller.config.settle import Settled, settle
-from controller.resolve import Declared, Defaults, resolve
+from controller.resolve import Declared, Defaults, resolve, standing
 from controller.runtimes.base import Runtime, RuntimeUnavailableError
-from controller.schema.override import STATEMENT_FIELDS, Override, field_digest
+from controller.schema.override import Override, ended, field_digest, restated
 from controller.schema.routing import GatewayReport
 from controller.schema.status import Problem
 from controller.state import DesiredState
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 DEBOUNCE_MS = 50
 RETRY_S = 1.0
+GATEWAYS_HEARD = 64
+"""Gateways whose demand is remembered; each start of one is another."""
 
 
 class DesiredFiles:
@@ -43,9 +46,13 @@ class DesiredFiles:
         *,
         resync_s: float,
         clock: Callable[[], float],
-        edited: Callable[[Settled | None, Settled, Collection[str]], None] = lambda *_: None,
+        learn: Callable[[Mapping[str, Mapping[str, Any]]], None] = lambda _: None,
+        edited: Callable[[Settled | None, Settled, Mapping[str, Sequence[str]]], None] = lambda *_: None,
     ) -> None:
-        """`edited` is told of each edit: what was in force, what is, and the models whose statements it ended."""
+        """`learn` takes note of secrets: it is given every model's fields, and every load's, before they come into
+        force. `edited` is told of each edit: what was in force, what is, and by model what it ended of its statement.
+        """
+        self._learn = learn
         self._edited = edited
         self._folder = folder
         self._models = models
@@ -59,6 +66,8 @@ class DesiredFiles:
         self._settled: Settled | None = None
         self._since: dict[str, tuple[str, float]] = {}
         self._generation = 0
+        self._heard: dict[str, dict[str, float]] = {}
+        """Demand as each gateway last told it, by its own clock."""
         self._problems: tuple[Problem, ...] = ()
         self.revision = 0
         """Counts every change of what `state` answers."""
@@ -86,11 +95,15 @@ class DesiredFiles:
         override = self._memory.overrides.get(name)
         if override is None or self._settled is None or name not in self._settled.declared:
             return None
-        return override.surviving(self._settled.declared[name])
+        return standing(override, self._settled.definitions[name], self._settled.declared[name])
 
     def state_override(self, override: Override) -> None:
         """Let an operator's statement rule."""
-        self._keep({"overrides": {**self._memory.overrides, override.model: override}})
+        self._learn({override.model: override.params})
+        change: dict[str, object] = {"overrides": {**self._memory.overrides, override.model: override}}
+        if override.action == "unload":
+            change["demand"] = {name: at for name, at in self._memory.demand.items() if name != override.model}
+        self._keep(change)
 
     def drop_override(self, name: str) -> bool:
         """Let the files rule again. Whether there was a statement."""
@@ -101,11 +114,13 @@ class DesiredFiles:
 
     def recover(self) -> None:
         """Take the last good state as what is in force, before the files are read for the first time."""
+        self._learn({name: override.params for name, override in self._memory.overrides.items()})
         try:
             self._settled = load(self._store.folder, self._models)
         except LastGoodError as error:
             log.warning("the last good state cannot be used: %s", error)
         if self._settled is not None:
+            self._learn(self._settled.declared)
             self._generation += 1
             self._note_edits(self._settled)
 
@@ -133,11 +148,10 @@ class DesiredFiles:
                 log.error("%s", problem)
             log.info("the desired state is %s", "broken; what was last good rules" if parsed.problems else "good")
         if self._settled is not None and (before is None or before.declared != self._settled.declared):
+            self._learn(self._settled.declared)
             self._generation += 1
             self._note_edits(self._settled)
-            stated = self._memory.overrides.keys()
-            self._end_statements(before, self._settled)
-            self._edited(before, self._settled, stated - self._memory.overrides.keys())
+            self._edited(before, self._settled, self._end_statements(before, self._settled))
             if parsed.ok:
                 self._save(self._settled)
 
@@ -156,21 +170,27 @@ class DesiredFiles:
             for name, digest in edited.items()
         }
 
-    def _end_statements(self, before: Settled | None, settled: Settled) -> None:
-        """What an edit ended stays ended, even if the edit is taken back."""
-        overrides = {
-            name: standing
-            for name, override in self._memory.overrides.items()
-            if name in settled.declared and (standing := override.surviving(settled.declared[name])) is not None
-        }
+    def _end_statements(self, before: Settled | None, settled: Settled) -> dict[str, list[str]]:
+        """What an edit ended stays ended, even if the edit is taken back. Returns it by model, as `ended` names it."""
+        overrides: dict[str, Override] = {}
+        ends: dict[str, list[str]] = {}
+        for name, override in self._memory.overrides.items():
+            definition = settled.definitions.get(name)
+            left = standing(override, definition, settled.declared[name]) if definition is not None else None
+            if left is not None:
+                overrides[name] = left
+            if gone := ended(override, left):
+                ends[name] = gone
+        was = before.declared if before is not None else {}
         demand = {
             name: at
             for name, at in self._memory.demand.items()
             if (definition := settled.definitions.get(name)) is not None
             and definition.autoload
-            and not _restated(before, settled, name)
+            and not restated(was.get(name), settled.declared[name])
         }
         self._keep({"overrides": overrides, "demand": demand})
+        return ends
 
     def state(self, now: float) -> DesiredState | None:
         """What is wanted now; None: no valid files were ever read."""
@@ -208,12 +228,23 @@ class DesiredFiles:
 
     def ask_for(self, report: GatewayReport) -> bool:
         """Take a gateway's demand for autoload models. Whether it was new."""
-        known = self._memory.demand
-        demand = known | {name: at for name, at in report.demand.items() if at > known.get(name, 0.0)}
-        if demand == known:
+        heard = self._heard.pop(report.gateway_id, {})
+        self._heard[report.gateway_id] = dict(report.demand)
+        for oldest in list(self._heard)[:-GATEWAYS_HEARD]:
+            del self._heard[oldest]
+        fresh = [name for name, at in report.demand.items() if self._is_fresh(name, at, heard.get(name))]
+        if not fresh:
             return False
-        self._keep({"demand": demand})
+        self._keep({"demand": self._memory.demand | dict.fromkeys(fresh, self._clock())})
         return True
+
+    def _is_fresh(self, name: str, at: float, heard: float | None) -> bool:
+        """Whether a request came that was not known. Gateways tell the last one again and again, and an unload ends
+        what was asked before it. Their clocks are compared with ours only where nothing was heard of them."""
+        if heard is not None:
+            return at > heard
+        override = self._memory.overrides.get(name)
+        return name not in self._memory.demand and (override is None or at > override.at)
 
     def _keep(self, change: Mapping[str, object]) -> None:
         before, self._memory = self._memory, self._memory.model_copy(update=dict(change))
@@ -225,14 +256,6 @@ class DesiredFiles:
                 self._stored = self._memory
             except OSError as error:
                 log.warning("the controller's memory is not stored, so a restart would not know it: %s", error)
-
-
-def _restated(before: Settled | None, settled: Settled, name: str) -> bool:
-    """Whether the files now say something else of whether, or how often, a model runs."""
-    if before is None or name not in before.declared:
-        return False
-    old, new = before.declared[name], settled.declared[name]
-    return any(old.get(field) != new.get(field) for field in STATEMENT_FIELDS)
 
 
 async def follow_files(files: DesiredFiles, folder: Path, wake: Callable[[], None], stop: asyncio.Event) -> None:

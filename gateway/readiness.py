@@ -48,7 +48,8 @@ def refusal(route: ModelRoute, now: float) -> RoundhouseError | None:
         ModelState.UNLOADING: ("model_unloading", "is being unloaded"),
         ModelState.FAILED: ("model_failed", "could not be loaded"),
     }[route.state]
-    why = f": {route.last_error}" if route.last_error else "."
+    told = route.last_error or route.reason
+    why = f": {told}" if told else "."
     wait_s = None if route.retry_at is None else max(1.0, route.retry_at - now)
     if route.state == ModelState.LOADING:
         far = "" if route.progress is None else f" ({route.progress:.0%})".replace("%", " %")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pydantic import JsonValue
@@ -11,15 +12,17 @@ from pydantic import JsonValue
 from controller.admin.cards import Cards
 from controller.admin.rows import Traffic, configured, gpu_memory, gpu_model, live
 from controller.admin.statements import Standing, decide_load, decide_unload
+from controller.config.words import suggestion
 from controller.engines.load_fields import LoadValue
 from controller.entries import NewEntry
 from controller.estimates import ArtifactSizes
 from controller.gateways import GatewayHub
 from controller.journal import Journal
+from controller.masking import masked
 from controller.memory import WorkingMemory
 from controller.reconciler import Reconciler, Round
 from controller.remotes import Remotes
-from controller.schema.admin import AdminModel, GpuMemoryAnswer, ModelLive
+from controller.schema.admin import AdminModel, GpuMemoryAnswer, ListContext, ModelLive
 from controller.schema.errors import RoundhouseError
 from controller.schema.override import Override
 from controller.schema.status import ModelState, ModelStatus
@@ -37,6 +40,16 @@ class GpuReason(Protocol):
 
     def gpu_error(self) -> str | None:
         """None: there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What came of saying something."""
+
+    revision: int
+    """Of the desired state that holds it."""
+    is_new: bool
+    """False: it stood already."""
 
 
 class Desk:
@@ -88,7 +101,17 @@ class Desk:
         newest, seen = self._journal.newest, self.look()
         rows = b",".join([self._cards.json(want, live) for want, live in await self._lives(seen)])
         self._cards.keep_only(seen.desired.models)
-        return b'{"models":[%b],"last_event_id":%d}' % (rows, newest)
+        rest = self._context(seen, newest).model_dump_json().encode()
+        return b'{"models":[%b],%b' % (rows, rest[1:])
+
+    def _context(self, seen: Round, newest: int) -> ListContext:
+        return ListContext(
+            last_event_id=newest,
+            observed_at=seen.observed.at,
+            observation_error=self._reconciler.error,
+            desired_problems=self._files.problems(),
+            paused=seen.desired.paused,
+        )
 
     async def model(self, name: str) -> AdminModel:
         """One model by name or alias. Raises `unknown_model`."""
@@ -129,13 +152,15 @@ class Desk:
         models = seen.desired.models
         found = models.get(name) or next((each for each in models.values() if name in each.definition.aliases), None)
         if found is None:
-            raise RoundhouseError("unknown_model", f"No model or alias is named {name!r:.200}.", param="name")
+            known = [each for model in models.values() for each in (model.name, *model.definition.aliases)]
+            words = f"No model or alias is named {name!r:.200}{suggestion(name, known)}."
+            raise RoundhouseError("unknown_model", words, param="name")
         return found
 
     # Saying.
 
-    def load(self, name: str, params: Mapping[str, LoadValue], replicas: int | None, *, actor: str) -> int:
-        """State a load. Returns the revision of the desired state that holds it.
+    def load(self, name: str, params: Mapping[str, LoadValue], replicas: int | None, *, actor: str) -> Stated:
+        """State a load, where it says something new.
 
         Raises:
             RoundhouseError: `unknown_model`, `invalid_load_request`, `state_conflict`.
@@ -147,22 +172,21 @@ class Desk:
                 self._memory.try_anew(standing.want)
                 self._remotes.ask_anew(standing.want.name)
             self._state(override)
-        return self._files.revision
+        return Stated(self._files.revision, override is not None)
 
-    def unload(self, name: str, *, hold: bool, actor: str) -> int:
-        """State an unload. Returns as `load`. Raises `unknown_model`."""
+    def unload(self, name: str, *, hold: bool, actor: str) -> Stated:
+        """State an unload, where it says something new. Raises `unknown_model`."""
         override = decide_unload(self._standing(name), hold=hold, actor=actor, now=self._clock())
         if override is not None:
             self._state(override)
-        return self._files.revision
+        return Stated(self._files.revision, override is not None)
 
-    def reset(self, name: str, *, actor: str) -> int:
-        """Let the files rule again. Returns as `load`. Raises `unknown_model`."""
+    def reset(self, name: str, *, actor: str) -> None:
+        """Let the files rule again. Raises `unknown_model`."""
         own = self.name_of(name)
         if self._files.drop_override(own):
             self._record(own, actor, "back to what the files say", {"action": "reset"})
             self._wake()
-        return self._files.revision
 
     def _standing(self, name: str) -> Standing:
         seen = self.look()
@@ -174,9 +198,8 @@ class Desk:
 
     def _state(self, override: Override) -> None:
         self._files.state_override(override)
-        details: dict[str, Any] = override.model_dump(
-            mode="json", include={"action", "params", "replicas"}, exclude_none=True
-        )
+        details: dict[str, Any] = override.model_dump(mode="json", include={"action", "replicas"}, exclude_none=True)
+        details["params"] = masked(override.params)
         if override.action == "unload":
             details["hold"] = override.hold
         self._record(override.model, override.actor, f"{override.action}ed by {override.actor}", details)
@@ -188,22 +211,22 @@ class Desk:
 
     # Waiting.
 
-    async def after_load(self, name: str, revision: int, timeout_s: float) -> tuple[AdminModel, bool]:
+    async def after_load(self, name: str, stated: Stated, timeout_s: float) -> tuple[AdminModel, bool]:
         """The row once the model is loaded, and True; or as it is when the time is up, and False.
 
         Raises:
             RoundhouseError: `model_failed`, or `state_conflict`: somebody unloaded it or took it out of the files.
         """
-        done = await self._until(lambda seen: _load_is_done(seen, name), revision, timeout_s)
+        done = await self._until(lambda seen: _load_is_done(seen, name), stated.revision, timeout_s)
         return await self.model(name), done
 
-    async def after_unload(self, name: str, revision: int, timeout_s: float) -> tuple[AdminModel, bool]:
+    async def after_unload(self, name: str, stated: Stated, timeout_s: float) -> tuple[AdminModel, bool]:
         """The row once the model is unloaded, and True; or as it is when the time is up, and False.
 
         Raises:
             RoundhouseError: `state_conflict`: somebody loaded it again.
         """
-        done = await self._until(lambda seen: _unload_is_done(seen, name), revision, timeout_s)
+        done = await self._until(lambda seen: _unload_is_done(seen, name), stated.revision, timeout_s)
         return await self.model(name), done
 
     async def _until(self, holds: Callable[[Round], bool], revision: int, timeout_s: float) -> bool:
@@ -214,7 +237,7 @@ class Desk:
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
-        in_time = await self._within(TAKEN_WITHIN_S, self._known(revision))
+        in_time = await self._within(max(TAKEN_WITHIN_S, timeout_s), self._known(revision))
         in_time = in_time and await self._within(began + timeout_s - loop.time(), self._holds(holds))
         await self._within(TAKEN_WITHIN_S, self._hub.taken())
         return in_time
@@ -225,6 +248,8 @@ class Desk:
 
     async def _holds(self, holds: Callable[[Round], bool]) -> None:
         while (done := self._reconciler.round) is None or not holds(done):
+            if done is not None and done.desired.paused:
+                raise TimeoutError  # nothing comes of it while nobody acts
             await self._reconciler.next_round()
 
     async def _within(self, timeout_s: float, work: Coroutine[None, None, None]) -> bool:
@@ -255,7 +280,7 @@ def _load_is_done(seen: Round, name: str) -> bool:
 def _unload_is_done(seen: Round, name: str) -> bool:
     want = seen.desired.models.get(name)
     if want is None:
-        return True
+        raise RoundhouseError("state_conflict", f"The model {name!r} is no longer declared; it ends as it drains.")
     if want.replicas:
         # `hold: false`: a request that came meanwhile loads it again, after it was unloaded.
         if want.statement.kind == "autoload":

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from controller.conceal import Conceal
-from controller.runtimes.base import LogPart
+from controller.runtimes.base import LogPart, RuntimeUnavailableError
 from controller.schema.errors import RoundhouseError
 
 POLL_S = 0.3
+MOST_LINES = 10_000
+AWAY = "roundhouse: the runtime does not answer; going on when it does\n"
 
 
 class LogSource(Protocol):
@@ -25,21 +27,25 @@ class LogSource(Protocol):
 
 
 @dataclass(slots=True)
-class _Open:
-    """A log that is being read."""
+class _Log:
+    """A log that is being read. `born`: when its engine was created, since names are used again; None: long gone."""
 
+    born: float | None
+    lines: int = MOST_LINES
+    """Of what it holds already."""
     cursor: str | None = None
     ended: bool = False
 
 
 class LogReader:
-    """Reads logs of models. `replicas` names a model's engines that are there; `conceal` hides what must not show."""
+    """Reads logs of models. `replicas` tells of a model's engines that are there, by name, when each was created;
+    `conceal` hides what must not show."""
 
     def __init__(
         self,
         source: LogSource,
         *,
-        replicas: Callable[[str], Collection[str]],
+        replicas: Callable[[str], Mapping[str, float]],
         conceal: Conceal,
     ) -> None:
         self._source = source
@@ -47,39 +53,78 @@ class LogReader:
         self._conceal = conceal
 
     async def open(self, model: str, replica: str | None, *, lines: int, follow: bool) -> AsyncIterator[str]:
-        """The text, part by part. Raises `unknown_replica`."""
-        there, ended = list(self._replicas(model)), await self._source.logged(model)
+        """The text, part by part. What is there now is read at once; while following, a runtime that is away is told
+        of in a line.
+
+        Raises:
+            RoundhouseError: `unknown_replica`.
+            RuntimeUnavailableError: nothing can be read now.
+        """
+        there, ended = dict(self._replicas(model)), await self._source.logged(model)
         if replica is not None and replica not in (*there, *ended):
             raise RoundhouseError("unknown_replica", f"{model!r} has no replica {replica!r:.200}.", param="replica")
-        names = [replica] if replica is not None else (there or ended[:1])
-        return self._text(
-            model, {name: _Open() for name in names}, lines=lines, follow=follow, fixed=replica is not None
-        )
+        names = [replica] if replica is not None else (sorted(there) or ended[:1])
+        logs = {name: _Log(there.get(name), lines) for name in names}
+        reading = _Reading(self._source, self._conceal, model, logs)
+        first = [text async for text in reading.parts()]
+        return self._text(reading, first, model, replica, follow=follow)
 
     async def _text(
-        self, model: str, logs: dict[str, _Open], *, lines: int, follow: bool, fixed: bool
+        self, reading: _Reading, first: list[str], model: str, replica: str | None, *, follow: bool
     ) -> AsyncIterator[str]:
-        several = len(logs) > 1
-        while True:
-            for name, log in logs.items():
-                text = await self._part(model, name, log, lines, several=several)
-                if text:
-                    yield text
-            if not follow:
-                return
+        for text in first:
+            yield text
+        away = False
+        while follow:
             await asyncio.sleep(POLL_S)
-            if not fixed:
-                fresh = set(self._replicas(model)) - logs.keys()
-                several = several or bool(fresh and logs)
-                logs.update({name: _Open() for name in sorted(fresh)})
+            there = self._replicas(model)
+            reading.track({name: there[name] for name in sorted(there) if replica in (None, name)})
+            try:
+                async for text in reading.parts():
+                    yield text
+                away = False
+            except RuntimeUnavailableError:
+                if not away:
+                    yield AWAY
+                away = True
 
-    async def _part(self, model: str, name: str, log: _Open, lines: int, *, several: bool) -> str:
-        if log.ended:
-            return ""
-        part = await self._source.log_after(name, log.cursor, lines)
+
+class _Reading:
+    """The logs of one request."""
+
+    def __init__(self, source: LogSource, conceal: Conceal, model: str, logs: dict[str, _Log]) -> None:
+        self._source = source
+        self._conceal = conceal
+        self._model = model
+        self._logs = logs
+        self._named = set(logs)
+        """Every engine that was read, under whose names lines are told apart."""
+
+    def track(self, there: Mapping[str, float]) -> None:
+        """Read these engines from now on, new ones from their first line; of the others only what is left."""
+        for name, log in list(self._logs.items()):
+            if name not in there:
+                log.born = None
+                if log.ended:
+                    del self._logs[name]
+        for name, born in there.items():
+            if name not in self._logs or self._logs[name].born != born:
+                self._logs[name] = _Log(born)
+        self._named |= there.keys()
+
+    async def parts(self) -> AsyncIterator[str]:
+        """What was written since the last time."""
+        for name, log in self._logs.items():
+            if not log.ended and (text := await self._part(name, log)):
+                yield text
+
+    async def _part(self, name: str, log: _Log) -> str:
+        part = await self._source.log_after(name, log.cursor, log.lines)
+        # What it writes after this first look is new, also where there was no log yet.
+        log.lines = MOST_LINES
         if part is None:
+            log.ended = log.born is None
             return ""
         log.cursor, log.ended = part.cursor, not part.running
-        prefix = f"{name} | " if several else ""
-        text = "".join(f"{prefix}{line}\n" for line in part.lines)
-        return self._conceal(model, text, name)
+        prefix = f"{name} | " if len(self._named) > 1 else ""
+        return self._conceal(self._model, "".join(f"{prefix}{line}\n" for line in part.lines), name)

@@ -78,7 +78,7 @@ def live(want: DesiredModel, status: ModelStatus, traffic: Traffic, mib_of_one: 
     replicas = want.replicas or want.declared.replicas
     inside = [each.name for each in status.replicas] if want.runs else [want.name]
     serving = [each.name for each in status.replicas if each.phase == "ready"] if want.runs else inside
-    total, count, source = estimate(mib_of_one, replicas)
+    total, count, source = estimate(mib_of_one, replicas, _declared_mib(want))
     return ModelLive(
         runtime_state=status.state,
         is_loaded=status.state is ModelState.LOADED,
@@ -91,7 +91,7 @@ def live(want: DesiredModel, status: ModelStatus, traffic: Traffic, mib_of_one: 
         vram_estimate_mib=total,
         vram_estimate_replica_count=count,
         vram_estimate_source=source,
-        load_override=dict(want.params) if want.replicas else {},
+        load_override=masked(want.params) if want.replicas else {},
         statement=status.statement,
         retry_at=status.retry_at,
         load_progress=status.progress,
@@ -99,6 +99,11 @@ def live(want: DesiredModel, status: ModelStatus, traffic: Traffic, mib_of_one: 
         held_by=traffic.holding(inside) if status.state is ModelState.UNLOADING else [],
         replica_details=status.replicas,
     )
+
+
+def _declared_mib(want: DesiredModel) -> int | None:
+    """Of one replica, on all its GPUs."""
+    return want.vram_mib * max(1, want.gpu_count) if want.vram_mib is not None else None
 
 
 def shown_definition(definition: Definition) -> dict[str, JsonValue]:

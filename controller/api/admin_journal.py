@@ -6,20 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, get_args
 
-from fastapi import FastAPI, Header, Query
+from fastapi import FastAPI, Header, Query, Response
 from fastapi.responses import StreamingResponse
 
 from controller.admin.desk import Desk
-from controller.admin.logs import LogReader
+from controller.admin.logs import MOST_LINES, LogReader
 from controller.api.requests import Name, errors
 from controller.journal import Journal
-from controller.schema.admin import HISTORY_KINDS, EventKind, History, JournalEntry
+from controller.schema.admin import HISTORY_KINDS, AdminModel, EventKind, History, JournalEntry
+from controller.schema.errors import RoundhouseError
 
 HEARTBEAT_S = 10.0
 HEARTBEAT = b": ka\n\n"
 PAGE = 500
 """Entries read at a time."""
-MOST_LINES = 10_000
 _TAGS: list[Any] = ["admin"]
 
 _EVENT = {
@@ -36,6 +36,7 @@ _EVENT = {
 Model = Annotated[str | None, Query(description="Only of this model.", max_length=400)]
 Kinds = Annotated[list[EventKind] | None, Query(description="Only of these kinds; may be repeated.")]
 LARGEST_ID = 2**53 - 1
+_LONGEST_ID = len(str(LARGEST_ID))
 EntryId = Annotated[int | None, Query(ge=0, le=LARGEST_ID)]
 
 
@@ -67,11 +68,9 @@ def declare(app: FastAPI, journal: Journal, desk: Desk, logs: LogReader) -> None
     ) -> StreamingResponse:
         """State changes, steps of plans, failures, statements and edits as they happen, as server-sent events: `id` is
         the entry's, `event` its kind, `data` the entry as JSON. `Last-Event-ID` (or `after`) resumes, also over a
-        restart of the controller; an event `gap` says that entries before it are no longer kept. Without either, only
+        restart of the controller; an event `gap` says that entries after it are no longer kept. Without either, only
         what happens from now on."""
-        start = after
-        if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
-            start = min(int(last_event_id), LARGEST_ID)
+        start = after if (seen_last := _id_in(last_event_id)) is None else seen_last
         seen = journal.newest if start is None else start
         stream = _events(journal, seen, model and desk.known_name(model), set(kind or ()), for_s)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-cache"})
@@ -113,20 +112,41 @@ def declare(app: FastAPI, journal: Journal, desk: Desk, logs: LogReader) -> None
         ] = None,
         lines: Annotated[int, Query(ge=0, le=MOST_LINES, description="Last lines of each replica.")] = 100,
         follow: Annotated[bool, Query(description="Go on with what is written, until the client leaves.")] = False,
-    ) -> StreamingResponse:
+    ) -> Response:
         """What the model's engines wrote: of its running replicas, or, where none runs, of the last one that ended.
         With several replicas each line begins with its replica's name. Secrets of the definition are masked."""
-        text = await logs.open(desk.name_of(name), replica, lines=lines, follow=follow)
+        try:
+            own = desk.name_of(name)
+        except RoundhouseError:
+            # A name may hold `/`: then this is the path of that model's row.
+            if (row := await _row(desk, f"{name}/logs")) is None:
+                raise
+            return Response(row.model_dump_json(), media_type="application/json")
+        text = await logs.open(own, replica, lines=lines, follow=follow)
         return StreamingResponse(text, media_type="text/plain; charset=utf-8", headers={"cache-control": "no-cache"})
+
+
+async def _row(desk: Desk, name: str) -> AdminModel | None:
+    try:
+        return await desk.model(name)
+    except RoundhouseError:
+        return None
+
+
+def _id_in(header: str | None) -> int | None:
+    """None: there is none that is an id."""
+    if header is None or not header.isascii() or not header.isdigit():
+        return None
+    return min(int(header), LARGEST_ID) if len(header) <= _LONGEST_ID else LARGEST_ID
 
 
 async def _events(
     journal: Journal, seen: int, model: str | None, kinds: set[EventKind], for_s: float | None
 ) -> AsyncIterator[bytes]:
-    # Too old, or an id of a journal that was lost. 0 asks for all that there is.
-    if seen and not journal.oldest - 1 <= seen <= journal.newest:
-        seen = max(0, journal.oldest - 1)
-        yield b'event: gap\ndata: {"message": "entries before this are no longer kept"}\n\n'
+    # 0 asks for all that there is.
+    if seen and journal.lacks_after(seen):
+        yield b'event: gap\ndata: {"message": "entries after the last one seen are no longer kept"}\n\n'
+        seen = seen if seen <= journal.newest else 0
     yield HEARTBEAT  # so that the headers leave at once
     loop = asyncio.get_running_loop()
     ends_at = float("inf") if for_s is None else loop.time() + for_s

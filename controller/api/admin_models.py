@@ -86,7 +86,7 @@ def _declare_statements(app: FastAPI, desk: Desk) -> None:
     async def load(
         name: Name,
         actor: Actor,
-        body: Annotated[LoadRequest | None, Body()] = None,  # type: ignore[valid-type]
+        body: Annotated[LoadRequest, Body()] = LoadRequest(),  # type: ignore[valid-type]
         wait: Wait = True,
         timeout_s: Timeout = 600.0,
     ) -> Response:
@@ -95,10 +95,10 @@ def _declare_statements(app: FastAPI, desk: Desk) -> None:
         to the files. Values are taken only while the model is unloaded or failed. A load of a model that is loaded or
         loading answers what there is. The load goes on when its client leaves."""
         own = desk.name_of(name)
-        params: dict[str, LoadValue] = load_params(body) if body is not None else {}
-        replicas = getattr(body, "replicas", None)
-        revision = desk.load(own, params, replicas, actor=actor)
-        return _row(*await desk.after_load(own, revision, timeout_s if wait else 0.0))
+        params: dict[str, LoadValue] = load_params(body)
+        stated = desk.load(own, params, getattr(body, "replicas", None), actor=actor)
+        model, done = await desk.after_load(own, stated, timeout_s if wait else 0.0)
+        return _row(model, done or not stated.is_new)
 
     @app.post(
         "/v1/admin/models/{name:path}/unload",
@@ -110,7 +110,7 @@ def _declare_statements(app: FastAPI, desk: Desk) -> None:
     async def unload(
         name: Name,
         actor: Actor,
-        body: Annotated[UnloadRequest | None, Body()] = None,
+        body: Annotated[UnloadRequest, Body()] = UnloadRequest(),
         wait: Wait = True,
         timeout_s: Timeout = 600.0,
     ) -> Response:
@@ -118,8 +118,9 @@ def _declare_statements(app: FastAPI, desk: Desk) -> None:
         end. Nothing is killed, however long that takes: `held_by` names the requests that it waits for. A load that is
         under way is cancelled. It stays unloaded until the next load, or until the files say otherwise."""
         own = desk.name_of(name)
-        revision = desk.unload(own, hold=body.hold if body is not None else True, actor=actor)
-        return _row(*await desk.after_unload(own, revision, timeout_s if wait else 0.0))
+        stated = desk.unload(own, hold=body.hold, actor=actor)
+        model, done = await desk.after_unload(own, stated, timeout_s if wait else 0.0)
+        return _row(model, done or not stated.is_new)
 
     @app.delete(
         "/v1/admin/models/{name:path}/override",
@@ -140,4 +141,5 @@ def _json(answer: BaseModel) -> Response:
 
 
 def _row(model: AdminModel, done: bool) -> Response:
+    """200 also for what was on its way already (seed 001); 202 to who began what is not done yet."""
     return Response(model.model_dump_json(), 200 if done else 202, media_type="application/json")

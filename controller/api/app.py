@@ -6,12 +6,12 @@ forward the admin API to the outside, and for the command line. It is never publ
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
 
 from controller import __version__
 from controller.api import admin_journal, admin_models, admin_plans, internal, link
-from controller.api.requests import declare_errors
+from controller.api.requests import declare_errors, known_parameters
 from controller.controller import Controller
 
 
@@ -24,6 +24,7 @@ def create_app(controller: Controller, registry: CollectorRegistry) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        dependencies=[Depends(known_parameters)],
         openapi_tags=[{"name": "admin", "description": "Models at run time: what there is, loads, unloads, plans."}],
     )
     declare_errors(app)

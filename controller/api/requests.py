@@ -7,8 +7,12 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection
 
-from controller.config.words import words_of
+from controller.config.words import suggestion, words_of
+from controller.masking import masked_text
+from controller.runtimes.base import RuntimeUnavailableError
 from controller.schema.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
 
 ACTOR_HEADER = "x-roundhouse-actor"
@@ -28,10 +32,21 @@ Name = Annotated[
 ]
 
 
+async def known_parameters(request: HTTPConnection) -> None:
+    """Refuse query parameters that the route does not know: a typo must not wait for ten minutes. Links are no requests,
+    so this takes either."""
+    dependant = getattr(request.scope.get("route"), "dependant", None)
+    known = {field.alias for field in dependant.query_params} if dependant is not None else set()
+    for name in request.query_params:
+        if name not in known:
+            near = suggestion(name, known)
+            raise RoundhouseError("schema_violation", f"`{name}` is unknown in the query{near}.", param=name)
+
+
 def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
     """The documented error answers of a route, by status."""
     by_status: dict[int | str, list[str]] = {}
-    for code in (*codes, "internal_error", "controller_unavailable"):
+    for code in dict.fromkeys((*codes, "schema_violation", "internal_error", "controller_unavailable")):
         by_status.setdefault(ERROR_CODES[code].status, []).append(code)
     return {status: _answer(codes) for status, codes in by_status.items()}
 
@@ -68,12 +83,29 @@ def declare_errors(app: FastAPI) -> None:
             answer = _told(request, RoundhouseError("method_not_allowed", words))
             answer.headers.update(error.headers or {})
             return answer
-        return _told(request, RoundhouseError("unknown_route", f"There is no {request.url.path}."))
+        return _told(request, _of_framework(request, error))
+
+    @app.exception_handler(RuntimeUnavailableError)
+    async def unavailable(request: Request, error: RuntimeUnavailableError) -> Response:
+        return _told(request, RoundhouseError("controller_unavailable", masked_text(str(error))))
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, _error: Exception) -> Response:
         # Starlette raises it again after this, and uvicorn logs it.
-        return _told(request, RoundhouseError("internal_error", "The controller failed on this request."))
+        return _told(request, _failed())
+
+
+def _of_framework(request: Request, error: HTTPException) -> RoundhouseError:
+    if error.status_code == 400:
+        # FastAPI's own, of what its parser fails on otherwise than by a place in the text.
+        return RoundhouseError("schema_violation", "The body is not JSON that can be read.")
+    if error.status_code == 404:
+        return RoundhouseError("unknown_route", f"There is no {request.url.path}.")
+    return _failed()
+
+
+def _failed() -> RoundhouseError:
+    return RoundhouseError("internal_error", "The controller failed on this request.")
 
 
 def _told(request: Request, error: RoundhouseError) -> Response:

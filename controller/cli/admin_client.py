@@ -15,13 +15,15 @@ from controller.cli.client import ControllerClient, Query, RefusedError
 from controller.cli.exits import Exit
 from controller.cli.sse import SseEvent, SseReader
 from controller.schema.admin import AdminModel, AdminModels, Drift, DryRun, GpuMemoryAnswer, History
-from controller.schema.status import PlanView
+from controller.schema.status import ModelState, PlanView
 
 MODELS = "/v1/admin/models"
 SILENCE_S = 60.0
 """A stream of events that sends not even a heartbeat for this long is broken."""
 WAIT_MARGIN_S = 30.0
 """A controller that was told to wait answers this much after its deadline, or not at all."""
+ON_THE_WAY = {ModelState.LOADED: ModelState.LOADING, ModelState.UNLOADED: ModelState.UNLOADING}
+"""By the state where a transition ends, the one until then."""
 Result = TypeVar("Result")
 
 
@@ -43,20 +45,30 @@ class AdminClient(ControllerClient):
         """One model."""
         return await self._ask("GET", model_path(name), AdminModel)
 
+    async def declares(self, name: str) -> bool:
+        """Whether a model or an alias of that name is declared; True also where the controller cannot tell."""
+        try:
+            await self.model(name)
+        except RefusedError as error:
+            return error.error_code != "unknown_model"
+        return True
+
     async def load(self, name: str, values: Mapping[str, JsonValue], wait_s: float | None) -> Transition:
         """Load it with these values. None: answer at once."""
         try:
-            return await self._move(f"{model_path(name)}/load", dict(values), wait_s)
+            return await self._move(f"{model_path(name)}/load", dict(values), wait_s, ModelState.LOADED)
         except RefusedError as error:
             if error.body is None or error.body.code != "model_failed":
                 raise
             row = await self.model(name)
+            if row.is_loaded:  # by the next attempt
+                return Transition(Exit.DONE, row)
             why = row.last_error or error.body.message
             return Transition(Exit.FAILED, row.model_copy(update={"last_error": why}))
 
     async def unload(self, name: str, *, hold: bool, wait_s: float | None) -> Transition:
         """Unload it. None: answer at once."""
-        return await self._move(f"{model_path(name)}/unload", {"hold": hold}, wait_s)
+        return await self._move(f"{model_path(name)}/unload", {"hold": hold}, wait_s, ModelState.UNLOADED)
 
     async def reset(self, name: str) -> AdminModel:
         """Back to what the files say."""
@@ -108,12 +120,14 @@ class AdminClient(ControllerClient):
                 yield decoder.decode(chunk)
         yield decoder.decode(b"", final=True)
 
-    async def _move(self, path: str, body: dict[str, JsonValue], wait_s: float | None) -> Transition:
+    async def _move(self, path: str, body: dict[str, JsonValue], wait_s: float | None, end: ModelState) -> Transition:
         waits = {"wait": "false"} if not wait_s else {"wait": "true", "timeout_s": f"{wait_s:g}"}
         timeout_s = None if wait_s is None else wait_s + WAIT_MARGIN_S
         status, content = await self._exchange("POST", path, body, waits, timeout_s=timeout_s)
         row = self._read(AdminModel, content)
-        return Transition(Exit.DONE if status != 202 else Exit.PENDING, row)
+        # 200 is also said to whoever asks for what is on its way already.
+        there = status != 202 and (row.runtime_state is end or row.runtime_state is not ON_THE_WAY[end])
+        return Transition(Exit.DONE if there else Exit.PENDING, row)
 
 
 def model_path(name: str) -> str:

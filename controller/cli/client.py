@@ -20,6 +20,15 @@ from controller.schema.status import ControllerStatus
 TIMEOUT_S = 10.0
 ACTOR_HEADER = "x-roundhouse-actor"
 """Who asks, for the controller's history. A gateway puts its own word there."""
+HINTS: Mapping[str, str] = {
+    "unknown_model": "`roundhouse status` lists the names.",
+    "unknown_replica": "`roundhouse status --json` names the replicas.",
+    "unknown_route": "A gateway does not pass this on; leave --controller out, or name the controller's own address.",
+    "state_conflict": "`roundhouse status` shows the state; wait until the transition has ended.",
+    "invalid_load_request": "",
+    "schema_violation": "",
+}
+"""What to do first, at a command line, where the errors' own next step speaks of the HTTP interface."""
 STREAM_START_S = 30.0
 """For the headers of a stream: a gateway may hold them for a while."""
 Query: TypeAlias = Mapping[str, str | int | Sequence[str]]
@@ -189,7 +198,8 @@ def _words(status: int, body: ErrorBody | None) -> str:
     message = one_line(body.message)
     if body.param is not None and body.param not in message:
         message = f"`{body.param}`: {message}"
-    return f"{message.rstrip('.')}. {body.next_steps[0]}" if body.next_steps else message
+    hint = HINTS.get(body.code, body.next_steps[0] if body.next_steps else "")
+    return f"{message.rstrip('.')}. {hint}" if hint else message
 
 
 def ask(url: str, question: Callable[[ControllerClient], Awaitable[Result]]) -> Result:

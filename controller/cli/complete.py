@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import typer
 
 from controller.cli.exits import CommandError
+
+if TYPE_CHECKING:
+    from controller.schema.admin import AdminModel
 
 PATIENCE_S = 1.0
 """A shell waits for the answer."""
@@ -15,21 +18,33 @@ PATIENCE_S = 1.0
 
 def model_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of declared models, by the controller that the line names so far."""
+    return [row.name for row in _rows(ctx) if row.name.startswith(incomplete)]
+
+
+def load_fields(ctx: typer.Context, incomplete: str) -> list[str]:
+    """What a load of the model that the line names may set, each with the `=` that its value follows."""
+    name = ctx.params.get("name") or next(iter(ctx.args), None)
+    row = next((row for row in _rows(ctx) if name in (row.name, *row.aliases)), None)
+    fields = row.load_constraints if row is not None else ()
+    return [f"{field}=" for field in fields if field.startswith(incomplete)]
+
+
+def _rows(ctx: typer.Context) -> list[AdminModel]:
+    """Of every model; none where nobody answers."""
     import asyncio
 
     from controller.cli.admin_client import AdminClient
     from controller.cli.options import controller_url
 
-    async def _ask(url: str) -> list[str]:
+    async def _ask(url: str) -> list[AdminModel]:
         async with AdminClient(url, PATIENCE_S) as client:
-            return [row.name for row in (await client.models()).models]
+            return (await client.models()).models
 
     state = ctx.params.get("state")
     try:
-        names = asyncio.run(_ask(controller_url(ctx.params.get("controller"), Path(state) if state else None)))
+        return asyncio.run(_ask(controller_url(ctx.params.get("controller"), Path(state) if state else None)))
     except CommandError:
         return []
-    return [name for name in names if name.startswith(incomplete)]
 
 
 def event_kinds(incomplete: str) -> list[str]:

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 from controller.cli.exits import Exit
 from controller.cli.options import ControllerUrl, Json, State, controller_url
-from controller.cli.output import one_line, say, say_json, say_table, time_words, value_words
+from controller.cli.output import first_line, plain_words, say, say_json, say_table, time_words
 
 if TYPE_CHECKING:
     from controller.schema.admin import DriftItem
 
 COLUMNS = ("MODEL", "REPLICA", "KIND", "FIELD", "DECLARED", "RUNNING", "SINCE", "MESSAGE")
 VALUE_WIDTH = 60
+MESSAGE_WIDTH = 120
+"""`--json` has the whole of what does not fit."""
 
 
 def drift(controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
@@ -33,12 +35,6 @@ def drift(controller: ControllerUrl = None, state: State = None, as_json: Json =
 
 
 def _row(item: DriftItem) -> tuple[str, ...]:
-    values = (_short(item.declared), _short(item.running))
-    since = time_words(item.since)
-    return (item.model, item.replica or "", item.kind, item.field or "", *values, since, one_line(item.message))
-
-
-def _short(value: object) -> str:
-    """A value that fits a column; `--json` has the whole."""
-    words = value_words(value)
-    return words if len(words) <= VALUE_WIDTH else f"{words[: VALUE_WIDTH - 3]}..."
+    values = (first_line(plain_words(value), VALUE_WIDTH) for value in (item.declared, item.running))
+    message = first_line(item.message, MESSAGE_WIDTH)
+    return (item.model, item.replica or "-", item.kind, item.field or "-", *values, time_words(item.since), message)

@@ -10,8 +10,8 @@ import typer
 
 from controller.cli.complete import model_names
 from controller.cli.exits import Exit
-from controller.cli.options import ControllerUrl, Json, Kinds, State, controller_url
-from controller.cli.output import one_line, say, say_json, say_table, time_words
+from controller.cli.options import ControllerUrl, Json, Kinds, State, controller_url, kinds_of, named
+from controller.cli.output import one_line, plain_words, say, say_error, say_json, say_table, time_words
 
 if TYPE_CHECKING:
     from controller.cli.admin_client import AdminClient
@@ -23,7 +23,8 @@ PAGE = 100
 
 def history(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One model's alone.", autocompletion=model_names)
+        str | None,
+        typer.Argument(metavar="[NAME]", help="One model's alone.", autocompletion=model_names, callback=named),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="How many entries at most.")] = 50,
     kind: Kinds = None,
@@ -31,26 +32,54 @@ def history(
     state: State = None,
     as_json: Json = False,
 ) -> int:
-    """Who or what changed what, and when, the newest first."""
-    entries = asyncio.run(_entries(controller_url(controller, state), name, kind or (), limit))
+    """Who or what changed what, and when, the newest first.
+
+    Exit code 1: there are no entries, and no such model.
+    """
+    kinds = kinds_of(kind)
+    entries = asyncio.run(_entries(controller_url(controller, state), name, kinds, limit))
     if as_json:
-        say_json({"entries": [entry.model_dump(mode="json") for entry in entries]})
+        say_json({"entries": [entry.model_dump(mode="json") for entry in entries or ()]})
     elif entries:
         rows = [
-            (str(each.id), time_words(each.at), each.kind, each.model or "", each.actor, one_line(each.message))
+            (str(each.id), time_words(each.at), each.kind, each.model or "", each.actor, what_words(each))
             for each in entries
         ]
         say_table(("ID", "TIME", "KIND", "MODEL", "WHO", "WHAT"), rows)
-    else:
+    elif entries is not None:
         say("nothing is recorded")
-    return Exit.DONE
+    return Exit.FAILED if entries is None else Exit.DONE
 
 
-async def _entries(url: str, model: str | None, kinds: Sequence[str], limit: int) -> list[JournalEntry]:
+def what_words(entry: JournalEntry) -> str:
+    """The message in one line, with what a load set where it does not say so itself."""
+    said, params, replicas = one_line(entry.message), entry.details.get("params"), entry.details.get("replicas")
+    if entry.kind != "statement" or entry.details.get("action") != "load":
+        return said
+    values = {**(params if isinstance(params, dict) else {}), "replicas": replicas}
+    lacking = [
+        f"{field}={'null' if value is None else plain_words(value)}"
+        for field, value in values.items()
+        if field not in said and (field, value) != ("replicas", None)
+    ]
+    return f"{said}, with {', '.join(lacking)}" if lacking else said
+
+
+async def _entries(url: str, model: str | None, kinds: Sequence[str], limit: int) -> list[JournalEntry] | None:
+    """The newest first. None: there is no such model."""
     from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
 
     async with AdminClient(url) as client:
-        return await entries_back(client, model=model, kinds=kinds, limit=limit)
+        entries = await entries_back(client, model=model, kinds=kinds, limit=limit)
+        return None if not entries and await is_unknown(client, model) else entries
+
+
+async def is_unknown(client: AdminClient, model: str | None) -> bool:
+    """Whether a model is asked for that is not declared, which it says."""
+    if model is None or await client.declares(model):
+        return False
+    say_error(f"no model {model} is declared")
+    return True
 
 
 async def entries_back(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from controller.cli.complete import load_fields
 from controller.cli.exits import CommandError, Exit
 from controller.cli.load_values import LoadScalar, load_values
 from controller.cli.options import ControllerUrl, Json, ModelArgument, NoWait, State, Timeout, controller_url
-from controller.cli.output import one_line, say, say_error, say_json
+from controller.cli.output import clock_words, counted, ends_by_unload, one_line, say, say_blocked, say_error, say_json
 
 if TYPE_CHECKING:
     from controller.cli.admin_client import Transition
+    from controller.schema.admin import AdminModel
 
 
 def load(
@@ -21,7 +24,10 @@ def load(
     set_values: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="A field for this load alone, its value as in a file; may be repeated."
+            "--set",
+            metavar="KEY=VALUE",
+            help="A field for this load alone, its value as in a file; may be repeated.",
+            autocompletion=load_fields,
         ),
     ] = None,
     replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="How many engines, for this load.")] = None,
@@ -65,10 +71,32 @@ async def _load(url: str, name: str, values: dict[str, LoadScalar], wait_s: floa
 def _tell(ended: Transition, as_json: bool) -> None:
     row = ended.row
     if ended.verdict is Exit.FAILED:
-        say_error(f"{row.name} failed: {row.last_error or 'no reason is known'}")
+        for line in failure_lines(row):
+            say_error(line)
     elif not as_json:
-        of_all = f"{row.loaded_replicas} of {row.replicas} replicas ready"
-        now = row.runtime_state.value if ended.verdict is Exit.DONE else "still loading"
-        say(f"{row.name}: {now}, {of_all}")
-        for reason in row.blocked:
-            say(f"{row.name}: {one_line(reason)}")
+        say(f"{row.name}: {_now(ended)}, {row.loaded_replicas} of {counted(row.replicas, 'replica')} ready")
+        say_blocked(row)
+
+
+def _now(ended: Transition) -> str:
+    state = ended.row.runtime_state.value
+    if ended.verdict is Exit.DONE:
+        return state
+    return "still loading" if state == "loading" else f"not loaded yet, now {state}"
+
+
+def failure_lines(row: AdminModel) -> Iterator[str]:
+    """Why a load failed, what else stands in its way, and whether it goes on by itself."""
+    why, again = row.last_error or "no reason is known", _again(row)
+    alone = "\n" not in why  # else the engine's log lines come between
+    yield f"{row.name} failed: {why.removesuffix('.')}; {again}" if again and alone else f"{row.name} failed: {why}"
+    if again and not alone:
+        yield f"{row.name}: {again}"
+    yield from (f"{row.name}: {one_line(reason)}" for reason in row.blocked if reason != row.last_error)
+
+
+def _again(row: AdminModel) -> str | None:
+    if row.retry_at is not None:
+        return f"tried again at {clock_words(row.retry_at)} ({ends_by_unload(row.name)})"
+    # The next attempt may have begun before it was asked for the reason.
+    return f"it is tried again now ({ends_by_unload(row.name)})" if row.runtime_state == "loading" else None

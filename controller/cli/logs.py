@@ -10,7 +10,7 @@ import typer
 
 from controller.cli.exits import Exit
 from controller.cli.options import ControllerUrl, Follow, Json, ModelArgument, State, controller_url
-from controller.cli.output import say_json_line, say_piece
+from controller.cli.output import say_error, say_json_line, say_piece
 
 
 def logs(
@@ -29,21 +29,27 @@ def logs(
     With --follow also what comes, until Ctrl-C. With --json, one JSON object per line.
     """
     try:
-        asyncio.run(_logs(controller_url(controller, state), name, replica, lines, follow, as_json))
+        any_text = asyncio.run(_logs(controller_url(controller, state), name, replica, lines, follow, as_json))
     except KeyboardInterrupt:
         if not follow:
             return Exit.INTERRUPTED
+        return Exit.DONE
+    if lines and not any_text:
+        none_has = f"no engine of {name} has" if replica is None else f"{replica} has not"
+        say_error(f"no log: {none_has} written anything yet")
     return Exit.DONE
 
 
-async def _logs(url: str, name: str, replica: str | None, lines: int, follow: bool, as_json: bool) -> None:
+async def _logs(url: str, name: str, replica: str | None, lines: int, follow: bool, as_json: bool) -> bool:
+    """Whether there was any text."""
     from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
 
-    rest = ""
+    rest, any_text = "", False
     async with AdminClient(url) as client:
         pieces = client.logs(name, replica=replica, lines=lines, follow=follow)
         async with aclosing(pieces):
             async for piece in pieces:
+                any_text |= bool(piece)
                 if not as_json:
                     say_piece(piece)
                     continue
@@ -52,3 +58,4 @@ async def _logs(url: str, name: str, replica: str | None, lines: int, follow: bo
                     say_json_line({"line": line})
     if rest:
         say_json_line({"line": rest})
+    return any_text

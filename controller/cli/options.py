@@ -13,6 +13,14 @@ from controller.cli.exits import CommandError, Exit
 if TYPE_CHECKING:
     from controller.settings import ControllerSettings
 
+
+def named(value: str | None) -> str | None:
+    """A model's name as it is given. An empty one is most likely a variable that is not set."""
+    if value is not None and not value.strip():
+        raise typer.BadParameter("a model's name is not empty")
+    return value
+
+
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Desired: TypeAlias = Annotated[
     Path | None, typer.Option("--desired", metavar="DIR", help="Folder of the desired-state files.")
@@ -34,7 +42,8 @@ ControllerUrl: TypeAlias = Annotated[
     ),
 ]
 ModelArgument: TypeAlias = Annotated[
-    str, typer.Argument(metavar="NAME", help="The model's name.", autocompletion=model_names)
+    str,
+    typer.Argument(metavar="NAME", help="The model's name.", autocompletion=model_names, callback=named),
 ]
 NoWait: TypeAlias = Annotated[bool, typer.Option("--no-wait", help="Only ask for it; do not wait for its end.")]
 Timeout: TypeAlias = Annotated[
@@ -50,6 +59,15 @@ Kinds: TypeAlias = Annotated[
         autocompletion=event_kinds,
     ),
 ]
+
+
+def kinds_of(given: list[str] | None) -> list[str]:
+    """The kinds that were asked for, none for all. Raises CommandError for one that there is not."""
+    kinds = event_kinds("")
+    unknown = next((kind for kind in given or () if kind not in kinds), None)
+    if unknown is not None:
+        raise CommandError(f"--kind {unknown}: there is no such kind; the kinds are {', '.join(kinds)}", Exit.USAGE)
+    return given or []
 
 
 def settings_of(**given: Any) -> ControllerSettings:

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.table import Table
 
+    from controller.schema.admin import AdminModel
+
 STATE_COLOURS = {"loaded": "green", "loading": "yellow", "unloading": "yellow", "failed": "red", "unloaded": "dim"}
+LOG_FOLLOWS = " Last log lines:"
+"""Ends the plain words of an error where the engine's own follow."""
 PIPE_WIDTH = 400
 """Columns of a table that goes to no terminal: nothing is folded, so that lines can be searched."""
 
@@ -27,6 +31,12 @@ def say(text: str) -> None:
 def say_error(text: str) -> None:
     """A line about the work, not of the result."""
     typer.echo(f"roundhouse: {text}", err=True)
+
+
+def say_blocked(row: AdminModel) -> None:
+    """What a model waits for, a line each."""
+    for reason in row.blocked:
+        say(f"{row.name}: {one_line(reason)}")
 
 
 def say_json(value: BaseModel | Any) -> None:
@@ -79,6 +89,45 @@ def value_words(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def plain_words(value: object) -> str:
+    """A field's value as one would write it on paper; `-` where there is none."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return one_line(value)
+        case dict():
+            return " ".join(f"{key}={plain_words(each)}" for key, each in value.items()) or "-"
+        case list():
+            return " ".join(plain_words(each) for each in value) or "-"
+        case _:
+            return str(value)
+
+
+def first_line(text: str, width: int) -> str:
+    """The first line of several, at most so long; `...` stands for what is left out."""
+    first, _, more = text.strip().partition("\n")
+    line = f"{first.strip().removesuffix(LOG_FOLLOWS)} ..." if more.strip() else first.strip()
+    return line if len(line) <= width else f"{line[: width - 3]}..."
+
+
+def counted(number: int, word: str) -> str:
+    """`1 replica`, `2 replicas`."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def ends_by_unload(name: str) -> str:
+    """How an operator ends attempts that go on and on."""
+    return f"`roundhouse unload {name}` ends that"
+
+
 def time_words(at: float) -> str:
     """A Unix time as a clock here shows it."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def clock_words(at: float) -> str:
+    """A Unix time that is near, without its day."""
+    return time.strftime("%H:%M:%S", time.localtime(at))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ from controller.cli.output import one_line, say, say_json, say_table, value_word
 
 if TYPE_CHECKING:
     from controller.schema.admin import DryRun, ModelChange
-    from controller.schema.status import PlanView
+    from controller.schema.status import BlockedView, PlanView
 
 EFFECTS = {
     "none": "nothing that runs is touched",
@@ -46,7 +47,8 @@ def plan(
 
     if diff:
         files = _proposed(diff)
-        outcome = ask_admin(controller_url(controller, state), lambda client: client.dry_run(files))
+        answer = ask_admin(controller_url(controller, state), lambda client: client.dry_run(files))
+        outcome = _as_given(answer, diff)
         if as_json:
             say_json(outcome)
         else:
@@ -62,8 +64,13 @@ def plan(
 
 def _proposed(paths: list[Path]) -> dict[str, str]:
     """File name to content."""
+    from controller.config.read import SUFFIXES, is_read
+
     files: dict[str, str] = {}
     for path in paths:
+        if not is_read(path.name):
+            kinds = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
+            raise CommandError(f"--diff {path}: no desired-state file has such a name ({kinds})", Exit.USAGE)
         if path.name in files:
             raise CommandError(f"--diff {path}: there is another file {path.name}", Exit.USAGE)
         try:
@@ -73,6 +80,15 @@ def _proposed(paths: list[Path]) -> dict[str, str]:
         except UnicodeDecodeError as error:
             raise CommandError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
     return files
+
+
+def _as_given(outcome: DryRun, paths: list[Path]) -> DryRun:
+    """The controller names files as they would stand in its folder; the operator gave them other paths."""
+    given = {path.name: str(path) for path in paths}
+    problems = [
+        each.model_copy(update={"file": given.get(Path(each.file).name, each.file)}) for each in outcome.problems
+    ]
+    return outcome.model_copy(update={"problems": problems})
 
 
 def _diff_verdict(outcome: DryRun) -> Exit:
@@ -92,16 +108,19 @@ def _show_diff(outcome: DryRun) -> None:
     if not outcome.changes:
         say("nothing would change")
     elif outcome.plan is not None:
-        _show_blocked(outcome.plan)
+        touched = {change.model for change in outcome.changes}
+        _show_blocked([each for each in outcome.plan.blocked if each.model in touched])
 
 
 def _show_change(change: ModelChange) -> None:
     which = f" {', '.join(change.restarts)}" if change.effect == "restart" else ""
     say(f"{change.model}: {change.change}, {EFFECTS[change.effect]}{which}")
     for field in change.fields:
-        say(f"  {field.field}: {value_words(field.before)} -> {value_words(field.after)}")
+        hidden = field.before == field.after  # both masked
+        what = "changed (secret)" if hidden else f"{value_words(field.before)} -> {value_words(field.after)}"
+        say(f"  {field.field}: {what}")
     for ended in change.ends:
-        say(f"  ends what an operator said: {ended}")
+        say(f"  ends what an operator set: {ended}")
 
 
 def _show(view: PlanView) -> None:
@@ -110,13 +129,13 @@ def _show(view: PlanView) -> None:
     if view.actions:
         rows = [(each.kind, each.model or "", each.replica or "", each.reason) for each in view.actions]
         say_table(("ACTION", "MODEL", "REPLICA", "REASON"), rows)
-    _show_blocked(view)
+    _show_blocked(view.blocked)
     if not view.actions and not view.blocked:
         say("nothing to do: what runs is what is declared")
 
 
-def _show_blocked(view: PlanView) -> None:
-    if view.blocked:
-        where = [f"{each.model}/{each.index}" if each.index is not None else each.model for each in view.blocked]
-        rows = [(place, one_line(each.reason)) for place, each in zip(where, view.blocked, strict=True)]
+def _show_blocked(blocked: Sequence[BlockedView]) -> None:
+    if blocked:
+        where = [f"{each.model}/{each.index}" if each.index is not None else each.model for each in blocked]
+        rows = [(place, one_line(each.reason)) for place, each in zip(where, blocked, strict=True)]
         say_table(("BLOCKED", "REASON"), rows)

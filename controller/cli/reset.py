@@ -18,6 +18,5 @@ def reset(name: ModelArgument, controller: ControllerUrl = None, state: State = 
     if as_json:
         say_json(row)
     else:
-        wanted = f"{row.statement.kind}: {row.statement.reason}"
-        say(f"{row.name}: as the files say ({wanted}); now {row.runtime_state.value}")
+        say(f"{row.name}: as the files say ({row.statement.reason}); now {row.runtime_state.value}")
     return Exit.DONE

@@ -10,7 +10,7 @@ import typer
 
 from controller.cli.exits import Exit
 from controller.cli.options import ControllerUrl, Json, State, controller_url
-from controller.cli.output import STATE_COLOURS, say, say_json, say_table
+from controller.cli.output import STATE_COLOURS, ends_by_unload, one_line, say, say_json, say_table, time_words
 
 if TYPE_CHECKING:
     from controller.schema.status import ControllerStatus, ModelStatus
@@ -93,21 +93,22 @@ def _show(seen: ControllerStatus) -> None:
 
 def _row(model: ModelStatus) -> tuple[str, ...]:
     ready = f"{model.loaded_replicas}/{model.wanted_replicas}"
-    return (model.name, model.state.value, ready, model.backend, f"{model.statement.kind}: {model.statement.reason}")
+    return (model.name, model.state.value, ready, model.backend, model.statement.reason)
 
 
 def _notes(seen: ControllerStatus) -> Iterator[str]:
     """What an operator should know beside the table."""
-    if seen.paused:
-        yield "paused: the controller observes and does not act; `roundhouse resume` ends it"
-    if seen.observation_error:
-        yield f"what runs cannot be seen: {seen.observation_error}"
-    for problem in seen.desired_problems:
-        yield f"{problem} (what was last good rules)"
+    from controller.cli.troubles import troubles
+
+    yield from troubles(seen)
     for model in seen.models:
-        if model.last_error:
+        if model.last_error and model.state == "loaded":
+            yield f"{model.name}: loaded now; before: {one_line(model.last_error)}"
+        elif model.last_error:
             yield f"{model.name}: {model.last_error}"
         yield from (f"{model.name}: {reason}" for reason in model.blocked if reason != model.last_error)
+        if model.retry_at is not None:
+            yield f"{model.name}: tried again at {time_words(model.retry_at)}; {ends_by_unload(model.name)}"
     if seen.gpus is None:
         yield "GPUs: unknown, they cannot be read now"
     if not seen.gateways:

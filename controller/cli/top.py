@@ -104,17 +104,16 @@ def _screen(view: TopView, note: str) -> Group:
     from controller.cli.top_view import COLUMNS
 
     lines = [Text(line) for line in view.gpu_lines()]
-    if note:
-        lines.append(Text(note, style="red"))
+    lines += [Text(line, style="red") for line in (*view.trouble_lines(), note) if line]
     return Group(*lines, table_of(COLUMNS, view.rows(), STATE_COLOURS))
 
 
 def _print(view: TopView) -> None:
     from controller.cli.top_view import COLUMNS
 
-    for line in view.gpu_lines():
+    for line in (*view.gpu_lines(), *view.trouble_lines()):
         say(line)
-    if view.models:
+    if view.seen.models:
         say_table(COLUMNS, view.rows(), STATE_COLOURS)
     else:
         say("no models are declared")

@@ -40,7 +40,7 @@ class TopSource:
         """Everything now; rates since the last time. Raises as AdminClient."""
         models, memory, sample = await asyncio.gather(self._client.models(), self._client.gpu_memory(), self._sample())
         before, self._last = self._last, sample
-        return TopView(models.models, memory, token_rates(before, sample))
+        return TopView(models, memory, token_rates(before, sample))
 
     async def _sample(self) -> TokenSample | None:
         try:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.cli.gpu import mib_words
-from controller.schema.admin import AdminModel, GpuMemoryAnswer
+from controller.cli.troubles import troubles
+from controller.schema.admin import AdminModel, AdminModels, GpuMemoryAnswer, ListContext
 
 COLUMNS = ("MODEL", "STATE", "READY", "IN FLIGHT", "QUEUE", "TOKENS/S", "MEMORY")
 UNKNOWN = "-"
@@ -17,13 +18,17 @@ UNKNOWN = "-"
 class TopView:
     """One look at everything. `rates` is None while tokens per second are not known."""
 
-    models: list[AdminModel]
+    seen: AdminModels
     memory: GpuMemoryAnswer
     rates: Mapping[str, float] | None
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table, the busiest first."""
-        return [self._row(model) for model in sorted(self.models, key=_busiest_first)]
+        return [self._row(model) for model in sorted(self.seen.models, key=_busiest_first)]
+
+    def trouble_lines(self) -> list[str]:
+        """What to know before the table is believed; none while all is well."""
+        return list(troubles(self.seen))
 
     def gpu_lines(self) -> list[str]:
         """One line per GPU; none where there are no figures."""
@@ -32,8 +37,9 @@ class TopView:
     def as_json(self) -> dict[str, Any]:
         """The same for scripts."""
         return {
-            "models": [self._json(model) for model in sorted(self.models, key=_busiest_first)],
+            "models": [self._json(model) for model in sorted(self.seen.models, key=_busiest_first)],
             "gpus": [gpu.model_dump(mode="json") for gpu in self.memory.gpus],
+            **self.seen.model_dump(mode="json", include=set(ListContext.model_fields)),
         }
 
     def _rate(self, model: AdminModel) -> float | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from controller.cli.admin_client import AdminClient, Transition
 from controller.cli.client import LostControllerError, NoControllerError
 from controller.cli.exits import CommandError, Exit
-from controller.cli.output import one_line, say_error
+from controller.cli.output import counted, one_line, say_error
 from controller.schema.status import ModelState
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ class Bar:
 
 def bar_of(row: AdminModel) -> Bar:
     """The bar of a model on its way."""
-    words = [f"{row.loaded_replicas} of {row.replicas} replicas ready"]
+    words = [f"{row.loaded_replicas} of {counted(row.replicas, 'replica')} ready"]
     if row.runtime_state is ModelState.UNLOADING:
-        words = [f"{len(row.held_by)} requests inside" if row.held_by else "engines stop"]
+        words = [counted(len(row.held_by), "running request") if row.held_by else "engines stop"]
     words += [one_line(reason) for reason in row.blocked[:1]]
     return Bar(row.load_progress if row.runtime_state is ModelState.LOADING else None, "; ".join(words))
 

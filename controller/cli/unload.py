@@ -10,7 +10,7 @@ import typer
 
 from controller.cli.exits import Exit
 from controller.cli.options import ControllerUrl, Json, ModelArgument, NoWait, State, Timeout, controller_url
-from controller.cli.output import say, say_error, say_json
+from controller.cli.output import counted, say, say_blocked, say_error, say_json
 
 if TYPE_CHECKING:
     from controller.cli.admin_client import Transition
@@ -65,15 +65,18 @@ def _tell(ended: Transition) -> None:
         again = "" if row.runtime_state == "unloaded" else f"; by now it is {row.runtime_state.value}"
         say(f"{row.name}: unloaded{again}")
         return
-    say(f"{row.name}: still unloading{_held(row)}")
+    state = row.runtime_state.value
+    now = "still unloading" if state == "unloading" else f"not unloaded yet, now {state}"
+    say(f"{row.name}: {now}{_held(row)}")
     for each in row.held_by[:SHOWN_REQUESTS]:
         waited = max(0, round(time.time() - each.since))
         say(f"  request {each.request_id} in {each.replica}, for {waited} s, through {each.gateway}")
     if len(row.held_by) > SHOWN_REQUESTS:
         say(f"  and {len(row.held_by) - SHOWN_REQUESTS} more")
+    say_blocked(row)
 
 
 def _held(row: AdminModel) -> str:
     if not row.held_by:
         return ""
-    return f"; it waits for {len(row.held_by)} running request{'s' if len(row.held_by) > 1 else ''}:"
+    return f"; it waits for {counted(len(row.held_by), 'running request')}:"

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from controller.atomic import write_atomic
 from controller.config.settle import Settled
+from controller.config.told import told
 from controller.config.tree import Place, Table, placed
 from controller.config.validate import validate
 from controller.schema.status import SCHEMA_VERSION
@@ -62,5 +63,5 @@ def load(state_folder: Path, models_root: PurePath) -> Settled | None:
     assert isinstance(table, Table)
     found = validate(table, models_root)
     if found.problems:
-        raise LastGoodError("; ".join(str(problem) for problem in found.problems))
+        raise LastGoodError("; ".join(str(problem) for problem in told(found.problems)))
     return Settled(found.definitions, found.declared)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from controller.config.merge import merge_all
 from controller.config.read import SUFFIXES, FolderSnapshot
+from controller.config.told import told
 from controller.config.tree import Table, is_null, plain
 from controller.config.validate import validate
 from controller.config.words import kind_of, suggestion
@@ -30,6 +31,7 @@ class Parsed:
     declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Per model what the files say, merged and without nulls: what overrides digest and `last_good` stores."""
     problems: tuple[Problem, ...] = ()
+    """They show no secrets."""
     digest: str = ""
     """Of what is declared: layout, comments and which file says it do not count. Empty with problems."""
 
@@ -51,15 +53,15 @@ def parse(snapshot: FolderSnapshot, models_root: PurePath) -> Parsed:
             tables.append(table)
     if snapshot.problems or len(tables) < len(snapshot.files):
         # Part of what is declared is unknown: what the rest lacks may stand there.
-        return Parsed(problems=tuple(problems))
+        return Parsed(problems=told(problems))
     models = _models(snapshot, merge_all(tables))
     if isinstance(models, Problem):
-        return Parsed(problems=(*problems, models))
+        return Parsed(problems=told((*problems, models)))
     found = validate(models, models_root)
     problems += found.problems
     if problems:
         order = {snapshot.path_of(name): index for index, name in enumerate(snapshot.files)}
-        return Parsed(problems=tuple(sorted(problems, key=lambda each: (order[each.file], each.line or 0))))
+        return Parsed(problems=told(sorted(problems, key=lambda each: (order[each.file], each.line or 0))))
     return Parsed(found.definitions, found.declared, digest=digest_of(found.declared))
 
 

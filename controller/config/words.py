@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pydantic import TypeAdapter
 
+from controller.masking import is_secret, masked_text
 from controller.schema.desired import ModelName
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _SHOWN_CHARS: Final = 60
+_SECRETS_BELOW: Final = ("env", "extra_args")
 _NAME_PATTERN: Final = TypeAdapter(ModelName).json_schema()["pattern"]
 NAME_WORDS: Final = "must begin with a letter or digit and hold only letters, digits and . _ : / @ + -"
 
@@ -46,20 +48,25 @@ def shown(value: object) -> str:
     if isinstance(value, (int, float)):
         return str(value)
     if isinstance(value, str) and len(value) <= _SHOWN_CHARS and value.isprintable():
-        return f"`{value}`"
+        return f"`{masked_text(value)}`"
     return kind_of(value)
 
 
-def _must_be(expected: str) -> Callable[[Any, Mapping[str, Any]], str]:
-    return lambda value, _: f"must be {expected}, is {shown(value)}"
+_Shown: TypeAlias = Callable[[object], str]
+_Words: TypeAlias = Callable[[Any, Mapping[str, Any], _Shown], str]
+"""Of a value, pydantic's context, and how values are shown."""
 
 
-def _string(value: object, _: Mapping[str, Any]) -> str:
+def _must_be(expected: str) -> _Words:
+    return lambda value, _, shown: f"must be {expected}, is {shown(value)}"
+
+
+def _string(value: object, _: Mapping[str, Any], _shown: _Shown) -> str:
     quotes = ": put it in quotes" if isinstance(value, (bool, int, float)) else ""
     return f"must be a string, is {kind_of(value)}{quotes}"
 
 
-def _pattern(value: object, ctx: Mapping[str, Any]) -> str:
+def _pattern(value: object, ctx: Mapping[str, Any], shown: _Shown) -> str:
     pattern = str(ctx["pattern"])
     if pattern == _NAME_PATTERN:
         return f"{NAME_WORDS}; is {shown(value)}"
@@ -68,27 +75,27 @@ def _pattern(value: object, ctx: Mapping[str, Any]) -> str:
     return f"must have the form {pattern}, is {shown(value)}"
 
 
-def _one_of(value: object, ctx: Mapping[str, Any]) -> str:
+def _one_of(value: object, ctx: Mapping[str, Any], shown: _Shown) -> str:
     expected = str(ctx["expected"])
     near = suggestion(value, expected.replace(" or ", ", ").replace("'", "").split(", ")) if type(value) is str else ""
     return f"must be {expected.replace(chr(39), '`')}, is {shown(value)}{near}"
 
 
-_WORDS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], str]]] = {
-    "missing": lambda _value, _ctx: "is required",
+_WORDS: Final[Mapping[str, _Words]] = {
+    "missing": lambda _value, _ctx, _shown: "is required",
     "string_type": _string,
     "string_pattern_mismatch": _pattern,
     "literal_error": _one_of,
     "enum": _one_of,
-    "string_too_short": lambda _value, ctx: f"must have at least {ctx['min_length']} character(s)",
-    "string_too_long": lambda _value, ctx: f"must have at most {ctx['max_length']} characters",
-    "too_short": lambda _value, ctx: f"must have at least {ctx['min_length']} item(s)",
-    "too_long": lambda _value, ctx: f"must have at most {ctx['max_length']} items",
-    "greater_than": lambda value, ctx: f"must be more than {ctx['gt']:g}, is {shown(value)}",
-    "greater_than_equal": lambda value, ctx: f"must be at least {ctx['ge']:g}, is {shown(value)}",
-    "less_than": lambda value, ctx: f"must be less than {ctx['lt']:g}, is {shown(value)}",
-    "less_than_equal": lambda value, ctx: f"must be at most {ctx['le']:g}, is {shown(value)}",
-    "value_error": lambda _value, ctx: str(ctx["error"]),
+    "string_too_short": lambda _value, ctx, _shown: f"must have at least {ctx['min_length']} character(s)",
+    "string_too_long": lambda _value, ctx, _shown: f"must have at most {ctx['max_length']} characters",
+    "too_short": lambda _value, ctx, _shown: f"must have at least {ctx['min_length']} item(s)",
+    "too_long": lambda _value, ctx, _shown: f"must have at most {ctx['max_length']} items",
+    "greater_than": lambda value, ctx, shown: f"must be more than {ctx['gt']:g}, is {shown(value)}",
+    "greater_than_equal": lambda value, ctx, shown: f"must be at least {ctx['ge']:g}, is {shown(value)}",
+    "less_than": lambda value, ctx, shown: f"must be less than {ctx['lt']:g}, is {shown(value)}",
+    "less_than_equal": lambda value, ctx, shown: f"must be at most {ctx['le']:g}, is {shown(value)}",
+    "value_error": lambda _value, ctx, _shown: str(ctx["error"]),
     **{f"bool_{end}": _must_be("true or false") for end in ("type", "parsing")},
     **{f"int_{end}": _must_be("a whole number") for end in ("type", "parsing", "from_float", "parsing_size")},
     **{f"float_{end}": _must_be("a number") for end in ("type", "parsing")},
@@ -98,11 +105,19 @@ _WORDS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], str]]] = {
 
 
 def words_of(error: ErrorDetails) -> str:
-    """One error as the second half of a sentence whose first half names the field."""
+    """One error as the second half of a sentence whose first half names the field.
+
+    The value is shown where it is no secret; where secrets stand, only what sort of value it is.
+    """
     known = _WORDS.get(error["type"])
     if known is None:
         return error["msg"][:1].lower() + error["msg"][1:]
-    return known(error["input"], error.get("ctx", {}))
+    return known(error["input"], error.get("ctx", {}), kind_of if _is_hidden(error) else shown)
+
+
+def _is_hidden(error: ErrorDetails) -> bool:
+    steps = [step for step in error["loc"] if isinstance(step, str)]
+    return any(step in _SECRETS_BELOW or is_secret(step, error["input"]) for step in steps)
 
 
 def meant_branch(branches: Mapping[str, Sequence[ErrorDetails]]) -> Sequence[ErrorDetails] | None:

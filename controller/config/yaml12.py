@@ -1,7 +1,8 @@
 """One file's bytes to a tree: YAML 1.2 (core schema) and JSON, every value with its line. Pure.
 
 ruamel.yaml gives the events; what they mean is decided here, so that `on`, `yes` and `2026-01-01` are strings, a key
-that stands twice is an error with a line, and no file can make the reader recurse or grow without bound.
+that stands twice is an error with a line, and no file can make the reader recurse or grow without bound. Problems name
+keys and never values: here it is not known where secrets stand.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ MAX_DEPTH: Final = 32
 MAX_NODES: Final = 200_000
 """Values in one file after aliases are resolved: an alias may stand for many."""
 
+UNKNOWN_TAG: Final = "a tag that is not known here; a text that begins with ! is put in quotes"
+
 _NULL = re.compile(r"null|Null|NULL|~|")
 _BOOL = re.compile(r"(true|True|TRUE)|false|False|FALSE")
 _INT = re.compile(r"[-+]?[0-9]+")
@@ -41,6 +44,8 @@ _BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _MAX_DIGITS = 18
+_HANDLE = re.compile(r" '!\w[^']*'")
+"""A tag handle as ruamel quotes it: a text that lacks its quotes looks like one."""
 _STRING_TAGS = ("tag:yaml.org,2002:str", "!")
 _COLLECTION_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq", "!")
 
@@ -105,7 +110,7 @@ def _events(text: str, lines: _Lines) -> Iterator[Any]:
     except ReaderError as error:
         raise _FileError(_character_words(error.character), lines.at(error.position)) from None
     except Exception as error:  # noqa: BLE001 - of other people's parser: whatever it raises, this file caused it
-        raise _FileError(f"not YAML 1.2: {error}", None) from None
+        raise _FileError(f"not YAML 1.2 ({type(error).__name__})", None) from None
 
 
 def _character_words(character: object) -> str:
@@ -116,7 +121,7 @@ def _character_words(character: object) -> str:
 def _syntax_words(problem: str | None, context: str | None) -> str:
     if problem is not None and "'\\t'" in problem:
         return "a tab; YAML indents with spaces"
-    return "not YAML 1.2: " + ", ".join(part for part in (problem, context) if part)
+    return "not YAML 1.2: " + ", ".join(_HANDLE.sub("", part) for part in (problem, context) if part)
 
 
 @dataclass
@@ -180,10 +185,13 @@ class _Reader:
     def alias(self, event: Any) -> Node:
         """What the alias stands for."""
         if event.anchor not in self.anchors:
-            raise _FileError(f"alias *{event.anchor}: there is no anchor &{event.anchor} before it", self.line(event))
+            raise _FileError(
+                "an alias whose anchor does not stand before it; a text that begins with * is put in quotes",
+                self.line(event),
+            )
         target = self.anchors[event.anchor]
         if target is None:
-            raise _FileError(f"alias *{event.anchor} stands within its own anchor", self.line(event))
+            raise _FileError("an alias that stands within its own anchor", self.line(event))
         self.nodes += self.sizes[event.anchor]
         return target
 
@@ -193,7 +201,7 @@ class _Reader:
         if self.depth > MAX_DEPTH:
             raise _FileError(f"nested more than {MAX_DEPTH} levels deep", self.line(event))
         if event.tag is not None and event.tag not in _COLLECTION_TAGS:
-            self.fault(event, f"tag {event.tag[:60]} is not known here")
+            self.fault(event, UNKNOWN_TAG)
         is_list = isinstance(event, SequenceStartEvent)
         node: Node = self.listing(event, events) if is_list else self.table(event, events)
         self.depth -= 1
@@ -232,8 +240,8 @@ class _Reader:
                 self.fault(event, "`<<` is not part of YAML 1.2; write the fields, or use an alias for a whole value")
                 return None
             return node.value
-        written = event.value if isinstance(event, ScalarEvent) else ""
-        self.fault(event, f"a key is a string: write `{written}` in quotes" if written else "a key is a string")
+        quotes = ": put it in quotes" if isinstance(event, ScalarEvent) and event.value else ""
+        self.fault(event, f"a key is a string{quotes}")
         return None
 
     def scalar(self, event: Any) -> Scalar:
@@ -243,7 +251,7 @@ class _Reader:
         if event.style is not None or event.tag in _STRING_TAGS:
             return Scalar(self.string(event, text), place)
         if event.tag is not None:
-            self.fault(event, f"tag {event.tag[:60]} is not known here")
+            self.fault(event, UNKNOWN_TAG)
         try:
             return Scalar(resolve(text), place)
         except ValueError as error:
@@ -269,11 +277,11 @@ def resolve(text: str) -> str | int | float | bool | None:
         return match.group(1) is not None
     if _INT.fullmatch(text) or _BASED.fullmatch(text):
         if len(text) > _MAX_DIGITS:
-            raise ValueError(f"{text[:20]}... is too large a number")
+            raise ValueError("too large a number; a text of digits is put in quotes")
         return int(text, 0) if _BASED.fullmatch(text) else int(text)
     if _FLOAT.fullmatch(text) or _NOT_FINITE.fullmatch(text):
         number = math.inf if _NOT_FINITE.fullmatch(text) else float(text)
         if not math.isfinite(number):
-            raise ValueError(f"{text[:20]} is not a finite number")
+            raise ValueError("not a finite number; a text that looks like one is put in quotes")
         return number
     return text

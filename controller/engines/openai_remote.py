@@ -37,6 +37,8 @@ class OpenAIRemoteDefinition(Definition):
             raise ValueError("api_key_env and api_key_file exclude each other")
         if self.replicas != 1:
             raise ValueError("replicas does not apply to a remote model")
+        if self.replica_max not in (None, 1):
+            raise ValueError("replica_max does not apply to a remote model")
         return self
 
 

@@ -160,7 +160,10 @@ class Logs:
             return 0
 
     def _last_bytes(self, name: str, count: int) -> bytes:
-        return self._current_bytes(name, count) or (self.kept.read(name) or b"")[-count:]
+        # A name comes again: what an earlier engine of that name wrote is not of the one that is there.
+        if self.path(name).exists():
+            return self._current_bytes(name, count)
+        return (self.kept.read(name) or b"")[-count:]
 
     def _current_bytes(self, name: str, count: int) -> bytes:
         data = _last(self.path(name), count)

@@ -24,7 +24,8 @@ MASKED = "***"
 """Stands wherever a secret would."""
 
 ConstraintKind = Literal["integer", "float", "enum", "integer_or_null", "string_or_null"]
-EstimateSource = Literal["observed_load_delta", "model_artifact_size", "unavailable"]
+# `declared` is ours: seed 001 knows no `vram_mib`.
+EstimateSource = Literal["observed_load_delta", "model_artifact_size", "unavailable", "declared"]
 ThinkingMode = Literal["default", "enabled", "disabled"]
 Modality = Literal["text", "image", "audio"]
 
@@ -142,11 +143,24 @@ class AdminModel(ModelLive, ModelConfigured):
     """One model: configured, wanted, running."""
 
 
-class AdminModels(BaseModel):
+class ListContext(BaseModel):
+    """How far the list can be believed, and where it stands."""
+
+    last_event_id: int = Field(description="The newest event when this was made: follow `events` from here.")
+    observed_at: float = Field(description="Unix time of the last complete look at the engines.")
+    observation_error: str | None = Field(
+        description="Why looking fails since then, so that what is shown is old; null: it does not."
+    )
+    desired_problems: list[Problem] = Field(
+        description="Not empty: the files are broken, and what was last good rules."
+    )
+    paused: bool = Field(description="true: the controller observes and does not act.")
+
+
+class AdminModels(ListContext):
     """All declared models in name order."""
 
-    models: list[AdminModel]
-    last_event_id: int = Field(description="The newest event when this was made: follow `events` from here.")
+    models: list[AdminModel] = Field(description="One row per model.")
 
 
 class UnloadRequest(BaseModel):
@@ -225,7 +239,7 @@ class ModelChange(BaseModel):
     fields: list[FieldChange]
     effect: Literal["none", "start", "stop", "restart", "scale"] = Field(
         description="start and stop: of all its engines; restart: of those named, one at a time; scale: more or fewer "
-        "engines; none: nothing that runs is touched."
+        "engines; none: nothing that runs is touched. A remote counts as one engine."
     )
     restarts: list[str] = Field(description="Replicas that would be replaced.")
     ends: list[str] = Field(description="What the edit ends of a runtime statement: fields of a load, or all of it.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -55,3 +55,20 @@ class Override(BaseModel):
 
     def _edited(self, declared: Mapping[str, Any], name: str) -> bool:
         return name in self.digests and self.digests[name] != field_digest(declared.get(name))
+
+
+def restated(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
+    """Whether an edit changes whether, or how often, a declared model runs: that ends what somebody asked for."""
+    if before is None or after is None:
+        return False
+    return any(before.get(field) != after.get(field) for field in STATEMENT_FIELDS)
+
+
+def ended(before: Override, left: Override | None) -> list[str]:
+    """What is gone of a statement of which that is left: `load` or `unload`, all of it; or fields of a load, sorted."""
+    return [before.action] if left is None else sorted(before.params.keys() - left.params.keys())
+
+
+def is_whole(ends: Sequence[str]) -> bool:
+    """Whether what `ended` says is a whole statement."""
+    return list(ends) in (["load"], ["unload"])

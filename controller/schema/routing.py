@@ -58,6 +58,7 @@ class ModelRoute(Wire):
     target_inflight: int = Field(default=1, description="Requests that one replica serves at a time.")
     apis: tuple[str, ...] = Field(default=(), description="Paths that the engine offers, such as /v1/embeddings.")
     autoload: bool = False
+    reason: str | None = Field(default=None, description="Why it is not loaded, where that is wanted.")
     last_error: str | None = None
     retry_at: float | None = None
     progress: float | None = Field(default=None, description="0 to 1 while it loads, where the engine tells.")

@@ -90,6 +90,18 @@ def row(name: str, state: str = "loaded", **more: Any) -> AdminModel:
     return AdminModel(name=name, **(fields | more))
 
 
+def listed(*rows: AdminModel, **more: Any) -> AdminModels:
+    """The list of models, of a controller that is well."""
+    fields: dict[str, Any] = {
+        "last_event_id": 0,
+        "observed_at": 1000.0,
+        "observation_error": None,
+        "desired_problems": [],
+        "paused": False,
+    }
+    return AdminModels(models=list(rows), **(fields | more))
+
+
 def entry(number: int, kind: str = "state", **more: Any) -> JournalEntry:
     """Something that happened, one second after what happened before it."""
     fields = {"at": 1000.0 + number, "model": "chat", "actor": "controller", "message": f"thing {number}"}
@@ -110,6 +122,8 @@ class FakeControlApi:
         """Who asked, question by question."""
         self.changed = asyncio.Event()
         self.rows = [row("chat")]
+        self.trouble: dict[str, Any] = {}
+        """Of the list of models: what differs from a controller that is well."""
         self.refusal: RoundhouseError | None = None
         """Answered to every question of the admin API that asks for a change."""
         self.go = asyncio.Event()
@@ -195,7 +209,7 @@ class FakeControlApi:
     async def _models(self, _request: web.Request) -> web.Response:
         self.asked.append(("models", None))
         newest = max((each.id for each in self.journal), default=0)
-        return _json(AdminModels(models=self.rows, last_event_id=newest).model_dump_json())
+        return _json(listed(*self.rows, last_event_id=newest, **self.trouble).model_dump_json())
 
     async def _model(self, request: web.Request) -> web.Response:
         self.asked.append(("model", request.match_info["name"]))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.conceal import nothing_secret
 from controller.drift import drift
 from controller.engines import spec_hash
 from controller.runtimes.docker import DockerRuntime
@@ -167,9 +168,8 @@ async def _drift(runtime: DockerRuntime, definition: Definition) -> list[tuple[s
     replica = replace(replica, argv=seen.argv, image_id=seen.image_id)
     rendered = await runtime.rendered(seen, definition, definition.image)
     assert rendered is not None
-    found = drift(
-        DesiredState(1, {"m": want}), ObservedState(2.0, (replica,)), {seen.name: rendered}, file_since={}, now=2.0
-    )
+    desired, observed = DesiredState(1, {"m": want}), ObservedState(2.0, (replica,))
+    found = drift(desired, observed, {seen.name: rendered}, file_since={}, conceal=nothing_secret, now=2.0)
     return [(item.kind, item.declared, item.running) for item in found]
 
 

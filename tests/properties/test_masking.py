@@ -8,9 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.config.parse import parse
 from controller.edits import edits
 from controller.masking import masked, masked_field, masked_text, secrets_of, without_secrets
 from controller.schema.admin import MASKED
+from tests.support.config_files import MODELS_ROOT, snapshot
 
 CHARACTERS = "abcXYZ0189.-_+=/@:,;!~#%&?*$^éß"
 SECRETS = st.text(CHARACTERS, min_size=8, max_size=30).filter(lambda text: text[0] not in "-./~" and text.isascii())
@@ -95,3 +97,28 @@ def test_any_json_has_a_row_of_the_same_names(fields: dict[str, Any]) -> None:
 @given(st.text("ab:/@?=&\"'\\ keytokn-.", max_size=60))
 def test_masking_a_text_twice_changes_nothing_more(text: str) -> None:
     assert masked_text(masked_text(text)) == masked_text(text)
+
+
+@st.composite
+def wrong_files(draw: st.DrawFn) -> tuple[str, str]:
+    """A file with a secret where one may stand, and something wrong with it; and the secret."""
+    secret = draw(st.text("abcXYZ089_", min_size=8, max_size=24) | st.integers(10**9, 10**30).map(str))
+    written = draw(
+        st.sampled_from(
+            ("{}", "'{}'", "*{}", "!{} x", "!{}!y x", "&{} x", "[{}]", "[[{}]]", "{{A: {}}}", "{{A: [{}]}}",
+             "--api-key {}", "--api-key={}", "'--api-key {}'", ".{}", "-{}", "{}: x", "\"{}",
+             "[{}", "%{}", "@{}", "|\n{}")
+        )
+    ).format(secret)  # fmt: skip
+    below = draw(
+        st.sampled_from(("env: {}", "extra_args: {}", "env: {{A: {}}}", "extra_args: [{}]", "api_key_env: {}"))
+    )
+    fields = draw(st.sampled_from(("backend: stub", "backend: llama_server", "backend: openai_remote", "replicas: 0")))
+    return f"models:\n  m:\n    {fields}\n    {below.format(written)}\n", secret
+
+
+@given(wrong_files())
+def test_a_problem_shows_no_value_where_secrets_stand(made: tuple[str, str]) -> None:
+    text, secret = made
+    for problem in parse(snapshot({"models.yaml": text}), MODELS_ROOT).problems:
+        assert secret not in problem.message, (text, problem)

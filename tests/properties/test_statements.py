@@ -44,7 +44,6 @@ class Statements(RuleBasedStateMachine):
         }
         self.last: tuple[str, int | None] | None = None
         """The statement that stands, by this test's account: a load and its replicas, or an unload: hold or free."""
-        self.said_at = 0.0
         self.asked_at: float | None = None
         """When a request asked for the model."""
 
@@ -112,7 +111,9 @@ class Statements(RuleBasedStateMachine):
             self._said(word, None)
 
     def _said(self, word: str, replicas: int | None) -> None:
-        self.last, self.said_at = (word, replicas), self.time[0]
+        self.last = (word, replicas)
+        if word != "load":
+            self.asked_at = None
 
     @precondition(lambda self: self.declared["autoload"])
     @rule()
@@ -179,7 +180,7 @@ class Statements(RuleBasedStateMachine):
     def _ruling(self) -> str:
         word = self.last[0] if self.last is not None else None
         asked = self.declared["autoload"] and self.asked_at is not None
-        if word == "free" and asked and self.asked_at is not None and self.asked_at > self.said_at:
+        if word == "free" and asked:
             word = None
         return word or ("autoload" if asked else "file")
 

@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from controller.schema.admin import EventKind
+from controller.schema.admin import EventKind, LoadConstraint
 from tests.fakes.fake_control_api import FakeControlApi, row
 from tests.support.cli import PROGRAM
 
@@ -47,8 +47,20 @@ async def test_names_of_models(api: FakeControlApi, command: str) -> None:
     assert await completed(f"roundhouse {command} --controller {api.url} ch") == (["chat"], "")
 
 
+async def test_fields_that_a_load_may_set(api: FakeControlApi) -> None:
+    fields = {name: LoadConstraint(kind="integer") for name in ("gguf_n_ctx", "gguf_n_batch", "replicas_of")}
+    api.rows = [row("chat", load_constraints=fields, aliases=["c"]), row("code")]
+    load = f"roundhouse load --controller {api.url}"
+    assert await completed(f"{load} chat --set ") == ([f"{name}=" for name in fields], "")
+    assert await completed(f"{load} c --replicas 2 --set gguf_n_b") == (["gguf_n_batch="], "")
+    assert await completed(f"{load} chat --set gguf_n_ctx=8 --set gguf_n_c") == (["gguf_n_ctx="], "")
+    for line in (f"{load} code --set ", f"{load} none --set ", f"{load} --set ", f"{load} chat --set gguf_n_ctx=8"):
+        assert await completed(line) == ([], "")
+
+
 async def test_the_state_folder_says_where_the_controller_is(api: FakeControlApi, folder: Path) -> None:
     assert await completed(f"roundhouse load --state {folder} co") == (["code"], "")
+    assert await completed(f"roundhouse events --state {folder} --model co") == (["code"], "")
 
 
 async def test_without_a_controller_nothing_is_offered_and_nothing_said(folder: Path) -> None:

@@ -7,12 +7,14 @@ import json
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from controller.cli.exits import Exit
 from controller.cli.output import time_words
 from controller.cli.sse import SseEvent, SseReader
+from controller.schema.admin import EventKind
 from controller.schema.errors import RoundhouseError
 from tests.fakes.fake_control_api import GONE, FakeControlApi, entry
 from tests.support.cli import roundhouse, started
@@ -142,9 +144,33 @@ async def test_a_question_that_is_refused_is_not_asked_again(
     api: FakeControlApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.refusal = RoundhouseError("schema_violation", "`kind` is no kind.", param="kind")
-    assert await roundhouse(api, "events", "-f", "--kind", "nonsense") == Exit.FAILED
+    assert await roundhouse(api, "events", "-f", "--kind", "state") == Exit.FAILED
     assert "`kind` is no kind." in capsys.readouterr().err
     assert len(asked(api)) == 1
+
+
+@pytest.mark.parametrize("command", ["events", "history"])
+async def test_a_kind_that_there_is_not(api: FakeControlApi, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await roundhouse(api, command, "--kind", "state", "--kind", "crash") == Exit.USAGE
+    assert capsys.readouterr().err == (
+        f"roundhouse: --kind crash: there is no such kind; the kinds are {', '.join(get_args(EventKind))}\n"
+    )
+    assert api.asked == []
+
+
+async def test_events_of_a_model_that_there_is_not(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await roundhouse(api, "events", "--model", "gone") == Exit.FAILED
+    assert capsys.readouterr() == ("", "roundhouse: no model gone is declared\n")
+    api.journal = [entry(1, model="gone")]
+    assert await roundhouse(api, "events", "--model", "gone") == Exit.DONE
+    assert capsys.readouterr().err == ""
+
+
+async def test_following_a_model_that_is_yet_to_come(api: FakeControlApi) -> None:
+    api.streams = [[entry(1, model="new")]]
+    run = await following(api, "--model", "new")
+    assert await run.ids(1) == [1]
+    assert await run.stop() == "roundhouse: no model new is declared\n"
 
 
 async def test_following_needs_a_controller_to_begin_with(folder: Path) -> None:

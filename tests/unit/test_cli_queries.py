@@ -12,6 +12,7 @@ from aiohttp import web
 
 from controller.cli.app import run
 from controller.cli.exits import Exit
+from controller.cli.output import time_words
 from controller.cli.status import verdict
 from controller.schema.status import ActionView, BlockedView, ControllerStatus, GpuStatus, PlanView, Problem
 from tests.fakes.fake_control_api import FakeControlApi, model, status
@@ -65,8 +66,8 @@ async def test_status_is_a_table_without_colour_and_with_what_went_wrong(
     out = capsys.readouterr().out
     assert out == (
         "MODEL              STATE   READY  BACKEND  BECAUSE\n"
-        "chat               loaded  1/1    stub     file: enabled in the files\n"
-        "org/long-name:tag  failed  0/1    stub     file: enabled in the files\n"
+        "chat               loaded  1/1    stub     enabled in the files\n"
+        "org/long-name:tag  failed  0/1    stub     enabled in the files\n"
         "GPU 0 H200: 40 of 100 MiB used, 30 claimed\n"
         "paused: the controller observes and does not act; `roundhouse resume` ends it\n"
         "desired-state/local.yaml:3: models.a.foo: unknown field (what was last good rules)\n"
@@ -74,6 +75,26 @@ async def test_status_is_a_table_without_colour_and_with_what_went_wrong(
         "org/long-name:tag: waits for a GPU\n"
         "no gateway is connected\n"
     )
+
+
+async def test_status_tells_a_next_attempt_and_what_is_past(
+    api: FakeControlApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = model("a", "failed", last_error="no memory\nlast line", retry_at=5000.0)
+    api.status = status(again, model("b", last_error="the engine ended\nlast line"))
+    assert await roundhouse(api, "status") == Exit.FAILED
+    assert capsys.readouterr().out.splitlines()[3:] == [
+        "a: no memory",
+        "last line",
+        f"a: tried again at {time_words(5000.0)}; `roundhouse unload a` ends that",
+        "b: loaded now; before: the engine ended | last line",
+    ]
+
+
+async def test_status_tells_since_when_nothing_is_seen(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+    api.status = status(observed_at=5000.0, observation_error="docker does\nnot answer")
+    assert await roundhouse(api, "status") == Exit.FAILED
+    assert f"what runs cannot be seen since {time_words(5000.0)}: docker does | not answer\n" in capsys.readouterr().out
 
 
 async def test_status_as_json_is_the_controllers_own(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:

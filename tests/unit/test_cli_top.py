@@ -13,12 +13,14 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from controller.cli.exits import Exit
+from controller.cli.output import time_words
 from controller.cli.token_rates import TokenSample, token_rates, tokens_of
 from controller.cli.top_view import TopView
 from controller.schema.admin import GpuMemory, GpuMemoryAnswer
+from controller.schema.status import Problem
 from gateway.metrics import Finished, Metrics
 from gateway.sse import Usage
-from tests.fakes.fake_control_api import FakeControlApi, row
+from tests.fakes.fake_control_api import FakeControlApi, listed, row
 from tests.support.cli import Terminal, roundhouse, started
 from tests.support.wait import until
 
@@ -105,7 +107,7 @@ def test_the_busiest_come_first() -> None:
         row("c", inflight_requests=1, queue_depth=2),
         row("d", "loading", inflight_requests=4, replicas=2),
     ]
-    assert TopView(models, NO_GPUS, {"c": 12.34}).rows() == [
+    assert TopView(listed(*models), NO_GPUS, {"c": 12.34}).rows() == [
         ("d", "loading", "0/2", "4", "0", "0.0", "-"),
         ("c", "loaded", "1/1", "1", "2", "12.3", "-"),
         ("b", "loaded", "1/1", "-", "-", "0.0", "7MiB"),
@@ -121,6 +123,21 @@ async def test_one_table_without_a_terminal(api: FakeControlApi, capsys: pytest.
         "MODEL  STATE   READY  IN FLIGHT  QUEUE  TOKENS/S  MEMORY\n"
         "chat   loaded  1/1    0          0      -         -\n"
     )
+
+
+async def test_what_keeps_the_controller_from_its_work(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = Problem(file="models.yaml", line=1, message="not YAML 1.2")
+    api.trouble = {"paused": True, "observation_error": "docker is away", "desired_problems": [problem]}
+    assert await roundhouse(api, "top", *NO_GATEWAY) == Exit.DONE
+    assert capsys.readouterr().out.splitlines()[:-2] == [
+        "paused: the controller observes and does not act; `roundhouse resume` ends it",
+        f"what runs cannot be seen since {time_words(1000.0)}: docker is away",
+        "models.yaml:1: not YAML 1.2 (what was last good rules)",
+    ]
+    assert await roundhouse(api, "top", "--json", *NO_GATEWAY) == Exit.DONE
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["paused"], shown["observation_error"], shown["observed_at"]) == (True, "docker is away", 1000.0)
+    assert shown["desired_problems"] == [problem.model_dump()]
 
 
 async def test_the_gateways_counters_give_rates(
@@ -162,7 +179,9 @@ async def test_on_a_terminal_it_lives_until_ctrl_c(api: FakeControlApi, gateway:
         program = await started(api, "top", "--interval", "0.1", "--gateway", gateway[0], stdout=terminal.end)
         await until("a table", lambda: "IN FLIGHT" in terminal.text)
         api.rows = [row("other", "failed")]
+        api.trouble = {"paused": True}
         await until("the next", lambda: "other" in terminal.text)
+        await until("the trouble", lambda: "paused: the controller observes" in terminal.text)
         await api.close()
         await until("the reason", lambda: "no controller answers" in terminal.text)
         program.send_signal(signal.SIGINT)

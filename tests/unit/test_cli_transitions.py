@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from controller.cli.exits import CommandError, Exit
-from controller.cli.load_values import load_values
+from controller.cli.exits import Exit
+from controller.cli.load import failure_lines
+from controller.cli.output import clock_words
 from controller.cli.transition import Bar, bar_of
 from controller.schema.admin import AdminModel, HeldBy
 from controller.schema.errors import RoundhouseError
@@ -31,53 +32,6 @@ def question(api: FakeControlApi, verb: str) -> Any:
     return next(asked for what, asked in api.asked if what == verb)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("null", None),
-        ("", None),
-        ("true", True),
-        ("8192", 8192),
-        ("-1", -1),
-        ("0x10", 16),
-        ("0.25", 0.25),
-        ("on", "on"),
-        ("yes", "yes"),
-        ("q8_0", "q8_0"),
-        ("8,4", "8,4"),
-        ("a: b # c", "a: b # c"),
-        ("[1]", "[1]"),
-        ("a=b", "a=b"),
-        ('"8"', "8"),
-        ("'null'", "null"),
-        ('"a\\nb"', "a\nb"),
-        (" 8 ", 8),
-    ],
-)
-def test_values_are_read_as_the_files_are(text: str, value: object) -> None:
-    [read] = load_values([f"key={text}"]).values()
-    assert (read, type(read)) == (value, type(value))
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["gguf_n_ctx"], "takes key=value"),
-        (["=8"], "takes key=value"),
-        (["a=1", "a=2"], "--set a stands twice"),
-        (["a='x"], "--set a: not YAML 1.2"),
-        (['a="x" y'], "--set a: "),
-        (["a=99999999999999999999"], "too large a number"),
-        (["a=.inf"], "not a finite number"),
-    ],
-)
-def test_values_that_are_none(given: list[str], words: str) -> None:
-    with pytest.raises(CommandError, match="--set") as caught:
-        load_values(given)
-    assert words in str(caught.value)
-    assert caught.value.code is Exit.USAGE
-
-
 async def test_a_load_with_values(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.go.set()
     arguments = ("--set", "gguf_n_ctx=8192", "--set", "gguf_flash_attn=on", "--set", "gguf_type_k=null")
@@ -88,7 +42,7 @@ async def test_a_load_with_values(api: FakeControlApi, capsys: pytest.CaptureFix
         "timeout_s": "7",
         "body": {"gguf_n_ctx": 8192, "gguf_flash_attn": "on", "gguf_type_k": None, "replicas": 2},
     }
-    assert capsys.readouterr() == ("chat: loaded, 1 of 1 replicas ready\n", "")
+    assert capsys.readouterr() == ("chat: loaded, 1 of 1 replica ready\n", "")
 
 
 async def test_a_load_as_json_is_the_row(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,7 +67,7 @@ async def test_a_load_that_is_not_waited_for(
     assert await roundhouse(api, "load", "chat", *arguments) == Exit.PENDING
     assert question(api, "load") == {"name": "chat", "wait": "false", "body": {}}
     assert capsys.readouterr().out == (
-        "chat: still loading, 0 of 1 replicas ready\nchat: waits for a GPU | second line\n"
+        "chat: still loading, 0 of 1 replica ready\nchat: waits for a GPU | second line\n"
     )
 
 
@@ -133,20 +87,94 @@ async def test_a_failed_load_tells_why(api: FakeControlApi, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
+    ("seen", "lines"),
+    [
+        (
+            row("a", "failed", last_error="no memory.", retry_at=5000.0, blocked=["no memory.", "waits\nlong"]),
+            [
+                f"a failed: no memory; tried again at {clock_words(5000.0)} (`roundhouse unload a` ends that)",
+                "a: waits | long",
+            ],
+        ),
+        (
+            row("a", "failed", last_error="it ended. Last log lines:\nlast", retry_at=5000.0),
+            [
+                "a failed: it ended. Last log lines:\nlast",
+                f"a: tried again at {clock_words(5000.0)} (`roundhouse unload a` ends that)",
+            ],
+        ),
+        (
+            row("a", "loading", last_error="no memory"),
+            ["a failed: no memory; it is tried again now (`roundhouse unload a` ends that)"],
+        ),
+        (row("a", "failed"), ["a failed: no reason is known"]),
+    ],
+)
+def test_what_is_said_of_a_failed_load(seen: AdminModel, lines: list[str]) -> None:
+    assert list(failure_lines(seen)) == lines
+
+
+async def test_a_failed_load_that_is_tried_again(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+    api.rows = [row("chat", "failed", last_error="no memory", retry_at=5000.0)]
+    api.go.set()
+    assert await roundhouse(api, "load", "chat") == Exit.FAILED
+    again = f"tried again at {clock_words(5000.0)} (`roundhouse unload chat` ends that)"
+    assert capsys.readouterr() == ("", f"roundhouse: chat failed: no memory; {again}\n")
+    assert ("model", "chat") in api.asked
+
+
+async def test_a_load_whose_next_attempt_succeeded_is_done(
+    api: FakeControlApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.refusal = RoundhouseError("model_failed", "no memory")
+    assert await roundhouse(api, "load", "chat") == Exit.DONE
+    assert capsys.readouterr() == ("chat: loaded, 1 of 1 replica ready\n", "")
+
+
+@pytest.mark.parametrize(
+    ("verb", "state", "words"),
+    [
+        ("load", "unloaded", "chat: not loaded yet, now unloaded, 0 of 1 replica ready"),
+        ("unload", "loaded", "chat: not unloaded yet, now loaded"),
+        ("unload", "unloading", "chat: still unloading"),
+    ],
+)
+async def test_what_is_not_done_tells_what_it_waits_for(
+    api: FakeControlApi, verb: str, state: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.rows = [row("chat", state, blocked=["the controller is paused\nsecond"])]
+    assert await roundhouse(api, verb, "chat", "--timeout", "0.05") == Exit.PENDING
+    assert capsys.readouterr().out == f"{words}\nchat: the controller is paused | second\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["load", ""], ["unload", " "], ["reset", ""], ["logs", ""], ["history", ""], ["events", "--model", ""]],
+)
+async def test_a_name_is_not_empty(
+    api: FakeControlApi, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await roundhouse(api, *arguments) == Exit.USAGE
+    err = capsys.readouterr().err
+    assert "a model's name is not empty" in err
+    assert err.count("\n") == 1
+    assert api.asked == []
+
+
+@pytest.mark.parametrize(
     ("error", "line"),
     [
         (
             RoundhouseError("invalid_load_request", "`gguf_n_ctx` must be at least 1.", param="gguf_n_ctx"),
-            "`gguf_n_ctx` must be at least 1. Correct the field that `param` names; `load_constraints` of the model "
-            "says what it takes.",
+            "`gguf_n_ctx` must be at least 1.",
         ),
         (
             RoundhouseError("schema_violation", "must be a number", param="gguf_n_ctx"),
-            "`gguf_n_ctx`: must be a number. Correct what `param` names; GET /openapi.json has the schema.",
+            "`gguf_n_ctx`: must be a number",
         ),
         (
             RoundhouseError("state_conflict", "it is\nbeing unloaded"),
-            "it is | being unloaded. GET /v1/admin/models shows the state; wait until the transition has ended.",
+            "it is | being unloaded. `roundhouse status` shows the state; wait until the transition has ended.",
         ),
     ],
 )
@@ -209,12 +237,12 @@ async def test_on_a_terminal_a_bar_shows_how_far_it_is(api: FakeControlApi) -> N
 @pytest.mark.parametrize(
     ("seen", "bar"),
     [
-        (row("a", "loading", load_progress=0.5), Bar(0.5, "0 of 1 replicas ready")),
-        (row("a", "loading", blocked=["waits\nlong", "x"]), Bar(None, "0 of 1 replicas ready; waits | long")),
+        (row("a", "loading", load_progress=0.5), Bar(0.5, "0 of 1 replica ready")),
+        (row("a", "loading", blocked=["waits\nlong", "x"]), Bar(None, "0 of 1 replica ready; waits | long")),
         (row("a", "unloading", load_progress=0.5), Bar(None, "engines stop")),
         (
             row("a", "unloading", held_by=[HeldBy(request_id="r", replica="a/0", gateway="g", since=1.0)]),
-            Bar(None, "1 requests inside"),
+            Bar(None, "1 running request"),
         ),
     ],
 )
@@ -250,11 +278,11 @@ async def test_an_unload_that_takes_long_tells_what_holds_it(
 
 async def test_reset(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     assert await roundhouse(api, "reset", "chat") == Exit.DONE
-    assert capsys.readouterr().out == "chat: as the files say (file: enabled in the files); now loaded\n"
+    assert capsys.readouterr().out == "chat: as the files say (enabled in the files); now loaded\n"
     assert await roundhouse(api, "reset", "chat", "--json") == Exit.DONE
     assert AdminModel.model_validate_json(capsys.readouterr().out) == api.rows[0]
     assert await roundhouse(api, "reset", "other") == Exit.FAILED
-    assert "No model 'other' is declared. GET /v1/models lists the names." in capsys.readouterr().err
+    assert "No model 'other' is declared. `roundhouse status` lists the names." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["load", "unload", "reset", "logs"])

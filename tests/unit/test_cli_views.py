@@ -10,10 +10,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from controller.cli.exits import Exit
+from controller.cli.history import what_words
 from controller.cli.output import time_words
 from controller.schema.admin import (
+    MASKED,
     Drift,
     DriftItem,
     DryRun,
@@ -41,13 +44,15 @@ async def test_what_proposed_files_would_change(
 ) -> None:
     (tmp_path / "models.yaml").write_text("models: {}\n")
     (tmp_path / "local.yaml").write_text("models: {chat: {replicas: 2}}\n")
-    plan = PlanView(generation=4, blocked=[BlockedView(model="big", index=0, reason="no GPU")])
+    blocked = [BlockedView(model=name, index=0, reason="no GPU") for name in ("chat", "untouched")]
+    plan = PlanView(generation=4, blocked=blocked)
     chat = ModelChange(
         model="chat",
         change="edited",
         fields=[
             FieldChange(field="llama_server_n_ctx", before=4096, after=8192),
             FieldChange(field="aliases", before=None, after=["ä"]),
+            FieldChange(field="env.TOKEN", before=MASKED, after=MASKED),
         ],
         effect="restart",
         restarts=["chat/0", "chat/1"],
@@ -63,10 +68,11 @@ async def test_what_proposed_files_would_change(
         "chat: edited, restarts chat/0, chat/1\n"
         "  llama_server_n_ctx: 4096 -> 8192\n"
         '  aliases: null -> ["ä"]\n'
-        "  ends what an operator said: llama_server_n_ctx\n"
+        "  env.TOKEN: changed (secret)\n"
+        "  ends what an operator set: llama_server_n_ctx\n"
         "old: removed, stops\n"
         "BLOCKED  REASON\n"
-        "big/0    no GPU\n"
+        "chat/0   no GPU\n"
     )
     assert await roundhouse(api, "plan", *arguments, "--json") == Exit.PENDING
     assert DryRun.model_validate_json(capsys.readouterr().out) == api.dry_run
@@ -84,10 +90,16 @@ async def test_proposed_files_with_problems(
     api: FakeControlApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "models.yaml").write_text("models: [\n")
-    problem = Problem(file="models.yaml", line=1, message="not YAML 1.2")
-    api.dry_run = DryRun(ok=False, problems=[problem], changes=[], plan=None)
-    assert await roundhouse(api, "plan", "--diff", str(tmp_path / "models.yaml")) == Exit.FAILED
-    assert capsys.readouterr().out == ("models.yaml:1: not YAML 1.2\nwith these problems what is in force would stay\n")
+    problem = Problem(file="/srv/desired/models.yaml", line=1, message="not YAML 1.2")
+    other = Problem(file="/srv/desired/other.yaml", line=2, message="bad")
+    api.dry_run = DryRun(ok=False, problems=[problem, other], changes=[], plan=None)
+    given = str(tmp_path / "models.yaml")
+    assert await roundhouse(api, "plan", "--diff", given) == Exit.FAILED
+    assert capsys.readouterr().out == (
+        f"{given}:1: not YAML 1.2\n/srv/desired/other.yaml:2: bad\nwith these problems what is in force would stay\n"
+    )
+    assert await roundhouse(api, "plan", "--diff", given, "--json") == Exit.FAILED
+    assert [each["file"] for each in json.loads(capsys.readouterr().out)["problems"]] == [given, other.file]
 
 
 async def test_files_that_cannot_be_proposed(
@@ -99,11 +111,16 @@ async def test_files_that_cannot_be_proposed(
     (tmp_path / "sub" / "b.yaml").touch()
     assert await roundhouse(api, "plan", "--diff", str(tmp_path / "none.yaml")) == Exit.FAILED
     assert await roundhouse(api, "plan", "--diff", str(tmp_path / "a.yaml")) == Exit.FAILED
+    for name in ("notes.txt", ".b.yaml", "schema.json"):
+        assert await roundhouse(api, "plan", "--diff", str(tmp_path / name)) == Exit.USAGE
     twice = ("--diff", str(tmp_path / "b.yaml"), "--diff", str(tmp_path / "sub" / "b.yaml"))
     assert await roundhouse(api, "plan", *twice) == Exit.USAGE
     assert capsys.readouterr().err == (
         f"roundhouse: {tmp_path}/none.yaml cannot be read: No such file or directory\n"
         f"roundhouse: {tmp_path}/a.yaml is not UTF-8: invalid start byte at byte 0\n"
+        f"roundhouse: --diff {tmp_path}/notes.txt: no desired-state file has such a name (*.yaml, *.yml, *.json)\n"
+        f"roundhouse: --diff {tmp_path}/.b.yaml: no desired-state file has such a name (*.yaml, *.yml, *.json)\n"
+        f"roundhouse: --diff {tmp_path}/schema.json: no desired-state file has such a name (*.yaml, *.yml, *.json)\n"
         f"roundhouse: --diff {tmp_path}/sub/b.yaml: there is another file b.yaml\n"
     )
     assert api.asked == []
@@ -123,15 +140,26 @@ async def test_drift(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) ->
         declared=4096,
         running="x" * 100,
         since=2000.0,
-        message="a load\nsets it",
+        message="a load sets it. Last log lines:\nmore",
     )
-    api.drift = Drift(items=[item], checked_at=1000.0)
+    gone = DriftItem(
+        model="old",
+        replica=None,
+        kind="arguments",
+        declared=None,
+        running=["--ctx", 8, True, {"a": "b"}],
+        since=2000.0,
+        message="m" * 200,
+    )
+    api.drift = Drift(items=[item, gone], checked_at=1000.0)
     assert await roundhouse(api, "drift") == Exit.PENDING
-    header, line = capsys.readouterr().out.splitlines()
+    header, line, other = capsys.readouterr().out.splitlines()
     assert header.split() == ["MODEL", "REPLICA", "KIND", "FIELD", "DECLARED", "RUNNING", "SINCE", "MESSAGE"]
-    shortened = '"' + "x" * 56 + "..."
-    cells = ["chat", "chat/0", "override", "gguf_n_ctx", "4096", shortened, time_words(2000.0), "a load | sets it"]
+    since = time_words(2000.0)
+    cells = ["chat", "chat/0", "override", "gguf_n_ctx", "4096", "x" * 57 + "...", since, "a load sets it. ..."]
     assert re.split(r" {2,}", line) == cells
+    cells = ["old", "-", "arguments", "-", "-", "--ctx 8 true a=b", since, "m" * 117 + "..."]
+    assert re.split(r" {2,}", other) == cells
     assert await roundhouse(api, "drift", "--json") == Exit.PENDING
     assert Drift.model_validate_json(capsys.readouterr().out) == api.drift
 
@@ -153,8 +181,37 @@ async def test_history_of_one_model_and_kind(api: FakeControlApi, capsys: pytest
     api.journal = [entry(1, "failure", model="other"), entry(2, "statement"), entry(3, "failure")]
     assert await roundhouse(api, "history", "chat", "--kind", "failure", "--kind", "file", "--json") == Exit.DONE
     assert [each["id"] for each in json.loads(capsys.readouterr().out)["entries"]] == [3]
-    assert await roundhouse(api, "history", "none") == Exit.DONE
-    assert capsys.readouterr().out == "nothing is recorded\n"
+    api.journal = []
+    assert await roundhouse(api, "history", "chat") == Exit.DONE
+    assert capsys.readouterr() == ("nothing is recorded\n", "")
+
+
+@pytest.mark.parametrize(("arguments", "out"), [([], ""), (["--json"], '{\n  "entries": []\n}\n')])
+async def test_history_of_a_model_that_there_is_not(
+    api: FakeControlApi, arguments: list[str], out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await roundhouse(api, "history", "gone", *arguments) == Exit.FAILED
+    assert capsys.readouterr() == (out, "roundhouse: no model gone is declared\n")
+    api.journal = [entry(1, "file", model="gone")]
+    assert await roundhouse(api, "history", "gone") == Exit.DONE
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "details", "words"),
+    [
+        (
+            "loaded by cli",
+            {"action": "load", "params": {"gguf_n_ctx": 8192, "gguf_type_k": None}, "replicas": 2},
+            "loaded by cli, with gguf_n_ctx=8192, gguf_type_k=null, replicas=2",
+        ),
+        ("loaded by cli: n_ctx=1", {"action": "load", "params": {"n_ctx": 1}}, "loaded by cli: n_ctx=1"),
+        ("loaded by\ncli", {"action": "load", "params": {}}, "loaded by | cli"),
+        ("unloaded by cli", {"action": "unload", "hold": True}, "unloaded by cli"),
+    ],
+)
+def test_what_a_load_set_is_told(said: str, details: dict[str, JsonValue], words: str) -> None:
+    assert what_words(entry(1, "statement", message=said, details=details)) == words
 
 
 async def test_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,12 +265,30 @@ async def test_logs(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> 
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "err"),
+    [
+        ([], "roundhouse: no log: no engine of chat has written anything yet\n"),
+        (["--json"], "roundhouse: no log: no engine of chat has written anything yet\n"),
+        (["--replica", "chat-0"], "roundhouse: no log: chat-0 has not written anything yet\n"),
+        (["--lines", "0"], ""),
+    ],
+)
+async def test_logs_with_nothing_written(
+    api: FakeControlApi, arguments: list[str], err: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.log = []
+    assert await roundhouse(api, "logs", "chat", *arguments) == Exit.DONE
+    assert capsys.readouterr() == ("", err)
+
+
 async def test_logs_of_what_is_not_there(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.refusal = RoundhouseError("unknown_replica", "'chat' has no replica 'x'.", param="replica")
     assert await roundhouse(api, "logs", "chat", "--replica", "x") == Exit.FAILED
     assert capsys.readouterr() == (
         "",
-        "roundhouse: the controller refused: 'chat' has no replica 'x'. GET /v1/admin/models names the replicas.\n",
+        "roundhouse: the controller refused: 'chat' has no replica 'x'. "
+        "`roundhouse status --json` names the replicas.\n",
     )
 
 

@@ -100,23 +100,27 @@ def test_lines_are_counted_as_editors_count_them() -> None:
         ("a: 1\nb: 2\na: 3\n", "f.yaml:3: `a` stands twice; it is first on line 1"),
         ("a:\n\tb: 1\n", "f.yaml:2: a tab; YAML indents with spaces"),
         ("a: b: c\n", "f.yaml:1: not YAML 1.2: mapping values are not allowed here"),
-        ("7: x\n", "f.yaml:1: a key is a string: write `7` in quotes"),
-        ("true: x\n", "f.yaml:1: a key is a string: write `true` in quotes"),
+        ("7: x\n", "f.yaml:1: a key is a string: put it in quotes"),
+        ("true: x\n", "f.yaml:1: a key is a string: put it in quotes"),
         ("[a]: x\n", "f.yaml:1: a key is a string"),
-        ("null: x\n", "f.yaml:1: a key is a string: write `null` in quotes"),
-        ("a: *b\n", "f.yaml:1: alias *b: there is no anchor &b before it"),
-        ("a: &b\n  c: *b\n", "f.yaml:2: alias *b stands within its own anchor"),
+        ("null: x\n", "f.yaml:1: a key is a string: put it in quotes"),
+        (
+            "a: *b\n",
+            "f.yaml:1: an alias whose anchor does not stand before it; a text that begins with * is put in quotes",
+        ),
+        ("a: &b\n  c: *b\n", "f.yaml:2: an alias that stands within its own anchor"),
         (
             "a: &a {x: 1}\nb:\n  <<: *a\n",
             "f.yaml:3: `<<` is not part of YAML 1.2; write the fields, or use an alias for a whole value",
         ),
         ("a: 1\n---\nb: 2\n", "f.yaml:2: a second document begins; a file holds one"),
         ("%YAML 1.1\n---\na: on\n", "f.yaml:2: files are read as YAML 1.2; leave the %YAML line out"),
-        ("a: !secret x\n", "f.yaml:1: tag !secret is not known here"),
-        ("a: !!set {x}\n", "f.yaml:1: tag tag:yaml.org,2002:set is not known here"),
-        ("a: .inf\n", "f.yaml:1: .inf is not a finite number"),
-        ("a: 1e999\n", "f.yaml:1: 1e999 is not a finite number"),
-        ("a: 99999999999999999999\n", "f.yaml:1: 99999999999999999999... is too large a number"),
+        ("a: !secret x\n", "f.yaml:1: a tag that is not known here; a text that begins with ! is put in quotes"),
+        ("a: !hunter2!secret x\n", "f.yaml:1: not YAML 1.2: found undefined tag handle, while parsing a node"),
+        ("a: !!set {x}\n", "f.yaml:1: a tag that is not known here; a text that begins with ! is put in quotes"),
+        ("a: .inf\n", "f.yaml:1: not a finite number; a text that looks like one is put in quotes"),
+        ("a: 1e999\n", "f.yaml:1: not a finite number; a text that looks like one is put in quotes"),
+        ("a: 99999999999999999999\n", "f.yaml:1: too large a number; a text of digits is put in quotes"),
         ('a: "\\ud83d"\n', "f.yaml:1: half of a surrogate pair"),
         ("a: x\nb: \x07\n", "f.yaml:2: character U+0007 is not allowed"),
         (b"a: x\nb: caf\xe9\n", "f.yaml:2: not UTF-8: byte 0xe9"),
@@ -131,8 +135,8 @@ def test_what_cannot_be_read_says_where_and_why(text: str | bytes, problem: str)
 def test_every_fault_is_told() -> None:
     assert problems("a: 1\na: 2\n3: x\nb: !x y\n") == [
         "f.yaml:2: `a` stands twice; it is first on line 1",
-        "f.yaml:3: a key is a string: write `3` in quotes",
-        "f.yaml:4: tag !x is not known here",
+        "f.yaml:3: a key is a string: put it in quotes",
+        "f.yaml:4: a tag that is not known here; a text that begins with ! is put in quotes",
     ]
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from controller.admin.desk import TAKEN_WITHIN_S
 from controller.schema.admin import AdminModels
 from controller.schema.errors import RoundhouseError
-from controller.schema.routing import GatewayReport
+from controller.schema.routing import GatewayReport, Stamp
 from controller.schema.status import ModelState
 from tests.support.life import AddressedRuntime, Life
 
@@ -187,6 +188,78 @@ async def test_figures_are_unknown_while_a_gateway_is_lost(tmp_path: Path) -> No
         assert (row.inflight_requests, row.runtime_inflight, row.queue_depth) == (None, None, None)
 
 
+async def test_a_wait_goes_on_while_rounds_take_long_and_ends_while_paused(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": STUB}) as bench:
+        desk = bench.life.desk
+        loading = asyncio.create_task(desk.after_load("m", desk.load("m", {}, None, actor="a"), 60))
+        await asyncio.sleep(TAKEN_WITHIN_S * 1.2)  # no round in all that time: the runtime hangs
+        assert not loading.done()
+        bench.life.files.pause(True)
+        await _turns(bench, 2)
+        row, done = await loading
+        assert (row.runtime_state, done) == (ModelState.LOADING, False)
+        assert "paused" in row.blocked[0]
+
+
+async def test_an_edit_that_revokes_an_unload_keeps_what_still_serves(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": STUB | {"enabled": True, "replicas": 2}}) as bench:
+        await bench.round(4)
+        hub, desk = bench.life.hub, bench.life.desk
+        second = max(bench.runtime.replicas)
+        inside = GatewayReport(gateway_id="other", stamp=Stamp(epoch=99, seq=1), inflight={second: 1})
+        hub.link_up("other")
+        hub.report(inside)
+        desk.unload("m", hold=True, actor="a")
+        await bench.round(3)
+        assert list(bench.runtime.replicas) == [second], "the idle one is gone"
+        desk.reset("m", actor="a")
+        await bench.round()
+        row = await desk.model("m")
+        assert (row.runtime_state, row.loaded_replicas) == (ModelState.LOADED, 1)
+        await bench.round(4)
+        assert (await desk.model("m")).loaded_replicas == 2
+        assert second in bench.runtime.replicas
+
+
+async def test_a_remote_is_unloaded_when_its_last_request_is_done(tmp_path: Path) -> None:
+    remote = {"backend": "openai_remote", "base_url": "http://127.0.0.1:9/v1"}
+    async with opened(tmp_path, {"m": remote}) as bench:
+        hub, desk = bench.life.hub, bench.life.desk
+        inside = GatewayReport(gateway_id="other", stamp=Stamp(epoch=99, seq=1), inflight={"m": 1})
+        hub.link_up("other")
+        hub.report(inside)
+        desk.unload("m", hold=True, actor="a")
+        await bench.round(3)
+        row = await desk.model("m")
+        assert (row.runtime_state, row.inflight_requests) == (ModelState.UNLOADING, 1)
+        with pytest.raises(RoundhouseError) as refused:
+            desk.load("m", {}, None, actor="a")
+        assert _code(refused) == "state_conflict"
+        hub.report(inside.model_copy(update={"inflight": {}}))
+        await bench.round(2)
+        assert await bench.state() is ModelState.UNLOADED
+
+
+async def test_what_was_asked_before_an_unload_does_not_undo_it(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": STUB | {"autoload": True}}) as bench:
+        files, desk = bench.life.files, bench.life.desk
+        ahead = GatewayReport(gateway_id="gw", stamp=None, demand={"m": bench.time[0] + 300})
+        assert files.ask_for(ahead)
+        await bench.round(4)
+        desk.unload("m", hold=False, actor="a")
+        assert not files.ask_for(ahead), "the gateway tells it again"
+        await bench.round(4)
+        assert await bench.state() is ModelState.UNLOADED
+        assert files.ask_for(ahead.model_copy(update={"demand": {"m": bench.time[0] + 301}}))
+        await bench.round(4)
+        assert await bench.state() is ModelState.LOADED
+        desk.unload("m", hold=True, actor="a")
+        await bench.round(4)
+        desk.reset("m", actor="a")
+        await bench.round(4)
+        assert await bench.state() is ModelState.UNLOADED, "nobody asks for it now"
+
+
 async def test_nothing_is_said_of_models_before_the_first_look(tmp_path: Path) -> None:
     bench = Bench(tmp_path, {"m": STUB})
     async with aiohttp.ClientSession() as session:
@@ -202,3 +275,17 @@ async def _turns(bench: Bench, count: int) -> None:
     for _ in range(count):
         await bench.round()
         await asyncio.sleep(0)
+
+
+async def test_a_secret_in_a_loads_parameter_is_shown_nowhere(tmp_path: Path) -> None:
+    vllm = {"backend": "vllm", "vllm_model": "org/m", "enabled": False}
+    async with opened(tmp_path, {"m": vllm}) as bench:
+        secret = "https://user:pa55word@host/x"
+        bench.life.desk.load("m", {"vllm_speculative_method": "mtp", "vllm_speculative_model": secret,
+                                   "vllm_num_speculative_tokens": 1}, None, actor="a")  # fmt: skip
+        await bench.round(2)
+        row = await bench.life.desk.model("m")
+        assert row.load_override["vllm_speculative_model"] == "https://***@host/x"
+        told = bench.life.journal.page(("statement",), "m", None, 50)
+        assert "***@host" in str(told)
+        assert "pa55word" not in f"{row} {told}"

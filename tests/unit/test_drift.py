@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from controller.actions import Blocked, Plan
+from controller.conceal import Conceal, Concealment, nothing_secret
 from controller.drift import drift
 from controller.drift_watch import DriftWatch
 from controller.engines.openai_remote import OpenAIRemoteDefinition
@@ -52,11 +53,12 @@ def items(
     *replicas: ObservedReplica,
     rendered: Mapping[str, Rendered] | None = None,
     blocked: tuple[Blocked, ...] = (),
+    conceal: Conceal = nothing_secret,
     **fields: Any,
 ) -> list[DriftItem]:
     desired = DesiredState(1, {want.name: want} if want else {})
     observed = ObservedState(NOW, replicas, **fields)
-    return drift(desired, observed, rendered or {}, file_since=FILE_SINCE, blocked=blocked, now=NOW)
+    return drift(desired, observed, rendered or {}, file_since=FILE_SINCE, blocked=blocked, conceal=conceal, now=NOW)
 
 
 def kinds(found: list[DriftItem]) -> list[tuple[str, str | None, float]]:
@@ -166,15 +168,20 @@ def test_arguments_never_show_a_secret() -> None:
     definition = StubDefinition(
         backend="stub", extra_args=["--api-key", "sk-very-secret-1"], env={"PASSWORD": "hunter22"}
     )
-    running = replica(argv=("stub", "--api-key", "sk-older-secret-2", "--x=hunter22"))
+    running = replica(argv=("stub", "--api-key", "sk-older-secret-2", "--x=hunter22", "earlier1", "tok-rh-new-0"))
     rendered = {"rh-new-0": Rendered(("stub", "--api-key", "sk-very-secret-1", "hunter22"))}
-    (item,) = items(model(definition=definition), running, rendered=rendered)
-    assert (item.declared, item.running) == (["--api-key", MASKED, MASKED], ["--api-key", MASKED, f"--x={MASKED}"])
+    known = Concealment(lambda name: f"tok-{name}")
+    known.learn({"m": {"env": {"PASSWORD": "earlier1"}}})
+    known.learn({"m": definition.model_dump()})
+    (item,) = items(model(definition=definition), running, rendered=rendered, conceal=known.text)
+    assert item.declared == ["--api-key", MASKED, MASKED]
+    assert item.running == ["--api-key", MASKED, f"--x={MASKED}", MASKED, MASKED]
 
 
 def test_a_reason_never_shows_a_secret() -> None:
-    definition = StubDefinition(backend="stub", env={"PASSWORD": "hunter22"})
-    (item,) = items(model(definition=definition), blocked=(Blocked("m", 0, "it ended: bad hunter22"),))
+    known = Concealment(str)
+    known.learn({"m": {"env": {"PASSWORD": "hunter22"}}})
+    (item,) = items(model(), blocked=(Blocked("m", 0, "it ended: bad hunter22"),), conceal=known.text)
     assert item.message == f"replica 0 does not serve: it ended: bad {MASKED}"
 
 
@@ -187,7 +194,9 @@ class Watch:
     def __init__(self) -> None:
         self.now = NOW
         self.runtime = FakeRuntime(lambda: self.now)
-        self.watch = DriftWatch(self.runtime, file_since=lambda: FILE_SINCE, clock=lambda: self.now)
+        self.watch = DriftWatch(
+            self.runtime, file_since=lambda: FILE_SINCE, clock=lambda: self.now, conceal=nothing_secret
+        )
 
     async def check(self, want: DesiredModel, *replicas: ObservedReplica) -> list[tuple[str, str | None, float]]:
         seen = Round(DesiredState(1, {"m": want}), ObservedState(self.now, replicas), Plan(1), ())

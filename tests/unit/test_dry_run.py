@@ -2,121 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from textwrap import dedent
-from typing import Any
 
 import pytest
 
-from controller.config.parse import Parsed, parse
-from controller.config.read import MAX_FILE_BYTES, read_folder
+from controller.config.read import MAX_FILE_BYTES
 from controller.dry_run import AT_ONCE, dry_run
-from controller.resolve import Declared, Defaults, resolve
-from controller.runtimes.base import RuntimeUnavailableError
-from controller.schema.admin import DryRun, ModelChange, ProposedFiles
-from controller.schema.desired import Definition
+from controller.resolve import Defaults
+from controller.schema.admin import ProposedFiles
 from controller.schema.errors import RoundhouseError
-from controller.schema.override import Override
 from controller.state import (
-    DesiredState,
     Draining,
-    Health,
-    ObservedReplica,
     ObservedState,
     Phase,
-    PreflightResult,
-    ReplicaId,
 )
-from tests.fakes.fake_runtime import FakeRuntime
+from tests.support.dry_runs import CHAT, NOW, OTHERS, House
 from tests.support.process_engines import Place
-
-NOW = 1_000.0
-CHAT = "models:\n  chat:\n    backend: stub\n"
-OTHERS = "models:\n  lazy:\n    backend: stub\n    enabled: false\n    autoload: true\n  far:\n    backend: openai_remote\n    base_url: http://h/v1\n"  # noqa: E501
-
-
-class Checks(FakeRuntime):
-    """Preflights that fail by model, and how many ran at a time."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: NOW + 0.5)
-        self.errors: dict[str, str] = {}
-        self.down = False
-        self.running = self.most = 0
-
-    async def preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
-        """As the test says, and not at once."""
-        self.calls.append(f"preflight {model}")
-        if self.down:
-            raise RuntimeUnavailableError("the daemon is down")
-        self.running += 1
-        self.most = max(self.most, self.running)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        self.running -= 1
-        return PreflightResult(model not in self.errors, NOW + 0.5, self.errors.get(model))
-
-
-@dataclass
-class House:
-    """A folder of files in force, with all engines running that these want."""
-
-    folder: Path
-    runtime: Checks = field(default_factory=Checks)
-    overrides: dict[str, Override] = field(default_factory=dict)
-    demand: dict[str, float] = field(default_factory=dict)
-    replicas: list[ObservedReplica] | None = None
-
-    def parsed(self) -> Parsed:
-        """What is in force."""
-        return parse(read_folder(self.folder), Path("/srv/models"))
-
-    def desired(self) -> DesiredState:
-        """What is wanted."""
-        found = self.parsed()
-        declared = {name: Declared(each, found.declared[name], 1.0) for name, each in found.definitions.items()}
-        return resolve(declared, self.overrides, self.demand, Defaults(), generation=7)
-
-    def running(self) -> list[ObservedReplica]:
-        """Every wanted engine, ready."""
-        return [
-            ObservedReplica(
-                ReplicaId(model.name, index, model.spec_hash), f"{model.name}-{index}", Phase.RUNNING, 1.0, 1.0,
-                Health.READY, 2.0, "http://x",
-            )
-            for model in self.desired().models.values() if model.runs for index in range(model.replicas)
-        ]  # fmt: skip
-
-    async def with_files(self, **files: str | None) -> DryRun:
-        """The dry run of these files, by stem."""
-        replicas = self.running() if self.replicas is None else self.replicas
-        return await dry_run(
-            ProposedFiles(files={f"{stem}.yaml": text and dedent(text) for stem, text in files.items()}),
-            folder=self.folder,
-            models_root=Path("/srv/models"),
-            desired_now=self.desired(),
-            observed=ObservedState(NOW, tuple(replicas), loaded_once=frozenset({"chat"})),
-            overrides=self.overrides,
-            demand=self.demand,
-            defaults=Defaults(),
-            declared_now=self.parsed().declared,
-            runtime=self.runtime,
-            now=NOW,
-        )
-
-    async def change(self, chat: str) -> ModelChange:
-        """What becomes of `chat` when its definition has these fields too."""
-        done = await self.with_files(models=f"{CHAT}{chat}")
-        assert done.ok, done.problems
-        [change] = done.changes
-        return change
-
-    def state(self, action: str, **statement: Any) -> None:
-        """An operator's statement about `chat`."""
-        declared = self.parsed().declared["chat"]
-        self.overrides["chat"] = Override.stating(declared, model="chat", action=action, at=5.0, **statement)
 
 
 @pytest.fixture
@@ -247,7 +149,7 @@ async def test_only_names_of_desired_state_files_are_taken(house: House, name: s
         await dry_run(
             proposed, folder=house.folder, models_root=Path("/srv"), desired_now=house.desired(),
             observed=ObservedState(NOW), overrides={}, demand={}, defaults=Defaults(), declared_now={},
-            runtime=house.runtime, now=NOW,
+            runtime=house.runtime, concealment=house.concealment, now=NOW,
         )  # fmt: skip
     assert (refused.value.entry.code, refused.value.param) == ("invalid_request", "files")
 
@@ -319,3 +221,48 @@ async def test_an_edit_of_enabled_ends_what_a_request_asked_for(house: House) ->
     assert [(each.model, each.effect) for each in kept.changes] == [("lazy", "none")]
     ended = await house.with_files(others=OTHERS.replace("autoload: true", "autoload: true\n    replicas: 2"))
     assert [(each.model, each.effect) for each in ended.changes] == [("lazy", "stop")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ("backend: exllamav3, model_path: folder", "ExLlamaV3"),
+        ("backend: llama_cpp, model_path: a.gguf, prompt_format: translategemma_template", "translategemma"),
+    ],
+)
+async def test_what_this_version_cannot_serve_is_blocked_and_says_so(house: House, fields: str, words: str) -> None:
+    done = await house.with_files(new=f"models: {{new: {{{fields}}}}}")
+    assert done.plan is not None, done.problems
+    assert done.plan.actions == []
+    [blocked] = done.plan.blocked
+    assert words in blocked.reason
+    assert house.runtime.calls == []
+
+
+async def test_a_reason_shows_no_secret_of_what_was_declared_before_either(house: House) -> None:
+    house.concealment.learn({"chat": {"env": {"TOKEN": "hunter1-hunter1"}}})
+    house.runtime.errors["chat"] = "hunter1-hunter1 and hunter2-hunter2"
+    done = await house.with_files(models=CHAT + "    env: {HUB_TOKEN: hunter2-hunter2}\n")
+    assert done.plan is not None
+    assert [each.reason for each in done.plan.blocked] == ["*** and ***"]
+    assert house.concealment.text("chat", "hunter2-hunter2") == "hunter2-hunter2", "a proposal is not remembered"
+
+
+async def test_clients_gain_and_lose_a_remote(house: House) -> None:
+    async def effects(text: str | None) -> list[str]:
+        done = await house.with_files(others=text)
+        return [each.effect for each in done.changes if each.model == "far"]
+
+    assert await effects(None) == ["stop"]
+    assert await effects(OTHERS + "    enabled: false\n") == ["stop"]
+    assert await effects(OTHERS + "    aliases: [b]\n") == ["none"]
+    assert await effects(OTHERS.replace("openai_remote\n    base_url: http://h/v1", "stub")) == ["start"]
+    (house.folder / "others.yaml").write_text(OTHERS + "    enabled: false\n")
+    assert await effects(OTHERS) == ["start"]
+    assert await effects(OTHERS + "    enabled: false\n    aliases: [b]\n") == ["none"]
+
+
+async def test_an_edit_ends_what_of_a_load_no_longer_fits(house: House) -> None:
+    house.state("load", params={"stub_text": "x", "target_inflight": 2})
+    done = await house.with_files(models="models:\n  chat:\n    backend: openai_remote\n    base_url: http://h\n")
+    assert done.changes[0].ends == ["stub_text"]

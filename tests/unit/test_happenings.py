@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from controller.actions import Action, Drain, Plan, Preflight, PullImage, Start, Stop
+from controller.actions import Action, Drain, Plan, Preflight, PullImage, Remove, Start, Stop
+from controller.conceal import Concealment
 from controller.engines.stub import StubDefinition
 from controller.entries import NewEntry
 from controller.failures import with_tail
@@ -19,6 +20,8 @@ from controller.state import (
     Health,
     ObservedReplica,
     ObservedState,
+    OpKind,
+    PendingOp,
     Phase,
     PreflightResult,
     ReplicaId,
@@ -28,6 +31,8 @@ from controller.state import (
 NOW = 1_000.0
 SECRET = "s3cret-s3cret"
 DEFINITION = StubDefinition(backend="stub", env={"API_KEY": SECRET})
+KNOWN = Concealment(str)
+KNOWN.learn({"m": DEFINITION.model_dump()})
 MODEL = DesiredModel("m", DEFINITION, "stub", "hash", 1, Statement("file", 0.0, "enabled"), drain_timeout_s=60.0)
 UNLOADED = replace(MODEL, replicas=0, statement=Statement("unload", 900.0, "unloaded by me"), drain_ends=False)
 ID = ReplicaId("m", 0, "hash", 2)
@@ -58,7 +63,7 @@ class Story:
 
 def told(before: Story | None, after: Story, leaving: dict[str, dict[str, float]] | None = None) -> list[NewEntry]:
     done: RoundLike = after.round()
-    return happenings(before.round() if before is not None else None, done, leaving or {})
+    return happenings(before.round() if before is not None else None, done, leaving or {}, KNOWN.text)
 
 
 def failed(count: int = 1, at: float = NOW, error: str = "bad luck", attempt: int = 2) -> ObservedState:
@@ -99,13 +104,38 @@ def test_actions_are_told_with_their_reason_but_looks_are_not() -> None:
     )
     entries = told(None, Story(actions=actions))
     assert [(entry.message, dict(entry.details)) for entry in entries] == [
-        ("because of ***", {"action": "start", "replica": "m/0", "attempt": 2}),
-        ("edited", {"action": "drain", "replica": "rh-m-0", "deadline": 5.0}),
-        ("drained", {"action": "stop", "replica": "rh-m-0"}),
-        ("not here", {"action": "pull", "image": "image:1"}),
+        ("start m/0: because of ***", {"action": "start", "replica": "m/0", "attempt": 2}),
+        ("drain rh-m-0: edited", {"action": "drain", "replica": "rh-m-0", "deadline": 5.0}),
+        ("stop rh-m-0: drained", {"action": "stop", "replica": "rh-m-0"}),
+        ("pull image:1: not here", {"action": "pull", "image": "image:1"}),
     ]
     assert {(entry.kind, entry.model) for entry in entries} == {("action", "m")}
     assert told(None, Story(actions=actions, paused=True)) == []
+
+
+def test_an_action_that_is_issued_again_is_told_once() -> None:
+    stop = Story(actions=(Stop(ID, "rh-m-0", "drained"),))
+    assert len(told(Story(), stop)) == 1
+    assert told(stop, stop) == []
+    assert len(told(stop, Story(actions=(Stop(ID, "rh-m-0", "its drain deadline has passed"),)))) == 1
+    assert len(told(stop, Story(actions=(Stop(replace(ID, index=1), "rh-m-1", "drained"),)))) == 1
+    again = Story(actions=(Start(ID, "wanted"),))
+    assert told(again, again) == []
+    assert len(told(again, Story(actions=(Start(replace(ID, attempt=3), "wanted"),)))) == 1
+    # A deadline that moves makes it no other drain.
+    drain = Story(actions=(Drain(ID, "rh-m-0", "edited", 5.0),))
+    assert told(drain, Story(actions=(Drain(ID, "rh-m-0", "edited", 7.0),))) == []
+    # What a paused controller would do was not told, for it was not done.
+    assert len(told(replace(stop, paused=True), stop)) == 1
+
+
+def test_an_end_that_the_runtime_refuses_is_told_once_whatever_rounds_there_are_between() -> None:
+    stop = Story(actions=(Stop(ID, "rh-m-0", "drained"),))
+    pending = {"rh-m-0": PendingOp(OpKind.STOP, ID)}
+    under_way = Story(observed=ObservedState(NOW, pending=pending))
+    assert told(stop, under_way) == []
+    assert told(under_way, stop) == []
+    assert len(told(under_way, Story(actions=(Remove(ID, "rh-m-0", "ended"),)))) == 1
 
 
 def test_a_failure_is_told_once_and_again_when_it_repeats() -> None:
@@ -183,12 +213,11 @@ def test_an_unload_past_its_deadline_is_told_once_with_who_holds_it() -> None:
 
 def test_broken_files_and_lost_engines_are_told_when_it_begins_and_when_it_ends() -> None:
     well = Trouble()
-    first = Problem(file="a.yaml", line=3, field="models.m", message="base_url is `https://u:secret@h?x`")
+    first = Problem(file="a.yaml", line=3, field="models.m", message="base_url is `https://h?x`")
     broken = Trouble((first, Problem(file="b.yaml", message="cannot be read")))
     [entry] = troubles(well, broken)
     assert (entry.kind, entry.actor) == ("problem", "files")
-    assert "a.yaml:3: models.m: base_url is `https://***@h?x` (and 1 more)" in entry.message
-    assert "secret" not in str(entry)
+    assert "a.yaml:3: models.m: base_url is `https://h?x` (and 1 more)" in entry.message
     assert troubles(broken, broken) == []
     assert len(troubles(broken, Trouble((first,)))) == 1
     assert [each.message for each in troubles(broken, well)] == ["the files are good again"]

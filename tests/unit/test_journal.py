@@ -93,6 +93,74 @@ def test_only_the_newest_are_kept(path: Path) -> None:
     journal.close()
 
 
+def test_chatter_does_not_displace_history(path: Path) -> None:
+    journal = Journal(path, keep=20)
+    journal.record(said("loaded"), NOW)
+    for number in range(3 * PRUNE_EVERY):
+        journal.record(said(str(number), kind="state"), NOW + number)
+    kept = messages(journal.after(0, ALL))
+    assert (kept[0], kept[-1]) == ("loaded", "299")
+    assert 20 <= len(kept) - 1 < 40
+    for number in range(3 * PRUNE_EVERY):
+        journal.record(said(f"edit {number}", kind="file"), NOW + 1_000 + number)
+    assert 20 <= len(journal.page(["file"], None, None, ALL)) < 40
+    assert messages(journal.page(["statement"], None, None, ALL)) == []
+    assert 20 <= len(journal.page(["state"], None, None, ALL)) < 40
+    journal.close()
+
+
+def test_chatter_does_not_displace_history_in_memory_either(path: Path) -> None:
+    path.mkdir()
+    journal = Journal(path, keep=20)
+    journal.record(said("loaded"), NOW)
+    chatter = [journal.record(said(str(number), kind="state"), NOW + number)[0] for number in range(50)]
+    assert messages(journal.after(0, ALL)) == ["loaded", *(str(number) for number in range(30, 50))]
+    lost = chatter[29].id
+    assert (journal.lacks_after(lost - 1), journal.lacks_after(lost)) == (True, False)
+    path.rmdir()
+    journal.record(said("at last"), NOW + 100)
+    journal.close()
+    again = Journal(path, keep=20)
+    assert (again.lacks_after(lost - 1), again.lacks_after(lost)) == (True, False)
+    again.close()
+
+
+def test_only_what_is_newer_and_gone_is_lacking(path: Path) -> None:
+    journal = Journal(path, keep=3)
+    assert (journal.lacks_after(0), journal.lacks_after(1)) == (False, True)
+    [first, second, third] = journal.record(said("a", "b", "c"), NOW)
+    assert not journal.lacks_after(first.id)
+    for number in range(3):
+        journal.record(said(str(number)), NOW + 1_000 + number)
+    assert messages(journal.after(0, ALL)) == ["0", "1", "2"]
+    for restarted in (False, True):
+        if restarted:
+            journal.close()
+            journal = Journal(path, keep=3)
+        # Ids are times: there are many between the third, which went, and what there is, and no entry.
+        assert [journal.lacks_after(each) for each in (second.id, third.id, journal.oldest)] == [True, False, False]
+        assert [journal.lacks_after(journal.newest + each) for each in (0, 1)] == [False, True]
+    journal.close()
+
+
+@pytest.mark.parametrize("while_used", [False, True])
+def test_all_of_a_damaged_journal_is_lacking(path: Path, while_used: bool) -> None:
+    journal = Journal(path)
+    old = journal.record(said(*("x" * 20_000 for _ in range(300))), NOW)
+    journal.close()
+    if while_used:
+        journal = Journal(path)
+    with path.open("r+b") as file:
+        file.write(b"\xff" * path.stat().st_size)
+    if not while_used:
+        journal = Journal(path)
+    journal.page([], None, None, ALL)
+    [new] = journal.record(said("new"), NOW + 1)
+    assert journal.lacks_after(old[-2].id)
+    assert not journal.lacks_after(new.id)
+    journal.close()
+
+
 def test_nobody_else_may_read_the_files(path: Path) -> None:
     path.touch(mode=0o644)
     journal = Journal(path)

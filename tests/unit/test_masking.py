@@ -128,3 +128,18 @@ def test_texts_without_secrets(text: str, secrets: set[str], left: str) -> None:
 
 def test_a_time_is_no_secret_though_its_name_speaks_of_tokens() -> None:
     assert masked({"stub_token_delay_ms": 20, "token": 20}) == {"stub_token_delay_ms": 20, "token": MASKED}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("is `--api-key hunter2secret`", f"is `--api-key {MASKED}`"),
+        ("serve --api-key 'a b' --port 80", f"serve --api-key '{MASKED}' --port 80"),
+        ("-hft hf_abc", f"-hft {MASKED}"),
+        ("--api-key --port 80", "--api-key --port 80"),
+        ("--image-max-tokens 512 --api-key-file /run/key", "--image-max-tokens 512 --api-key-file /run/key"),
+        ("the api-key is missing", "the api-key is missing"),
+    ],
+)
+def test_what_follows_a_telling_flag_within_a_text_is_hidden(text: str, shown: str) -> None:
+    assert masked_text(text) == shown

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import pytest
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from controller.engines import ENGINES, engine_of, spec_hash
 from controller.engines.llama_server import LlamaServerDefinition
-from controller.resolve import Declared, Defaults, resolve
+from controller.engines.stub import StubDefinition
+from controller.resolve import Declared, Defaults, fitting, resolve
 from controller.schema.override import Override
 from controller.state import DesiredModel
 
@@ -87,7 +88,7 @@ def test_an_unload_holds_against_autoload_unless_it_says_otherwise() -> None:
     assert _resolved(raw, _unload(raw, hold=False)).autoload
     assert _resolved(raw).autoload
     assert _resolved(raw, _unload(raw, hold=False), demanded_at=20.0).replicas == 1
-    assert _resolved(raw, _unload(raw, hold=False), demanded_at=5.0).replicas == 0
+    assert _resolved(raw, _unload(raw, hold=False)).replicas == 0
 
 
 def test_only_an_operators_unload_has_a_drain_that_never_ends_by_itself() -> None:
@@ -166,3 +167,42 @@ def test_a_hash_is_the_same_in_every_process() -> None:
     definition = LlamaServerDefinition.model_validate(_raw())
     assert spec_hash(definition, "image", "m") == "a792a9ebded017d1"
     assert engine_of(definition).name == "llama_server"
+
+
+class Paired(StubDefinition):
+    """`stub_text` and `stub_tokens` come together, and exclude `vram_mib`."""
+
+    pair: int | None = None
+    other: int | None = None
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if (self.pair is None) != (self.other is None):
+            raise ValueError("pair and other come together")
+        if self.pair is not None and self.vram_mib is not None:
+            raise ValueError("pair and vram_mib exclude each other")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({}, []),
+        ({"target_inflight": 2, "nobodys": 1}, ["target_inflight"]),
+        ({"target_inflight": 0, "vram_mib": 4}, ["vram_mib"]),
+        ({"pair": 1, "other": 2, "target_inflight": 0}, ["other", "pair"]),
+        ({"pair": 1, "vram_mib": 5, "other": 2}, ["other", "pair"]),
+        ({"pair": 1, "target_inflight": 3}, ["target_inflight"]),
+    ],
+)
+def test_of_a_loads_parameters_as_many_are_kept_as_fit_together(params: dict[str, Any], kept: list[str]) -> None:
+    assert sorted(fitting(Paired(backend="stub"), params)) == kept
+
+
+def test_a_remote_model_has_no_replicas() -> None:
+    remote = {"backend": "openai_remote", "base_url": "http://h/v1"}
+    kind = ENGINES["openai_remote"].definition
+    assert kind.model_validate(remote | {"replica_max": 1}).replica_max == 1
+    for wrong in ({"replica_max": 4}, {"replicas": 2, "replica_max": 2}):
+        with pytest.raises(ValidationError, match="to a remote model"):
+            kind.model_validate(remote | wrong)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -143,3 +143,57 @@ async def test_a_disk_that_is_full_costs_memory_and_not_the_pause(
     assert not place.store.memory().paused
     files.remember(frozenset(), {})
     assert place.store.memory().paused, "the next write brings it along"
+
+
+async def test_what_no_longer_fits_ends_and_stays_ended_when_the_edit_is_taken_back(place: Place) -> None:
+    text = "models:\n  m:\n    model_path: a.gguf\n    backend: {backend}\n"
+    place.write(text.format(backend="llama_server"))
+    ended: list[dict[str, Sequence[str]]] = []
+    files = DesiredFiles(
+        place.desired, place.desired, place.store, Defaults(), resync_s=10.0, clock=lambda: place.now,
+        edited=lambda _before, _after, ends: ended.append(dict(ends)),
+    )  # fmt: skip
+    await files.read()
+    assert files.settled is not None
+    params = {"llama_server_n_ctx": 512, "llama_server_threads": 2, "target_inflight": 3}
+    files.state_override(Override.stating(files.settled.declared["m"], model="m", action="load", at=1.0, params=params))
+    place.write(text.format(backend="stub"))
+    await files.read()
+    assert ended[-1] == {"m": ["llama_server_n_ctx", "llama_server_threads"]}
+    place.write(text.format(backend="llama_server"))
+    await files.read()
+    state = files.state(place.now)
+    assert state is not None
+    assert state.models["m"].params == {"target_inflight": 3}
+    place.write(text.format(backend="llama_server") + "    enabled: false\n")
+    await files.read()
+    assert ended[-1] == {"m": ["load"]}
+
+
+async def test_secrets_of_files_and_of_loads_are_learned_before_anything_is_said_of_them(place: Place) -> None:
+    learned: list[str] = []
+
+    def files() -> DesiredFiles:
+        return DesiredFiles(
+            place.desired, place.desired, place.store, Defaults(), resync_s=10.0, clock=lambda: place.now,
+            learn=lambda declared: learned.append(str(declared)),
+        )  # fmt: skip
+
+    place.write("models:\n  m:\n    backend: stub\n    env: {TOKEN: a-secret}\n")
+    first = files()
+    await first.read()
+    assert "a-secret" in learned[-1]
+    stated = Override(model="m", action="load", at=1.0, params={"stub_text": "b-secret"})
+    first.state_override(stated)
+    assert "b-secret" in learned[-1]
+    learned.clear()
+    files().recover()
+    assert "a-secret" in str(learned)
+    assert "b-secret" in str(learned)
+
+
+async def test_a_problem_is_logged_without_secrets(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    place.write("models:\n  m:\n    backend: openai_remote\n    base_url: http://u:pa55word@h?x\n")
+    await place.files().read()
+    assert "***@h" in caplog.text
+    assert "pa55word" not in caplog.text

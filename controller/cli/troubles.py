@@ -1,0 +1,23 @@
+"""What keeps the controller from its work, or makes what it shows old, in lines. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from controller.cli.output import one_line, time_words
+
+if TYPE_CHECKING:
+    from controller.schema.admin import ListContext
+    from controller.schema.status import ControllerStatus
+
+
+def troubles(seen: ControllerStatus | ListContext) -> Iterator[str]:
+    """One line each; none while all is well."""
+    if seen.paused:
+        yield "paused: the controller observes and does not act; `roundhouse resume` ends it"
+    if seen.observation_error:
+        since = "" if seen.observed_at is None else f" since {time_words(seen.observed_at)}"
+        yield f"what runs cannot be seen{since}: {one_line(seen.observation_error)}"
+    for problem in seen.desired_problems:
+        yield f"{problem} (what was last good rules)"

@@ -1,0 +1,34 @@
+"""Whether a model could be started as it is defined. Reads only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from controller.conceal import Conceal
+from controller.engines import ENGINES
+from controller.runtimes.base import Runtime, RuntimeUnavailableError
+from controller.state import DesiredModel, PreflightResult
+
+log = logging.getLogger(__name__)
+
+
+async def preflight(
+    runtime: Runtime, model: DesiredModel, *, conceal: Conceal, clock: Callable[[], float]
+) -> PreflightResult:
+    """What this version lacks for it, else what the host says. Every failure is an answer, and shows no secret."""
+    try:
+        missing = ENGINES[model.backend].missing(model.definition)
+        if missing is not None:
+            result = PreflightResult(False, clock(), missing)
+        else:
+            result = await runtime.preflight(model.name, model.definition, model.image)
+    except RuntimeUnavailableError as error:
+        result = PreflightResult(False, clock(), str(error))
+    except Exception as fault:
+        log.exception("the preflight of %s failed", model.name)
+        result = PreflightResult(False, clock(), f"internal error: {fault!r}")
+    if result.error is None:
+        return result
+    return replace(result, error=conceal(model.name, result.error))

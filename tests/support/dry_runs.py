@@ -1,0 +1,117 @@
+"""A folder of desired-state files in force, for dry runs over a fake host."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from controller.conceal import Concealment
+from controller.config.parse import Parsed, parse
+from controller.config.read import read_folder
+from controller.dry_run import dry_run
+from controller.resolve import Declared, Defaults, resolve
+from controller.runtimes.base import RuntimeUnavailableError
+from controller.schema.admin import DryRun, ModelChange, ProposedFiles
+from controller.schema.desired import Definition
+from controller.schema.override import Override
+from controller.state import (
+    DesiredState,
+    Health,
+    ObservedReplica,
+    ObservedState,
+    Phase,
+    PreflightResult,
+    ReplicaId,
+)
+from tests.fakes.fake_runtime import FakeRuntime
+
+NOW = 1_000.0
+CHAT = "models:\n  chat:\n    backend: stub\n"
+OTHERS = "models:\n  lazy:\n    backend: stub\n    enabled: false\n    autoload: true\n  far:\n    backend: openai_remote\n    base_url: http://h/v1\n"  # noqa: E501
+
+
+class Checks(FakeRuntime):
+    """Preflights that fail by model, and how many ran at a time."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: NOW + 0.5)
+        self.errors: dict[str, str] = {}
+        self.down = False
+        self.running = self.most = 0
+
+    async def preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+        """As the test says, and not at once."""
+        self.calls.append(f"preflight {model}")
+        if self.down:
+            raise RuntimeUnavailableError("the daemon is down")
+        self.running += 1
+        self.most = max(self.most, self.running)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.running -= 1
+        return PreflightResult(model not in self.errors, NOW + 0.5, self.errors.get(model))
+
+
+@dataclass
+class House:
+    """A folder of files in force, with all engines running that these want."""
+
+    folder: Path
+    runtime: Checks = field(default_factory=Checks)
+    overrides: dict[str, Override] = field(default_factory=dict)
+    demand: dict[str, float] = field(default_factory=dict)
+    replicas: list[ObservedReplica] | None = None
+    concealment: Concealment = field(default_factory=lambda: Concealment(lambda name: name))
+
+    def parsed(self) -> Parsed:
+        """What is in force."""
+        return parse(read_folder(self.folder), Path("/srv/models"))
+
+    def desired(self) -> DesiredState:
+        """What is wanted."""
+        found = self.parsed()
+        declared = {name: Declared(each, found.declared[name], 1.0) for name, each in found.definitions.items()}
+        return resolve(declared, self.overrides, self.demand, Defaults(), generation=7)
+
+    def running(self) -> list[ObservedReplica]:
+        """Every wanted engine, ready."""
+        return [
+            ObservedReplica(
+                ReplicaId(model.name, index, model.spec_hash), f"{model.name}-{index}", Phase.RUNNING, 1.0, 1.0,
+                Health.READY, 2.0, "http://x",
+            )
+            for model in self.desired().models.values() if model.runs for index in range(model.replicas)
+        ]  # fmt: skip
+
+    async def with_files(self, **files: str | None) -> DryRun:
+        """The dry run of these files, by stem."""
+        replicas = self.running() if self.replicas is None else self.replicas
+        return await dry_run(
+            ProposedFiles(files={f"{stem}.yaml": text and dedent(text) for stem, text in files.items()}),
+            folder=self.folder,
+            models_root=Path("/srv/models"),
+            desired_now=self.desired(),
+            observed=ObservedState(NOW, tuple(replicas), loaded_once=frozenset({"chat"})),
+            overrides=self.overrides,
+            demand=self.demand,
+            defaults=Defaults(),
+            declared_now=self.parsed().declared,
+            runtime=self.runtime,
+            concealment=self.concealment,
+            now=NOW,
+        )
+
+    async def change(self, chat: str) -> ModelChange:
+        """What becomes of `chat` when its definition has these fields too."""
+        done = await self.with_files(models=f"{CHAT}{chat}")
+        assert done.ok, done.problems
+        [change] = done.changes
+        return change
+
+    def state(self, action: str, **statement: Any) -> None:
+        """An operator's statement about `chat`."""
+        declared = self.parsed().declared["chat"]
+        self.overrides["chat"] = Override.stating(declared, model="chat", action=action, at=5.0, **statement)
