@@ -176,15 +176,17 @@ def _failures(before: RoundLike | None, after: RoundLike, texts: _Texts) -> Iter
     for key, failure in sorted(after.observed.failures.items()):
         if not _is_new(known.get(key), failure):
             continue
+        words, tail = texts.line(key.model, failure.error) or "", texts.tail(key.model, failure.error)
         details: dict[str, JsonValue] = {
             "replica": f"{key.model}/{key.index}",
             "attempt": failure.attempt,
             "failures": failure.count,
             "retry_at": failure.retry_at,
             "was_ready": _was_ready(key, failure, seen),
-            "log": texts.tail(key.model, failure.error),
+            "log": tail,
         }
-        yield NewEntry("failure", "engine", texts.line(key.model, failure.error) or "", key.model, details)
+        # What an engine says last is mostly why.
+        yield NewEntry("failure", "engine", f"{words}: {tail[-1]}" if tail else words, key.model, details)
 
 
 def _is_new(known: Failure | None, failure: Failure) -> bool:

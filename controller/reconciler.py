@@ -20,6 +20,7 @@ from controller.drains import drained, inflight
 from controller.engines import ENGINES
 from controller.gateways import GatewayHub
 from controller.lifecycle import in_step
+from controller.masking import masked_text
 from controller.memory import WorkingMemory
 from controller.operations import Operations
 from controller.plan import plan
@@ -125,7 +126,7 @@ class Reconciler:
             except Exception as error:
                 # A bug that one model brings out must not take the others' controller away: say so, and look again.
                 log.exception("this round failed")
-                self.error = f"internal error: {error!r}"
+                self.error = masked_text(f"internal error: {error!r}")
             if self.error is not None:
                 self._told(self.round, None)
             pause = self._pause()
@@ -143,7 +144,7 @@ class Reconciler:
         except RuntimeUnavailableError as error:
             if self.error is None:
                 log.warning("nothing is changed while the runtime does not answer: %s", error)
-            self.error = str(error)
+            self.error = masked_text(str(error))
             return None
         if desired is None:
             self.error = "the desired state was never valid; nothing is started or stopped"

@@ -80,7 +80,10 @@ class ControllerSettings(BaseSettings):
         10, gt=0, description="Seconds after which everything is looked at again, whether or not something happened."
     )
     history_entries: int = Field(
-        10_000, ge=100, le=1_000_000, description="Entries of history and events that are kept, also over restarts."
+        10_000,
+        ge=100,
+        le=1_000_000,
+        description="Entries of history, and as many other events, that are kept, also over restarts.",
     )
     engine_log_mib: int = Field(10, ge=1, description="Most MiB of log kept of each engine.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity logged.")

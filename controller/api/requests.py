@@ -8,7 +8,6 @@ from fastapi import Depends, FastAPI, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
-from starlette.requests import HTTPConnection
 
 from controller.config.words import suggestion, words_of
 from controller.masking import masked_text
@@ -33,8 +32,8 @@ Name = Annotated[
 
 
 async def known_parameters(request: HTTPConnection) -> None:
-    """Refuse query parameters that the route does not know: a typo must not wait for ten minutes. Links are no requests,
-    so this takes either."""
+    """Refuse query parameters that the route does not know: a typo must not wait for ten minutes. Links have
+    queries too, so this takes either."""
     dependant = getattr(request.scope.get("route"), "dependant", None)
     known = {field.alias for field in dependant.query_params} if dependant is not None else set()
     for name in request.query_params:

@@ -154,3 +154,22 @@ async def test_a_model_that_was_unloaded_stays_so_over_a_restart_and_against_dem
         assert (await admin.unload("m", {"hold": False})).status == 200
         assert (await admin.chat("m")).status == 200
     assert len(site.left(house)) == 1
+
+
+async def test_a_request_that_waits_for_a_load_is_told_of_the_unload(house: House, site: Site) -> None:
+    house.declare({"m": {"backend": "stub", "autoload": True, "enabled": False, "stub_load_s": 600}})
+    await house.open()
+    async with AdminApi(house.url) as admin:
+        waiting = [asyncio.create_task(admin.chat("m", stream=stream)) for stream in (False, True)]
+        await until("both wait", lambda: _queued(admin, 2))
+        assert (await admin.unload("m")).status == 200
+        for refused in await asyncio.gather(*waiting):
+            assert (refused.status, refused.code) == (503, "model_unloading")
+        assert (await admin.row("m"))["queue_depth"] == 0
+        # It was not asked for again by those that were sent away.
+        assert (await admin.row("m"))["runtime_state"] == "unloaded"
+    assert site.left(house) == []
+
+
+async def _queued(admin: AdminApi, count: int) -> bool:
+    return bool((await admin.row("m"))["queue_depth"] == count)

@@ -149,20 +149,19 @@ async def test_logs_are_those_of_running_engines_and_of_the_last_one_that_ended(
 
 @pytest.mark.parametrize("site", ["process"], indirect=True)
 async def test_logs_are_followed_over_an_unload_and_a_load(house: House) -> None:
-    house.declare({"m": STUB})
+    house.declare({"m": STUB | {"stub_load_s": 0.1}})
     await house.open()
     async with AdminApi(house.url) as admin:
         first = (await admin.load("m")).body["replica_details"][0]["name"]
         url = f"{house.url}/v1/admin/models/m/logs?follow=true"
-        async with admin.session.get(url) as followed, asyncio.timeout(60):
-            read = await followed.content.readline()
+        async with admin.session.get(url) as followed, asyncio.timeout(30):
+            lines = (await admin.ask("GET", "models/m/logs")).body
+            read = await followed.content.readexactly(len(lines))
             assert (await admin.unload("m")).status == 200
             again = (await admin.load("m")).body["replica_details"][0]["name"]
             assert again == first, "or this test shows nothing"
-            lines = (await admin.ask("GET", "models/m/logs", lines=10_000)).body
-            assert lines
-            while not read.decode().endswith(lines):
-                read += await followed.content.readline()
+            read += await followed.content.readexactly(len(lines))
+            assert read.decode() == 2 * lines
 
 
 @pytest.mark.parametrize("site", ["process"], indirect=True)

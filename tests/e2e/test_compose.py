@@ -15,6 +15,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from tests.conftest import open_docker_site
+from tests.support.admin import AdminApi
 from tests.support.house import REPOSITORY, SENTENCE, free_port
 from tests.support.require import require
 from tests.support.sites import DockerSite
@@ -105,6 +106,9 @@ async def test_compose_serves_survives_its_controller_and_leaves_nothing(project
     await until("both replicas are ready", project.loaded, 120)
     before = project.engines()
     assert len(before) == 2
+    async with AdminApi(f"http://127.0.0.1:{project.port}") as admin:
+        rows = (await admin.ask("GET", "models")).body["models"]
+        assert [row["runtime_state"] for row in rows] == ["loaded"] * len(rows) != []
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{project.port}/v1", api_key="none") as client:
         answer = await client.chat.completions.create(model="chat", messages=HELLO)
         assert answer.choices[0].message.content == SENTENCE

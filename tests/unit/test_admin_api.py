@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from controller.api.stopping import Stopping
 from controller.entries import NewEntry
 from controller.schema.errors import ERROR_CODES, ErrorBody, ErrorEnvelope
 from tests.support.controller_app import Running, running
@@ -169,3 +170,28 @@ async def test_streams_and_waits_end_in_words_with_the_controller(here: Running,
         # Complete, not broken off.
         assert (await stream.read()).endswith(b"}\n\n")
         assert await lines.read() == b""
+
+
+@pytest.mark.parametrize(("path", "status"), [("/internal/shutdown", 202), ("/v1/admin/models", 503)])
+async def test_the_call_that_ends_the_controller_is_answered_however_long_that_takes(path: str, status: int) -> None:
+    ending, sent = asyncio.Event(), list[Any]()
+
+    async def slow(_scope: Any, _receive: Any, send: Any) -> None:
+        ending.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": 202, "headers": []})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    async def wait() -> None:
+        await ending.wait()
+
+    await Stopping(slow, wait)({"type": "http", "path": path}, receive, send)
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[0]["status"] == status

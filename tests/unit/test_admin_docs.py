@@ -37,7 +37,7 @@ from controller.schema.status import ActionView, BlockedView, PlanView, Problem,
 from tests.support.doc_tables import DOCS, row, rows_of
 
 PAGE = "admin.md"
-EVERYWHERE = {"internal_error", "controller_unavailable"}
+EVERYWHERE = {"schema_violation", "internal_error", "controller_unavailable"}
 """Codes that every route documents, and that the page names once."""
 SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
     "Rows": (AdminModels, AdminModel, StatementView, HeldBy, ReplicaStatus),

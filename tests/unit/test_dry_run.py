@@ -12,11 +12,7 @@ from controller.dry_run import AT_ONCE, dry_run
 from controller.resolve import Defaults
 from controller.schema.admin import ProposedFiles
 from controller.schema.errors import RoundhouseError
-from controller.state import (
-    Draining,
-    ObservedState,
-    Phase,
-)
+from controller.state import Draining, ObservedState, Phase
 from tests.support.dry_runs import CHAT, NOW, OTHERS, House
 from tests.support.process_engines import Place
 
