@@ -15,6 +15,8 @@ from controller.schema.admin import AdminModel, AdminModels, GpuMemoryAnswer, Un
 
 LONGEST_WAIT_S = 3600.0
 LoadRequest: type[BaseModel] = load_request_model()
+PLAIN_LOAD, PLAIN_UNLOAD = LoadRequest(), UnloadRequest()
+"""What a request without a body says. The document then does not ask for one, and knows no null either."""
 
 Wait = Annotated[
     bool, Query(description="true: answer when it is done, or when the time is up. false: answer at once.")
@@ -86,7 +88,7 @@ def _declare_statements(app: FastAPI, desk: Desk) -> None:
     async def load(
         name: Name,
         actor: Actor,
-        body: Annotated[LoadRequest, Body()] = LoadRequest(),  # type: ignore[valid-type]
+        body: Annotated[LoadRequest, Body()] = PLAIN_LOAD,  # type: ignore[valid-type]
         wait: Wait = True,
         timeout_s: Timeout = 600.0,
     ) -> Response:
@@ -110,7 +112,7 @@ def _declare_statements(app: FastAPI, desk: Desk) -> None:
     async def unload(
         name: Name,
         actor: Actor,
-        body: Annotated[UnloadRequest, Body()] = UnloadRequest(),
+        body: Annotated[UnloadRequest, Body()] = PLAIN_UNLOAD,
         wait: Wait = True,
         timeout_s: Timeout = 600.0,
     ) -> Response:
