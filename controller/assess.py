@@ -62,8 +62,8 @@ def _model(
 ) -> ModelStatus:
     ready = sum(1 for replica in replicas if serves(replica))
     error, retry_at = _last_error(want, blocked, observed)
-    if want is not None and want.runs and 0 < want.replicas <= ready:
-        error, retry_at = None, None  # of what all runs again
+    if want is not None and want.runs and _all_run_again(want, replicas):
+        error, retry_at = None, None
     if want is None:
         state = ModelState.UNLOADING
         statement = Statement("file", observed.at, "no longer declared")
@@ -90,6 +90,12 @@ def _model(
     )
 
 
+def _all_run_again(want: DesiredModel, replicas: list[ObservedReplica]) -> bool:
+    """Whether every wanted replica serves as declared: what went wrong before is over."""
+    current = [replica for replica in replicas if serves(replica) and replica.id.spec_hash == want.spec_hash]
+    return 0 < want.replicas <= len(current)
+
+
 def serves(replica: ObservedReplica) -> bool:
     """Whether new requests are routed to it."""
     return (
@@ -110,7 +116,7 @@ def _state(
 ) -> ModelState:
     running = any(replica.phase is Phase.RUNNING for replica in replicas)
     if want.replicas == 0:
-        leaving = running or bool(pending)
+        leaving = running or bool(pending & {OpKind.START, OpKind.STOP})
         return ModelState.UNLOADING if leaving else ModelState.UNLOADED
     if ready >= want.replicas or (ready > 0 and want.name in observed.loaded_once):
         return ModelState.LOADED
@@ -125,7 +131,7 @@ def _state(
 
 def _remote_state(want: DesiredModel, observed: ObservedState) -> ModelState:
     if want.replicas == 0:
-        return ModelState.UNLOADED if observed.inflight.get(want.name, 0) == 0 else ModelState.UNLOADING
+        return ModelState.UNLOADING if want.name in observed.draining_remotes else ModelState.UNLOADED
     if want.name not in observed.remotes:
         return ModelState.LOADING
     return ModelState.LOADED if observed.remotes[want.name] is None else ModelState.FAILED

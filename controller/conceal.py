@@ -39,8 +39,11 @@ class Concealment:
         """Take note of the secrets of fields, by model: what the files declare, or what a load sets."""
         for model, fields in declared.items():
             known = self._known.setdefault(model, {})
-            known.update(dict.fromkeys(sorted(secrets_of(fields))))
-            for oldest in list(known)[:-REMEMBERED]:
+            current = secrets_of(fields)
+            for secret in sorted(current):
+                known.pop(secret, None)
+                known[secret] = None
+            for oldest in list(known)[: -max(REMEMBERED, len(current))]:
                 del known[oldest]
 
     def text(self, model: str, text: str, replica: str | None = None) -> str:

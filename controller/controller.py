@@ -209,6 +209,8 @@ class Controller:
 
     def _recorded(self, before: Round | None, after: Round | None) -> None:
         if after is not None:
+            if self.hub.table is not None:
+                self._files.published(after.desired.revision, self.hub.table.stamp)
             self._recorder.round(before, after, self.hub.views)
         self._recorder.trouble(Trouble(tuple(self._files.problems()), self._reconciler.error))
 

@@ -74,17 +74,6 @@ class GatewayHub:
         reports = [self._views[gateway].report for gateway in self._links if gateway in self._views]
         return all(report.stamp is not None and self.table.stamp <= report.stamp for report in reports)
 
-    def left_of(self, name: str) -> int | None:
-        """Requests inside an endpoint that the current table does not route to. None: a gateway may still let some in,
-        or is lost."""
-        views = self._views.values()
-        stamps = [view.report.stamp for view in views]
-        if self.table is None or any(view.lost_at is not None for view in views):
-            return None
-        if any(stamp is None or stamp < self.table.stamp for stamp in stamps):
-            return None
-        return sum(view.report.inflight.get(name, 0) for view in views)
-
     def report(self, report: GatewayReport) -> None:
         """Take a report. The first one of a link announces its gateway."""
         known = self._views.get(report.gateway_id)

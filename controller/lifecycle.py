@@ -14,7 +14,8 @@ from controller.schema.status import ModelState, ModelStatus
 
 LEGAL: Final[Mapping[ModelState, frozenset[ModelState]]] = MappingProxyType(
     {
-        ModelState.UNLOADED: frozenset({ModelState.LOADING}),
+        # An engine that nobody wants can come to light, such as one whose start was under way when it was called off.
+        ModelState.UNLOADED: frozenset({ModelState.LOADING, ModelState.UNLOADING}),
         ModelState.LOADING: frozenset({ModelState.LOADED, ModelState.FAILED, ModelState.UNLOADING}),
         # A model whose engines were lost loads again, or has failed.
         ModelState.LOADED: frozenset({ModelState.UNLOADING, ModelState.LOADING, ModelState.FAILED}),

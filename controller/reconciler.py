@@ -28,6 +28,7 @@ from controller.probes import Prober, Target
 from controller.progress import LoadProgress
 from controller.progress_of import starting
 from controller.publish import routes
+from controller.remote_drains import RemoteDrains
 from controller.remotes import Remotes
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica
 from controller.schema.status import ModelState, ModelStatus
@@ -112,6 +113,7 @@ class Reconciler:
         self._ready = dict(ready_before)
         self._clock = clock
         self._up_since = clock()
+        self._remote_drains = RemoteDrains(self._up_since)
         self._gpus: tuple[Gpu, ...] | None = ()
         self.round: Round | None = None
         self.error: str | None = None
@@ -160,6 +162,7 @@ class Reconciler:
 
     def _finish(self, desired: DesiredState, observed: ObservedState, made: Plan) -> None:
         """Assess and publish what holds now that the plan was issued."""
+        self._remote_drains.follow(self.round.desired if self.round is not None else None, desired, observed.at)
         issued = self._with_issued(observed)
         true = assess(desired, issued, made)
         self._memory.loaded_once |= {status.name for status in true if status.state is ModelState.LOADED}
@@ -168,6 +171,7 @@ class Reconciler:
             self._wake.set()
         before, self.round = self.round, Round(desired, issued, made, statuses)
         stamp = self._hub.publish(routes(desired, issued, statuses, self._token))
+        self._remote_drains.published(stamp)
         for name, drain in self._memory.drains.items():
             if drain.unrouted is None:
                 self._memory.drains[name] = DrainUnderWay(drain.since, stamp)
@@ -210,6 +214,7 @@ class Reconciler:
             failures=dict(self._memory.failures),
             loaded_once=frozenset(self._memory.loaded_once),
             remotes=self._remotes.errors(),
+            draining_remotes=self._remote_drains.models,
         )
 
     # Observing.
@@ -230,6 +235,7 @@ class Reconciler:
         replicas = tuple(self._observed(replica, now) for replica in seen)
         if desired is not None:
             self._memory.prune(desired, replicas, now)
+            self._remote_drains.forget_empty(self._hub.views, desired, now)
         views = self._hub.views
         return desired, ObservedState(
             at=now,
@@ -243,8 +249,8 @@ class Reconciler:
             gpus=self._gpus,
             remotes=self._remotes.errors(),
             progress=self._fractions(desired, replicas),
-            inflight={replica.name: inflight(replica.name, views, now) for replica in replicas}
-            | {name: self._hub.left_of(name) for name in self._ended_remotes(desired)},
+            draining_remotes=self._remote_drains.models,
+            inflight={replica.name: inflight(replica.name, views, now) for replica in replicas},
         )
 
     def _track(self, desired: DesiredState | None, seen: list[SeenReplica]) -> None:
@@ -304,11 +310,6 @@ class Reconciler:
             }
         )
         return dict(self._progress.fractions)
-
-    def _ended_remotes(self, desired: DesiredState | None) -> list[str]:
-        """Remotes that are not wanted: what was sent to them may still run."""
-        models = desired.models.values() if desired is not None else ()
-        return [model.name for model in models if not model.runs and not model.replicas]
 
     def _exit(self, seen: SeenReplica) -> Exit | None:
         if seen.exit is None or not seen.exit.log_tail:

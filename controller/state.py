@@ -235,6 +235,8 @@ class ObservedState:
     """None: unknown (NVML failed after it had worked)."""
     remotes: Mapping[str, str | None] = field(default_factory=dict)
     """Remote model to its last health error, None when it is well; absent: not asked yet."""
+    draining_remotes: frozenset[str] = frozenset()
+    """Remotes that are routed to no longer and may still hold requests."""
     progress: Mapping[str, float] = field(default_factory=dict)
     """Replica that is starting to how far it says it is, 0 to 1."""
     inflight: Mapping[str, int | None] = field(default_factory=dict)

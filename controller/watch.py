@@ -21,7 +21,7 @@ from controller.config.settle import Settled, settle
 from controller.resolve import Declared, Defaults, resolve, standing
 from controller.runtimes.base import Runtime, RuntimeUnavailableError
 from controller.schema.override import Override, ended, field_digest, restated
-from controller.schema.routing import GatewayReport
+from controller.schema.routing import GatewayReport, Stamp
 from controller.schema.status import Problem
 from controller.state import DesiredState
 from controller.store import Memory, Store
@@ -68,6 +68,8 @@ class DesiredFiles:
         self._generation = 0
         self._heard: dict[str, dict[str, float]] = {}
         """Demand as each gateway last told it, by its own clock."""
+        self._quiet: dict[str, tuple[int, Stamp | None]] = {}
+        """Models that were unloaded: the revision that holds it, and the first table that tells of it."""
         self._problems: tuple[Problem, ...] = ()
         self.revision = 0
         """Counts every change of what `state` answers."""
@@ -102,6 +104,7 @@ class DesiredFiles:
         self._learn({override.model: override.params})
         change: dict[str, object] = {"overrides": {**self._memory.overrides, override.model: override}}
         if override.action == "unload":
+            self._quiet[override.model] = (self.revision + 1, None)
             change["demand"] = {name: at for name, at in self._memory.demand.items() if name != override.model}
         self._keep(change)
 
@@ -226,17 +229,36 @@ class DesiredFiles:
         """Observe and never act, over restarts."""
         self._keep({"paused": paused})
 
+    def published(self, revision: int, stamp: Stamp) -> None:
+        """The table of that stamp holds what was wanted at that revision."""
+        for name, (unloaded_at, since) in self._quiet.items():
+            if since is None and revision >= unloaded_at:
+                self._quiet[name] = (unloaded_at, stamp)
+
     def ask_for(self, report: GatewayReport) -> bool:
         """Take a gateway's demand for autoload models. Whether it was new."""
         heard = self._heard.pop(report.gateway_id, {})
         self._heard[report.gateway_id] = dict(report.demand)
         for oldest in list(self._heard)[:-GATEWAYS_HEARD]:
             del self._heard[oldest]
-        fresh = [name for name, at in report.demand.items() if self._is_fresh(name, at, heard.get(name))]
+        fresh = [
+            name
+            for name, at in report.demand.items()
+            if not self._is_before_unload(name, report.stamp) and self._is_fresh(name, at, heard.get(name))
+        ]
         if not fresh:
             return False
+        for name in fresh:
+            self._quiet.pop(name, None)
         self._keep({"demand": self._memory.demand | dict.fromkeys(fresh, self._clock())})
         return True
+
+    def _is_before_unload(self, name: str, stamp: Stamp | None) -> bool:
+        """Whether a gateway may tell of requests that came before the model was unloaded: it does not know of that."""
+        if name not in self._quiet:
+            return False
+        _, since = self._quiet[name]
+        return since is None or stamp is None or stamp < since
 
     def _is_fresh(self, name: str, at: float, heard: float | None) -> bool:
         """Whether a request came that was not known. Gateways tell the last one again and again, and an unload ends

@@ -83,7 +83,8 @@ class Ledger:
         _keep(self._last_turn, routes.replicas)
         _keep(self._failed, routes.replicas)
         _keep(self._last_used, routes.models.keys())
-        _keep(self._demand, routes.models.keys() - loaded)
+        wanted = {name for name, route in routes.models.items() if route.autoload}
+        _keep(self._demand, wanted - loaded)
 
     def report(self, gateway_id: str, routes: Routes | None) -> GatewayReport:
         """All of it as the controller is told; `routes` are those in force."""

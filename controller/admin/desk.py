@@ -237,10 +237,12 @@ class Desk:
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
-        in_time = await self._within(max(TAKEN_WITHIN_S, timeout_s), self._known(revision))
-        in_time = in_time and await self._within(began + timeout_s - loop.time(), self._holds(holds))
+        known = await self._within(max(TAKEN_WITHIN_S, timeout_s), self._known(revision))
+        if known:
+            await self._within(began + timeout_s - loop.time(), self._holds(holds))
         await self._within(TAKEN_WITHIN_S, self._hub.taken())
-        return in_time
+        done = self._reconciler.round
+        return known and done is not None and holds(done)
 
     async def _known(self, revision: int) -> None:
         while (done := self._reconciler.round) is None or done.desired.revision < revision:

@@ -16,7 +16,7 @@ from controller.journal import Journal
 from controller.lifecycle import LEGAL
 from controller.memory import WorkingMemory
 from controller.operations import Operations
-from controller.reconciler import Reconciler
+from controller.reconciler import Reconciler, Round
 from controller.remotes import Remotes
 from controller.resolve import Defaults
 from controller.runtimes.base import StartRequest
@@ -85,6 +85,7 @@ class Life:
             resync_s=1.0,
             ready_before=self.files.memory.ready_since,
             clock=clock,
+            told=self._told,
             **parts,
         )
         self.journal = Journal(root / "state" / "journal.db", keep=100)
@@ -100,6 +101,15 @@ class Life:
             wake=wake.set,
             clock=clock,
         )
+
+    def _told(self, _before: Round | None, after: Round | None) -> None:
+        if after is not None and self.hub.table is not None:
+            self.files.published(after.desired.revision, self.hub.table.stamp)
+
+    def ask_for(self, model: str, at: float) -> bool:
+        """A gateway that works by the current table tells of a request at `at`, by its clock."""
+        stamp = self.hub.table.stamp if self.hub.table is not None else None
+        return self.files.ask_for(GatewayReport(gateway_id="gw", stamp=stamp, demand={model: at}))
 
     def end(self) -> None:
         """As after SIGKILL, but for the lock."""

@@ -152,7 +152,7 @@ async def test_an_unload_that_frees_is_done_though_a_request_loads_the_model_aga
         waiting = asyncio.create_task(desk.after_unload("m", desk.unload("m", hold=False, actor="a"), 60))
         await _turns(bench, 1)
         bench.time[0] += 0.1
-        bench.life.files.ask_for(GatewayReport(gateway_id="gw", stamp=None, demand={"m": bench.time[0]}))
+        assert bench.life.ask_for("m", bench.time[0])
         await _turns(bench, 5)
         _, done = await waiting
         assert done
@@ -242,15 +242,16 @@ async def test_a_remote_is_unloaded_when_its_last_request_is_done(tmp_path: Path
 
 async def test_what_was_asked_before_an_unload_does_not_undo_it(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB | {"autoload": True}}) as bench:
-        files, desk = bench.life.files, bench.life.desk
-        ahead = GatewayReport(gateway_id="gw", stamp=None, demand={"m": bench.time[0] + 300})
-        assert files.ask_for(ahead)
+        life, desk, ahead = bench.life, bench.life.desk, bench.time[0] + 300
+        assert life.ask_for("m", ahead), "a gateway whose clock is ahead"
         await bench.round(4)
         desk.unload("m", hold=False, actor="a")
-        assert not files.ask_for(ahead), "the gateway tells it again"
+        assert not life.ask_for("m", ahead + 1), "it came before the gateway knew of the unload"
         await bench.round(4)
+        assert not life.ask_for("m", ahead + 1), "the gateway tells it again"
+        await bench.round(2)
         assert await bench.state() is ModelState.UNLOADED
-        assert files.ask_for(ahead.model_copy(update={"demand": {"m": bench.time[0] + 301}}))
+        assert life.ask_for("m", ahead + 2)
         await bench.round(4)
         assert await bench.state() is ModelState.LOADED
         desk.unload("m", hold=True, actor="a")
@@ -258,6 +259,38 @@ async def test_what_was_asked_before_an_unload_does_not_undo_it(tmp_path: Path) 
         desk.reset("m", actor="a")
         await bench.round(4)
         assert await bench.state() is ModelState.UNLOADED, "nobody asks for it now"
+
+
+async def test_a_remote_that_nobody_wants_is_unloaded_whatever_gateways_do(tmp_path: Path) -> None:
+    remote = {"backend": "openai_remote", "base_url": "http://127.0.0.1:9/v1", "enabled": False}
+    async with opened(tmp_path, {"r": remote, "m": STUB}) as bench:
+        seen = set()
+        bench.life.hub.report(GatewayReport(gateway_id="slow", stamp=None))
+        bench.life.desk.load("m", {}, None, actor="a")
+        for _ in range(4):
+            await bench.round()
+            seen.add(await bench.state("r"))
+        assert seen == {ModelState.UNLOADED}
+
+
+async def test_an_engine_that_crashed_while_paused_is_not_loading_when_it_is_unloaded(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": STUB | {"enabled": True}}) as bench:
+        await bench.round(4)
+        bench.life.files.pause(True)
+        [name] = bench.runtime.replicas
+        bench.runtime.end(name, 139)
+        await bench.round(2)
+        bench.life.desk.unload("m", hold=True, actor="a")
+        seen = []
+        for _ in range(3):
+            await bench.round()
+            seen.append(await bench.state())
+        bench.life.files.pause(False)
+        for _ in range(4):
+            await bench.round()
+            seen.append(await bench.state())
+        assert ModelState.LOADING not in seen
+        assert seen[-1] is ModelState.UNLOADED
 
 
 async def test_nothing_is_said_of_models_before_the_first_look(tmp_path: Path) -> None:
