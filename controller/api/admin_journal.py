@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, get_args
 
-from fastapi import FastAPI, Header, Query, Response
+from fastapi import FastAPI, Header, Query
 from fastapi.responses import StreamingResponse
 
 from controller.admin.desk import Desk
-from controller.admin.logs import MOST_LINES, LogReader
-from controller.api.requests import Name, errors
+from controller.api.requests import errors
 from controller.journal import Journal
-from controller.schema.admin import HISTORY_KINDS, AdminModel, EventKind, History, JournalEntry
-from controller.schema.errors import RoundhouseError
+from controller.schema.admin import HISTORY_KINDS, EventKind, History, JournalEntry
 
 HEARTBEAT_S = 10.0
 HEARTBEAT = b": ka\n\n"
@@ -36,11 +34,14 @@ _EVENT = {
 Model = Annotated[str | None, Query(description="Only of this model.", max_length=400)]
 Kinds = Annotated[list[EventKind] | None, Query(description="Only of these kinds; may be repeated.")]
 LARGEST_ID = 2**53 - 1
+After = Annotated[
+    int | None, Query(ge=0, le=LARGEST_ID, description="Go on after the entry of this id; 0: all that are kept.")
+]
+Before = Annotated[int | None, Query(ge=0, le=LARGEST_ID, description="Only entries older than that of this id.")]
 _LONGEST_ID = len(str(LARGEST_ID))
-EntryId = Annotated[int | None, Query(ge=0, le=LARGEST_ID)]
 
 
-def declare(app: FastAPI, journal: Journal, desk: Desk, logs: LogReader) -> None:
+def declare(app: FastAPI, journal: Journal, desk: Desk) -> None:
     """Declare the routes."""
 
     @app.get(
@@ -53,13 +54,13 @@ def declare(app: FastAPI, journal: Journal, desk: Desk, logs: LogReader) -> None
                 "description": "Server-sent events.",
                 "content": {"text/event-stream": {"schema": _EVENT}},
             },
-            **errors("schema_violation"),
+            **errors(),
         },
     )
     async def events(
         model: Model = None,
         kind: Kinds = None,
-        after: EntryId = None,
+        after: After = None,
         for_s: Annotated[
             float | None,
             Query(gt=0, le=86400, allow_inf_nan=False, description="End after so many seconds; default: never."),
@@ -80,13 +81,13 @@ def declare(app: FastAPI, journal: Journal, desk: Desk, logs: LogReader) -> None
         tags=_TAGS,
         summary="History",
         response_model=History,
-        responses=errors("schema_violation"),
+        responses=errors(),
     )
     async def history(
         model: Model = None,
         kind: Kinds = None,
         limit: Annotated[int, Query(ge=1, le=PAGE, description="Entries at most.")] = 100,
-        before: EntryId = None,
+        before: Before = None,
     ) -> History:
         """Who or what changed what, and when: edits of files, loads and unloads, failures of engines. The newest
         first. Kinds that are not named are those that change something."""
@@ -94,43 +95,6 @@ def declare(app: FastAPI, journal: Journal, desk: Desk, logs: LogReader) -> None
         entries = journal.page(kinds, model and desk.known_name(model), before, limit + 1)
         more = len(entries) > limit
         return History(entries=entries[:limit], next_before=entries[limit - 1].id if more else None)
-
-    @app.get(
-        "/v1/admin/models/{name:path}/logs",
-        tags=_TAGS,
-        summary="Engines' logs",
-        response_class=StreamingResponse,
-        responses={
-            200: {"description": "Lines of text.", "content": {"text/plain": {"schema": {"type": "string"}}}},
-            **errors("unknown_model", "unknown_replica", "schema_violation"),
-        },
-    )
-    async def model_logs(
-        name: Name,
-        replica: Annotated[
-            str | None, Query(description="Only this one; its name is in the row.", max_length=200)
-        ] = None,
-        lines: Annotated[int, Query(ge=0, le=MOST_LINES, description="Last lines of each replica.")] = 100,
-        follow: Annotated[bool, Query(description="Go on with what is written, until the client leaves.")] = False,
-    ) -> Response:
-        """What the model's engines wrote: of its running replicas, or, where none runs, of the last one that ended.
-        With several replicas each line begins with its replica's name. Secrets of the definition are masked."""
-        try:
-            own = desk.name_of(name)
-        except RoundhouseError:
-            # A name may hold `/`: then this is the path of that model's row.
-            if (row := await _row(desk, f"{name}/logs")) is None:
-                raise
-            return Response(row.model_dump_json(), media_type="application/json")
-        text = await logs.open(own, replica, lines=lines, follow=follow)
-        return StreamingResponse(text, media_type="text/plain; charset=utf-8", headers={"cache-control": "no-cache"})
-
-
-async def _row(desk: Desk, name: str) -> AdminModel | None:
-    try:
-        return await desk.model(name)
-    except RoundhouseError:
-        return None
 
 
 def _id_in(header: str | None) -> int | None:

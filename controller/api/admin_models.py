@@ -8,6 +8,7 @@ from fastapi import Body, FastAPI, Query, Response
 from pydantic import BaseModel
 
 from controller.admin.desk import Desk
+from controller.api.examples import GPU_MEMORY, MODELS, ROW, example
 from controller.api.requests import Actor, Name, errors
 from controller.engines.load_fields import LoadValue
 from controller.engines.load_request import load_params, load_request_model
@@ -44,7 +45,7 @@ def declare(app: FastAPI, desk: Desk) -> None:
         summary="All models",
         description=f"Every declared model with its configuration and its live state. {STATES}",
         response_model=AdminModels,
-        responses=errors(),
+        responses=example(MODELS) | errors(),
     )
     async def list_models() -> Response:
         return Response(await desk.models_json(), media_type="application/json")
@@ -54,7 +55,7 @@ def declare(app: FastAPI, desk: Desk) -> None:
         tags=_TAGS,
         summary="GPU memory",
         response_model=GpuMemoryAnswer,
-        responses=errors(),
+        responses=example(GPU_MEMORY) | errors(),
     )
     async def gpu_memory() -> Response:
         """GPU memory in use now, and what models are estimated to take. An estimate reserves nothing. Without a GPU,
@@ -69,7 +70,7 @@ def declare(app: FastAPI, desk: Desk) -> None:
         tags=_TAGS,
         summary="One model",
         response_model=AdminModel,
-        responses=errors("unknown_model", "schema_violation"),
+        responses=example(ROW) | errors("unknown_model"),
     )
     async def get_model(name: Name) -> Response:
         """One model's row, as the list has it."""
@@ -82,8 +83,9 @@ def _declare_statements(app: FastAPI, desk: Desk) -> None:
         tags=_TAGS,
         summary="Load a model",
         response_model=AdminModel,
-        responses=_LATER
-        | errors("invalid_load_request", "unknown_model", "state_conflict", "schema_violation", "model_failed"),
+        responses=example(ROW)
+        | _LATER
+        | errors("invalid_load_request", "unknown_model", "state_conflict", "model_failed"),
     )
     async def load(
         name: Name,
@@ -107,7 +109,7 @@ def _declare_statements(app: FastAPI, desk: Desk) -> None:
         tags=_TAGS,
         summary="Unload a model",
         response_model=AdminModel,
-        responses=_LATER | errors("unknown_model", "state_conflict", "schema_violation"),
+        responses=example(ROW) | _LATER | errors("unknown_model", "state_conflict"),
     )
     async def unload(
         name: Name,
@@ -129,7 +131,7 @@ def _declare_statements(app: FastAPI, desk: Desk) -> None:
         tags=_TAGS,
         summary="Back to the files",
         response_model=AdminModel,
-        responses=errors("unknown_model", "schema_violation"),
+        responses=example(ROW) | errors("unknown_model"),
     )
     async def reset(name: Name, actor: Actor) -> Response:
         """End what was loaded or unloaded by hand: the model runs again as the files declare it. Answers at once."""

@@ -45,7 +45,7 @@ def declare(app: FastAPI, plans: Plans) -> None:
         tags=_TAGS,
         summary="Dry run",
         response_model=DryRun,
-        responses=errors("invalid_request", "schema_violation"),
+        responses=errors("invalid_request"),
     )
     async def dry_run(proposed: Annotated[ProposedFiles, Body()]) -> DryRun:
         """What desired-state files would do if they were as proposed: model by model what is different, what would be

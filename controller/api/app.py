@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
 
 from controller import __version__
-from controller.api import admin_journal, admin_models, admin_plans, internal, link
+from controller.api import admin_journal, admin_logs, admin_models, admin_plans, internal, link
 from controller.api.requests import declare_errors, known_parameters
 from controller.controller import Controller
 
@@ -31,6 +31,7 @@ def create_app(controller: Controller, registry: CollectorRegistry) -> FastAPI:
     internal.declare(app, controller, registry)
     link.declare(app, controller, controller.hub)
     admin_plans.declare(app, controller)
-    admin_journal.declare(app, controller.journal, controller.desk, controller.logs)
+    admin_journal.declare(app, controller.journal, controller.desk)
+    admin_logs.declare(app, controller.desk, controller.logs)
     admin_models.declare(app, controller.desk)
     return app

@@ -86,9 +86,9 @@ class Capabilities(Wire):
 class HeldBy(Wire):
     """One running request that an unload waits for."""
 
-    request_id: str
-    replica: str
-    gateway: str
+    request_id: str = Field(description="As in the header x-request-id of its answer.")
+    replica: str = Field(description="The engine that it is inside.")
+    gateway: str = Field(description="The gateway that holds it.")
     since: float = Field(description="Unix time at which it was given to the engine.")
 
 
@@ -179,32 +179,32 @@ class GpuMemory(BaseModel):
     """One GPU."""
 
     index: int = Field(description="In PCI order.")
-    name: str
+    name: str = Field(description="As the driver says it.")
     used_mib: int = Field(description="In use by anybody, in MiB.")
     total_mib: int = Field(description="In MiB.")
     used_over_total: str = Field(description="`75603MiB / 97887MiB`, as nvidia-smi shows it.")
-    uuid: str
+    uuid: str = Field(description="As `gpus` of a definition may name it.")
     claimed_mib: int = Field(description="Set aside for replicas by the plan, in MiB.")
 
 
 class GpuModel(BaseModel):
     """One model's share, estimated."""
 
-    name: str
-    runtime_state: ModelState
-    is_loaded: bool
-    configured_target_inflight: int
-    effective_target_inflight: int
-    vram_estimate_mib: int | None
-    vram_estimate_replica_count: int
+    name: str = Field(description="Public model name.")
+    runtime_state: ModelState = Field(description="unloaded, loading, loaded, unloading or failed.")
+    is_loaded: bool = Field(description="Whether runtime_state is loaded.")
+    configured_target_inflight: int = Field(description="Requests per replica at a time, as configured.")
+    effective_target_inflight: int = Field(description="The same as the engine can honestly take.")
+    vram_estimate_mib: int | None = Field(description="Approximate GPU memory of all replicas, in MiB.")
+    vram_estimate_replica_count: int = Field(description="How many replicas the estimate is for.")
     vram_estimate_source: EstimateSource = Field(description="Where the estimate comes from.")
 
 
 class GpuMemoryAnswer(BaseModel):
     """GPU memory now, and what models are estimated to take."""
 
-    gpus: list[GpuMemory]
-    models: list[GpuModel]
+    gpus: list[GpuMemory] = Field(description="The host's GPUs.")
+    models: list[GpuModel] = Field(description="Every declared model.")
     error: str | None = Field(description="Why there are no figures of GPUs; null where there are.")
 
 
@@ -226,17 +226,17 @@ class ProposedFiles(BaseModel):
 class FieldChange(BaseModel):
     """One field of a definition. Secrets are masked; null: not declared."""
 
-    field: str
-    before: JsonValue
-    after: JsonValue
+    field: str = Field(description="The field; a key of a mapping as env.HF_TOKEN.")
+    before: JsonValue = Field(description="As the files say now.")
+    after: JsonValue = Field(description="As proposed.")
 
 
 class ModelChange(BaseModel):
     """What the proposed files would mean for one model."""
 
-    model: str
-    change: Literal["added", "removed", "edited"]
-    fields: list[FieldChange]
+    model: str = Field(description="The model.")
+    change: Literal["added", "removed", "edited"] = Field(description="What happens to its declaration.")
+    fields: list[FieldChange] = Field(description="What differs.")
     effect: Literal["none", "start", "stop", "restart", "scale"] = Field(
         description="start and stop: of all its engines; restart: of those named, one at a time; scale: more or fewer "
         "engines; none: nothing that runs is touched. A remote counts as one engine."
@@ -249,7 +249,7 @@ class DryRun(BaseModel):
     """What the proposed files would do. Nothing was changed."""
 
     ok: bool = Field(description="false: the files have problems, so what is in force would stay.")
-    problems: list[Problem]
+    problems: list[Problem] = Field(description="What is wrong with the files.")
     changes: list[ModelChange] = Field(description="In name order; models that stay as they are, are left out.")
     plan: PlanView | None = Field(description="The first steps; null with problems.")
 
@@ -257,21 +257,23 @@ class DryRun(BaseModel):
 class DriftItem(BaseModel):
     """One thing that runs differently from what the files declare."""
 
-    model: str
-    replica: str | None
-    kind: Literal["definition", "override", "statement", "missing", "undeclared", "image", "arguments"]
+    model: str = Field(description="The model.")
+    replica: str | None = Field(description="The replica, where it is about one.")
+    kind: Literal["definition", "override", "statement", "missing", "undeclared", "image", "arguments"] = Field(
+        description="What sort of difference."
+    )
     field: str | None = Field(default=None, description="override: the field that a load sets.")
     declared: JsonValue = Field(description="What the files come to. Secrets are masked.")
-    running: JsonValue
+    running: JsonValue = Field(description="What there is.")
     since: float = Field(description="Unix time since when, as far as this controller knows.")
-    message: str
+    message: str = Field(description="The same in words.")
 
 
 class Drift(BaseModel):
     """Everything that runs differently from what is declared. Empty: nothing does."""
 
-    items: list[DriftItem]
-    checked_at: float
+    items: list[DriftItem] = Field(description="In no particular order.")
+    checked_at: float = Field(description="Unix time.")
 
 
 # Journal.
@@ -286,15 +288,15 @@ class JournalEntry(Wire):
 
     id: int = Field(description="Grows, also over restarts of the controller.")
     at: float = Field(description="Unix time in seconds.")
-    kind: EventKind
-    model: str | None = None
+    kind: EventKind = Field(description="What sort of thing happened.")
+    model: str | None = Field(default=None, description="The model, where it is about one.")
     actor: str = Field(description="Who or what: `files`, `controller`, `engine`, or who asked for it.")
-    message: str
-    details: dict[str, JsonValue] = Field(default_factory=dict)
+    message: str = Field(description="What happened, in words.")
+    details: dict[str, JsonValue] = Field(default_factory=dict, description="The same for programs; by kind.")
 
 
 class History(BaseModel):
     """Entries, the newest first."""
 
-    entries: list[JournalEntry]
+    entries: list[JournalEntry] = Field(description="The newest first.")
     next_before: int | None = Field(description="`before` of the next page; null: there is none.")

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 DEFAULT_RETRY_AFTER_S: Final = 5
 """Seconds named in `Retry-After` when nothing better is known."""
@@ -264,20 +264,20 @@ ERROR_CODES: Final[dict[str, ErrorCode]] = _table(
 class ErrorBody(BaseModel):
     """The inner object of the envelope."""
 
-    message: str
-    type: str
-    code: str
-    param: str | None = None
-    status: int
-    actionable: bool
-    next_steps: list[str]
-    request_id: str | None = None
+    message: str = Field(description="What happened, for people.")
+    type: str = Field(description="OpenAI's error type.")
+    code: str = Field(description="What happened, for programs.")
+    param: str | None = Field(default=None, description="The field or parameter at fault.")
+    status: int = Field(description="The HTTP status.")
+    actionable: bool = Field(description="Whether something can be done about it.")
+    next_steps: list[str] = Field(description="What to do, the first thing first.")
+    request_id: str | None = Field(default=None, description="As in the header x-request-id.")
 
 
 class ErrorEnvelope(BaseModel):
     """What every error answer of Roundhouse holds."""
 
-    error: ErrorBody
+    error: ErrorBody = Field(description="The error.")
 
 
 class RoundhouseError(Exception):

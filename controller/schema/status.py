@@ -30,23 +30,25 @@ class Wire(BaseModel):
 class StatementView(Wire):
     """Which statement rules a model, and since when."""
 
-    kind: Literal["file", "autoload", "load", "unload"]
+    kind: Literal["file", "autoload", "load", "unload"] = Field(
+        description="file: `enabled`; autoload: on demand; load, unload: an operator's."
+    )
     since: float = Field(description="Unix time in seconds.")
-    reason: str
+    reason: str = Field(description="The same in words.")
 
 
 class ReplicaStatus(Wire):
     """One engine, as it was last seen."""
 
-    name: str
-    index: int
-    attempt: int
+    name: str = Field(description="Its container's or process's name.")
+    index: int = Field(description="Its place among the model's replicas, from 0.")
+    attempt: int = Field(description="Which of its starts this is, from 1.")
     phase: str = Field(description="starting, ready, failing, dead, stalled, draining or ended.")
-    spec_hash: str
+    spec_hash: str = Field(description="Digest of all that affects the engine.")
     outdated: bool = Field(description="True while it runs an older definition than the declared one.")
-    endpoint: str | None = None
+    endpoint: str | None = Field(default=None, description="Where it listens, once it has an address.")
     inflight: int | None = Field(default=None, description="Requests inside, by the gateways; null is unknown.")
-    started_at: float | None = None
+    started_at: float | None = Field(default=None, description="Unix time.")
     claims: dict[str, int] = Field(default_factory=dict, description="GPU uuid to MiB.")
 
 
@@ -81,10 +83,10 @@ class GpuStatus(Wire):
 class Problem(Wire):
     """One fault in the desired state: where it is, what is wrong, what to do."""
 
-    file: str
-    line: int | None = None
-    field: str | None = None
-    message: str
+    file: str = Field(description="The file.")
+    line: int | None = Field(default=None, description="From 1; null: not of one line.")
+    field: str | None = Field(default=None, description="The field, as models.chat.replicas[0].")
+    message: str = Field(description="What is wrong, and what to do.")
 
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
@@ -113,26 +115,28 @@ class ControllerStatus(Wire):
 class ActionView(Wire):
     """One planned action."""
 
-    kind: str
-    model: str | None
-    replica: str | None
-    reason: str
+    kind: str = Field(description="preflight, pull, start, drain, undrain, stop or remove.")
+    model: str | None = Field(description="The model; null: none.")
+    replica: str | None = Field(description="The replica: by name, or, where it has none yet, as model/index.")
+    reason: str = Field(description="Why.")
 
 
 class BlockedView(Wire):
     """What is wanted and cannot be done yet."""
 
-    model: str
-    index: int | None
-    reason: str
+    model: str = Field(description="The model.")
+    index: int | None = Field(description="Which of its replicas; null: all.")
+    reason: str = Field(description="What stands in the way.")
 
 
 class PlanView(Wire):
     """The answer of `roundhouse plan`."""
 
-    schema_version: int = SCHEMA_VERSION
-    generation: int
-    paused: bool = False
-    actions: list[ActionView] = Field(default_factory=list)
-    blocked: list[BlockedView] = Field(default_factory=list)
-    wake_at: float | None = None
+    schema_version: int = Field(default=SCHEMA_VERSION, description="Version of this shape.")
+    generation: int = Field(description="Counts edits of the files.")
+    paused: bool = Field(default=False, description="true: nothing of it is done.")
+    actions: list[ActionView] = Field(default_factory=list, description="In order.")
+    blocked: list[BlockedView] = Field(default_factory=list, description="What is wanted and cannot be done now.")
+    wake_at: float | None = Field(
+        default=None, description="Unix time at which it may change by itself; null: it does not."
+    )

@@ -195,3 +195,22 @@ async def test_the_call_that_ends_the_controller_is_answered_however_long_that_t
     await Stopping(slow, wait)({"type": "http", "path": path}, receive, send)
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     assert sent[0]["status"] == status
+
+
+@pytest.mark.parametrize("path", ["/models?limit=1", "/history?modle=m", "/models/m/logs?line=5", "/drift?x="])
+async def test_a_parameter_that_no_route_knows_is_refused_by_name(client: aiohttp.ClientSession, path: str) -> None:
+    async with client.get(ADMIN + path) as answer:
+        error = await error_of(answer)
+    assert (error.code, error.param) == ("schema_violation", path.partition("?")[2].partition("=")[0])
+    if "modle" in path:
+        assert "did you mean `model`?" in error.message
+
+
+async def test_events_and_history_go_by_aliases_too(client: aiohttp.ClientSession, here: Running) -> None:
+    entry = NewEntry("failure", "engine", "boom", "org/a/logs")
+    here.controller.journal.record([entry], 1_000.0)
+    async with client.get(f"{ADMIN}/history", params={"model": "also/logs"}) as answer:
+        assert [each["message"] for each in (await answer.json())["entries"]] == ["boom"]
+    params = {"model": "also/logs", "after": "0", "for_s": "0.2"}
+    async with client.get(f"{ADMIN}/events", params=params) as answer:
+        assert '"boom"' in await answer.text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -10,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
+from controller.api import examples
 from controller.api.app import create_app
 from controller.lifecycle import LEGAL
 from controller.schema.admin import (
@@ -161,3 +163,28 @@ def test_every_value_of_a_choice_is_named(model: type[BaseModel], field: str, he
     text = section(heading)
     for value in values:
         assert f"`{value}`" in text, f"{heading} does not name {value}"
+
+
+def test_every_field_and_parameter_of_the_document_is_described(document: dict[str, Any]) -> None:
+    lacking = [
+        f"{name}.{field}"
+        for name, schema in document["components"]["schemas"].items()
+        for field, each in schema.get("properties", {}).items()
+        if not each.get("description")
+    ]
+    lacking += [
+        f"{route} {parameter['name']}"
+        for route, operation in operations(document)
+        for parameter in operation.get("parameters", ())
+        if not parameter.get("description")
+    ]
+    lacking += [route for route, operation in operations(document) if len(operation["description"]) < 20]
+    assert lacking == []
+
+
+@pytest.mark.parametrize(
+    ("model", "value"),
+    [(AdminModel, examples.ROW), (AdminModels, examples.MODELS), (GpuMemoryAnswer, examples.GPU_MEMORY)],
+)
+def test_examples_have_the_shapes_of_answers(model: type[BaseModel], value: dict[str, Any]) -> None:
+    assert json.loads(model.model_validate(value).model_dump_json()) == value

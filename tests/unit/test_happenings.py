@@ -141,7 +141,7 @@ def test_an_end_that_the_runtime_refuses_is_told_once_whatever_rounds_there_are_
 def test_a_failure_is_told_once_and_again_when_it_repeats() -> None:
     for before in (None, Story()):
         [entry] = told(before, Story(observed=failed()))
-        assert (entry.kind, entry.actor, entry.message) == ("failure", "engine", "bad luck")
+        assert (entry.kind, entry.actor, entry.message) == ("failure", "engine", "bad luck: key is ***")
         assert entry.details == {
             "replica": "m/0", "attempt": 2, "failures": 1, "retry_at": NOW + 5, "was_ready": False,
             "log": ["line 1", "key is ***"],

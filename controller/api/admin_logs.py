@@ -1,0 +1,57 @@
+"""The admin API's logs: what engines wrote, and write."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Response
+from fastapi.responses import StreamingResponse
+
+from controller.admin.desk import Desk
+from controller.admin.logs import MOST_LINES, LogReader
+from controller.api.requests import Name, errors
+from controller.schema.admin import AdminModel
+from controller.schema.errors import RoundhouseError
+
+_TAGS: list[Any] = ["admin"]
+
+
+def declare(app: FastAPI, desk: Desk, logs: LogReader) -> None:
+    """Declare the route."""
+
+    @app.get(
+        "/v1/admin/models/{name:path}/logs",
+        tags=_TAGS,
+        summary="Engines' logs",
+        response_class=StreamingResponse,
+        responses={
+            200: {"description": "Lines of text.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+            **errors("unknown_model", "unknown_replica"),
+        },
+    )
+    async def model_logs(
+        name: Name,
+        replica: Annotated[
+            str | None, Query(description="Only this one; its name is in the row.", max_length=200)
+        ] = None,
+        lines: Annotated[int, Query(ge=0, le=MOST_LINES, description="Last lines of each replica.")] = 100,
+        follow: Annotated[bool, Query(description="Go on with what is written, until the client leaves.")] = False,
+    ) -> Response:
+        """What the model's engines wrote: of its running replicas, or, where none runs, of the last one that ended.
+        With several replicas each line begins with its replica's name. Secrets of the definition are masked."""
+        try:
+            own = desk.name_of(name)
+        except RoundhouseError:
+            # A name may hold `/`: then this is the path of that model's row.
+            if (row := await _row(desk, f"{name}/logs")) is None:
+                raise
+            return Response(row.model_dump_json(), media_type="application/json")
+        text = await logs.open(own, replica, lines=lines, follow=follow)
+        return StreamingResponse(text, media_type="text/plain; charset=utf-8", headers={"cache-control": "no-cache"})
+
+
+async def _row(desk: Desk, name: str) -> AdminModel | None:
+    try:
+        return await desk.model(name)
+    except RoundhouseError:
+        return None

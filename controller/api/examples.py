@@ -1,0 +1,109 @@
+"""Examples of answers in the OpenAPI document: seed 001's, with the fields that are ours. A test validates them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_CACHE_TYPE: Final = {
+    "kind": "string_or_null",
+    "format": "ggml_type_name",
+    "default": "f16",
+    "allowed_values": ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"],
+    "examples": ["f16", "q8_0", "q4_0"],
+}
+ROW: Final[dict[str, Any]] = {
+    "name": "google_gemma-4-E2B-it-Q8_0-gguf",
+    "resolved_backend": "llama_cpp",
+    "configured_enabled": False,
+    "replica_max": 4,
+    "configured_target_inflight": 1,
+    "effective_target_inflight": 1,
+    "load_constraints": {
+        "gguf_n_ctx": {"kind": "integer", "minimum": 1, "step": 1},
+        "gguf_type_k": _CACHE_TYPE,
+        "gguf_type_v": _CACHE_TYPE,
+    },
+    "load_recommendations": {
+        "gguf_cache_type_pairs": {
+            "kind": "pair_presets",
+            "fields": ["gguf_type_k", "gguf_type_v"],
+            "recommended_pairs": [
+                {"label": "f16/f16", "gguf_type_k": "f16", "gguf_type_v": "f16"},
+                {"label": "q8_0/q8_0", "gguf_type_k": "q8_0", "gguf_type_v": "q8_0"},
+            ],
+        }
+    },
+    "capabilities": {"modalities": ["text"], "multi_turn": True, "thinking_modes": ["default", "enabled", "disabled"]},
+    "definition": {
+        "model_path": "google_gemma-4-E2B-it-Q8_0/google_gemma-4-E2B-it-Q8_0.gguf",
+        "backend": "llama_cpp",
+        "prompt_format": "gemma4_template",
+        "enabled": False,
+        "replicas": 3,
+        "replica_max": 4,
+        "gguf_n_ctx": 4096,
+        "gguf_type_k": None,
+        "gguf_type_v": None,
+    },
+    "aliases": [],
+    "runtime_state": "loaded",
+    "is_loaded": True,
+    "replicas": 3,
+    "loaded_replicas": 3,
+    "inflight_requests": 1,
+    "queue_depth": 0,
+    "runtime_inflight": 1,
+    "last_error": None,
+    "vram_estimate_mib": 12340,
+    "vram_estimate_replica_count": 3,
+    "vram_estimate_source": "model_artifact_size",
+    "load_override": {"gguf_n_ctx": 32768, "gguf_type_k": "q8_0", "gguf_type_v": "q4_0"},
+    "statement": {"kind": "load", "since": 1795255585.8, "reason": "loaded by command line of ada"},
+    "retry_at": None,
+    "load_progress": None,
+    "blocked": [],
+    "held_by": [],
+    "replica_details": [],
+}
+MODELS: Final[dict[str, Any]] = {
+    "last_event_id": 1795255585810,
+    "observed_at": 1795255586.2,
+    "observation_error": None,
+    "desired_problems": [],
+    "paused": False,
+    "models": [ROW],
+}
+GPU_MEMORY: Final[dict[str, Any]] = {
+    "gpus": [
+        {
+            "index": 0,
+            "name": "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+            "used_mib": 75603,
+            "total_mib": 97887,
+            "used_over_total": "75603MiB / 97887MiB",
+            "uuid": "GPU-5d3c2f70-6a0e-4d0e-9b1f-2f1b2a7d9c11",
+            "claimed_mib": 73728,
+        }
+    ],
+    "models": [
+        {
+            name: ROW[name]
+            for name in (
+                "name",
+                "runtime_state",
+                "is_loaded",
+                "configured_target_inflight",
+                "effective_target_inflight",
+                "vram_estimate_mib",
+                "vram_estimate_replica_count",
+                "vram_estimate_source",
+            )
+        }
+    ],
+    "error": None,
+}
+
+
+def example(value: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    """A route's 200 answer with an example."""
+    return {200: {"content": {"application/json": {"example": value}}}}
