@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from controller.runtimes.base import StartError
 from controller.schema.errors import RoundhouseError
@@ -22,6 +22,8 @@ from controller.schema.status import ModelState
 from tests.support.life import AddressedRuntime, Life
 
 MOST_ROUNDS = 60
+REMOTE = "  r:\n    backend: openai_remote\n    base_url: http://127.0.0.1:9/v1\n    enabled: false\n"
+"""A remote that nobody wants: nothing ever happens to it."""
 
 
 class Statements(RuleBasedStateMachine):
@@ -66,7 +68,7 @@ class Statements(RuleBasedStateMachine):
 
     def _write(self) -> None:
         lines = "".join(f"    {key}: {str(value).lower()}\n" for key, value in self.declared.items())
-        (self.root / "desired" / "models.yaml").write_text(f"models:\n  m:\n    backend: stub\n{lines}")
+        (self.root / "desired" / "models.yaml").write_text(f"models:\n  m:\n    backend: stub\n{lines}{REMOTE}")
 
     def _rounds(self, count: int) -> None:
         async def rounds() -> None:
@@ -168,6 +170,23 @@ class Statements(RuleBasedStateMachine):
         self.life = self._start()
         self._rounds(1)
 
+    @rule(paused=st.booleans())
+    def pause(self, paused: bool) -> None:
+        self.life.files.pause(paused)
+
+    @rule(lags=st.booleans(), holds=st.booleans())
+    def a_gateway_is_slow(self, lags: bool, holds: bool) -> None:
+        hub = self.life.hub
+        hub.slow_reports()
+        hub.lags, hub.holds = lags, frozenset(self.runtime.replicas) if holds else frozenset()
+        hub.slow_reports()
+
+    @invariant()
+    def nothing_happens_to_a_remote_that_nobody_wants(self) -> None:
+        table = self.life.hub.table
+        states = {route.name: route.state for route in table.models} if table is not None else {}
+        assert states.get("r", ModelState.UNLOADED) is ModelState.UNLOADED
+
     @rule(count=st.integers(1, 4))
     def time_passes(self, count: int) -> None:
         self._rounds(count)
@@ -206,6 +225,8 @@ class Statements(RuleBasedStateMachine):
 
     def _settle(self) -> None:
         self.runtime.start_error = None
+        self.life.files.pause(False)
+        self.a_gateway_is_slow(lags=False, holds=False)
         wanted = self._wanted()
         goal = ModelState.LOADED if wanted else ModelState.UNLOADED
         for _ in range(MOST_ROUNDS):

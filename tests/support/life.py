@@ -38,7 +38,12 @@ class AddressedRuntime(FakeRuntime):
 
 
 class RecordingHub(GatewayHub):
-    """Checks every transition that it publishes. One gateway is always there and holds nothing."""
+    """Checks every transition that it publishes, to two gateways: `gw`, and `slow`, which the test may hold back."""
+
+    lags = False
+    """Whether `slow` works by the table that it has."""
+    holds: frozenset[str] = frozenset()
+    """Replicas that `slow` has a request inside of."""
 
     def publish(self, models: tuple[ModelRoute, ...]) -> Stamp:
         """As the hub does."""
@@ -49,7 +54,15 @@ class RecordingHub(GatewayHub):
             assert bool(route.endpoints) <= (route.state is ModelState.LOADED)
         stamp = super().publish(models)
         self.report(GatewayReport(gateway_id="gw", stamp=stamp))
+        self.slow_reports()
         return stamp
+
+    def slow_reports(self) -> None:
+        """`slow` tells what it has, if it has a table at all."""
+        known = next((view.report.stamp for view in self.views if view.report.gateway_id == "slow"), None)
+        stamp = known if self.lags else self.table.stamp if self.table is not None else None
+        if stamp is not None:
+            self.report(GatewayReport(gateway_id="slow", stamp=stamp, inflight=dict.fromkeys(self.holds, 1)))
 
 
 class Life:
