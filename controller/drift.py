@@ -72,7 +72,7 @@ def _placed(want: DesiredModel, alive: Sequence[ObservedReplica]) -> Iterator[tu
         elif want.replicas == 0:
             yield replica, f"the model is not wanted: {want.statement.reason}"
         elif index >= want.replicas:
-            yield replica, f"only {want.replicas} replicas are wanted"
+            yield replica, f"more than the {want.replicas} wanted"
         elif index in taken and replica.id.spec_hash == want.spec_hash:
             yield replica, "another replica stands at its place"
         else:
@@ -87,7 +87,7 @@ def _stated(want: DesiredModel) -> Iterator[DriftItem]:
         return
     count = declared.replicas if declared.enabled else 0
     if want.replicas != count:
-        files = f"the files say {count} replicas" if declared.enabled else "the files say enabled: false"
+        files = f"the files say replicas: {count}" if declared.enabled else "the files say enabled: false"
         yield DriftItem(
             model=want.name,
             replica=None,
@@ -95,7 +95,7 @@ def _stated(want: DesiredModel) -> Iterator[DriftItem]:
             declared=count,
             running=want.replicas,
             since=statement.since,
-            message=f"{statement.reason}: {want.replicas} replicas are wanted; {files}",
+            message=f"{statement.reason}, replicas wanted: {want.replicas}; {files}",
         )
     if not want.replicas:
         return

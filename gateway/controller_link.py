@@ -30,6 +30,8 @@ FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 2.0
 PING_S = 10.0
 """A controller that answers no ping for half of this is gone."""
+STARTING_ATTEMPTS = 5
+"""Attempts, over some two seconds, in which a controller that starts with the gateway may come up."""
 HANDSHAKE_S = 5.0
 GOODBYE_S = 1.0
 """How long the controller may take to answer a closing frame."""
@@ -203,8 +205,8 @@ class ControllerLink:
             await socket.send_str(self._report())
 
     def _log_unreachable(self, attempt: int, error: Exception) -> None:
-        # Once per absence; it is tried every two seconds after that.
-        if attempt == 0:
+        # Once per absence; it is tried every two seconds after that. One that is just starting too is not absent.
+        if attempt == (0 if self._state.ever_connected else STARTING_ATTEMPTS):
             where = self._address.unix_path or self._address.url
             logger.warning("no controller at %s (%s); trying on", where, error or type(error).__name__)
 

@@ -48,7 +48,7 @@ def refusal(route: ModelRoute, now: float) -> RoundhouseError | None:
         ModelState.UNLOADING: ("model_unloading", "is being unloaded"),
         ModelState.FAILED: ("model_failed", "could not be loaded"),
     }[route.state]
-    told = route.last_error or route.reason
+    told = route.last_error or (f"{route.reason}." if route.reason else None)
     why = f": {told}" if told else "."
     wait_s = None if route.retry_at is None else max(1.0, route.retry_at - now)
     if route.state == ModelState.LOADING:

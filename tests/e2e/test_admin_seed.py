@@ -153,8 +153,8 @@ async def test_llama_servers_example_is_taken(admin: AdminApi) -> None:
         "llama_server_spec_draft_p_min": 0.25,
     }
     answer = await admin.load("llama-server", body)
-    # The demo model has no MTP layers: the engine itself refuses it, and says so.
-    assert answer.status in (200, 503), answer.body
+    # The demo model has no MTP layers. Whether that is fatal is the engine's business; refusing the body is not.
+    assert answer.status == 200 or answer.code == "model_failed", answer.body
     assert (await admin.row("llama-server"))["load_override"] == body
 
 

@@ -28,6 +28,13 @@ def test_every_state_but_loaded_has_its_code(state: ModelState, code: str) -> No
     assert "the file is missing" in error.message
 
 
+def test_a_model_that_is_not_loaded_says_why() -> None:
+    unloaded = route("m", state=ModelState.UNLOADED).model_copy(update={"reason": "an operator unloaded it"})
+    error = refusal(unloaded, NOW)
+    assert error is not None
+    assert error.message == "The model 'm' is not loaded: an operator unloaded it."
+
+
 def test_a_loaded_model_is_not_refused() -> None:
     assert refusal(route("m"), NOW) is None
 
