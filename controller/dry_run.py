@@ -32,7 +32,7 @@ Effect = Literal["none", "start", "stop", "restart", "scale"]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Stage:
     """What is declared, and what that comes to with the runtime's statements."""
 
     declared: DeclaredState
@@ -65,8 +65,8 @@ async def dry_run(
     parsed = await asyncio.to_thread(parse, _with(read, contents), models_root)
     if not parsed.ok:
         return DryRun(ok=False, problems=list(parsed.problems), changes=[], plan=None)
-    before = Standing(declared_now, desired_now)
-    after = Standing(parsed.declared, _desired(before, parsed, overrides, demand, defaults, now))
+    before = Stage(declared_now, desired_now)
+    after = Stage(parsed.declared, _desired(before, parsed, overrides, demand, defaults, now))
     changes = compare(before, after, observed, overrides)
     wanted = [after.desired.models[each.model] for each in changes if each.model in after.desired.models]
     conceal = concealment.with_proposed(parsed.declared)
@@ -121,7 +121,7 @@ def _with(read: FolderSnapshot, contents: Mapping[str, bytes | None]) -> FolderS
 
 
 def _desired(
-    before: Standing,
+    before: Stage,
     parsed: Parsed,
     overrides: Mapping[str, Override],
     demand: Mapping[str, float],
@@ -148,7 +148,7 @@ def _desired(
 
 
 def compare(
-    before: Standing, after: Standing, observed: ObservedState, overrides: Mapping[str, Override]
+    before: Stage, after: Stage, observed: ObservedState, overrides: Mapping[str, Override]
 ) -> list[ModelChange]:
     """What becomes of each model that would be declared otherwise, in name order."""
     return [
@@ -157,9 +157,7 @@ def compare(
     ]
 
 
-def _change(
-    edit: Edit, before: Standing, after: Standing, observed: ObservedState, override: Override | None
-) -> ModelChange:
+def _change(edit: Edit, before: Stage, after: Stage, observed: ObservedState, override: Override | None) -> ModelChange:
     now, then = before.desired.models.get(edit.model), after.desired.models.get(edit.model)
     alive = [replica for replica in observed.replicas if replica.id.model == edit.model and _stays(replica)]
     restarts = _restarts(now, then, alive)
@@ -209,7 +207,7 @@ def _elsewhere(now: DesiredModel | None, then: DesiredModel | None) -> Effect:
     return "none" if was == will else "start" if will else "stop"
 
 
-def _left(override: Override | None, under: Standing) -> Override | None:
+def _left(override: Override | None, under: Stage) -> Override | None:
     if override is None or override.model not in under.desired.models:
         return None
     return standing(override, under.desired.models[override.model].declared, under.declared[override.model])
