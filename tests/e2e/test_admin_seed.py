@@ -118,11 +118,13 @@ async def test_a_present_key_rules_also_when_it_is_null_and_the_definition_stays
     assert (await admin.unload("draft")).body["load_override"] == {}
 
 
-async def test_gpu_memory_says_why_there_is_none(admin: AdminApi) -> None:
+async def test_gpu_memory_is_what_there_is_or_why_there_is_none(admin: AdminApi) -> None:
     memory = (await admin.ask("GET", "gpu-memory")).body
     assert memory.keys() == {"gpus", "models", "error"}
-    assert memory["gpus"] == []
-    assert "NVIDIA" in memory["error"]
+    if memory["gpus"]:
+        assert memory["error"] is None
+    else:
+        assert "NVIDIA" in memory["error"]
     model = next(each for each in memory["models"] if each["name"] == "llama-server")
     assert model.keys() == {
         "name", "runtime_state", "is_loaded", "configured_target_inflight", "effective_target_inflight",

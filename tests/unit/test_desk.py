@@ -17,6 +17,7 @@ from controller.schema.admin import AdminModels
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import GatewayReport, Stamp
 from controller.schema.status import ModelState
+from controller.state import Gpu
 from tests.support.life import AddressedRuntime, Life
 
 STUB: dict[str, Any] = {"backend": "stub", "enabled": False, "replica_max": 3}
@@ -169,6 +170,23 @@ async def test_the_list_is_what_the_rows_are(tmp_path: Path) -> None:
         await bench.round()
         again = AdminModels.model_validate_json(await bench.life.desk.models_json())
         assert again.models[1].aliases == ["third"]
+
+
+async def test_gpus_are_shown_as_nvidia_smi_does_with_what_models_are_estimated_to_take(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": STUB | {"gpus": 1, "vram_mib": 4000, "replicas": 2}}) as bench:
+        bench.runtime.found_gpus = (Gpu("GPU-a", 0, "fake", 8_000, 100),)
+        bench.life.desk.load("m", {}, None, actor="a")
+        await bench.round(4)
+        memory = await bench.life.desk.gpu_memory()
+        assert (memory.error, [gpu.used_over_total for gpu in memory.gpus]) == (None, ["100MiB / 8000MiB"])
+        assert memory.gpus[0].claimed_mib == 8000
+        [model] = memory.models
+        estimate = (model.vram_estimate_mib, model.vram_estimate_replica_count, model.vram_estimate_source)
+        assert estimate == (8000, 2, "declared")
+        bench.runtime.found_gpus, bench.runtime.gpu_reason = None, "the GPUs cannot be read now: lost"
+        await bench.round()
+        memory = await bench.life.desk.gpu_memory()
+        assert (memory.gpus, memory.error) == ([], "the GPUs cannot be read now: lost")
 
 
 async def test_figures_are_unknown_while_a_gateway_is_lost(tmp_path: Path) -> None:
