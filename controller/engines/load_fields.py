@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from controller.schema.admin import ConstraintKind, LoadConstraint
+from controller.schema.admin import LoadConstraint
 
 LoadValue: TypeAlias = int | float | str | None
 
@@ -41,16 +41,6 @@ class LoadField:
     def takes_null(self) -> bool:
         """Whether null is a value of the field."""
         return self.nullable or self.constraint.kind.endswith("_or_null")
-
-    @property
-    def value_type(self) -> type[int] | type[float] | type[str]:
-        """The type of a value that is not null."""
-        kinds: Mapping[ConstraintKind, type[int] | type[float] | type[str]] = {
-            "integer": int,
-            "integer_or_null": int,
-            "float": float,
-        }
-        return kinds.get(self.constraint.kind, str)
 
     def check(self, value: LoadValue) -> str | None:
         """Why the value cannot be taken; None: it can."""

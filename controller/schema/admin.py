@@ -110,11 +110,19 @@ class ModelConfigured(BaseModel):
     aliases: list[str] = Field(description="Other names that clients may use.")
 
 
-class ModelLive(BaseModel):
-    """The part of a row that changes while the model runs."""
+class ModelEstimate(BaseModel):
+    """A model's state, and the GPU memory that it is estimated to take."""
 
     runtime_state: ModelState = Field(description="unloaded, loading, loaded, unloading or failed.")
     is_loaded: bool = Field(description="Whether runtime_state is loaded.")
+    vram_estimate_mib: int | None = Field(description="Approximate GPU memory of all replicas, in MiB.")
+    vram_estimate_replica_count: int = Field(description="How many replicas the estimate is for.")
+    vram_estimate_source: EstimateSource = Field(description="Where the estimate comes from.")
+
+
+class ModelLive(ModelEstimate):
+    """The part of a row that changes while the model runs."""
+
     replicas: int = Field(description="Replicas in force: of this load, or what a load would take.")
     loaded_replicas: int = Field(description="Replicas that serve now.")
     inflight_requests: int | None = Field(
@@ -123,9 +131,6 @@ class ModelLive(BaseModel):
     queue_depth: int | None = Field(description="Requests that wait in the gateways; null: not known.")
     runtime_inflight: int | None = Field(description="Requests inside its loaded replicas; null: not known.")
     last_error: str | None = Field(description="Why it failed; the engine's last log lines follow the plain words.")
-    vram_estimate_mib: int | None = Field(description="Approximate GPU memory of all replicas, in MiB.")
-    vram_estimate_replica_count: int = Field(description="How many replicas the estimate is for.")
-    vram_estimate_source: EstimateSource = Field(description="Where the estimate comes from.")
     load_override: dict[str, JsonValue] = Field(
         description="Parameters of the load in force. A present key rules over the definition, also when it is null."
     )
@@ -187,17 +192,12 @@ class GpuMemory(BaseModel):
     claimed_mib: int = Field(description="Set aside for replicas by the plan, in MiB.")
 
 
-class GpuModel(BaseModel):
+class GpuModel(ModelEstimate):
     """One model's share, estimated."""
 
     name: str = Field(description="Public model name.")
-    runtime_state: ModelState = Field(description="unloaded, loading, loaded, unloading or failed.")
-    is_loaded: bool = Field(description="Whether runtime_state is loaded.")
     configured_target_inflight: int = Field(description="Requests per replica at a time, as configured.")
     effective_target_inflight: int = Field(description="The same as the engine can honestly take.")
-    vram_estimate_mib: int | None = Field(description="Approximate GPU memory of all replicas, in MiB.")
-    vram_estimate_replica_count: int = Field(description="How many replicas the estimate is for.")
-    vram_estimate_source: EstimateSource = Field(description="Where the estimate comes from.")
 
 
 class GpuMemoryAnswer(BaseModel):

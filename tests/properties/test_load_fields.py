@@ -13,6 +13,7 @@ from controller.engines.load_fields import LoadField
 from controller.engines.load_request import MOST, load_params, load_request_model, wrong_backend
 from controller.resolve import with_params
 from controller.schema.desired import Definition
+from tests.support.doc_tables import value_type
 
 LoadRequest = load_request_model()
 LOADABLE = [engine for engine in ENGINES.values() if engine.load_fields]
@@ -28,9 +29,9 @@ def _values(field: LoadField) -> st.SearchStrategy[Any]:
         float: st.floats(allow_nan=False, allow_infinity=False) | st.floats(0, 1),
         str: st.text() | st.from_regex(r"[1-9](,[1-9])?", fullmatch=True),
     }
-    values = [kinds[field.value_type], *([st.none()] if field.takes_null else [])]
+    values = [kinds[value_type(field)], *([st.none()] if field.takes_null else [])]
     return st.one_of(*values, st.sampled_from([each for each in shown if each is not None] or [1])).filter(
-        lambda value: value is None or type(value) is field.value_type
+        lambda value: value is None or type(value) is value_type(field)
     )
 
 

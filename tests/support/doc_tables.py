@@ -75,7 +75,7 @@ def load_rows() -> list[str]:
 
 def load_words(field: LoadField) -> str:
     """The values of one field of a load."""
-    limits, kind = field.constraint, {int: "whole number", float: "number", str: "text"}[field.value_type]
+    limits, kind = field.constraint, {int: "whole number", float: "number", str: "text"}[value_type(field)]
     words = f"`{limits.format}`" if kind == "text" and limits.format and not limits.examples else kind
     if kind == "text" and limits.allowed_values is not None:
         words = ", ".join(f"`{each}`" for each in limits.allowed_values) + (" or another" if field.open_values else "")
@@ -154,3 +154,9 @@ if __name__ == "__main__":
     _print("Controller", variables, setting_rows(ControllerSettings))
     _print("Gateway", variables, setting_rows(GatewaySettings))
     _print("Exit codes", "| code | name | meaning |", exit_rows())
+
+
+def value_type(field: LoadField) -> type[int] | type[float] | type[str]:
+    """The type of a load field's value that is not null."""
+    kind = field.constraint.kind
+    return int if kind.startswith("integer") else float if kind == "float" else str
