@@ -52,6 +52,8 @@ def _route(want: DesiredModel, status: ModelStatus, replicas: list[ObservedRepli
         served_name=(remote.model or want.name) if remote else want.name,
         endpoints=endpoints,
         target_inflight=engine.target_inflight(want.definition),
+        queue_limit=want.definition.queue_limit,
+        notices_leaving=engine.notices_leaving,
         apis=engine.apis(want.definition),
         # Nobody waits for a model that an operator is unloading, also if the next request may load it again.
         autoload=want.autoload and not (status.state is ModelState.UNLOADING and want.statement.kind == "unload"),

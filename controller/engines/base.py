@@ -116,6 +116,8 @@ class Engine:
     """True: `target_inflight` is part of the command line, and so of the spec hash."""
     most_inflight: ClassVar[int | None] = None
     """Requests that one engine can work on at a time, whatever is configured; None: no limit of its own."""
+    notices_leaving: ClassVar[bool] = True
+    """False: work on a blocking request goes on for a while after its client left."""
     load_fields: ClassVar[tuple[LoadField, ...]] = ()
     """What a live load may set."""
     load_recommendations: ClassVar[Mapping[str, PairPresets]] = MappingProxyType({})

@@ -132,6 +132,7 @@ class LlamaServer(Engine):
     name: ClassVar[str] = "llama_server"
     definition = LlamaServerDefinition
     default_target_inflight: ClassVar[int] = 4
+    notices_leaving: ClassVar[bool] = False  # it looks only after a second without any result, of any request
     renders_inflight: ClassVar[bool] = True
     image_kind: ClassVar[str | None] = "llama-server"
     hashed_fields: ClassVar[tuple[str, ...]] = (

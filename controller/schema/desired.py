@@ -50,6 +50,12 @@ class Definition(BaseModel):
     target_inflight: int | None = Field(
         default=None, ge=1, le=4096, description="Requests that one replica serves at a time; default: by backend."
     )
+    queue_limit: int | None = Field(
+        default=None,
+        ge=0,
+        le=100_000,
+        description="Requests that may wait in the gateway for each replica; default: ROUNDHOUSE_QUEUE_LIMIT.",
+    )
     aliases: list[ModelName] = Field(default_factory=list, description="Other names that clients may use.")
     gpus: Gpus | None = Field(
         default=None, description="GPUs of one replica: how many, or a list of their uuids or indices. 0: none."

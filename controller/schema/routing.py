@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_serializer
 
 from controller.schema.admin import Capabilities
+from controller.schema.keys import Key
 from controller.schema.status import SCHEMA_VERSION, ModelState, Wire
 
 
@@ -56,6 +57,14 @@ class ModelRoute(Wire):
     served_name: str = Field(description="What the engine itself calls the model.")
     endpoints: tuple[Endpoint, ...] = Field(default=(), description="Ready, and not being drained.")
     target_inflight: int = Field(default=1, description="Requests that one replica serves at a time.")
+    queue_limit: int | None = Field(
+        default=None, description="Requests that may wait per replica; null: the gateway's own setting."
+    )
+    notices_leaving: bool = Field(
+        default=True,
+        description="The engine stops at once when the client of a blocking request leaves. Where it does not, "
+        "the gateway asks for a stream and makes the blocking answer of it.",
+    )
     apis: tuple[str, ...] = Field(default=(), description="Paths that the engine offers, such as /v1/embeddings.")
     autoload: bool = False
     reason: str | None = Field(default=None, description="Why it is not loaded, where that is wanted.")
@@ -73,6 +82,7 @@ class RoutingTable(Wire):
     instance: str
     stamp: Stamp
     models: tuple[ModelRoute, ...] = ()
+    keys: tuple[Key, ...] = Field(default=(), description="Empty: no keys are declared.")
 
 
 class GatewayReport(Wire):
@@ -85,7 +95,9 @@ class GatewayReport(Wire):
     inflight: dict[str, int] = Field(
         default_factory=dict, description="Replica name to requests inside; zero left out."
     )
-    queued: dict[str, int] = Field(default_factory=dict, description="Model to requests waiting in the gateway.")
+    queued: dict[str, int] = Field(
+        default_factory=dict, description="Model to requests waiting in the gateway, for a load or for a slot."
+    )
     last_used: dict[str, float] = Field(default_factory=dict, description="Model to Unix time of its last request.")
     demand: dict[str, float] = Field(
         default_factory=dict, description="Autoload model that is not loaded, to Unix time of the last request for it."
