@@ -90,7 +90,8 @@ ERROR_CODES: Final[dict[str, ErrorCode]] = _table(
         "invalid_api_key",
         401,
         "authentication_error",
-        "Keys are declared, and the request carries none that is valid: none at all, an unknown one, or one that has expired.",
+        "Keys are declared, and the request carries none that is valid: none at all, an unknown one, or one that has "
+        "expired.",
         (
             "Send `Authorization: Bearer SECRET` or `x-api-key: SECRET`.",
             "`roundhouse key new NAME` makes a key.",
