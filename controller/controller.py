@@ -250,6 +250,7 @@ class Controller:
             demand=self._files.memory.demand,
             defaults=self._defaults,
             declared_now=settled.declared,
+            keys_now=settled.declared_keys,
             runtime=self._runtime,
             concealment=self._concealment,
             now=time.time(),

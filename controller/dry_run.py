@@ -12,7 +12,7 @@ from controller.actions import Plan
 from controller.conceal import Conceal, Concealment
 from controller.config.parse import Parsed, parse
 from controller.config.read import MAX_FILE_BYTES, SUFFIXES, FolderSnapshot, is_read, merge_order, read_folder
-from controller.edits import Edit, edits
+from controller.edits import Edit, edits, key_edits
 from controller.preflight import preflight
 from controller.reconciler import Round
 from controller.resolve import Declared, Defaults, resolve, standing
@@ -27,7 +27,7 @@ AT_ONCE: Final = 4
 """Preflights at a time."""
 
 DeclaredState = Mapping[str, Mapping[str, Any]]
-"""Per model what the files say."""
+"""Per model, or per key, what the files say."""
 Effect = Literal["none", "start", "stop", "restart", "scale"]
 
 
@@ -50,6 +50,7 @@ async def dry_run(
     demand: Mapping[str, float],
     defaults: Defaults,
     declared_now: DeclaredState,
+    keys_now: DeclaredState,
     runtime: Runtime,
     concealment: Concealment,
     now: float,
@@ -77,7 +78,8 @@ async def dry_run(
         Plan(after.desired.generation),
         (),
     )
-    return DryRun(ok=True, problems=[], changes=changes, plan=plan_view(then, now))
+    keys = key_edits(keys_now, parsed.declared_keys)
+    return DryRun(ok=True, problems=[], changes=changes, keys=keys, plan=plan_view(then, now))
 
 
 # The files.

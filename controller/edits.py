@@ -1,7 +1,7 @@
 """What differs between two declared states, model by model and field by field. Pure.
 
 A mapping (`env`) is taken apart, so that one sees which of its keys changed: `env.HF_TOKEN`. Secrets are masked on both
-sides and still count: one that changed reads `***` before and after.
+sides and still count: one that changed reads `***` before and after. Of keys only the names of fields are told.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import JsonValue
 
 from controller.masking import masked, secrets_of
-from controller.schema.admin import FieldChange
+from controller.schema.admin import FieldChange, KeyChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,22 @@ def edits(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[s
             found.append(Edit(model, "removed", _changes(old, {})))
         elif old is not None and new is not None and old != new:
             found.append(Edit(model, "edited", _changes(old, new)))
+    return found
+
+
+def key_edits(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[KeyChange]:
+    """The keys that differ, in name order. Both are per key what the files say."""
+    found = []
+    for name in sorted(before.keys() | after.keys()):
+        old, new = before.get(name), after.get(name)
+        if old == new:
+            continue
+        change: Literal["added", "removed", "edited"] = (
+            "added" if old is None else "removed" if new is None else "edited"
+        )
+        old, new = old or {}, new or {}
+        fields = [each for each in sorted(old.keys() | new.keys()) if old.get(each) != new.get(each)]
+        found.append(KeyChange(key=name, change=change, fields=fields))
     return found
 
 

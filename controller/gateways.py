@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from controller.drains import FORGET_S, GatewayView
+from controller.schema.keys import Key
 from controller.schema.routing import GatewayReport, ModelRoute, RoutingTable, Stamp
 
 log = logging.getLogger(__name__)
@@ -47,15 +48,21 @@ class GatewayHub:
         """Ids of the gateways whose link is up."""
         return sorted(self._links)
 
-    def publish(self, models: tuple[ModelRoute, ...]) -> Stamp:
-        """Make these routes the current table, if they differ from it. The stamp of the current table."""
-        if self.table is not None and self.table.models == models:
+    def publish(self, models: tuple[ModelRoute, ...], keys: tuple[Key, ...] = ()) -> Stamp:
+        """Make these routes and keys the current table, if they differ from it. The stamp of the current table."""
+        if self.table is not None and (self.table.models, self.table.keys) == (models, keys):
             return self.table.stamp
         seq = 1 if self.table is None else self.table.stamp.seq + 1
-        self.table = RoutingTable(instance=self._instance, stamp=Stamp(epoch=self._epoch, seq=seq), models=models)
+        stamp = Stamp(epoch=self._epoch, seq=seq)
+        self.table = RoutingTable(instance=self._instance, stamp=stamp, models=models, keys=keys)
         self._changed.set()
         self._changed = asyncio.Event()
         return self.table.stamp
+
+    def rekey(self, keys: tuple[Key, ...]) -> None:
+        """The current table with these keys: what is known of models is what was. Nothing where there is no table."""
+        if self.table is not None:
+            self.publish(self.table.models, keys)
 
     async def next_table(self, after: Stamp | None) -> RoutingTable:
         """The current table as soon as it is newer than `after`."""

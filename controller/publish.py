@@ -1,14 +1,15 @@
-"""The routing table's models, from what is desired, observed and assessed. Pure."""
+"""The routing table's models, from what is desired, observed and assessed, and its keys. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from pydantic import SecretStr
 
 from controller.assess import serves
 from controller.engines import ENGINES
+from controller.schema.keys import Key, KeyDefinition
 from controller.schema.routing import Endpoint, ModelRoute
 from controller.schema.status import ModelState, ModelStatus
 from controller.state import DesiredModel, DesiredState, ObservedReplica, ObservedState
@@ -74,3 +75,24 @@ def _endpoint(replica: ObservedReplica, tokens: Tokens) -> Endpoint:
     assert replica.base_url is not None
     token = tokens(replica.name)
     return Endpoint(replica=replica.name, base_url=replica.base_url, token=SecretStr(token) if token else None)
+
+
+def table_keys(keys: Mapping[str, KeyDefinition]) -> tuple[Key, ...]:
+    """The keys as gateways are told them, in name order."""
+    return tuple(_key(name, keys[name]) for name in sorted(keys))
+
+
+def _key(name: str, key: KeyDefinition) -> Key:
+    return Key(
+        name=name,
+        sha256=key.sha256,
+        tenant=key.tenant or name,
+        scopes=tuple(key.scopes),
+        models=None if key.models is None else tuple(key.models),
+        weight=key.weight,
+        service_tiers=tuple(key.service_tiers),
+        requests_per_minute=key.requests_per_minute,
+        tokens_per_minute=key.tokens_per_minute,
+        concurrency=key.concurrency,
+        expires_at=None if key.expires is None else key.expires.timestamp(),
+    )

@@ -27,7 +27,7 @@ from controller.plan import plan
 from controller.probes import Prober, Target
 from controller.progress import LoadProgress
 from controller.progress_of import starting
-from controller.publish import routes
+from controller.publish import routes, table_keys
 from controller.remote_drains import RemoteDrains
 from controller.remotes import Remotes
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica
@@ -147,6 +147,7 @@ class Reconciler:
             if self.error is None:
                 log.warning("nothing is changed while the runtime does not answer: %s", error)
             self.error = masked_text(str(error))
+            self._rekey()
             return None
         if desired is None:
             self.error = "the desired state was never valid; nothing is started or stopped"
@@ -160,6 +161,12 @@ class Reconciler:
         self._finish(desired, observed, made)
         return self.round
 
+    def _rekey(self) -> None:
+        """A key that was revoked is revoked, whether or not engines can be seen."""
+        desired = self._desired.state(self._clock())
+        if desired is not None:
+            self._hub.rekey(table_keys(desired.keys))
+
     def _finish(self, desired: DesiredState, observed: ObservedState, made: Plan) -> None:
         """Assess and publish what holds now that the plan was issued."""
         self._remote_drains.follow(self.round.desired if self.round is not None else None, desired, observed.at)
@@ -170,7 +177,7 @@ class Reconciler:
         if statuses != true:
             self._wake.set()
         before, self.round = self.round, Round(desired, issued, made, statuses)
-        stamp = self._hub.publish(routes(desired, issued, statuses, self._token))
+        stamp = self._hub.publish(routes(desired, issued, statuses, self._token), table_keys(desired.keys))
         self._remote_drains.published(stamp)
         for name, drain in self._memory.drains.items():
             if drain.unrouted is None:

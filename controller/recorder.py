@@ -9,10 +9,11 @@ from pydantic import JsonValue
 from controller.conceal import Conceal
 from controller.config.settle import Settled
 from controller.drains import GatewayView
-from controller.edits import Edit, edits
+from controller.edits import Edit, edits, key_edits
 from controller.entries import NewEntry
 from controller.happenings import RoundLike, Trouble, happenings, troubles
 from controller.journal import Journal
+from controller.schema.admin import KeyChange
 from controller.schema.override import is_whole
 
 
@@ -47,7 +48,9 @@ class Recorder:
         if before is None:
             return
         changed = edits(before.declared, after.declared)
-        self._journal.record([_edit(each, ended.get(each.model, ())) for each in changed], self._clock())
+        entries = [_edit(each, ended.get(each.model, ())) for each in changed]
+        entries += [_key_edit(each) for each in key_edits(before.declared_keys, after.declared_keys)]
+        self._journal.record(entries, self._clock())
 
     def round(self, before: RoundLike | None, after: RoundLike, gateways: Iterable[GatewayView]) -> None:
         """A round was complete."""
@@ -80,3 +83,9 @@ def _edit(edit: Edit, ended: Sequence[str]) -> NewEntry:
     what = "its runtime statement" if whole else f"{', '.join(ended)} of its load"
     end = f"; this ended {what}" if ended else ""
     return NewEntry("file", "files", f"{words}{end}", edit.model, details)
+
+
+def _key_edit(edit: KeyChange) -> NewEntry:
+    words = {"added": "declared", "removed": "no longer declared", "edited": f"edited: {', '.join(edit.fields)}"}
+    details = edit.model_dump(mode="json")
+    return NewEntry("file", "files", f"the key {edit.key} is {words[edit.change]}", details=details)

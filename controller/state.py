@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from controller.schema.desired import Definition
+from controller.schema.keys import KeyDefinition
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -94,6 +95,8 @@ class DesiredState:
     paused: bool = False
     revision: int = 0
     """Counts changes of files, overrides and demand; 0: not counted."""
+    keys: Mapping[str, KeyDefinition] = field(default_factory=dict)
+    """By name. Gateways check them; no model depends on them."""
 
 
 class Phase(StrEnum):

@@ -150,7 +150,7 @@ class DesiredFiles:
             for problem in parsed.problems:
                 log.error("%s", problem)
             log.info("the desired state is %s", "broken; what was last good rules" if parsed.problems else "good")
-        if self._settled is not None and (before is None or before.declared != self._settled.declared):
+        if self._settled is not None and (before is None or _differ(before, self._settled)):
             self._learn(self._settled.declared)
             self._generation += 1
             self._note_edits(self._settled)
@@ -160,7 +160,7 @@ class DesiredFiles:
 
     def _save(self, settled: Settled) -> None:
         try:
-            save(self._store.folder, settled.declared, self._clock())
+            save(self._store.folder, settled.declared, settled.declared_keys, self._clock())
         except OSError as error:
             log.warning("the last good state is not stored, so a restart would not know it: %s", error)
 
@@ -211,14 +211,14 @@ class DesiredFiles:
             generation=self._generation,
             paused=self._memory.paused,
         )
-        return replace(desired, revision=self.revision)
+        return replace(desired, revision=self.revision, keys=self._settled.keys)
 
     def problems(self) -> list[Problem]:
         """What is wrong with the files."""
         return list(self._problems)
 
     def wake_at(self) -> float | None:
-        """When a model that vanished from the files may be taken as removed."""
+        """When a model that vanished from the files, or the last key, may be taken as removed."""
         return self._settled.wake_at if self._settled is not None else None
 
     def remember(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
@@ -278,6 +278,10 @@ class DesiredFiles:
                 self._stored = self._memory
             except OSError as error:
                 log.warning("the controller's memory is not stored, so a restart would not know it: %s", error)
+
+
+def _differ(before: Settled, after: Settled) -> bool:
+    return (before.declared, before.declared_keys) != (after.declared, after.declared_keys)
 
 
 async def follow_files(files: DesiredFiles, folder: Path, wake: Callable[[], None], stop: asyncio.Event) -> None:

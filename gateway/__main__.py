@@ -5,22 +5,26 @@ Exit codes: 0 after a stop that was asked for, 2 for settings that cannot be, 3 
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import gc
 import logging
+import math
 import os
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import uvicorn
 from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
-from gateway.app import create_app
-from gateway.http_protocol import EnvelopeProtocol
+from gateway.app import Gateway, create_gateway
+from gateway.client_http import ClientConnection, ClientLimits
 from gateway.settings import GatewaySettings
 
 EXIT_SETTINGS = 2
@@ -30,14 +34,17 @@ EXIT_PORT = 3
 class Server(uvicorn.Server):
     """uvicorn's server, ending with code 0 when it was told to end: its own raises the signal again afterwards."""
 
-    def __init__(self, config: uvicorn.Config, begin_stop: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, grace_s: float) -> None:
         super().__init__(config)
-        self._begin_stop = begin_stop
+        self._gateway = gateway
+        self._grace_s = grace_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop: accept nothing new, and wait for what is under way."""
-        self._begin_stop()
+        """Stop: accept nothing new, wait for what is under way, end the rest with a word."""
+        self._gateway.begin_stop()
+        end = asyncio.get_running_loop().call_later(self._grace_s, self._gateway.end_all)
         await super().shutdown(sockets)
+        end.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -68,7 +75,11 @@ def main() -> int:
     disable_created_metrics()  # type: ignore[no-untyped-call]
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     host, port = listener.getsockname()[:2]
-    logging.getLogger("gateway").info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    scheme = "https" if settings.tls_cert else "http"
+    log = logging.getLogger("gateway")
+    log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+    if not settings.serves_everybody:
+        log.info("%s is not loopback: requests are refused while no keys are declared", host)
     raise_file_limit()
     server = server_of(settings)
     spare_the_collector()
@@ -111,24 +122,26 @@ def listen(host: str, port: int) -> socket.socket:
 
 def server_of(settings: GatewaySettings) -> Server:
     """The HTTP server, with nothing switched on that costs and is not used."""
-    app = create_app(settings)
-    return Server(
-        uvicorn.Config(
-            app,
-            loop="uvloop",
-            http=EnvelopeProtocol,
-            ws="none",
-            lifespan="on",
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=round(settings.shutdown_grace_s),
-        ),
-        app.begin_stop,
+    gateway = create_gateway(settings)
+    limits = ClientLimits(settings.max_header_kib * 1024, settings.client_timeout_s, settings.keep_alive_s)
+    protocol = functools.partial(ClientConnection, direct=gateway.inference, limits=limits)
+    config = uvicorn.Config(
+        gateway.app,
+        loop="uvloop",
+        http=cast("type[asyncio.Protocol]", protocol),  # uvicorn only calls it
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        # What it cancels then has been told to end before.
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_s) + 1,
     )
+    return Server(config, gateway, settings.shutdown_grace_s)
 
 
 def _plain(part: object) -> str:

@@ -1,133 +1,128 @@
-"""The answer that a client gets: whole, as a stream of server-sent events, or flowing through."""
+"""The answer that a client gets: whole, as a stream of events, or flowing through."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from controller.schema.errors import RoundhouseError
-from gateway.asgi import Header, Send, error_headers, send_whole
+from gateway.asgi import error_headers
+from gateway.client_call import ClientCall, header_lines
+from gateway.dialects.base import Dialect, Events
 
-HEARTBEAT = b": ka\n\n"
-DONE_EVENT = b"data: [DONE]\n\n"
-_EVENT_STREAM_HEADERS: tuple[Header, ...] = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # a proxy in front must not collect the events
+JSON_LINE: Final = b"content-type: application/json\r\n"
+_EVENT_STREAM_LINES: Final = (
+    b"content-type: text/event-stream; charset=utf-8\r\n"
+    b"cache-control: no-cache\r\n"
+    b"x-accel-buffering: no\r\n"  # a proxy in front must not collect the events
 )
 
 
 class Answer:
-    """One answer. Its form is open until the first byte is sent; from then on errors travel in that form.
+    """One answer. Its form is open until the first byte is sent; from then on errors travel in that form."""
 
-    `status` is 0 until then.
-    """
+    __slots__ = (
+        "_call",
+        "_is_stream",
+        "_now",
+        "broken_off",
+        "dialect",
+        "ended",
+        "events",
+        "first_byte_at",
+        "last_sent_at",
+        "lines",
+        "request_id",
+        "status",
+    )
 
-    def __init__(self, send: Send, request_id: str, now: Callable[[], float]) -> None:
+    def __init__(self, call: ClientCall, dialect: Dialect, request_id: str, now: Callable[[], float]) -> None:
         """`now` gives monotonic seconds."""
-        self._send = send
-        self.request_id = request_id
+        self._call = call
         self._now = now
-        self._last_sent = float("-inf")
-        self._sending = asyncio.Lock()
-        self._pulse: asyncio.Task[None] | None = None
-        self._beating = False
-        self._closed = False
         self._is_stream = False
+        self.dialect = dialect
+        self.request_id = request_id
+        self.lines = b""
+        """Header lines of every form of this answer."""
+        self.events: Events | None = None
+        """The stream that passes through; how it fails depends on what has passed."""
         self.status = 0
+        """0: nothing was sent yet."""
         self.first_byte_at: float | None = None
+        """When the first byte of the engine's was sent, or of an error; heartbeats are none."""
+        self.last_sent_at = 0.0
+        self.broken_off: str | None = None
+        """Code of the error that ended an answer after its status was sent."""
         self.ended = False
 
-    def start_heartbeats(self, hold_s: float, every_s: float) -> None:
-        """From now on: commit to a stream if nothing was sent within `hold_s`, and never be silent for `every_s`.
-
-        Heartbeats stand between events, because `event` is given whole events only.
-        """
-        self._pulse = asyncio.get_running_loop().create_task(self._beat(hold_s, every_s))
-
-    async def _beat(self, hold_s: float, every_s: float) -> None:
-        await asyncio.sleep(hold_s)
-        while not self._closed:
-            quiet = self._now() - self._last_sent
-            if quiet < every_s:
-                await asyncio.sleep(every_s - quiet)
-                continue
-            self._beating = True
-            async with self._sending:
-                if not self._closed:
-                    await self._send_events(HEARTBEAT)
-            self._beating = False
-
-    def close(self) -> None:
-        """No heartbeat will follow. One that is being sent is not cut short: half a message would remain."""
-        self._closed = True
-        if self._pulse is not None and not self._beating:
-            self._pulse.cancel()
-
-    async def event(self, events: bytes) -> None:
-        """Send one or more whole events; the first ones commit the answer to being a stream."""
+    def send_events(self, events: bytes) -> None:
+        """Send whole events; the first ones commit the answer to being a stream."""
+        self.last_sent_at = now = self._now()
         if self.first_byte_at is None:
-            self.first_byte_at = self._now()
-        async with self._sending:
-            await self._send_events(events)
+            self.first_byte_at = now
+        if self.status:
+            self._call.send_part(events)
+        else:
+            self._commit(events)
 
-    async def _send_events(self, events: bytes) -> None:
-        if not self.status:
-            self._is_stream = True
-            await self._start(200, list(_EVENT_STREAM_HEADERS))
-        self._last_sent = self._now()
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+    def heartbeat(self) -> None:
+        """Break the silence. Stands between events, because `send_events` is given whole ones only."""
+        self.last_sent_at = self._now()
+        if self.status:
+            self._call.send_part(self.dialect.heartbeat)
+        else:
+            self._commit(self.dialect.heartbeat)
 
-    async def end(self) -> None:
-        """End a stream, or an answer that flows through."""
-        self.close()
-        async with self._sending:
-            self.ended = True
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+    def _commit(self, first: bytes) -> None:
+        self.status = 200
+        self._is_stream = True
+        self._call.start(200, self.lines + _EVENT_STREAM_LINES, first)
 
-    async def whole(self, status: int, headers: list[Header], body: bytes) -> None:
-        """Send a complete answer. In a stream that has begun, `body`, which is JSON then, becomes the last event."""
-        self.close()
-        async with self._sending:
-            self.ended = True
-            if self._is_stream:
-                # JSON has line breaks only between tokens, so this changes nothing in it.
-                event = b"data: " + body.replace(b"\r", b" ").replace(b"\n", b" ") + b"\n\n" + DONE_EVENT
-                await self._send({"type": "http.response.body", "body": event, "more_body": False})
-                return
-            if self.first_byte_at is None:
-                self.first_byte_at = self._now()
-            self.status = status
-            await send_whole(self._send, status, [self._id_header, *headers], body)
-
-    async def flow(self, status: int, headers: list[Header], part: bytes) -> None:
-        """Send a part of an answer that is too long to be held; `headers` count for the first part.
+    def flow(self, status: int, lines: bytes, part: bytes) -> None:
+        """Send a part of an answer that is too long to be held; `status` and `lines` count for the first part.
 
         Raises:
             RoundhouseError: the answer is committed to being a stream, and this is none.
         """
-        self.close()
         if self._is_stream:
             raise RoundhouseError("engine_disconnected", "The engine answered a stream with something else.")
-        if not self.status:
+        if self.status:
+            self._call.send_part(part)
+        else:
+            self.status = status
             self.first_byte_at = self._now()
-            await self._start(status, headers)
-        await self._send({"type": "http.response.body", "body": part, "more_body": True})
+            self._call.start(status, self.lines + lines, part)
 
-    async def fail(self, error: RoundhouseError) -> None:
-        """Tell the client of `error`, in the form that is left.
+    def end(self, last: bytes = b"") -> None:
+        """End a stream, or an answer that flows through."""
+        self.ended = True
+        self._call.end(last)
 
-        An answer that flows through has none left: it stays unfinished, and the server closes the connection.
-        """
-        self.close()
-        if self.ended or (self.status and not self._is_stream):
+    def whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send a complete answer. One that comes when a stream is committed becomes its last events."""
+        self.ended = True
+        if self.first_byte_at is None:
+            self.first_byte_at = self._now()
+        if self.status:
+            self._call.end(self.dialect.error_as_events(body))
+        else:
+            self.status = status
+            self._call.send_whole(status, self.lines + lines, body)
+
+    def fail(self, error: RoundhouseError) -> None:
+        """Tell the client of `error`, in the form that is left."""
+        if self.ended:
             return
-        await self.whole(error.entry.status, error_headers(error), error.json_bytes(self.request_id))
-
-    @property
-    def _id_header(self) -> Header:
-        return (b"x-request-id", self.request_id.encode())
-
-    async def _start(self, status: int, headers: list[Header]) -> None:
-        self.status = status
-        await self._send({"type": "http.response.start", "status": status, "headers": [self._id_header, *headers]})
+        if not self.status:
+            lines = header_lines(error_headers(error))
+            self.whole(error.entry.status, lines, self.dialect.error_body(error, self.request_id))
+            return
+        self.broken_off = error.entry.code
+        self.ended = True
+        if not self._is_stream:
+            self._call.break_off()
+        elif self.events is not None:
+            self._call.end(self.events.failure(error, self.request_id))
+        else:
+            self._call.end(self.dialect.error_as_events(self.dialect.error_body(error, self.request_id)))

@@ -8,35 +8,73 @@ import random
 import secrets
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from gateway.api import admin, chat, completions, document, embeddings, errors, health, models
+from gateway.admission import Admission
+from gateway.api import INFERENCE_GROUPS, admin, document, errors, health, models
 from gateway.api.declare import TAGS
 from gateway.controller_client import ControllerClient
 from gateway.controller_link import ControllerAddress, ControllerLink
-from gateway.front import FrontDoor
+from gateway.cors import Cors
+from gateway.engine_http import EngineClient
+from gateway.front import FrontDoor, request_ids
+from gateway.gate import Gate
+from gateway.headers import HeaderLines
 from gateway.hosts import HostRule
+from gateway.inference import InferenceRoutes
 from gateway.ledger import Ledger
+from gateway.limits import Limits
 from gateway.live_routes import LiveRoutes
 from gateway.metrics import LinkState, Metrics
-from gateway.proxy import InferenceRoute, ProxyParts
-from gateway.readiness import Readiness
+from gateway.parts import Parts
 from gateway.settings import GatewaySettings
-from gateway.upstream import Upstream
 
 DESCRIPTION = """Declared language models behind one OpenAI-compatible address.
 
 Every answer has an `X-Request-Id`. Every error has one envelope, whose `error.code` says what went wrong and whose
 `error.next_steps` say what to do. `Retry-After` comes with codes that may succeed later, `x-should-retry: false` with
-those that will not."""
+those that will not. Where keys are declared, a request carries one: `Authorization: Bearer SECRET`, or `x-api-key`."""
 
 
-def create_app(settings: GatewaySettings) -> FrontDoor:
-    """The ASGI application. Its lifespan opens the engine connections and the link to the controller."""
-    live, ledger, link_state, metrics = LiveRoutes(), Ledger(time.time), LinkState(), Metrics()
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """Both ways in. The application's lifespan opens and closes what they share."""
+
+    app: FrontDoor
+    """What the web framework serves."""
+    inference: InferenceRoutes
+    """What goes without it."""
+    forward: admin.AdminForward
+
+    def begin_stop(self) -> None:
+        """The server begins to stop: end what would go on for ever."""
+        self.forward.begin_stop()
+
+    def end_all(self) -> None:
+        """The grace for what is under way is over: end it with a word."""
+        self.inference.end_all()
+        self.forward.end_all()
+
+
+def create_gateway(settings: GatewaySettings) -> Gateway:
+    """The whole gateway with these settings."""
+    live, link_state, metrics, limits = LiveRoutes(), LinkState(), Metrics(), Limits()
+    admission = Admission(settings.queue_limit)
+    ledger = Ledger(time.time, admission.depths)
+    engines = EngineClient(settings.connect_timeout_s)
     metrics.show_state(live, ledger, link_state, time.monotonic)
+    metrics.show_connections(idle=lambda: engines.idle_connections, busy=lambda: engines.busy_connections)
+    cors = Cors(settings.cors_origins)
+    lines, next_id = HeaderLines(cors), request_ids()
+    hosts = HostRule(settings.host, settings.allowed_hosts, is_open=settings.open)
+    gate = Gate(live, hosts, cors, time.time, serves_everybody=settings.serves_everybody)
+    parts = Parts(settings, live, ledger, admission, limits, engines, metrics, lines, time.monotonic, time.time)
+    apis = [api for group in INFERENCE_GROUPS for api in group.APIS]
+    inference = InferenceRoutes(apis, parts, gate, next_id)
+
     address = ControllerAddress.parse(settings.controller_url)
     link = ControllerLink(
         address,
@@ -47,30 +85,35 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
         now=time.monotonic,
         jitter=random.random,
     )
-    upstream, controller = Upstream(settings.connect_timeout_s), ControllerClient(address)
+    controller = ControllerClient(address)
     forward = admin.AdminForward(controller)
+    app = _framework(link, inference, engines, controller)
+    for group in INFERENCE_GROUPS:
+        group.declare(app)
+    models.declare(app, live)
+    health.declare(app, version=app.version, live=live, ledger=ledger, link=link_state, metrics=metrics)
+    admin.declare(app, forward)
+    document.declare(app, controller)
+    return Gateway(FrontDoor(app, gate, cors, lines, next_id), inference, forward)
 
+
+def _framework(
+    link: ControllerLink, inference: InferenceRoutes, engines: EngineClient, controller: ControllerClient
+) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        linking = asyncio.create_task(link.run())
-        async with upstream, controller:
+        tasks = [asyncio.create_task(link.run()), asyncio.create_task(inference.keep_time())]
+        async with controller:
             yield
+        await engines.close()
         await link.say_goodbye()
-        linking.cancel()
-        await asyncio.gather(linking, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    parts = ProxyParts(
-        settings=settings,
-        readiness=Readiness(live, ledger, settings.autoload_timeout_s, time.time),
-        ledger=ledger,
-        upstream=upstream,
-        metrics=metrics,
-        now=time.monotonic,
-    )
-    number = version("roundhouse")
     app = FastAPI(
         title="Roundhouse",
-        version=number,
+        version=version("roundhouse"),
         description=DESCRIPTION,
         openapi_tags=TAGS,
         openapi_url=None,  # document.py serves it, with the controller's part
@@ -80,13 +123,4 @@ def create_app(settings: GatewaySettings) -> FrontDoor:
         lifespan=lifespan,
     )
     errors.declare(app)
-    routes = {api.path: InferenceRoute(api, parts) for api in (chat.API, completions.API, embeddings.API)}
-    chat.declare(app, routes[chat.API.path])
-    completions.declare(app, routes[completions.API.path])
-    embeddings.declare(app, routes[embeddings.API.path])
-    models.declare(app, live)
-    health.declare(app, version=number, live=live, ledger=ledger, link=link_state, metrics=metrics)
-    admin.declare(app, forward)
-    document.declare(app, controller)
-    rule = HostRule(settings.host, settings.allowed_hosts, is_open=settings.open)
-    return FrontDoor(app, routes, rule, forward.begin_stop)
+    return app

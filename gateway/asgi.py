@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from controller.schema.errors import RoundhouseError
@@ -40,9 +40,9 @@ def error_headers(error: RoundhouseError) -> list[Header]:
     return [(b"content-type", b"application/json"), *((k.encode(), v.encode()) for k, v in named.items())]
 
 
-async def send_error(send: Send, error: RoundhouseError, request_id: str) -> None:
-    """Answer with the error's envelope."""
-    headers = [(b"x-request-id", request_id.encode()), *error_headers(error)]
+async def send_error(send: Send, error: RoundhouseError, request_id: str, more: Iterable[Header] = ()) -> None:
+    """Answer with the error's envelope, and `more` headers."""
+    headers = [(b"x-request-id", request_id.encode()), *error_headers(error), *more]
     await send_whole(send, error.entry.status, headers, error.json_bytes(request_id))
 
 

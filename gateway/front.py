@@ -1,20 +1,26 @@
-"""The front door: every request gets its id here, foreign ones are turned away, and no failure leaves without the
-envelope."""
+"""The front door of what goes through the web framework: every request gets its id here, is let in or turned away, and
+no failure leaves without the envelope."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from controller.schema.errors import RoundhouseError
-from gateway.asgi import AsgiApp, Message, Receive, Scope, Send, send_error
-from gateway.hosts import HostRule
+from controller.schema.keys import KeyScope
+from gateway.asgi import AsgiApp, Header, Message, Receive, Scope, Send, send_error, send_whole
+from gateway.cors import Cors
+from gateway.gate import Gate
+from gateway.headers import HeaderLines
+from gateway.keys import Caller
 
 logger = logging.getLogger(__name__)
 
 UNGATED = frozenset({"/health", "/metrics"})
+SCOPE_OF: tuple[tuple[str, KeyScope], ...] = (("/v1/admin/", "admin"),)
+"""Path prefixes that need a scope. The other routes of the framework only describe: any valid key opens them."""
 
 
 def request_ids() -> Callable[[], str]:
@@ -25,22 +31,16 @@ def request_ids() -> Callable[[], str]:
 
 
 class FrontDoor:
-    """The outermost ASGI application.
-
-    The inference routes are called directly, since the layers of the web framework cost more than the rest of the
-    request; they are declared there all the same, for the OpenAPI document and for wrong methods.
-    """
+    """The outermost ASGI application. Inference does not come by here: see `client_http`."""
 
     def __init__(
-        self, framework: AsgiApp, direct: Mapping[str, AsgiApp], rule: HostRule, begin_stop: Callable[[], None]
+        self, framework: AsgiApp, gate: Gate, cors: Cors, lines: HeaderLines, next_id: Callable[[], str]
     ) -> None:
-        """`direct` maps a path to the application that answers its POSTs."""
         self._framework = framework
-        self.begin_stop = begin_stop
-        """Called when the server begins to stop: ends what would go on for ever."""
-        self._direct = direct
-        self._rule = rule
-        self._next_id = request_ids()
+        self._gate = gate
+        self._cors = cors
+        self._lines = lines
+        self._next_id = next_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; lifespan messages pass through."""
@@ -49,34 +49,42 @@ class FrontDoor:
             return
         request_id = self._next_id()
         scope.setdefault("state", {})["request_id"] = request_id
-        path = scope["path"]
-        if path not in UNGATED:
+        headers: list[Header] = scope["headers"]
+        said = [(b"x-request-id", request_id.encode()), *self._cors.headers(headers)]
+        if scope["method"] == "OPTIONS" and (preflight := self._cors.preflight(headers)):
+            await send_whole(send, 204, [said[0], *preflight], b"")
+            return
+        if scope["path"] not in UNGATED:
             try:
-                self._rule.check(scope["headers"])
+                scope["state"]["caller"] = self._let_in(scope["path"], headers)
             except RoundhouseError as error:
-                await send_error(send, error, request_id)
+                await send_error(send, error, request_id, [*said[1:], *self._lines.refusal_headers(error)])
                 return
-        direct = self._direct.get(path)
-        if direct is not None and scope["method"] == "POST":
-            await direct(scope, receive, send)
-        else:
-            await self._through_framework(scope, receive, send, request_id)
+        await self._through_framework(scope, receive, send, request_id, said)
 
-    async def _through_framework(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+    def _let_in(self, path: str, headers: list[Header]) -> Caller:
+        caller = self._gate.caller(headers)
+        for prefix, needed in SCOPE_OF:
+            if path.startswith(prefix):
+                caller.needs(needed)
+        return caller
+
+    async def _through_framework(
+        self, scope: Scope, receive: Receive, send: Send, request_id: str, said: list[Header]
+    ) -> None:
         started = False
 
-        async def with_id(message: Message) -> None:
+        async def with_headers(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message.get("headers", ()), *said]
             await send(message)
 
         try:
-            await self._framework(scope, receive, with_id)
+            await self._framework(scope, receive, with_headers)
         except Exception:
             logger.exception("request %s failed", request_id)
             if not started:
-                await send_error(
-                    send, RoundhouseError("internal_error", "The gateway failed on this request."), request_id
-                )
+                failed = RoundhouseError("internal_error", "The gateway failed on this request.")
+                await send_error(send, failed, request_id, said[1:])

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from controller.schema.errors import RoundhouseError
 from gateway.asgi import Header
+from gateway.cors import Cors
 
 _REMEMBERED = 64
 """Host headers that need no second look."""
@@ -30,8 +31,8 @@ class HostRule:
         self._any_address = is_open
         self._accepted: set[bytes] = set()
 
-    def check(self, headers: Sequence[Header]) -> None:
-        """Refuse what is foreign.
+    def check(self, headers: Sequence[Header], cors: Cors) -> None:
+        """Refuse what is foreign; an origin that `cors` allows is not.
 
         Raises:
             RoundhouseError: `forbidden_host` or `forbidden_origin`.
@@ -41,7 +42,7 @@ class HostRule:
         if host not in self._accepted:
             self._check_host(host)
         for name, value in headers:
-            if name == b"origin":
+            if name == b"origin" and not (cors.is_on and cors.allows(value)):
                 self._check_origin(value.decode("latin-1").lower(), host.decode("latin-1").lower())
 
     def _check_host(self, raw: bytes) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from types import TracebackType
+from collections.abc import Callable, Collection, Mapping
 
-from controller.schema.routing import Endpoint, GatewayReport
-from gateway.retry import Tries, next_endpoint
+from controller.schema.routing import GatewayReport
 from gateway.routing import Routes
 
 LEAVING_NAMED = 20
@@ -21,11 +19,9 @@ class Ledger:
     that was admitted under an older table, and none is admitted under an older one afterwards.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` gives Unix time in seconds."""
+    def __init__(self, clock: Callable[[], float], queued: Mapping[str, int]) -> None:
+        """`clock` gives Unix time in seconds; `queued` is admission's count, model to requests that wait."""
         self._clock = clock
-        self._turn = 0
-        self._last_turn: dict[str, int] = {}
         self._last_used: dict[str, float] = {}
         self._demand: dict[str, float] = {}
         self._failed: dict[str, float] = {}
@@ -34,30 +30,27 @@ class Ledger:
         self.inflight: dict[str, int] = {}
         """Replica name to requests inside; never holds a zero."""
         self.inflight_by_model: dict[str, int] = {}
-        self.queued: dict[str, int] = {}
-        """Model to requests that wait for it to be loaded; never holds a zero."""
+        self.queued = queued
+        """Model to requests that wait for a slot or a load; never holds a zero."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after each change that a report would show."""
         self.on_demand: Callable[[], None] = lambda: None
         """Called, besides, when a model that is not loaded is first asked for: the controller should know at once."""
 
-    def choose(self, endpoints: tuple[Endpoint, ...], tries: Tries) -> Endpoint | None:
-        """The replica for the next try; None to give up. Call `inside` on it before anything is awaited."""
-        endpoint = next_endpoint(endpoints, self.inflight, self._last_turn, tries)
-        if endpoint is not None:
-            self._turn += 1
-            self._last_turn[endpoint.replica] = self._turn
-        return endpoint
-
-    def inside(self, model: str, replica: str, request_id: str) -> _Inside:
-        """Context in which one request counts as inside `replica`. It can be inside one at a time."""
+    def enter(self, model: str, replica: str, request_id: str) -> None:
+        """One request is inside `replica` from here. It can be inside one at a time."""
         now = self._last_used[model] = self._clock()
-        return _Inside(self, model, request_id, (replica, now), self._requests)
+        self._requests[request_id] = (replica, now)
+        self.inflight[replica] = self.inflight.get(replica, 0) + 1
+        self.inflight_by_model[model] = self.inflight_by_model.get(model, 0) + 1
+        self.on_change()
 
-    def waiting(self, model: str) -> _Counted:
-        """Context in which one request counts as waiting for `model` to be loaded. Records the demand."""
-        self.demanded(model)
-        return _Counted(self, (self.queued, model))
+    def leave(self, model: str, replica: str, request_id: str) -> None:
+        """It is no longer. Once for each `enter`."""
+        del self._requests[request_id]
+        _take_one(self.inflight, replica)
+        _take_one(self.inflight_by_model, model)
+        self.on_change()
 
     def demanded(self, model: str) -> None:
         """A request came for an autoload model that is not loaded."""
@@ -80,7 +73,6 @@ class Ledger:
     def forget_absent(self, routes: Routes) -> None:
         """Drop what is remembered of models and replicas that the table no longer has; requests inside still count."""
         loaded = {name for name, route in routes.models.items() if route.state == "loaded"}
-        _keep(self._last_turn, routes.replicas)
         _keep(self._failed, routes.replicas)
         _keep(self._last_used, routes.models.keys())
         wanted = {name for name, route in routes.models.items() if route.autoload}
@@ -109,59 +101,12 @@ class Ledger:
         return leaving
 
 
-class _Counted:
-    """Adds one to each counter on entering and takes it off on leaving, whatever happens in between."""
-
-    __slots__ = ("_counters", "_ledger")
-
-    def __init__(self, ledger: Ledger, *counters: tuple[dict[str, int], str]) -> None:
-        self._ledger = ledger
-        self._counters = counters
-
-    def __enter__(self) -> None:
-        for counter, key in self._counters:
-            counter[key] = counter.get(key, 0) + 1
-        self._ledger.on_change()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for counter, key in self._counters:
-            left = counter[key] - 1
-            if left:
-                counter[key] = left
-            else:
-                del counter[key]
-        self._ledger.on_change()
-
-
-class _Inside(_Counted):
-    """Counts a request under its replica and its model, and knows it by its id."""
-
-    __slots__ = ("_entry", "_request_id", "_requests")
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        model: str,
-        request_id: str,
-        entry: tuple[str, float],
-        requests: dict[str, tuple[str, float]],
-    ) -> None:
-        super().__init__(ledger, (ledger.inflight, entry[0]), (ledger.inflight_by_model, model))
-        self._request_id = request_id
-        self._entry = entry
-        self._requests = requests
-
-    def __enter__(self) -> None:
-        self._requests[self._request_id] = self._entry
-        super().__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        del self._requests[self._request_id]
-        super().__exit__(kind, error, traceback)
+def _take_one(counts: dict[str, int], name: str) -> None:
+    left = counts[name] - 1
+    if left:
+        counts[name] = left
+    else:
+        del counts[name]
 
 
 def _keep(entries: dict[str, int] | dict[str, float], names: Collection[str]) -> None:

@@ -1,8 +1,8 @@
-"""The routing table in force, and the wish to be told of the next one."""
+"""The routing table in force."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import RoutingTable
@@ -15,7 +15,8 @@ class LiveRoutes:
 
     def __init__(self) -> None:
         self._current: Routes | None = None
-        self._next = asyncio.Event()
+        self.on_table: Callable[[Routes], None] = lambda _: None
+        """Called when a table has come into force."""
 
     @property
     def current_or_none(self) -> Routes | None:
@@ -36,11 +37,6 @@ class LiveRoutes:
         return self._current
 
     def apply(self, table: RoutingTable) -> None:
-        """Put `table` in force and wake all who wait for one."""
-        self._current = Routes.of(table)
-        self._next.set()
-        self._next = asyncio.Event()
-
-    async def changed(self) -> None:
-        """Return once another table than the one now in force has come."""
-        await self._next.wait()
+        """Put `table` in force."""
+        self._current = routes = Routes.of(table)
+        self.on_table(routes)

@@ -1,15 +1,10 @@
-"""Whether a model can take a request now, why not, and the wait for one that is loaded on demand."""
+"""Whether a model can take a request now, and why not. Pure."""
 
 from __future__ import annotations
-
-import asyncio
-from collections.abc import Callable
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
-from gateway.ledger import Ledger
-from gateway.live_routes import LiveRoutes
 from gateway.routing import Routes
 
 
@@ -62,60 +57,13 @@ def is_worth_waiting(route: ModelRoute) -> bool:
     return route.autoload and route.state != ModelState.FAILED
 
 
-class Readiness:
-    """Finds the model of a request and, where demand loads it, waits for it."""
-
-    def __init__(self, live: LiveRoutes, ledger: Ledger, timeout_s: float, clock: Callable[[], float]) -> None:
-        """`timeout_s` bounds the wait; `clock` gives Unix time in seconds."""
-        self._live = live
-        self._ledger = ledger
-        self._timeout_s = timeout_s
-        self._clock = clock
-
-    def declared(self, name: str) -> ModelRoute:
-        """The model that clients call `name`, loaded or not, as the table in force has it.
-
-        Raises:
-            RoundhouseError: there is no table yet, or no such model.
-        """
-        return find(self._live.current, name)
-
-    async def loaded(self, name: str) -> ModelRoute:
-        """The model called `name`, loaded, as the table in force has it.
-
-        After the last look at the table nothing is awaited, so the caller's choice of a replica is made under it.
-
-        Raises:
-            RoundhouseError: it is unknown, or cannot be used, or was not loaded in time.
-        """
-        route = find(self._live.current, name)
-        refused = refusal(route, self._clock())
-        if refused is None:
-            return route
-        if not is_worth_waiting(route):
-            if route.autoload:
-                self._ledger.demanded(route.name)
-            raise refused
-        with self._ledger.waiting(route.name):
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    return await self._wait(name)
-            except TimeoutError:
-                message = f"The model {route.name!r} was not loaded within {self._timeout_s:g} s."
-                raise LoadingError(message, find(self._live.current, name).progress) from None
-
-    async def _wait(self, name: str) -> ModelRoute:
-        while True:
-            await self._live.changed()
-            route = find(self._live.current, name)
-            refused = refusal(route, self._clock())
-            if refused is None:
-                return route
-            if not is_worth_waiting(route):
-                raise _overtaken(route) if route.state == ModelState.UNLOADED else refused
+def not_loaded_in_time(name: str, limit_s: float, route: ModelRoute | None) -> LoadingError:
+    """For a request that waited for a load of the model `name` as long as it may."""
+    message = f"The model {name!r} was not loaded within {limit_s:g} s."
+    return LoadingError(message, route.progress if route is not None else None)
 
 
-def _overtaken(route: ModelRoute) -> RoundhouseError:
+def overtaken(route: ModelRoute) -> RoundhouseError:
     """Demand no longer loads a model that is waited for: it was unloaded, perhaps before anything of it ran."""
     text = f"The model {route.name!r} was unloaded while the request waited for it."
     return RoundhouseError("model_unloading", text, param="model")

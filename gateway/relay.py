@@ -1,69 +1,157 @@
-"""From the engine's answer to the client's: event by event, or whole."""
+"""From an engine's answer to the client's: event by event, gathered, or whole."""
 
 from __future__ import annotations
 
-from gateway.answer import DONE_EVENT, Answer
+from typing import Protocol
+
+from controller.schema.errors import RoundhouseError
+from gateway.answer import JSON_LINE, Answer
 from gateway.asgi import Header
-from gateway.engine_errors import as_envelope, client_status
-from gateway.sse import EventFilter, EventTooLongError
-from gateway.upstream import EngineAnswer, EngineDiedError
+from gateway.dialects.base import Events, EventTooLongError, Gathering, Usage
+from gateway.engine_errors import ENGINE_ERROR, client_status
 
 
-async def relay_events(engine: EngineAnswer, answer: Answer, events: EventFilter) -> None:
-    """Pass a stream on. Nothing happens to a chunk but a look and a write.
+class Relay(Protocol):
+    """What becomes of the body of an engine's answer."""
 
-    Raises:
-        EngineDiedError: it broke off, or ended without saying that it is done.
-    """
-    while chunk := await engine.read():
+    def data(self, data: bytes) -> None:
+        """Take a part. Raises RoundhouseError."""
+
+    def end(self) -> None:
+        """Complete the client's answer. Raises RoundhouseError: the engine's was not complete."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens, as far as the engine has told."""
+
+
+class EventRelay:
+    """A stream passes. Nothing happens to a chunk but a look and a write."""
+
+    __slots__ = ("_answer", "_events")
+
+    def __init__(self, answer: Answer, events: Events) -> None:
+        self._answer = answer
+        self._events = answer.events = events
+
+    def data(self, data: bytes) -> None:
+        """Pass on the events that are whole now."""
         try:
-            whole = events.feed(chunk)
+            whole = self._events.feed(data)
         except EventTooLongError as error:
-            raise EngineDiedError(f"it sent {error}") from error
+            raise _failed(f"it sent {error}") from error
         if whole:
-            await answer.event(whole)
-    if last := events.finish():
-        await answer.event(last)
-    if events.is_error:
-        await answer.event(DONE_EVENT)
-    elif not events.is_done:
-        raise EngineDiedError("its stream ended without [DONE]")
-    await answer.end()
+            self._answer.send_events(whole)
+
+    def end(self) -> None:
+        """End as the family ends."""
+        last = self._events.finish()
+        if not self._events.is_complete:
+            if last:
+                self._answer.send_events(last)
+            raise _failed("its stream ended without its last event")
+        if last and not self._answer.status:
+            self._answer.send_events(last)
+            last = b""
+        self._answer.end(last)
+
+    @property
+    def usage(self) -> Usage | None:
+        """Of the usage event."""
+        return self._events.usage
 
 
-async def relay_whole(engine: EngineAnswer, answer: Answer, hold_bytes: int) -> bytes:
-    """Pass an answer on once it is whole; one longer than `hold_bytes` flows through. Returns what was held.
+class GatheringRelay:
+    """A stream becomes a blocking answer."""
 
-    Raises:
-        EngineDiedError: it broke off.
-    """
-    parts: list[bytes] = []
-    size = 0
-    status = client_status(engine.status)
-    while part := await engine.read():
-        parts.append(part)
-        size += len(part)
-        if size > hold_bytes:
-            return await _flow(engine, answer, status, b"".join(parts))
-    body = b"".join(parts)
-    if status >= 400:
-        body = as_envelope(engine.status, body, answer.request_id)
-    await answer.whole(status, _headers(engine, is_error=status >= 400), body)
-    return body
+    __slots__ = ("_answer", "_gathering")
+
+    def __init__(self, answer: Answer, gathering: Gathering) -> None:
+        self._answer = answer
+        self._gathering = gathering
+
+    def data(self, data: bytes) -> None:
+        """Add to the answer."""
+        try:
+            self._gathering.feed(data)
+        except EventTooLongError as error:
+            raise _failed(f"it sent {error}") from error
+
+    def end(self) -> None:
+        """Send it."""
+        result = self._gathering.result()
+        if result is None:
+            raise _failed("its stream ended without its last event")
+        status, body = result
+        if status >= 400:
+            body = self._answer.dialect.engine_error(status, body, self._answer.request_id)
+        self._answer.whole(status, JSON_LINE, body)
+
+    @property
+    def usage(self) -> Usage | None:
+        """As the stream told."""
+        return self._gathering.usage
 
 
-async def _flow(engine: EngineAnswer, answer: Answer, status: int, held: bytes) -> bytes:
-    await answer.flow(status, _headers(engine, is_error=False), held)
-    while part := await engine.read():
-        await answer.flow(status, [], part)
-    await answer.end()
-    return held
+class WholeRelay:
+    """A body is passed on once it is whole; one longer than `hold_bytes` flows through."""
+
+    __slots__ = ("_answer", "_engine_status", "_flows", "_held", "_hold_bytes", "_lines", "_size", "_status", "usage")
+
+    def __init__(self, answer: Answer, status: int, headers: list[Header], hold_bytes: int) -> None:
+        self._answer = answer
+        self._engine_status = status
+        self._status = client_status(status)
+        self._lines = _lines(headers, is_error=self._status >= 400)
+        self._hold_bytes = hold_bytes
+        self._held: list[bytes] = []
+        self._size = 0
+        self._flows = False
+        self.usage: Usage | None = None
+
+    def data(self, data: bytes) -> None:
+        """Hold it, or let it flow."""
+        if self._flows:
+            self._answer.flow(self._status, b"", data)
+            return
+        self._held.append(data)
+        self._size += len(data)
+        if self._size > self._hold_bytes:
+            held = b"".join(self._held)
+            self._flows = True
+            self.usage = self._answer.dialect.usage_in(held)
+            self._held.clear()
+            self._answer.flow(self._status, self._lines, held)
+
+    def end(self) -> None:
+        """Send what was held."""
+        answer = self._answer
+        if self._flows:
+            answer.end()
+            return
+        held = self._held
+        body = held[0] if len(held) == 1 else b"".join(held)
+        if self._status >= 400:
+            body = answer.dialect.engine_error(self._engine_status, body, answer.request_id)
+            if answer.status:
+                answer.broken_off = ENGINE_ERROR.code
+        elif answer.status:
+            raise _failed("it answered a stream with something else")
+        else:
+            self.usage = answer.dialect.usage_in(body)
+        answer.whole(self._status, self._lines, body)
 
 
-def _headers(engine: EngineAnswer, *, is_error: bool) -> list[Header]:
-    """Of the engine's headers only these: the rest belongs to its own connection, or is none of the client's."""
-    content_type = "application/json" if is_error else engine.content_type or "application/json"
-    headers = [(b"content-type", content_type.encode("latin-1"))]
-    if engine.retry_after is not None:
-        headers.append((b"retry-after", engine.retry_after.encode("latin-1")))
-    return headers
+def _lines(headers: list[Header], *, is_error: bool) -> bytes:
+    lines = JSON_LINE
+    for name, value in headers:
+        if name == b"content-type" and not is_error:
+            lines = b"content-type: %b\r\n" % value
+    for name, value in headers:
+        if name == b"retry-after":
+            lines += b"retry-after: %b\r\n" % value
+    return lines
+
+
+def _failed(how: str) -> RoundhouseError:
+    return RoundhouseError("engine_disconnected", f"The engine failed: {how}.")

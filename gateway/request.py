@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
+from urllib.parse import parse_qsl, urlencode
 
 from controller.schema.errors import RoundhouseError
+
+BodyKind = Literal["object", "any", "none"]
+"""What JSON a request must hold."""
 
 _ASK_FOR_USAGE = b'"stream_options":{"include_usage":true},'
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InferenceRequest:
-    """A request body, and what routing needs of it."""
+    """A request body, and what routing needs of it. Not changed once made (frozen would cost a microsecond)."""
 
     raw: bytes
     fields: dict[str, Any]
-    """The decoded body."""
+    """The decoded body; empty where it is no object."""
     model: str
     stream: bool
     wants_usage: bool
     """The client asked for the usage event of a stream."""
+    target: str = ""
+    """Path and query for the engine."""
+    names_model: bool = True
+    """The body has the model's name; else the query has it, or there is only one that it can be."""
 
     def body_for(self, served_name: str, *, ask_for_usage: bool) -> bytes:
         """The bytes for an engine that calls the model `served_name`.
@@ -30,7 +38,7 @@ class InferenceRequest:
         nearly always means one insertion; else the body is encoded anew.
         """
         insert = ask_for_usage and self.stream and not self.wants_usage
-        if self.model == served_name:
+        if self.model == served_name or not self.names_model:
             if not insert:
                 return self.raw
             if "stream_options" not in self.fields:
@@ -39,32 +47,57 @@ class InferenceRequest:
         changed = self.fields | {"model": served_name}
         if insert:
             changed["stream_options"] = (self.fields.get("stream_options") or {}) | {"include_usage": True}
-        return _encode(changed)
+        return encode(changed)
 
 
 def parse_request(raw: bytes, *, may_stream: bool) -> InferenceRequest:
-    """Decode a request body.
+    """Decode a request whose body names its model.
 
     Raises:
         RoundhouseError: `invalid_json`, naming the place, or `invalid_request`, naming the field.
     """
     fields = _decode(raw)
+    if not isinstance(fields, dict):
+        raise RoundhouseError("invalid_json", "The body must be a JSON object: it starts with '{'.")
     model = fields.get("model")
     if not isinstance(model, str) or not model:
         _reject("model", "must be the name of a model", fields)
+    if not may_stream:
+        return InferenceRequest(raw, fields, model, stream=False, wants_usage=False)
     stream = fields.get("stream")
     if not (stream is None or isinstance(stream, bool)):
         _reject("stream", "must be true or false", fields)
     options = fields.get("stream_options")
     if not (options is None or isinstance(options, dict)):
         _reject("stream_options", "must be an object", fields)
-    return InferenceRequest(
-        raw=raw,
-        fields=fields,
-        model=model,
-        stream=may_stream and stream is True,
-        wants_usage=bool(options and options.get("include_usage")),
-    )
+    wants_usage = bool(options and options.get("include_usage"))
+    return InferenceRequest(raw, fields, model, stream is True, wants_usage)
+
+
+def parse_native(raw: bytes, query: bytes, path: str, sole_model: str | None, *, body: BodyKind) -> InferenceRequest:
+    """Read a request to a route of llama.cpp's own, which may name its model in the query, in the body, or not at all.
+
+    `sole_model` is the one that it is for if it names none; None: there are several, or none. `model` is taken out of
+    the query, which the engine gets otherwise as it is.
+
+    Raises:
+        RoundhouseError: `invalid_json` or `invalid_request`.
+    """
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    named = next((value for name, value in pairs if name == "model"), None)
+    rest = urlencode([pair for pair in pairs if pair[0] != "model"])
+    decoded = _decode(raw) if raw or body == "object" else {}
+    if body == "object" and not isinstance(decoded, dict):
+        raise RoundhouseError("invalid_json", "The body must be a JSON object: it starts with '{'.")
+    fields: dict[str, Any] = decoded if isinstance(decoded, dict) else {}
+    names_model = named is None and isinstance(fields.get("model"), str)
+    model = named or (fields["model"] if names_model else sole_model)
+    if not model:
+        message = "The request names no model, and several have this route: add `?model=NAME`."
+        raise RoundhouseError("invalid_request", message, param="model")
+    stream = fields.get("stream") is True
+    target = f"{path}?{rest}" if rest else path
+    return InferenceRequest(raw, fields, model, stream, wants_usage=False, target=target, names_model=names_model)
 
 
 def _reject(name: str, rule: str, fields: dict[str, Any]) -> NoReturn:
@@ -72,7 +105,7 @@ def _reject(name: str, rule: str, fields: dict[str, Any]) -> NoReturn:
     raise RoundhouseError("invalid_request", f"`{name}` {rule}; {found}.", param=name)
 
 
-def _decode(raw: bytes) -> dict[str, Any]:
+def _decode(raw: bytes) -> Any:
     try:
         fields = _DECODER.decode(raw.decode())
     except UnicodeDecodeError as error:
@@ -84,8 +117,6 @@ def _decode(raw: bytes) -> dict[str, Any]:
         raise RoundhouseError("invalid_json", f"The body is not JSON: {error}.") from None
     except RecursionError:
         raise RoundhouseError("invalid_json", "The body is nested too deeply.") from None
-    if not isinstance(fields, dict):
-        raise RoundhouseError("invalid_json", "The body must be a JSON object: it starts with '{'.")
     return fields
 
 
@@ -96,7 +127,8 @@ def _not_json(constant: str) -> NoReturn:
 _DECODER = json.JSONDecoder(parse_constant=_not_json)
 
 
-def _encode(fields: dict[str, Any]) -> bytes:
+def encode(fields: dict[str, Any]) -> bytes:
+    """A body with these fields. Raises RoundhouseError."""
     try:
         # ASCII, so that lone surrogates, which JSON can write and UTF-8 cannot, survive.
         return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()

@@ -1,12 +1,13 @@
-"""What a routing table means for a request: which model a name is, and which replica takes the next request. Pure."""
+"""What a routing table means for a request: which model a name is, and whose key it carries. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from controller.schema.routing import Endpoint, ModelRoute, RoutingTable, Stamp
+from controller.schema.routing import ModelRoute, RoutingTable, Stamp
+from gateway.keys import KeyRing
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Routes:
     names: Mapping[str, ModelRoute]
     """Every name a client may use, aliases included. A model's own name wins over another model's alias."""
     replicas: frozenset[str]
+    keys: KeyRing
 
     @classmethod
     def of(cls, table: RoutingTable) -> Routes:
@@ -31,23 +33,11 @@ class Routes:
             stamp=table.stamp,
             models=MappingProxyType(models),
             names=MappingProxyType(aliases | models),
+            keys=KeyRing.of(table.keys),
             replicas=frozenset(endpoint.replica for route in table.models for endpoint in route.endpoints),
         )
 
-
-def pick(
-    endpoints: Iterable[Endpoint],
-    inflight: Mapping[str, int],
-    last_turn: Mapping[str, int],
-    avoid: Collection[str] = (),
-) -> Endpoint | None:
-    """The replica with the least requests inside; of equals, the one whose last turn is longest ago.
-
-    `inflight` and `last_turn` go by replica name; a name they lack has none inside, never had a turn. None: every
-    endpoint is in `avoid`, or there are none.
-    """
-    return min(
-        (endpoint for endpoint in endpoints if endpoint.replica not in avoid),
-        key=lambda endpoint: (inflight.get(endpoint.replica, 0), last_turn.get(endpoint.replica, -1)),
-        default=None,
-    )
+    def sole(self, path: str) -> str | None:
+        """The one model whose engine offers `path`; None if there is none, or another."""
+        offering = [route.name for route in self.models.values() if path in route.apis]
+        return offering[0] if len(offering) == 1 else None

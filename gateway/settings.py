@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -29,6 +30,29 @@ class GatewaySettings(BaseSettings):
         (),
         description="Further names, comma-separated, that Host and Origin headers may carry while there are no keys.",
     )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Origins, comma-separated, whose pages may read answers (CORS), such as `https://chat.example`; "
+        "`*`: all. Empty: none.",
+    )
+    tls_cert: Path | None = Field(None, description="Certificate file (PEM, with its chain). Set: HTTPS is served.")
+    tls_key: Path | None = Field(None, description="Private key file of the certificate (PEM).")
+    engine_state_routes: bool = Field(
+        False,
+        description="Serve the routes that change or reveal an engine's inner state: /slots, POST /props, "
+        "POST /lora-adapters. With keys they need the scope `admin`.",
+    )
+    queue_limit: int = Field(
+        8, ge=0, description="Requests that may wait for each replica of a model that does not say `queue_limit`."
+    )
+    max_header_kib: int = Field(32, ge=1, description="Largest request line and headers in KiB; more is refused.")
+    client_timeout_s: float = Field(
+        60,
+        gt=0,
+        description="Seconds that a client may take for its headers, between parts of its body, and to take what it "
+        "is sent.",
+    )
+    keep_alive_s: float = Field(75, gt=0, description="Seconds that a connection stays open between requests.")
     max_body_mib: int = Field(64, ge=1, description="Largest request body in MiB; more is refused with 413.")
     answer_buffer_mib: int = Field(
         16,
@@ -55,7 +79,7 @@ class GatewaySettings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity logged.")
 
-    @field_validator("allowed_hosts", mode="before")
+    @field_validator("allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -72,14 +96,23 @@ class GatewaySettings(BaseSettings):
             return value
         raise ValueError("must be http://host:port or unix:/path/to/controller.sock")
 
+    @field_validator("tls_cert", "tls_key")
+    @classmethod
+    def _is_there(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_file():
+            raise ValueError(f"there is no file {value}")
+        return value
+
     @model_validator(mode="after")
-    def _private_unless_open(self) -> GatewaySettings:
-        if not self.open and not is_loopback(self.host):
-            raise ValueError(
-                f"without keys the gateway serves only on a loopback address, and {self.host} is none: "
-                "set ROUNDHOUSE_HOST=127.0.0.1, or ROUNDHOUSE_OPEN=1 if everybody who reaches it may use it"
-            )
+    def _whole_tls(self) -> GatewaySettings:
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("ROUNDHOUSE_TLS_KEY is set and ROUNDHOUSE_TLS_CERT is not: set both, or neither")
         return self
+
+    @property
+    def serves_everybody(self) -> bool:
+        """Whether it serves while no keys are declared."""
+        return self.open or is_loopback(self.host)
 
     @property
     def max_body_bytes(self) -> int:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any
 
-HOLD_LIMIT = 4 * 1024 * 1024
-"""Bytes of an unfinished event that are held: nothing is passed on that does not end with an event's end."""
+from gateway.dialects.base import HOLD_LIMIT, EventTooLongError, Usage
 
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _USAGE_SPAN = 4096
@@ -21,16 +19,36 @@ _DONE = re.compile(rb"data:\s*\[DONE\]\s*\Z")
 _DECODER = json.JSONDecoder()
 
 
-class EventTooLongError(ValueError):
-    """An event of more than `HOLD_LIMIT` bytes."""
+class EventCutter:
+    """Whole events out of bytes that are cut anywhere. Line ends are LF or CRLF."""
 
+    __slots__ = ("_held",)
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens as the engine counted them."""
+    def __init__(self) -> None:
+        self._held = b""
 
-    prompt: int = 0
-    completion: int = 0
+    def _cut(self, chunk: bytes) -> bytes:
+        """The events that `chunk` completes, in one piece; the rest is held.
+
+        Raises:
+            EventTooLongError: an event does not end within `HOLD_LIMIT` bytes.
+        """
+        held = self._held
+        if not held and chunk.endswith(b"\n\n"):
+            return chunk
+        buffer = held + chunk
+        # What is held has no end in it, so an end begins within its last line end at the earliest.
+        end = end_of_events(buffer, max(0, len(held) - 3))
+        if len(buffer) - end > HOLD_LIMIT:
+            raise EventTooLongError(f"an event of more than {HOLD_LIMIT} bytes")
+        self._held = buffer[end:]
+        return buffer[:end]
+
+    def _take_held(self) -> bytes:
+        """What is held, closed with a blank line: the last event of a stream that left it out, or a part of one."""
+        held, self._held = self._held, b""
+        held = held.rstrip(b"\r\n")
+        return held + b"\n\n" if held else b""
 
 
 class EventFilter:
@@ -109,11 +127,28 @@ def split_events(events: bytes) -> list[bytes]:
     return [part for start, end in zip(starts, [*ends, len(events)], strict=True) if (part := events[start:end])]
 
 
-def end_of_events(buffer: bytes) -> int:
-    """Offset after the last blank line, where the last whole event ends; 0 if there is none."""
+def last_event(events: bytes) -> bytes:
+    """The last event that is not empty and not a comment alone; nothing if there is none."""
+    end = len(events)
+    while end:
+        start = end_of_events(events[:end].rstrip())
+        event = events[start:end]
+        if any(line and not line.startswith(b":") for line in event.splitlines()):
+            return event
+        end = start
+    return b""
+
+
+def data_of(event: bytes) -> bytes:
+    """The lines of an event's data, joined as the specification says."""
+    return b"\n".join(line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:"))
+
+
+def end_of_events(buffer: bytes, start: int = 0) -> int:
+    """Offset after the last blank line from `start` on, where the last whole event ends; 0 if there is none."""
     # The line before the blank one ends with "\n" in both styles, so these two cover them.
-    after_lf = buffer.rfind(b"\n\n") + 2
-    after_crlf = buffer.rfind(b"\n\r\n") + 3
+    after_lf = buffer.rfind(b"\n\n", start) + 2
+    after_crlf = buffer.rfind(b"\n\r\n", start) + 3
     return max(after_lf if after_lf > 1 else 0, after_crlf if after_crlf > 2 else 0)
 
 

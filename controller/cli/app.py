@@ -14,6 +14,7 @@ from controller.cli import (
     events,
     gpu,
     history,
+    key,
     load,
     logs,
     pause,
@@ -59,6 +60,7 @@ for command in (
     version.version,
 ):
     app.command()(command)
+app.add_typer(key.key)
 
 
 def run(arguments: Sequence[str]) -> int:

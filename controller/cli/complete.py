@@ -32,6 +32,7 @@ def load_fields(ctx: typer.Context, incomplete: str) -> list[str]:
 def _rows(ctx: typer.Context) -> list[AdminModel]:
     """Of every model; none where nobody answers."""
     import asyncio
+    import os
 
     from controller.cli.admin_client import AdminClient
     from controller.cli.options import controller_url
@@ -40,9 +41,10 @@ def _rows(ctx: typer.Context) -> list[AdminModel]:
         async with AdminClient(url, PATIENCE_S) as client:
             return (await client.models()).models
 
-    state = ctx.params.get("state")
+    # Not every command that names models asks the controller itself.
+    named, state = ctx.params.get("controller") or os.environ.get("ROUNDHOUSE_CONTROLLER_URL"), ctx.params.get("state")
     try:
-        return asyncio.run(_ask(controller_url(ctx.params.get("controller"), Path(state) if state else None)))
+        return asyncio.run(_ask(controller_url(named, Path(state) if state else None)))
     except CommandError:
         return []
 
@@ -52,3 +54,17 @@ def event_kinds(incomplete: str) -> list[str]:
     from controller.schema.admin import EventKind
 
     return [kind for kind in get_args(EventKind) if kind.startswith(incomplete)]
+
+
+def key_scopes(incomplete: str) -> list[str]:
+    """What a key may open."""
+    from controller.schema.keys import KeyScope
+
+    return [scope for scope in get_args(KeyScope) if scope.startswith(incomplete)]
+
+
+def service_tiers(incomplete: str) -> list[str]:
+    """Tiers that a key may have."""
+    from controller.schema.keys import ServiceTier
+
+    return [tier for tier in get_args(ServiceTier) if tier.startswith(incomplete)]

@@ -94,7 +94,7 @@ def _as_given(outcome: DryRun, paths: list[Path]) -> DryRun:
 def _diff_verdict(outcome: DryRun) -> Exit:
     if not outcome.ok:
         return Exit.FAILED
-    return Exit.PENDING if outcome.changes else Exit.DONE
+    return Exit.PENDING if outcome.changes or outcome.keys else Exit.DONE
 
 
 def _show_diff(outcome: DryRun) -> None:
@@ -105,7 +105,9 @@ def _show_diff(outcome: DryRun) -> None:
         return
     for change in outcome.changes:
         _show_change(change)
-    if not outcome.changes:
+    for key in outcome.keys:
+        say(f"key {key.key}: {key.change}" + (f": {', '.join(key.fields)}" if key.change == "edited" else ""))
+    if not outcome.changes and not outcome.keys:
         say("nothing would change")
     elif outcome.plan is not None:
         touched = {change.model for change in outcome.changes}

@@ -9,7 +9,7 @@ import typer
 
 from controller.cli.exits import Exit
 from controller.cli.options import Json, Models, settings_of
-from controller.cli.output import say, say_json
+from controller.cli.output import counted, say, say_json
 
 
 def validate(
@@ -31,9 +31,11 @@ def validate(
     parsed = parse(read_folder(settings.desired), settings.models.absolute())
     if as_json:
         problems = [problem.model_dump() for problem in parsed.problems]
-        say_json({"ok": parsed.ok, "problems": problems, "models": sorted(parsed.definitions)})
+        found = {"models": sorted(parsed.definitions), "keys": sorted(parsed.keys)}
+        say_json({"ok": parsed.ok, "problems": problems, **found})
     elif parsed.ok:
-        say(f"{settings.desired}: good; models: {', '.join(sorted(parsed.definitions)) or 'none'}")
+        keys = f"; {counted(len(parsed.keys), 'key')}" if parsed.keys else ""
+        say(f"{settings.desired}: good; models: {', '.join(sorted(parsed.definitions)) or 'none'}{keys}")
     else:
         for problem in parsed.problems:
             say(str(problem))

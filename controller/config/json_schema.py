@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from controller.engines import BACKEND_OF_SUFFIX, ENGINES
 from controller.engines.base import Engine
 from controller.schema.desired import Definition, ModelName
+from controller.schema.keys import KeyDefinition, KeyName
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
@@ -31,12 +32,19 @@ def files_schema() -> Schema:
             "models": {
                 "description": "The models by public name. `{}` declares that there are none.",
                 "type": "object",
-                "propertyNames": _name_schema(),
+                "propertyNames": TypeAdapter(ModelName).json_schema(),
                 "additionalProperties": {"$ref": "#/$defs/model"},
-            }
+            },
+            "keys": {
+                "description": "The keys by name. None at all: nobody needs one.",
+                "type": ["object", "null"],
+                "propertyNames": TypeAdapter(KeyName).json_schema(),
+                "additionalProperties": {"$ref": "#/$defs/key"},
+            },
         },
         "$defs": {
             "model": _model(),
+            "key": _key(),
             **{name: _definition(engine) for name, engine in ENGINES.items()},
             "any": _any_backend(),
         },
@@ -46,10 +54,6 @@ def files_schema() -> Schema:
 def schema_text() -> str:
     """The schema as the file holds it."""
     return json.dumps(files_schema(), indent=2, ensure_ascii=False) + "\n"
-
-
-def _name_schema() -> Schema:
-    return TypeAdapter(ModelName).json_schema()
 
 
 def _model() -> Schema:
@@ -76,6 +80,14 @@ def _model() -> Schema:
         "properties": {"backend": backend},
         "allOf": cases,
     }
+
+
+def _key() -> Schema:
+    fields = _fields(KeyDefinition)
+    # It may be a bare date as well, which is no `date-time`.
+    del fields["expires"]["format"]
+    key = _closed("A key; null removes one that an earlier file declares.", fields)
+    return {**key, "type": ["object", "null"]}
 
 
 def _ending(suffix: str) -> str:
@@ -111,7 +123,7 @@ def _description(name: str) -> str:
     return Definition.model_fields[name].description or ""
 
 
-def _fields(definition: type[Definition]) -> Schema:
+def _fields(definition: type[BaseModel]) -> Schema:
     properties: Schema = definition.model_json_schema()["properties"]
     return {name: _nullable(schema) for name, schema in properties.items()}
 

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from controller.atomic import write_atomic
+from controller.config.keys import validate_keys
 from controller.config.settle import Settled
 from controller.config.told import told
 from controller.config.tree import Place, Table, placed
@@ -33,11 +34,17 @@ class _Stored(BaseModel):
     schema_version: int
     saved_at: float
     models: dict[str, dict[str, JsonValue]]
+    keys: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
 
 
-def save(state_folder: Path, declared: Mapping[str, Mapping[str, Any]], now: float) -> None:
+def save(
+    state_folder: Path,
+    declared: Mapping[str, Mapping[str, Any]],
+    keys: Mapping[str, Mapping[str, Any]],
+    now: float,
+) -> None:
     """Store what is declared. Raises OSError (disk full, folder gone); the old file then stands as it was."""
-    content = {"schema_version": SCHEMA_VERSION, "saved_at": now, "models": declared}
+    content = {"schema_version": SCHEMA_VERSION, "saved_at": now, "models": declared, "keys": keys}
     write_atomic(state_folder / FILE_NAME, json.dumps(content, ensure_ascii=False, indent=1).encode())
 
 
@@ -59,9 +66,12 @@ def load(state_folder: Path, models_root: PurePath) -> Settled | None:
             f"{path}: written by a newer Roundhouse (schema_version {stored.schema_version}, this one reads up to "
             f"{SCHEMA_VERSION})"
         )
-    table = placed(stored.models, Place(str(path)))  # type: ignore[arg-type] # JsonValue and Plain are the same values
+    content_of = {"models": stored.models, "keys": stored.keys}
+    table = placed(content_of, Place(str(path)))  # type: ignore[arg-type] # JsonValue and Plain are the same values
     assert isinstance(table, Table)
-    found = validate(table, models_root)
-    if found.problems:
-        raise LastGoodError("; ".join(str(problem) for problem in told(found.problems)))
-    return Settled(found.definitions, found.declared)
+    models = table.get("models")
+    assert isinstance(models, Table)
+    found, keys = validate(models, models_root), validate_keys(table)
+    if problems := (*found.problems, *keys.problems):
+        raise LastGoodError("; ".join(str(problem) for problem in told(problems)))
+    return Settled(found.definitions, found.declared, keys=keys.definitions, declared_keys=keys.declared)

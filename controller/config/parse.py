@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Final
 
+from controller.config.keys import validate_keys
 from controller.config.merge import merge_all
 from controller.config.read import SUFFIXES, FolderSnapshot
 from controller.config.told import told
@@ -17,9 +18,10 @@ from controller.config.validate import validate
 from controller.config.words import kind_of, suggestion
 from controller.config.yaml12 import read_document
 from controller.schema.desired import Definition
+from controller.schema.keys import KeyDefinition
 from controller.schema.status import Problem
 
-TOP_LEVEL: Final = ("models",)
+TOP_LEVEL: Final = ("models", "keys")
 """Keys that a file may hold."""
 
 
@@ -30,6 +32,9 @@ class Parsed:
     definitions: Mapping[str, Definition] = field(default_factory=dict)
     declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Per model what the files say, merged and without nulls: what overrides digest and `last_good` stores."""
+    keys: Mapping[str, KeyDefinition] = field(default_factory=dict)
+    declared_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Per key what the files say."""
     problems: tuple[Problem, ...] = ()
     """They show no secrets."""
     digest: str = ""
@@ -54,20 +59,23 @@ def parse(snapshot: FolderSnapshot, models_root: PurePath) -> Parsed:
     if snapshot.problems or len(tables) < len(snapshot.files):
         # Part of what is declared is unknown: what the rest lacks may stand there.
         return Parsed(problems=told(problems))
-    models = _models(snapshot, merge_all(tables))
+    merged = merge_all(tables)
+    models = _models(snapshot, merged)
     if isinstance(models, Problem):
         return Parsed(problems=told((*problems, models)))
     found = validate(models, models_root)
-    problems += found.problems
+    keys = validate_keys(merged)
+    problems += (*found.problems, *keys.problems)
     if problems:
         order = {snapshot.path_of(name): index for index, name in enumerate(snapshot.files)}
         return Parsed(problems=told(sorted(problems, key=lambda each: (order[each.file], each.line or 0))))
-    return Parsed(found.definitions, found.declared, digest=digest_of(found.declared))
+    digest = digest_of(found.declared, keys.declared)
+    return Parsed(found.definitions, found.declared, keys.definitions, keys.declared, digest=digest)
 
 
-def digest_of(declared: Mapping[str, Mapping[str, Any]]) -> str:
-    """64 bits, hex, of what models are declared; stable across processes."""
-    text = json.dumps(declared, sort_keys=True, separators=(",", ":"))
+def digest_of(declared: Mapping[str, Mapping[str, Any]], keys: Mapping[str, Mapping[str, Any]]) -> str:
+    """64 bits, hex, of what models and keys are declared; stable across processes."""
+    text = json.dumps([declared, keys], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

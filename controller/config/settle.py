@@ -1,8 +1,9 @@
 """When what the files say comes into force. Pure: `now` is an argument.
 
 A model that vanished from the files is gone only after two agreeing reads at least `CONFIRM_S` apart, since a git
-checkout removes files for a moment. Everything else comes into force at once. A read with problems agrees with nothing:
-what was in force stays, and the count of agreeing reads begins anew.
+checkout removes files for a moment. So does the end of all keys, since without keys everybody is let in. Everything
+else comes into force at once. A read with problems agrees with nothing: what was in force stays, and the count of
+agreeing reads begins anew.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 from controller.config.parse import Parsed
 from controller.schema.desired import Definition
+from controller.schema.keys import KeyDefinition
 
 CONFIRM_S: Final = 2.0
 
@@ -28,14 +30,23 @@ class Settled:
     """Models still in force that the last read did not have, with the Unix time of the first such read."""
     wake_at: float | None = None
     """When to read again at the latest, to confirm what is missing."""
+    keys: Mapping[str, KeyDefinition] = field(default_factory=dict)
+    declared_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Per key in force what the files say or last said."""
+    keyless_since: float | None = None
+    """Unix time of the first read that had no keys, while keys are still in force."""
 
 
 def settle(previous: Settled | None, parsed: Parsed, now: float) -> Settled | None:
     """What is in force after this read. None: nothing was ever known, which is not "no models": plan nothing."""
     if not parsed.ok:
-        return Settled(previous.definitions, previous.declared) if previous is not None else None
+        if previous is None:
+            return None
+        return Settled(
+            previous.definitions, previous.declared, keys=previous.keys, declared_keys=previous.declared_keys
+        )
     if previous is None:
-        return Settled(parsed.definitions, parsed.declared)
+        return Settled(parsed.definitions, parsed.declared, keys=parsed.keys, declared_keys=parsed.declared_keys)
     missing: dict[str, float] = {}
     for name in previous.definitions:
         first = previous.missing.get(name, now)
@@ -44,12 +55,26 @@ def settle(previous: Settled | None, parsed: Parsed, now: float) -> Settled | No
         if name not in parsed.definitions and now - first < CONFIRM_S:
             missing[name] = first
     leaving = {name: previous.definitions[name] for name in missing}
+    keyless = _keyless_since(previous, parsed, now)
+    ruling = parsed if keyless is None else previous
+    waiting = [*missing.values(), *([] if keyless is None else [keyless])]
     return Settled(
         _without_conflicts(parsed.definitions, leaving),
         {**parsed.declared, **{name: previous.declared[name] for name in missing}},
         missing,
-        min(missing.values()) + CONFIRM_S if missing else None,
+        min(waiting) + CONFIRM_S if waiting else None,
+        ruling.keys,
+        ruling.declared_keys,
+        keyless,
     )
+
+
+def _keyless_since(previous: Settled, parsed: Parsed, now: float) -> float | None:
+    """Since when the files have no keys while those of before still rule; None: what the files say rules."""
+    if parsed.keys or not previous.keys:
+        return None
+    first = now if previous.keyless_since is None else min(previous.keyless_since, now)
+    return first if now - first < CONFIRM_S else None
 
 
 def _without_conflicts(

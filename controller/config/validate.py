@@ -136,7 +136,7 @@ class _Model:
         try:
             return kind.model_validate(values)
         except ValidationError as error:
-            for path, errors in _located(error.errors(include_url=False), self.table):
+            for path, errors in located(error.errors(include_url=False), self.table):
                 if errors[0]["type"] == "extra_forbidden" and engine is not None:
                     self.add(_unknown(str(path[-1]), engine), *path)
                 else:
@@ -170,7 +170,7 @@ def _unknown(key: str, engine: Engine) -> str:
     return f"unknown field{suggestion(key, engine.definition.model_fields)}"
 
 
-def _located(
+def located(
     errors: Sequence[ErrorDetails], table: Table
 ) -> Iterator[tuple[tuple[str | int, ...], Sequence[ErrorDetails]]]:
     """Each error with its path in the file; of a union only the branch that the value was meant to be, else all."""

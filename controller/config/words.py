@@ -10,14 +10,20 @@ from pydantic import TypeAdapter
 
 from controller.masking import is_secret, masked_text
 from controller.schema.desired import ModelName
+from controller.schema.keys import KeyName
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _SHOWN_CHARS: Final = 60
 _SECRETS_BELOW: Final = ("env", "extra_args")
-_NAME_PATTERN: Final = TypeAdapter(ModelName).json_schema()["pattern"]
-NAME_WORDS: Final = "must begin with a letter or digit and hold only letters, digits and . _ : / @ + -"
+_NAME_WORDS: Final[Mapping[str, str]] = {
+    TypeAdapter(name).json_schema()[
+        "pattern"
+    ]: f"must begin with a letter or digit and hold only letters, digits and {others}"
+    for name, others in ((ModelName, ". _ : / @ + -"), (KeyName, ". _ @ -"))
+}
+"""Of each pattern of names, what it says."""
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -68,8 +74,8 @@ def _string(value: object, _: Mapping[str, Any], _shown: _Shown) -> str:
 
 def _pattern(value: object, ctx: Mapping[str, Any], shown: _Shown) -> str:
     pattern = str(ctx["pattern"])
-    if pattern == _NAME_PATTERN:
-        return f"{NAME_WORDS}; is {shown(value)}"
+    if pattern in _NAME_WORDS:
+        return f"{_NAME_WORDS[pattern]}; is {shown(value)}"
     if pattern.startswith("^https?://"):
         return f"must be an http:// or https:// address without a query, is {shown(value)}"
     return f"must have the form {pattern}, is {shown(value)}"
@@ -104,15 +110,18 @@ _WORDS: Final[Mapping[str, _Words]] = {
 }
 
 
-def words_of(error: ErrorDetails) -> str:
+def words_of(error: ErrorDetails, *, hidden: bool | None = None) -> str:
     """One error as the second half of a sentence whose first half names the field.
 
-    The value is shown where it is no secret; where secrets stand, only what sort of value it is.
+    The value is shown where it is no secret; where secrets stand, only what sort of value it is. `hidden`: whether it
+    is one; None: its name tells.
     """
     known = _WORDS.get(error["type"])
     if known is None:
         return error["msg"][:1].lower() + error["msg"][1:]
-    return known(error["input"], error.get("ctx", {}), kind_of if _is_hidden(error) else shown)
+    if hidden is None:
+        hidden = _is_hidden(error)
+    return known(error["input"], error.get("ctx", {}), kind_of if hidden else shown)
 
 
 def _is_hidden(error: ErrorDetails) -> bool:

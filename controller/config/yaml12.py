@@ -73,7 +73,7 @@ def read_document(file: str, content: bytes) -> tuple[Table | None, list[Problem
     if isinstance(node, Table):
         return node, problems
     if node is not None and not is_null(node):
-        message = "a file is a mapping whose only key is `models`"
+        message = "a file is a mapping whose keys are `models` and `keys`"
         problems.append(Problem(file=file, line=node.place.line, message=message))
     return Table(place=Place(file, 1)), problems
 

@@ -79,6 +79,17 @@ _PATH_FLAGS: tuple[tuple[str, str], ...] = (
     ("llama_server_chat_template_file", "--chat-template-file"),
 )
 
+_GENERATING = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/infill",
+)
+_ALWAYS = ("/tokenize", "/detokenize", "/apply-template", "/props", "/slots", "/lora-adapters")
+"""Paths that it answers whatever its mode."""
+
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (r"error: invalid argument|unknown argument|error while handling argument", Verdict("bad argument", True)),
     (r"No module named .?xllamacpp", Verdict("neither a llama-server binary nor xllamacpp is installed", True)),
@@ -222,13 +233,13 @@ class LlamaServer(Engine):
         )
 
     def apis(self, definition: Definition) -> tuple[str, ...]:
-        """Embedding and reranking models serve nothing else."""
+        """Embedding and reranking models generate nothing. `/infill` answers only where the model knows it."""
         assert isinstance(definition, LlamaServerDefinition)
         if definition.llama_server_reranking:
-            return ("/v1/rerank",)
+            return ("/v1/rerank", *_ALWAYS)
         if definition.llama_server_embedding:
-            return ("/v1/embeddings",)
-        return ("/v1/chat/completions", "/v1/completions")
+            return ("/v1/embeddings", *_ALWAYS)
+        return (*_GENERATING, *_ALWAYS)
 
     def capabilities(self, definition: Definition) -> Capabilities:
         """Images with a projector."""

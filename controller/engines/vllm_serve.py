@@ -10,6 +10,8 @@ from controller.engines.vllm import SHARED_HASHED, VllmEngine, VllmFields
 from controller.engines.worker import not_yet
 from controller.schema.desired import Definition
 
+_TOKENS = ("/tokenize", "/detokenize")
+
 
 class VllmServeDefinition(VllmFields):
     """A model served by `vllm serve`."""
@@ -29,6 +31,13 @@ class VllmServe(VllmEngine):
     name: ClassVar[str] = "vllm_serve"
     definition = VllmServeDefinition
     hashed_fields: ClassVar[tuple[str, ...]] = (*SHARED_HASHED, "vllm_serve_binary", "vllm_serve_library_path")
+
+    def apis(self, definition: Definition) -> tuple[str, ...]:
+        """Its own server knows more than the worker; it ranks by the likeness of embeddings."""
+        assert isinstance(definition, VllmFields)
+        if definition.vllm_embedding:
+            return ("/v1/embeddings", "/v1/rerank", *_TOKENS)
+        return (*super().apis(definition), "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", *_TOKENS)
 
     def missing(self, definition: Definition) -> str | None:
         """The engine."""

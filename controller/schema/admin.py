@@ -245,12 +245,23 @@ class ModelChange(BaseModel):
     ends: list[str] = Field(description="What the edit ends of a runtime statement: fields of a load, or all of it.")
 
 
+class KeyChange(BaseModel):
+    """What the proposed files would mean for one key. Only gateways are told; nothing is restarted."""
+
+    key: str = Field(description="The key's name.")
+    change: Literal["added", "removed", "edited"] = Field(description="What happens to its declaration.")
+    fields: list[str] = Field(description="Names of the fields that differ; a new `sha256` is a new secret.")
+
+
 class DryRun(BaseModel):
     """What the proposed files would do. Nothing was changed."""
 
     ok: bool = Field(description="false: the files have problems, so what is in force would stay.")
     problems: list[Problem] = Field(description="What is wrong with the files.")
     changes: list[ModelChange] = Field(description="In name order; models that stay as they are, are left out.")
+    keys: list[KeyChange] = Field(
+        default_factory=list, description="In name order; keys that stay as they are, are left out."
+    )
     plan: PlanView | None = Field(description="The first steps; null with problems.")
 
 

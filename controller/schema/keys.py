@@ -69,7 +69,10 @@ class KeyDefinition(BaseModel):
     def _in_utc(cls, value: datetime | None) -> datetime | None:
         if value is None:
             return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        try:
+            return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        except OverflowError:
+            raise ValueError("lies outside of the calendar") from None
 
 
 class Key(Wire):

@@ -1,0 +1,48 @@
+"""The route groups, a file each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from fastapi import FastAPI
+
+from gateway.api import (
+    chat,
+    completions,
+    embeddings,
+    engine_state,
+    infill,
+    messages,
+    props,
+    rerank,
+    responses,
+    tokens,
+)
+from gateway.parts import Api
+
+
+class InferenceGroup(Protocol):
+    """A file of this folder whose routes engines answer."""
+
+    @property
+    def APIS(self) -> tuple[Api, ...]:  # noqa: N802 - modules have it as a constant
+        """The routes."""
+
+    @property
+    def declare(self) -> Callable[[FastAPI], None]:
+        """Puts them into the document."""
+
+
+INFERENCE_GROUPS: Final[tuple[InferenceGroup, ...]] = (
+    chat,
+    completions,
+    responses,
+    messages,
+    embeddings,
+    rerank,
+    tokens,
+    infill,
+    props,
+    engine_state,
+)

@@ -49,11 +49,17 @@ class AdminForward:
 
     def __init__(self, controller: ControllerClient) -> None:
         self._controller = controller
+        self._running: set[Lifetime] = set()
         self._endless: set[Lifetime] = set()
 
     def begin_stop(self) -> None:
         """End the answers that have no end of their own, such as events that somebody follows."""
         for lifetime in list(self._endless):
+            lifetime.end(_stopping())
+
+    def end_all(self) -> None:
+        """End every answer: the gateway stops, and their grace is over."""
+        for lifetime in list(self._running):
             lifetime.end(_stopping())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,9 +74,11 @@ class AdminForward:
             with Lifetime(None) as lifetime:
                 body = await _read_body(scope, receive)
                 lifetime.while_client_stays(receive, lambda: passage.ended)
+                self._running.add(lifetime)
                 try:
                     await self._forward(scope, target, body, passage, lifetime)
                 finally:
+                    self._running.discard(lifetime)
                     self._endless.discard(lifetime)
         except ClientGoneError:
             pass
@@ -161,9 +169,10 @@ def _target(scope: Scope) -> str:
 
 def _asked(scope: Scope) -> dict[str, str]:
     headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _ASKED}
-    client = scope.get("client")
+    client, caller = scope.get("client"), scope["state"]["caller"]
     headers["x-request-id"] = request_id_of(scope)
-    headers["x-roundhouse-actor"] = f"api {client[0]}" if client else "api"
+    who = "api" if caller.name is None else f"key {caller.name}"
+    headers["x-roundhouse-actor"] = f"{who} {client[0]}" if client else who
     return headers
 
 

@@ -6,18 +6,17 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import ChatCompletion, ChatCompletionRequest
-from gateway.asgi import AsgiApp
-from gateway.proxy import Api
+from gateway.dialects.openai import CHAT
+from gateway.parts import Api
 
-API = Api(path="/v1/chat/completions", streams=True)
+APIS = (Api("/v1/chat/completions", CHAT, streams=True),)
 
 
-def declare(app: FastAPI, raw: AsgiApp) -> None:
+def declare(app: FastAPI) -> None:
     """Declare the route."""
     declare_inference(
         app,
-        API.path,
-        raw,
+        APIS[0],
         request=ChatCompletionRequest,
         answer=ChatCompletion,
         summary="Chat",

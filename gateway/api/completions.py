@@ -6,18 +6,17 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Completion, CompletionRequest
-from gateway.asgi import AsgiApp
-from gateway.proxy import Api
+from gateway.dialects.openai import COMPLETIONS
+from gateway.parts import Api
 
-API = Api(path="/v1/completions", streams=True)
+APIS = (Api("/v1/completions", COMPLETIONS, streams=True),)
 
 
-def declare(app: FastAPI, raw: AsgiApp) -> None:
+def declare(app: FastAPI) -> None:
     """Declare the route."""
     declare_inference(
         app,
-        API.path,
-        raw,
+        APIS[0],
         request=CompletionRequest,
         answer=Completion,
         summary="Completion of a prompt",

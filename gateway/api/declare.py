@@ -1,25 +1,52 @@
-"""How an inference route is declared: in the web framework for the document, as a raw ASGI callable for the work."""
+"""How an inference route is declared in the web framework: for the document, and for what wrong methods are told."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from controller.schema.errors import ERROR_CODES, ErrorEnvelope
-from gateway.asgi import AsgiApp
+from controller.schema.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
+from gateway.asgi import Receive, Scope, Send
+from gateway.parts import Api
+
+_MODEL: Final[dict[str, Any]] = {
+    "name": "model",
+    "in": "query",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "Name or alias of the model, where the body does not have it.",
+}
+_ID: Final[dict[str, Any]] = {
+    "name": "id",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "integer", "minimum": 0},
+    "description": "Number of the engine's slot.",
+}
+_NATIVE: Final = """llama.cpp's own route. The model is named in the query (`?model=NAME`) or in the body; where only
+one model has the route, it need not be named."""
 
 TAGS: Final[list[dict[str, Any]]] = [
     {"name": "inference", "description": "OpenAI's API, answered by the engine of the model that a request names."},
+    {"name": "engines", "description": "Routes of llama.cpp's own, answered by the engine of the model."},
     {"name": "models", "description": "What can be named in a request."},
     {"name": "operations", "description": "How the gateway is. Never gated."},
 ]
 
-GATE: Final = ("forbidden_host", "forbidden_origin", "internal_error")
+GATE: Final = (
+    "invalid_api_key",
+    "keys_required",
+    "forbidden_host",
+    "forbidden_origin",
+    "controller_unavailable",
+    "internal_error",
+)
 """Codes that any gated route may answer with."""
 
 INFERENCE: Final = (
@@ -28,14 +55,18 @@ INFERENCE: Final = (
     "thinking_unsupported",
     "modality_unsupported",
     "multi_turn_unsupported",
+    "scope_required",
+    "model_not_allowed",
     "unknown_model",
     "request_timeout",
     "body_too_large",
+    "rate_limit_exceeded",
+    "queue_full",
+    "headers_too_large",
     "not_supported",
     "engine_error",
     "engine_unreachable",
     "engine_disconnected",
-    "controller_unavailable",
     "gateway_stopping",
     "model_not_loaded",
     "model_loading",
@@ -46,10 +77,11 @@ INFERENCE: Final = (
 """Codes that an inference route may answer with."""
 
 ADMIN: Final = (
+    "scope_required",
     "unknown_route",
     "request_timeout",
     "body_too_large",
-    "controller_unavailable",
+    "headers_too_large",
     "gateway_stopping",
     *GATE,
 )
@@ -92,36 +124,55 @@ def listed(codes: Iterable[str]) -> str:
     return f"Error codes: {', '.join(f'`{code}`' for code in codes)}."
 
 
-class RawRoute(APIRoute):
-    """A route of the document that an ASGI application answers."""
+class DirectRoute(APIRoute):
+    """A route of the document that the web framework never serves: `client_http` takes its requests before."""
 
-    def __init__(self, path: str, raw: AsgiApp, *, request: type[BaseModel], answer: type[BaseModel], **declared: Any):
-        async def declare(body: Any) -> None:
-            """Never called: its signature is what FastAPI reads the request's schema from."""
+    def __init__(
+        self, api: Api, *, request: type[BaseModel] | None, answer: type[BaseModel], codes: tuple[str, ...], **told: Any
+    ):
+        declared = _with_body(request) if api.method == "POST" else _without_body
+        responses = errors(*codes) | _OTHERS
+        super().__init__(api.path, declared, methods=[api.method], response_model=answer, responses=responses, **told)
+        self.app = _unreachable
 
-        declare.__annotations__["body"] = request
-        super().__init__(
-            path, declare, methods=["POST"], response_model=answer, responses=errors(*INFERENCE) | _OTHERS, **declared
-        )
-        self.app = raw
+
+def _with_body(request: type[BaseModel] | None) -> Callable[..., Any]:
+    async def declared(body: Any) -> None:
+        """Never called: its signature is what FastAPI reads the request's schema from."""
+
+    declared.__annotations__["body"] = request
+    return declared
+
+
+async def _without_body() -> None:
+    """Never called either."""
+
+
+async def _unreachable(scope: Scope, receive: Receive, send: Send) -> None:
+    raise RoundhouseError("unknown_route", f"There is no {scope['path']}.")
 
 
 def declare_inference(
-    app: FastAPI, path: str, raw: AsgiApp, *, request: type[BaseModel], answer: type[BaseModel], summary: str, text: str
+    app: FastAPI, api: Api, *, request: type[BaseModel] | None, answer: type[BaseModel], summary: str, text: str
 ) -> None:
-    """Add `POST path` to `app`."""
-    name = path.removeprefix("/v1/").replace("/", "_")
-    text = f"{text}\n\n{_ANY_MODEL}\n\n{listed(INFERENCE)}"
+    """Add the route of `api` to `app`'s document. `request` None: it has no body."""
+    name = f"{api.method.lower()}_{api.path.removeprefix('/v1/').strip('/')}"
+    codes = (*INFERENCE, "route_disabled") if api.is_inner_state else INFERENCE
+    parameters = [_ID] if "{id}" in api.path else []
+    if api.is_native:
+        text = f"{text}\n\n{_NATIVE}"
+        parameters.append(_MODEL)
     app.router.routes.append(
-        RawRoute(
-            path,
-            raw,
+        DirectRoute(
+            api,
             request=request,
             answer=answer,
+            codes=codes,
             summary=summary,
-            description=text,
-            name=name,
-            tags=["inference"],
+            description=f"{text}\n\n{_ANY_MODEL}\n\n{listed(codes)}",
+            name=re.sub(r"\W+", "_", name).strip("_"),
+            tags=["engines" if api.is_native else "inference"],
+            openapi_extra={"parameters": parameters} if parameters else None,
             response_description="The engine's answer.",
         )
     )

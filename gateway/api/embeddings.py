@@ -6,18 +6,17 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import EmbeddingList, EmbeddingRequest
-from gateway.asgi import AsgiApp
-from gateway.proxy import Api
+from gateway.dialects.plain import PLAIN
+from gateway.parts import Api
 
-API = Api(path="/v1/embeddings", streams=False)
+APIS = (Api("/v1/embeddings", PLAIN),)
 
 
-def declare(app: FastAPI, raw: AsgiApp) -> None:
+def declare(app: FastAPI) -> None:
     """Declare the route."""
     declare_inference(
         app,
-        API.path,
-        raw,
+        APIS[0],
         request=EmbeddingRequest,
         answer=EmbeddingList,
         summary="Embeddings",

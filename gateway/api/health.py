@@ -30,7 +30,7 @@ class Health(BaseModel):
     service: Literal["roundhouse"] = "roundhouse"
     version: str = Field(description="Of the gateway.")
     controller: str = Field(description="connected, lost (served by the last table), or never.")
-    queue_depth: int = Field(description="Requests that wait for a model to be loaded.")
+    queue_depth: int = Field(description="Requests that wait for a slot, or for a model to be loaded.")
     engines_loaded: int = Field(description="Number of `engines`.")
     engines: list[EngineHealth] = Field(description="Replicas that take requests.")
 

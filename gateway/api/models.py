@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import FastAPI, Path
+from fastapi import FastAPI, Path, Request
 from pydantic import BaseModel, Field
 
 from controller.schema.routing import ModelRoute
@@ -48,18 +48,20 @@ class ModelList(BaseModel):
 
 def declare(app: FastAPI, live: LiveRoutes) -> None:
     """Declare the routes."""
-    of_all = ("controller_unavailable", *GATE)
-    of_one = ("unknown_model", *of_all)
+    of_all = GATE
+    of_one = ("model_not_allowed", "unknown_model", *of_all)
 
     @app.get(
         "/v1/models",
         summary="Declared models",
-        description=f"Every declared model, loaded or not. An alias is no entry of its own.\n\n{listed(of_all)}",
+        description="Every declared model that the key is for, loaded or not. An alias is no entry of its own.\n\n"
+        + listed(of_all),
         tags=["models"],
         responses=errors(*of_all),
     )
-    async def list_models() -> ModelList:
-        return ModelList(data=[ModelObject.of(route) for route in live.current.models.values()])
+    async def list_models(request: Request) -> ModelList:
+        sees = request.state.caller.sees
+        return ModelList(data=[ModelObject.of(route) for route in live.current.models.values() if sees(route)])
 
     @app.get(
         "/v1/models/{name:path}",
@@ -68,5 +70,9 @@ def declare(app: FastAPI, live: LiveRoutes) -> None:
         tags=["models"],
         responses=errors(*of_one) | ANY_OTHER,
     )
-    async def get_model(name: Annotated[str, Path(description="May hold `/` and `:`.")]) -> ModelObject:
-        return ModelObject.of(find(live.current, name))
+    async def get_model(
+        request: Request, name: Annotated[str, Path(description="May hold `/` and `:`.")]
+    ) -> ModelObject:
+        route = find(live.current, name)
+        request.state.caller.may_use(route)
+        return ModelObject.of(route)

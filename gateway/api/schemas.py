@@ -130,3 +130,33 @@ class EmbeddingList(_Open):
     data: list[Embedding]
     model: str
     usage: TokenUsage | None = None
+
+
+class ResponsesRequest(_Inference):
+    """OpenAI's responses request. Fields that are not listed reach the engine too."""
+
+    input: str | list[Any] | None = None
+    instructions: str | None = None
+    stream: bool | None = None
+    max_output_tokens: int | None = None
+
+
+class MessagesRequest(_Inference):
+    """Anthropic's messages request. Fields that are not listed reach the engine too."""
+
+    messages: list[ChatMessage]
+    system: str | list[Any] | None = None
+    max_tokens: int | None = None
+    stream: bool | None = None
+
+
+class RerankRequest(_Inference):
+    """Jina's rerank request. Fields that are not listed reach the engine too."""
+
+    query: str
+    documents: list[Any]
+    top_n: int | None = None
+
+
+class Anything(_Open):
+    """A JSON object in the engine's own form."""

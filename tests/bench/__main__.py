@@ -8,19 +8,26 @@ from importlib import import_module
 from tests.bench.report import show
 
 BENCHES = ("plan", "reaction", "size", "gateway", "admin")
+WITH_OPTIONS = "gateway"
+"""Takes options of its own, after its name: `ARGS="gateway --rounds 2 --without litellm"`."""
 
 
 def main() -> None:
     """Run what was asked for, one after the other: two at once would measure each other."""
-    parser = argparse.ArgumentParser(prog="make bench ARGS=")
+    parser = argparse.ArgumentParser(
+        prog="make bench ARGS=", epilog="Of gateway alone: --rounds N, --without nginx|litellm, --profile."
+    )
     parser.add_argument("benches", nargs="*", metavar="BENCH", help=f"any of {', '.join(BENCHES)}; default: all")
     parser.add_argument("--json", action="store_true", help="one JSON object per figure")
-    arguments = parser.parse_args()
+    arguments, options = parser.parse_known_args()
     unknown = set(arguments.benches) - set(BENCHES)
     if unknown:
         parser.error(f"no bench {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
+    if options and WITH_OPTIONS not in arguments.benches:
+        parser.error(f"unknown here: {' '.join(options)}; {WITH_OPTIONS} takes options, after its name")
     for name in arguments.benches or BENCHES:
-        show(name, import_module(f"tests.bench.bench_{name}").run(), as_json=arguments.json)
+        run = import_module(f"tests.bench.bench_{name}").run
+        show(name, run(options) if name == WITH_OPTIONS else run(), as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""The gateway against nginx and against no proxy, on the same fake engine, in one run.
+"""The gateway against nginx, LiteLLM's proxy and no proxy, on the same fake engine, in one run.
 
-    python -m tests.bench.bench_gateway [--json] [--rounds 5]
-
+Every feature of the gateway is on: keys with limits, admission, headers, metrics. All targets get the same request.
 Every round measures every target, so that a noisy machine is noisy for all, and medians are shown. Engine, proxy and
 load share the machine's cores: read the ratios, and the CPU time, rather than the rates.
 """
@@ -10,211 +9,210 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import os
-import shutil
+import resource
+import secrets
 import statistics
 import sys
-import tempfile
-from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
 
+import psutil
 import uvloop
 
-from gateway.__main__ import listen
-from tests.bench.load import connect, events_per_second, request_bytes, requests_per_second, sequential_p50_ms
-from tests.bench.report import Figure, show
-from tests.fakes.fake_controller import FakeController, route
+from tests.bench.load import (
+    close,
+    events_per_second,
+    first_event_p50_ms,
+    open_streams,
+    request_bytes,
+    requests_per_second,
+    sequential_p50_ms,
+)
+from tests.bench.report import Figure
+from tests.bench.targets import GATEWAY, LITELLM, NGINX, NO_PROXY, Target, targets
 
-STREAMS, EVENTS = 16, 200
 CONNECTIONS = 32
-NGINX_CONF = """
-daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log stderr crit;
-events {{ worker_connections 1024; }}
-http {{
-  access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
-  fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s; keepalive_requests 1000000;
-  upstream engine {{ server 127.0.0.1:{engine}; keepalive 64; keepalive_requests 1000000; }}
-  server {{ listen 127.0.0.1:{port}; location / {{
-    proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; }} }}
-}}
-"""
+FEW, MANY = 16, 512
+PACE_S = 0.05
+"""Between a stream's events where its CPU is measured: as an engine's, and no two in one read."""
+PACED_EVENTS = 40
+IDLE_STREAMS = 2000
+IDLE_S = 10.0
+OPEN_LIMIT_S = 45.0
+"""So long may a target take to open its idle streams; then there are fewer."""
+
+P50 = "one after the other, p50"
+RATE = f"at {CONNECTIONS} connections"
+CPU_REQUEST = "CPU per request"
+FIRST = "first token, streams one after the other, p50"
+CPU_CHUNK = f"CPU per chunk, {MANY} streams, {1 / PACE_S:.0f}/s each"
+MEMORY = "resident with open idle streams"
+OPENED = "idle streams open"
+IDLE_CPU = f"CPU of {IDLE_S:.0f} s with them"
 
 
-NO_PROXY, NGINX, GATEWAY = "no proxy", "nginx, 1 worker", "gateway"
-AIMS = {GATEWAY: "> 4,600: raw ASGI + aiohttp"}
+def chunks(streams: int) -> str:
+    """Name of the chunk rate."""
+    return f"chunks, {streams} streams"
+
+
+UNITS = {
+    P50: "ms",
+    RATE: "req/s",
+    CPU_REQUEST: "us",
+    FIRST: "ms",
+    chunks(FEW): "chunks/s",
+    chunks(MANY): "chunks/s",
+    CPU_CHUNK: "us",
+    OPENED: "",
+    MEMORY: "MiB",
+    IDLE_CPU: "ms",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Something that answers chat completions on a port of this machine."""
+class Effort:
+    """How much of everything; a slow target gets less, so that a round stays short."""
 
-    name: str
-    port: int
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One target, one round."""
-
-    sequential_p50_ms: float
-    requests_per_s: float
-    events_per_s: float
-    cpu_us: float
-    """CPU of the target's process per request, at `CONNECTIONS` connections."""
+    seconds: float
+    """Most, or all, of one measurement's time."""
+    events: dict[int, int]
+    """Streams at a time to events of each."""
+    is_paced: bool
 
 
-@contextlib.asynccontextmanager
-async def process(*command: str, env: dict[str, str] | None = None) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process for as long as the context."""
-    started = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, **(env or {})}
-    )
+EFFORT = Effort(seconds=1.5, events={FEW: 6000, MANY: 250}, is_paced=True)
+SLOW = Effort(seconds=1.5, events={FEW: 150, MANY: 20}, is_paced=False)
+
+
+@dataclass(slots=True)
+class Seen:
+    """Measured values by figure, then by target."""
+
+    values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def add(self, figure: str, target: str, value: float) -> None:
+        """Note one."""
+        self.values.setdefault(figure, {}).setdefault(target, []).append(value)
+
+    def median(self, figure: str, target: str) -> float | None:
+        """The middle of what was noted; None where nothing was."""
+        noted = self.values.get(figure, {}).get(target)
+        return statistics.median(noted) if noted else None
+
+
+async def measure_round(target: Target, secret: str, effort: Effort, seen: Seen) -> None:
+    """Everything but the idle streams, once."""
+    name, port = target.name, target.port
+    blocking, short = request_bytes(port, secret), request_bytes(port, secret, stream=True, max_tokens=3)
+    seen.add(P50, name, await sequential_p50_ms(port, blocking, 1000, effort.seconds))
+    seen.add(FIRST, name, await first_event_p50_ms(port, short, 1000, effort.seconds))
+    before = target.cpu_s()
+    rate, answered = await requests_per_second(port, blocking, CONNECTIONS, effort.seconds)
+    seen.add(RATE, name, rate)
+    seen.add(CPU_REQUEST, name, (target.cpu_s() - before) / answered * 1e6)
+    for streams, events in effort.events.items():
+        request = request_bytes(port, secret, stream=True, max_tokens=events)
+        seen.add(chunks(streams), name, await events_per_second(port, request, streams, events))
+    if effort.is_paced:
+        paced = request_bytes(port, secret, stream=True, max_tokens=PACED_EVENTS, user=f"pace:{PACE_S}")
+        before = target.cpu_s()
+        await events_per_second(port, paced, MANY, PACED_EVENTS)
+        seen.add(CPU_CHUNK, name, (target.cpu_s() - before) / (MANY * PACED_EVENTS) * 1e6)
+
+
+async def measure_idle(target: Target, secret: str, seen: Seen) -> None:
+    """Streams that say nothing: what they hold, and what they cost."""
+    request = request_bytes(target.port, secret, stream=True, max_tokens=3, user="idle")
+    opened = await open_streams(target.port, request, IDLE_STREAMS, OPEN_LIMIT_S)
+    seen.add(OPENED, target.name, len(opened))
+    before = target.cpu_s()
+    await asyncio.sleep(IDLE_S)
+    seen.add(IDLE_CPU, target.name, (target.cpu_s() - before) * 1e3)
+    seen.add(MEMORY, target.name, target.resident_mib())
+    close(opened)
+
+
+async def measure_all(rounds: int, wanted: Sequence[str]) -> Seen:
+    """All rounds, then the idle streams."""
+    secret, seen = f"sk-{secrets.token_urlsafe(32)}", Seen()
+    async with targets(secret, wanted) as running:
+        for number in range(rounds):
+            for target in list(running):
+                _progress(f"round {number + 1} of {rounds}: {target.name}")
+                effort = SLOW if target.name == LITELLM else EFFORT
+                await _or_drop(running, target, measure_round(target, secret, effort, seen))
+        by_slowness = sorted(running[1:], key=lambda target: target.name == LITELLM)  # what it leaves behind takes CPU
+        for target in by_slowness:
+            _progress(f"idle streams: {target.name}")
+            await _or_drop(running, target, measure_idle(target, secret, seen))
+        _progress("")
+    return seen
+
+
+async def _or_drop(running: list[Target], target: Target, measurement: Awaitable[None]) -> None:
+    """One that we compare with may fail, which is told, and is not measured any more; the gateway may not."""
     try:
-        yield started
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            started.terminate()
-        await started.wait()
+        await measurement
+    except (OSError, RuntimeError, psutil.NoSuchProcess) as error:
+        if target.name in (NO_PROXY, GATEWAY):
+            raise
+        print(f"\n{target.name} failed; measuring on without it: {error!r}", file=sys.stderr)
+        running.remove(target)
 
 
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with listen("127.0.0.1", 0) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+def _progress(words: str) -> None:
+    print(f"\r{words:<40}", end="", file=sys.stderr, flush=True)
 
 
-async def answers(port: int) -> None:
-    """Wait until a request to `port` is answered."""
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                (connection,) = await connect(port, 1)
-                await connection.ask(request_bytes(port))
-            except (OSError, RuntimeError):
-                await asyncio.sleep(0.05)
-            else:
-                connection.transport.close()
-                return
-
-
-@contextlib.asynccontextmanager
-async def targets() -> AsyncIterator[list[Target]]:
-    """Everything there is to measure, all of it running."""
-    async with contextlib.AsyncExitStack() as stack:
-        engine = await stack.enter_async_context(process(sys.executable, "-m", "tests.fakes.mock_engine"))
-        assert engine.stdout is not None
-        direct = Target(NO_PROXY, int(await engine.stdout.readline()), engine.pid)
-        found = [direct]
-        nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
-        if nginx is None:
-            print("nginx is not installed; measuring without it", file=sys.stderr)
-        else:
-            found.append(await start_nginx(stack, nginx, direct.port))
-        found.append(await start_gateway(stack, direct.port))
-        for target in found:
-            await answers(target.port)
-        yield found
-
-
-async def start_nginx(stack: contextlib.AsyncExitStack, nginx: str, engine_port: int) -> Target:
-    """nginx in front of the engine."""
-    folder = stack.enter_context(tempfile.TemporaryDirectory())
-    port = free_port()
-    config = Path(folder) / "nginx.conf"
-    config.write_text(NGINX_CONF.format(folder=folder, engine=engine_port, port=port))
-    started = await stack.enter_async_context(process(nginx, "-c", str(config), "-p", folder))
-    return Target(NGINX, port, started.pid)
-
-
-async def start_gateway(stack: contextlib.AsyncExitStack, engine_port: int) -> Target:
-    """The gateway in front of the engine, told so by a fake controller in this process."""
-    controller = FakeController()
-    await controller.start()
-    stack.push_async_callback(controller.stop)
-    port = free_port()
-    env = {
-        "ROUNDHOUSE_PORT": str(port),
-        "ROUNDHOUSE_CONTROLLER_URL": controller.url,
-        "ROUNDHOUSE_LOG_LEVEL": "error",
-    }
-    started = await stack.enter_async_context(process(sys.executable, "-m", "gateway", env=env))
-    await controller.publish(route("bench", [f"http://127.0.0.1:{engine_port}"]))
-    return Target(GATEWAY, port, started.pid)
-
-
-def cpu_s(pid: int) -> float:
-    """Seconds of CPU that a process has used, its children left out."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-async def measure(target: Target, seconds: float) -> Measured:
-    """One round of one target."""
-    p50 = await sequential_p50_ms(target.port, 500)
-    before = cpu_s(target.pid)
-    rate, answered = await requests_per_second(target.port, CONNECTIONS, seconds)
-    cpu = cpu_s(target.pid) - before
-    return Measured(p50, rate, await events_per_second(target.port, STREAMS, EVENTS), cpu / answered * 1e6)
-
-
-async def measure_all(rounds: int, seconds: float) -> dict[str, Measured]:
-    """Medians by target."""
-    async with targets() as found:
-        seen: dict[str, list[Measured]] = {target.name: [] for target in found}
-        for _ in range(rounds):
-            for target in found:
-                seen[target.name].append(await measure(target, seconds))
-    return {name: median(rows) for name, rows in seen.items()}
-
-
-def median(rows: list[Measured]) -> Measured:
-    """Field by field."""
-    columns = [asdict(row) for row in rows]
-    return Measured(**{name: statistics.median(column[name] for column in columns) for name in columns[0]})
-
-
-def figures(medians: dict[str, Measured]) -> list[Figure]:
-    """The medians, and the gateway's ratios to the others."""
-    shown = []
-    for name, at in medians.items():
-        shown += [
-            Figure(f"{name}: one after the other, p50", at.sequential_p50_ms, "ms"),
-            Figure(f"{name}: at {CONNECTIONS} connections", at.requests_per_s, "req/s", AIMS.get(name, "")),
-            Figure(f"{name}: {STREAMS} streams x {EVENTS}", at.events_per_s, "events/s"),
-        ]
-    gateway = medians[GATEWAY]
-    shown.append(Figure(f"{GATEWAY}: CPU per request", gateway.cpu_us, "us"))
-    for name in (NO_PROXY, NGINX):
-        if name in medians:
-            other = medians[name]
-            added = gateway.sequential_p50_ms - other.sequential_p50_ms
-            shown += [
-                Figure(f"{GATEWAY} over {name}: added p50", added, "ms"),
-                Figure(f"{GATEWAY} over {name}: req/s", gateway.requests_per_s / other.requests_per_s, "x"),
-                Figure(f"{GATEWAY} over {name}: events/s", gateway.events_per_s / other.events_per_s, "x"),
-            ]
+def figures(seen: Seen) -> list[Figure]:
+    """Medians of all targets, side by side, and then what the gateway's come to."""
+    names = list(seen.values[P50])
+    shown = [
+        Figure(figure, median, UNITS[figure], of=name)
+        for figure in UNITS
+        for name in names
+        if (median := seen.median(figure, name)) is not None
+    ]
+    for figure, other, aim in (
+        (RATE, LITELLM, ">= 50"),
+        (RATE, NGINX, ">= 0.33"),
+        (chunks(FEW), NGINX, ">= 0.9"),
+        (chunks(MANY), NGINX, ">= 0.9"),
+        (chunks(FEW), LITELLM, ""),
+        (chunks(MANY), LITELLM, ""),
+        (CPU_REQUEST, NGINX, ""),
+        (CPU_CHUNK, NGINX, ""),
+    ):
+        ours, theirs = seen.median(figure, GATEWAY), seen.median(figure, other)
+        if ours is not None and theirs is not None:
+            shown.append(Figure(f"{GATEWAY} over {other}: {figure}", ours / theirs, "x", aim))
+    for figure, aim in ((P50, "<= 0.44"), (FIRST, "<= 0.5")):
+        for name in names[1:]:
+            proxied, direct = seen.median(figure, name), seen.median(figure, NO_PROXY)
+            if proxied is not None and direct is not None:
+                shown.append(Figure(f"{name} adds: {figure}", proxied - direct, "ms", aim if name == GATEWAY else ""))
+    memory = seen.median(MEMORY, GATEWAY)
+    if memory is not None:
+        shown.append(Figure(f"{GATEWAY}: {MEMORY}, {IDLE_STREAMS:,}", memory * 2**20 / 1e6, "MB", "< 300"))
     return shown
 
 
-def run(rounds: int = 5, seconds: float = 2.0) -> list[Figure]:
-    """Measure; `seconds` is the length of each requests-per-second measurement."""
-    medians: dict[str, Measured] = uvloop.run(measure_all(rounds, seconds))
-    return figures(medians)
+def run(arguments: Sequence[str] = ()) -> list[Figure]:
+    """Measure. Or, with `--profile`, show what the gateway spends its time on.
 
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object per figure")
+    `arguments`: `--rounds N`, `--without nginx|LiteLLM` (may be given twice), `--profile`.
+    """
+    parser = argparse.ArgumentParser(prog="make bench ARGS=gateway", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each requests-per-second measurement")
-    options = parser.parse_args()
-    show("gateway", run(options.rounds, options.seconds), as_json=options.json)
+    parser.add_argument("--without", action="append", default=[], type=str.lower, metavar="nginx|litellm")
+    parser.add_argument("--profile", action="store_true", help="where the gateway's CPU time goes, instead")
+    options = parser.parse_args(arguments)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if options.profile:
+        from tests.bench.profile_gateway import profile
 
-
-if __name__ == "__main__":
-    main()
+        return uvloop.run(profile())
+    wanted = [name for name in (NGINX, LITELLM, GATEWAY) if name.lower() not in options.without]
+    return figures(uvloop.run(measure_all(options.rounds, wanted)))

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 _CHUNKED_END = b"0\r\n\r\n"
+_EVENT = b"data: "
+_KEPT = len(_EVENT) - 1
+"""Bytes that are looked at again with the next read: what is searched for may lie across two."""
 
 
-def request_bytes(port: int, **fields: Any) -> bytes:
+def request_bytes(port: int, secret: str, **fields: Any) -> bytes:
     """A chat completion request as it goes over the wire."""
     body = json.dumps({"model": "bench", "messages": [{"role": "user", "content": "x" * 100}], **fields}).encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
-        f"authorization: Bearer none\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"authorization: Bearer {secret}\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
@@ -28,7 +32,11 @@ class Connection(asyncio.Protocol):
         self._buffer = b""
         self._needs = -1
         self._done: asyncio.Future[None] | None = None
+        self._begun: asyncio.Future[None] | None = None
         self.events = 0
+        """Events of the last answer, if it is a stream."""
+        self.first_event_at = 0.0
+        """`time.perf_counter()` when the first of them came."""
         self._streaming = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -40,19 +48,26 @@ class Connection(asyncio.Protocol):
         if self._done is not None and not self._done.done():
             self._done.set_exception(ConnectionError("closed by the server"))
 
-    async def ask(self, request: bytes) -> None:
-        """Send a request and wait for the whole answer. Anything but 200 is an error."""
+    def ask(self, request: bytes) -> asyncio.Future[None]:
+        """Send a request; done with the whole answer. Anything but 200 is an error."""
         self._buffer = b""
         self._needs = -1
         self._streaming = False
+        self.events = 0
         self._done = asyncio.get_running_loop().create_future()
         self.transport.write(request)
-        await self._done
+        return self._done
+
+    def begin(self, request: bytes) -> asyncio.Future[None]:
+        """Send a stream's request; done with its first event. Nobody waits for its end."""
+        self.ask(request)
+        self._done, self._begun = None, asyncio.get_running_loop().create_future()
+        return self._begun
 
     def data_received(self, data: bytes) -> None:
         """Count events, notice the end."""
         if self._streaming:
-            self._take_events(data)
+            self._take_events(self._buffer + data)
             return
         self._buffer += data
         if self._needs < 0:
@@ -65,18 +80,24 @@ class Connection(asyncio.Protocol):
         if end < 0:
             return
         head = self._buffer[:end].lower()
-        assert self._done is not None
         if not head.startswith(b"http/1.1 200"):
-            self._done.set_exception(RuntimeError(self._buffer[:300].decode()))
-        elif b"transfer-encoding: chunked" in head:
+            if self._done is not None and not self._done.done():
+                self._done.set_exception(RuntimeError(self._buffer[:300].decode()))
+        elif b"\r\ntransfer-encoding: chunked" in head:
             self._streaming = True
-            self._take_events(self._buffer)
+            self._take_events(self._buffer[end + 4 :])
         else:
-            length = head.split(b"content-length:", 1)[1].split(b"\r\n", 1)[0]
+            length = head.split(b"\r\ncontent-length:", 1)[1].split(b"\r\n", 1)[0]
             self._needs = end + 4 + int(length)
 
     def _take_events(self, data: bytes) -> None:
-        self.events += data.count(b"data: ")
+        count = data.count(_EVENT)
+        if count and not self.events:
+            self.first_event_at = time.perf_counter()
+            if self._begun is not None and not self._begun.done():
+                self._begun.set_result(None)
+        self.events += count
+        self._buffer = data[-_KEPT:]
         if data.endswith(_CHUNKED_END):
             self._finish()
 
@@ -91,23 +112,46 @@ async def connect(port: int, count: int) -> list[Connection]:
     return [(await loop.create_connection(Connection, "127.0.0.1", port))[1] for _ in range(count)]
 
 
-async def sequential_p50_ms(port: int, requests: int) -> float:
-    """Median milliseconds of one request after the other."""
+def close(connections: Sequence[Connection]) -> None:
+    """Close them."""
+    for connection in connections:
+        connection.transport.close()
+
+
+async def sequential_p50_ms(port: int, request: bytes, requests: int, limit_s: float) -> float:
+    """Median milliseconds of one request after the other, so many of them or as many as `limit_s` allows."""
     (connection,) = await connect(port, 1)
-    request = request_bytes(port)
-    times = []
-    for _ in range(requests):
+    times: list[float] = []
+    end = time.perf_counter() + limit_s
+    while len(times) < requests:
         start = time.perf_counter()
         await connection.ask(request)
-        times.append(time.perf_counter() - start)
-    connection.transport.close()
+        now = time.perf_counter()
+        times.append(now - start)
+        if now > end:
+            break
+    close([connection])
     return sorted(times)[len(times) // 2] * 1000
 
 
-async def requests_per_second(port: int, connections: int, seconds: float) -> tuple[float, int]:
+async def first_event_p50_ms(port: int, request: bytes, requests: int, limit_s: float) -> float:
+    """Median milliseconds from a stream's request to its first event, one stream after the other."""
+    (connection,) = await connect(port, 1)
+    times: list[float] = []
+    end = time.perf_counter() + limit_s
+    while len(times) < requests:
+        start = time.perf_counter()
+        await connection.ask(request)
+        times.append(connection.first_event_at - start)
+        if connection.first_event_at > end:
+            break
+    close([connection])
+    return sorted(times)[len(times) // 2] * 1000
+
+
+async def requests_per_second(port: int, request: bytes, connections: int, seconds: float) -> tuple[float, int]:
     """Blocking requests answered per second, every connection always busy; and how many they were."""
     opened = await connect(port, connections)
-    request = request_bytes(port)
     answered = 0
     end = time.perf_counter() + seconds
 
@@ -120,20 +164,30 @@ async def requests_per_second(port: int, connections: int, seconds: float) -> tu
     start = time.perf_counter()
     await asyncio.gather(*(work(connection) for connection in opened))
     taken = time.perf_counter() - start
-    for connection in opened:
-        connection.transport.close()
+    close(opened)
     return answered / taken, answered
 
 
-async def events_per_second(port: int, streams: int, events: int) -> float:
-    """Events received per second over so many streams of so many events each."""
+async def events_per_second(port: int, request: bytes, streams: int, events: int) -> float:
+    """Events per second over so many streams at a time of so many events each, their beginnings and ends included."""
     opened = await connect(port, streams)
-    request = request_bytes(port, stream=True, max_tokens=events)
     start = time.perf_counter()
     await asyncio.gather(*(connection.ask(request) for connection in opened))
     taken = time.perf_counter() - start
-    received = sum(connection.events for connection in opened)
-    for connection in opened:
-        connection.transport.close()
-    assert received >= streams * events, f"{received} events of {streams * events}"
-    return received / taken
+    fewest = min(connection.events for connection in opened)
+    close(opened)
+    assert fewest >= events, f"{fewest} events of {events}"
+    return streams * events / taken
+
+
+async def open_streams(port: int, request: bytes, streams: int, limit_s: float) -> list[Connection]:
+    """Streams that have begun and go on; fewer than asked for if `limit_s` is over before."""
+    opened: list[Connection] = []
+    end = time.perf_counter() + limit_s
+    while len(opened) < streams and time.perf_counter() < end:
+        batch = await connect(port, min(50, streams - len(opened)))
+        begun = [connection.begin(request) for connection in batch]
+        await asyncio.wait(begun, timeout=max(0.0, end - time.perf_counter()))
+        opened += [connection for connection in batch if connection.events]
+        close([connection for connection in batch if not connection.events])
+    return opened

@@ -9,6 +9,7 @@ from pathlib import Path
 from aiohttp import WSMsgType, web
 
 from controller.schema.admin import Capabilities
+from controller.schema.keys import Key
 from controller.schema.routing import Endpoint, GatewayReport, ModelRoute, RoutingTable, Stamp
 from controller.schema.status import ModelState
 from tests.fakes.fake_admin import FakeAdmin
@@ -30,6 +31,8 @@ def route(
     retry_at: float | None = None,
     progress: float | None = None,
     capabilities: Capabilities | None = None,
+    target_inflight: int = 64,
+    queue_limit: int | None = None,
 ) -> ModelRoute:
     """A model whose replicas listen at `urls`; they are named `<model>-0`, `<model>-1`, ..."""
     endpoints = [{"replica": f"{name}-{number}", "base_url": url, "token": token} for number, url in enumerate(urls)]
@@ -47,6 +50,8 @@ def route(
         retry_at=retry_at,
         progress=progress,
         capabilities=capabilities or Capabilities(),
+        target_inflight=target_inflight,
+        queue_limit=queue_limit,
     )
 
 
@@ -93,14 +98,15 @@ class FakeController:
             await self._runner.cleanup()
             self._runner = None
 
-    def table(self, *models: ModelRoute) -> RoutingTable:
+    def table(self, *models: ModelRoute, keys: tuple[Key, ...] = ()) -> RoutingTable:
         """The next table."""
         self.seq += 1
-        return RoutingTable(instance=self.instance, stamp=Stamp(epoch=self.epoch, seq=self.seq), models=models)
+        stamp = Stamp(epoch=self.epoch, seq=self.seq)
+        return RoutingTable(instance=self.instance, stamp=stamp, models=models, keys=keys)
 
-    async def publish(self, *models: ModelRoute) -> Stamp:
+    async def publish(self, *models: ModelRoute, keys: tuple[Key, ...] = ()) -> Stamp:
         """Send the next table to all gateways, and to those that come later."""
-        table = self.table(*models)
+        table = self.table(*models, keys=keys)
         await self.send(table.model_dump_json())
         return table.stamp
 

@@ -74,8 +74,8 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def house(**settings: Any) -> AsyncIterator[House]:
-    """A gateway with these settings, connected to a fake controller."""
+async def house(*, with_table: bool = True, **settings: Any) -> AsyncIterator[House]:
+    """A gateway with these settings, connected to a fake controller, whose first table has no models."""
     controller = FakeController()
     await controller.start()
     try:
@@ -84,7 +84,10 @@ async def house(**settings: Any) -> AsyncIterator[House]:
             aiohttp.ClientSession() as client,
         ):
             await until(lambda: bool(controller.reports), "the gateway connects")
-            yield House(controller, url, client)
+            here = House(controller, url, client)
+            if with_table:
+                await here.publish()
+            yield here
     finally:
         await controller.stop()
 

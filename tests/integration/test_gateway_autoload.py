@@ -50,7 +50,7 @@ async def test_demand_goes_up_and_the_request_is_answered_once_the_model_is_load
 
 
 async def test_many_wait_and_all_are_answered() -> None:
-    async with house() as here, engines(2) as both:
+    async with house(queue_limit=20) as here, engines(2) as both:
         await here.publish(unloaded())
         calls = [ask(here, stream=number % 2 == 0) for number in range(20)]
         await waiting(here, 20)

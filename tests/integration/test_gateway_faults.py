@@ -22,10 +22,22 @@ async def code_of(here: House, **fields: Any) -> tuple[int, str]:
 async def test_replicas_share_the_work() -> None:
     async with house() as here, engines(3) as three:
         await here.publish(route("m", [engine.url for engine in three]))
-        for _ in range(9):
-            async with here.chat() as answer:
+        for number in range(9):
+            messages = [{"role": "user", "content": f"Hi {number}"}]
+            async with here.post("/v1/chat/completions", model="m", messages=messages) as answer:
                 assert answer.status == 200
         assert [len(engine.requests) for engine in three] == [3, 3, 3]
+
+
+async def test_a_conversation_goes_where_its_beginning_is_cached() -> None:
+    async with house() as here, engines(3) as three:
+        await here.publish(route("m", [engine.url for engine in three]))
+        messages = [{"role": "user", "content": "Hi"}]
+        for turn in range(4):
+            async with here.post("/v1/chat/completions", model="m", messages=messages) as answer:
+                assert answer.status == 200
+            messages += [{"role": "assistant", "content": "Ho"}, {"role": "user", "content": f"{turn}"}]
+        assert sorted(len(engine.requests) for engine in three) == [0, 0, 4]
 
 
 async def test_the_replica_with_less_inside_gets_the_next_request() -> None:

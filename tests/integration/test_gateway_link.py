@@ -145,7 +145,7 @@ async def test_acknowledgements_and_demand_do_not_wait_for_the_next_report(monke
 
 
 async def test_requests_go_on_with_the_controller_dead_and_it_is_found_again() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with house(with_table=False) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         assert await controller_word(here) == "connected"
         await here.controller.stop()

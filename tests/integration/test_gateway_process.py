@@ -88,7 +88,7 @@ async def test_an_address_that_is_not_here_is_told_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"ROUNDHOUSE_HOST": "0.0.0.0"}, ["0.0.0.0", "ROUNDHOUSE_OPEN=1"]),
+        ({"ROUNDHOUSE_TLS_CERT": "/nowhere.pem"}, ["ROUNDHOUSE_TLS_CERT", "/nowhere.pem"]),
         ({"ROUNDHOUSE_PORT": "many"}, ["ROUNDHOUSE_PORT"]),
         ({"ROUNDHOUSE_CONTROLLER_URL": "controller"}, ["ROUNDHOUSE_CONTROLLER_URL", "unix:/path"]),
         ({"ROUNDHOUSE_HEARTBEAT_S": "0"}, ["ROUNDHOUSE_HEARTBEAT_S"]),

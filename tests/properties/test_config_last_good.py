@@ -39,7 +39,7 @@ def test_round_trip(models: dict[str, Any]) -> None:
     found = validate(table, MODELS_ROOT)
     assert not found.problems
     with tempfile.TemporaryDirectory() as folder:
-        save(Path(folder), found.declared, now=1.0)
+        save(Path(folder), found.declared, {}, now=1.0)
         settled = load(Path(folder), MODELS_ROOT)
     assert settled is not None
     assert settled.definitions == found.definitions

@@ -1,4 +1,4 @@
-"""The tables of docs/models.md, docs/settings.md and docs/cli.md as the code says them.
+"""The tables of docs/models.md, docs/keys.md, docs/settings.md and docs/cli.md as the code says them.
 
 `python -m tests.support.doc_tables` prints them, to be pasted into the pages.
 """
@@ -18,6 +18,7 @@ from controller.engines import ENGINES
 from controller.engines.base import Engine
 from controller.engines.load_fields import LoadField
 from controller.schema.desired import Definition
+from controller.schema.keys import KeyDefinition
 from controller.settings import ControllerSettings
 from gateway.settings import GatewaySettings
 
@@ -38,7 +39,7 @@ def rows_within(page: str) -> list[str]:
     return [line for line in (DOCS / page).read_text().splitlines() if line.startswith("| `")]
 
 
-def field_rows(definition: type[Definition], *, own_only: bool) -> list[str]:
+def field_rows(definition: type[BaseModel], *, own_only: bool = False) -> list[str]:
     """One row per field: name, type, default, description."""
     schemas: dict[str, Any] = definition.model_json_schema()["properties"]
     common = Definition.model_fields
@@ -143,20 +144,21 @@ def _print(title: str, header: str, rows: Iterable[str]) -> None:
     print(f"\n## {title}\n\n{header}\n|{' --- |' * columns}", *rows, sep="\n")
 
 
+def value_type(field: LoadField) -> type[int] | type[float] | type[str]:
+    """The type of a load field's value that is not null."""
+    kind = field.constraint.kind
+    return int if kind.startswith("integer") else float if kind == "float" else str
+
+
 if __name__ == "__main__":
     fields = "| field | type | default | what it says |"
     _print("Common fields", fields, field_rows(Definition, own_only=False))
     for engine in ENGINES.values():
         _print(engine.name, fields, field_rows(engine.definition, own_only=True))
         print(f"\n{backend_line(engine)}")
+    _print("Fields", fields, field_rows(KeyDefinition))
     _print("What a load may set", "| field | backend | takes |", load_rows())
     variables = "| variable | default | what it says |"
     _print("Controller", variables, setting_rows(ControllerSettings))
     _print("Gateway", variables, setting_rows(GatewaySettings))
     _print("Exit codes", "| code | name | meaning |", exit_rows())
-
-
-def value_type(field: LoadField) -> type[int] | type[float] | type[str]:
-    """The type of a load field's value that is not null."""
-    kind = field.constraint.kind
-    return int if kind.startswith("integer") else float if kind == "float" else str

@@ -99,6 +99,7 @@ class House:
             demand=self.demand,
             defaults=Defaults(),
             declared_now=self.parsed().declared,
+            keys_now=self.parsed().declared_keys,
             runtime=self.runtime,
             concealment=self.concealment,
             now=NOW,

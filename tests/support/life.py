@@ -20,6 +20,7 @@ from controller.reconciler import Reconciler, Round
 from controller.remotes import Remotes
 from controller.resolve import Defaults
 from controller.runtimes.base import StartRequest
+from controller.schema.keys import Key
 from controller.schema.routing import GatewayReport, ModelRoute, Stamp
 from controller.schema.status import ModelState
 from controller.store import Store
@@ -45,14 +46,14 @@ class RecordingHub(GatewayHub):
     holds: frozenset[str] = frozenset()
     """Replicas that `slow` has a request inside of."""
 
-    def publish(self, models: tuple[ModelRoute, ...]) -> Stamp:
+    def publish(self, models: tuple[ModelRoute, ...], keys: tuple[Key, ...] = ()) -> Stamp:
         """As the hub does."""
         before = {route.name: route.state for route in self.table.models} if self.table else {}
         for route in models:
             was = before.get(route.name, route.state)
             assert route.state is was or route.state in LEGAL[was], f"{was} -> {route.state}"
             assert bool(route.endpoints) <= (route.state is ModelState.LOADED)
-        stamp = super().publish(models)
+        stamp = super().publish(models, keys)
         self.report(GatewayReport(gateway_id="gw", stamp=stamp))
         self.slow_reports()
         return stamp

@@ -73,6 +73,14 @@ async def test_commands_options_and_kinds() -> None:
     assert await completed("roundhouse un") == (["unload"], "")
     assert await completed("roundhouse load --rep") == (["--replicas"], "")
     assert sorted((await completed("roundhouse events --kind "))[0]) == sorted(get_args(EventKind))
+    assert await completed("roundhouse key ") == (["new"], "")
+    assert await completed("roundhouse key new ci --scope ") == (["inference", "admin"], "")
+    assert await completed("roundhouse key new ci --tier de") == (["default"], "")
+
+
+async def test_models_of_a_new_key(api: FakeControlApi) -> None:
+    line = "roundhouse key new ci --model c"
+    assert await completed(line, ROUNDHOUSE_CONTROLLER_URL=api.url) == (["chat", "code"], "")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

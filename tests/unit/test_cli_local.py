@@ -39,6 +39,8 @@ COMMANDS = (
     "schema",
     "version",
 )
+GROUPS = ("key",)
+"""Commands with commands of their own."""
 
 
 def write(folder: Path, text: str) -> Path:
@@ -78,6 +80,7 @@ def test_validate_tells_every_problem(tmp_path: Path, capsys: pytest.CaptureFixt
             },
         ],
         "models": [],
+        "keys": [],
     }
 
 
@@ -141,9 +144,10 @@ def test_every_command_has_help_and_json(command: str) -> None:
 
 def test_every_command_is_in_the_docs() -> None:
     listed = re.findall(r"^\| `roundhouse (\w+)`", (DOCS / "cli.md").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted(COMMANDS)
+    assert sorted(listed) == sorted((*COMMANDS, *GROUPS))
     names = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
-    assert sorted(names) == sorted(COMMANDS)
+    names += [group.typer_instance.info.name for group in app.registered_groups if group.typer_instance]
+    assert sorted(names) == sorted((*COMMANDS, *GROUPS))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

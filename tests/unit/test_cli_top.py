@@ -18,8 +18,8 @@ from controller.cli.token_rates import TokenSample, token_rates, tokens_of
 from controller.cli.top_view import TopView
 from controller.schema.admin import GpuMemory, GpuMemoryAnswer
 from controller.schema.status import Problem
-from gateway.metrics import Finished, Metrics
-from gateway.sse import Usage
+from gateway.dialects.base import Usage
+from gateway.metrics import Metrics
 from tests.fakes.fake_control_api import FakeControlApi, listed, row
 from tests.support.cli import Terminal, roundhouse, started
 from tests.support.wait import until
@@ -38,19 +38,8 @@ async def api(folder: Path) -> AsyncIterator[FakeControlApi]:
 
 
 def finished(metrics: Metrics, model: str, tokens: int) -> None:
-    metrics.finished(
-        Finished(
-            model=model,
-            route="/v1/chat/completions",
-            status=200,
-            duration_s=1.0,
-            first_byte_s=0.1,
-            usage=Usage(prompt=1000, completion=tokens),
-            retries=0,
-            client_gone=False,
-            broken_off=None,
-        )
-    )
+    usage = Usage(prompt=1000, completion=tokens)
+    metrics.series(model, "/v1/chat/completions").finished(200, 1.0, 0.1, usage)
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from controller.config.json_schema import files_schema, schema_text
-from controller.config.parse import parse
+from controller.config.parse import TOP_LEVEL, parse
 from controller.config.read import SCHEMA_FILE, read_folder
 from controller.engines import BACKEND_OF_SUFFIX, ENGINES
 from controller.schema.desired import Definition
+from controller.schema.keys import KeyDefinition
 from tests.support.config_files import snapshot
 
 EXAMPLE = Path(__file__).parents[2] / "desired-state"
@@ -33,15 +34,18 @@ def test_the_example_works_as_it_stands_and_points_editors_at_the_schema() -> No
 def test_what_the_example_comments_out_would_work_too() -> None:
     text = (EXAMPLE / "models.yaml").read_text()
     # Comments of a YAML block: two spaces, the sign, and then a key or what belongs to it.
-    taken = [line.replace("  # ", "  ", 1) if _is_yaml(line) else line for line in text.splitlines()]
+    taken = [line.replace("# ", "", 1) if _is_yaml(line) else line for line in text.splitlines()]
     parsed = parse(snapshot({"models.yaml": "\n".join(taken)}), Path("/srv/models"))
     assert list(parsed.problems) == []
     assert {"gemma", "coder", "large", "hosted"} <= set(parsed.definitions)
+    assert {"laptop", "batch"} <= set(parsed.keys)
 
 
 def _is_yaml(line: str) -> bool:
     words = line.strip().removeprefix("# ").split()
-    return line.startswith("  # ") and bool(words) and words[0].endswith(":") and words[0] != "with:"
+    return (
+        line.startswith(("  # ", "# keys:", "#   ")) and bool(words) and words[0].endswith(":") and words[0] != "with:"
+    )
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -80,9 +84,18 @@ def test_the_variant_is_chosen_by_the_backend() -> None:
         assert not re.search(pattern, f"model{suffix.removeprefix('.')}")
 
 
-def test_only_models_stands_at_the_top() -> None:
+def test_a_key_has_its_fields_and_no_others() -> None:
+    schema = files_schema()["$defs"]["key"]
+    assert set(schema["properties"]) == set(KeyDefinition.model_fields)
+    assert (schema["additionalProperties"], "required" in schema) == (False, False)
+    for name, field in schema["properties"].items():
+        assert field["description"], name
+        assert "null" in field["type"], name
+
+
+def test_models_and_keys_stand_at_the_top() -> None:
     schema = json.loads(schema_text())
-    assert list(schema["properties"]) == ["models"]
+    assert list(schema["properties"]) == list(TOP_LEVEL)
     assert schema["additionalProperties"] is False
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 

@@ -12,27 +12,34 @@ from controller.config.last_good import FILE_NAME, LastGoodError, load, save
 from controller.schema.status import SCHEMA_VERSION
 from tests.support.config_files import MODELS_ROOT, parse_text
 
-GOOD = parse_text("models: {a: {backend: stub, stub_text: 'Grüße 😀'}, b: {model_path: /srv/models/b.gguf}}")
+HASH = "0123456789abcdef" * 4
+GOOD = parse_text(
+    "models: {a: {backend: stub, stub_text: 'Grüße 😀'}, b: {model_path: /srv/models/b.gguf}}\n"
+    f"keys: {{ci: {{sha256: '{HASH}', expires: 2027-01-31}}}}"
+)
 
 
 def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:
-    save(tmp_path, GOOD.declared, now=5.0)
+    save(tmp_path, GOOD.declared, GOOD.declared_keys, now=5.0)
     settled = load(tmp_path, MODELS_ROOT)
     assert settled is not None
     assert settled.definitions == GOOD.definitions
     assert settled.declared == GOOD.declared
+    assert settled.keys == GOOD.keys
+    assert settled.keys["ci"].sha256 == HASH
+    assert settled.declared_keys == GOOD.declared_keys
     assert settled.missing == {}
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
 def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
-    save(tmp_path, GOOD.declared, now=5.0)
+    save(tmp_path, GOOD.declared, GOOD.declared_keys, now=5.0)
     assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600
 
 
 def test_nothing_stored_is_not_no_models(tmp_path: Path) -> None:
     assert load(tmp_path, MODELS_ROOT) is None
-    save(tmp_path, {}, now=5.0)
+    save(tmp_path, {}, {}, now=5.0)
     settled = load(tmp_path, MODELS_ROOT)
     assert settled is not None
     assert settled.definitions == {}
@@ -52,6 +59,10 @@ def test_nothing_stored_is_not_no_models(tmp_path: Path) -> None:
             json.dumps({"schema_version": 1, "saved_at": 1.0, "models": {"a": {"backend": "gone"}}}),
             "models.a.backend: unknown backend `gone`",
         ),
+        (
+            json.dumps({"schema_version": 1, "saved_at": 1.0, "models": {}, "keys": {"ci": {"sha256": "rh-x"}}}),
+            "keys.ci.sha256: looks like the secret itself",
+        ),
     ],
 )
 def test_what_cannot_be_used_says_why_and_names_the_file(tmp_path: Path, content: str, reason: str) -> None:
@@ -62,10 +73,17 @@ def test_what_cannot_be_used_says_why_and_names_the_file(tmp_path: Path, content
     assert str(tmp_path / FILE_NAME) in str(raised.value)
 
 
+def test_what_an_older_version_stored_has_no_keys(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text('{"schema_version": 1, "saved_at": 1.0, "models": {"a": {"backend": "stub"}}}')
+    settled = load(tmp_path, MODELS_ROOT)
+    assert settled is not None
+    assert (list(settled.definitions), settled.keys, settled.declared_keys) == (["a"], {}, {})
+
+
 def test_a_failed_save_leaves_the_old_state(tmp_path: Path) -> None:
-    save(tmp_path, GOOD.declared, now=5.0)
+    save(tmp_path, GOOD.declared, GOOD.declared_keys, now=5.0)
     with pytest.raises(TypeError):
-        save(tmp_path, {"a": {"env": object()}}, now=6.0)
+        save(tmp_path, {"a": {"env": object()}}, {}, now=6.0)
     settled = load(tmp_path, MODELS_ROOT)
     assert settled is not None
     assert settled.definitions == GOOD.definitions

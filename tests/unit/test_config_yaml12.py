@@ -124,8 +124,8 @@ def test_lines_are_counted_as_editors_count_them() -> None:
         ('a: "\\ud83d"\n', "f.yaml:1: half of a surrogate pair"),
         ("a: x\nb: \x07\n", "f.yaml:2: character U+0007 is not allowed"),
         (b"a: x\nb: caf\xe9\n", "f.yaml:2: not UTF-8: byte 0xe9"),
-        ("- a\n- b\n", "f.yaml:1: a file is a mapping whose only key is `models`"),
-        ("hello\n", "f.yaml:1: a file is a mapping whose only key is `models`"),
+        ("- a\n- b\n", "f.yaml:1: a file is a mapping whose keys are `models` and `keys`"),
+        ("hello\n", "f.yaml:1: a file is a mapping whose keys are `models` and `keys`"),
     ],
 )
 def test_what_cannot_be_read_says_where_and_why(text: str | bytes, problem: str) -> None:

@@ -144,7 +144,7 @@ async def test_only_names_of_desired_state_files_are_taken(house: House, name: s
     with pytest.raises(RoundhouseError) as refused:
         await dry_run(
             proposed, folder=house.folder, models_root=Path("/srv"), desired_now=house.desired(),
-            observed=ObservedState(NOW), overrides={}, demand={}, defaults=Defaults(), declared_now={},
+            observed=ObservedState(NOW), overrides={}, demand={}, defaults=Defaults(), declared_now={}, keys_now={},
             runtime=house.runtime, concealment=house.concealment, now=NOW,
         )  # fmt: skip
     assert (refused.value.entry.code, refused.value.param) == ("invalid_request", "files")

@@ -1,143 +1,116 @@
-"""The forms an answer can take, and that no two of its messages ever overlap."""
+"""The forms an answer can take."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
 
 from controller.schema.errors import RoundhouseError
-from gateway.answer import DONE_EVENT, HEARTBEAT, Answer
-from gateway.asgi import Message
+from gateway.answer import JSON_LINE, Answer
+from gateway.client_call import ClientCall
+from gateway.dialects.messages import MESSAGES
+from gateway.dialects.openai import CHAT
+from gateway.dialects.openai import DONE as DONE_EVENT
+from tests.fakes.fake_client import FakeConnection
 
-FAR = 3600.0
 ERROR = RoundhouseError("engine_disconnected", "gone")
+HEARTBEAT = CHAT.heartbeat
 
 
-class SlowClient:
-    """A fake ASGI `send` that waits before each message, and checks what an ASGI server would."""
+def call_on(client: FakeConnection, *, keep_alive: bool = True, chunked: bool = True) -> ClientCall:
+    """A call whose body is complete."""
 
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self._busy = False
+    def never(_: ClientCall) -> None:
+        raise AssertionError
 
-    async def send(self, message: Message) -> None:
-        """Take a message; a second one in the meantime is an error, and so is one out of order."""
-        assert not self._busy, "two messages at once"
-        self._busy = True
-        for _ in range(3):
-            await asyncio.sleep(0)
-        self._busy = False
-        assert (message["type"] == "http.response.start") is (not self.messages)
-        assert not self.ended, "a message after the end"
-        self.messages.append(message)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the last message was one."""
-        return bool(self.messages) and self.messages[-1].get("more_body") is False
-
-    @property
-    def body(self) -> bytes:
-        """All that was sent."""
-        return b"".join(message.get("body", b"") for message in self.messages)
-
-    @property
-    def status(self) -> int:
-        """Of the answer."""
-        status: int = self.messages[0]["status"]
-        return status
+    call = ClientCall(client, never, b"POST", b"/x", b"", [], keep_alive=keep_alive, chunked=chunked)  # type: ignore[arg-type]
+    call.body_complete = True
+    return call
 
 
-def answer_to(client: SlowClient) -> Answer:
-    return Answer(client.send, "req-1", asyncio.get_running_loop().time)
+@pytest.fixture
+def client() -> FakeConnection:
+    """Nobody yet."""
+    return FakeConnection()
 
 
-async def test_heartbeats_and_events_never_overlap() -> None:
-    client = SlowClient()
-    answer = answer_to(client)
-    answer.start_heartbeats(0.0, 0.0)
-    for number in range(50):
-        await answer.event(b"data: %d\n\n" % number)
-        await asyncio.sleep(0)
-    await answer.end()
-    sent = client.body.replace(HEARTBEAT, b"")
-    assert sent == b"".join(b"data: %d\n\n" % number for number in range(50))
-    assert HEARTBEAT in client.body
+@pytest.fixture
+def answer(client: FakeConnection) -> Answer:
+    """An answer to a chat completion."""
+    return Answer(call_on(client), CHAT, "req-1", lambda: 7.0)
 
 
-async def test_no_heartbeat_follows_the_end() -> None:
-    client = SlowClient()
-    answer = answer_to(client)
-    answer.start_heartbeats(0.0, 0.0)
-    await asyncio.sleep(0)
-    await answer.whole(200, [], b"{}")
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert client.ended
-
-
-async def test_an_error_before_the_first_byte_is_a_plain_answer() -> None:
-    client = SlowClient()
-    answer = answer_to(client)
-    answer.start_heartbeats(FAR, FAR)
-    await answer.fail(ERROR)
+def test_an_error_before_the_first_byte_is_a_plain_answer(client: FakeConnection, answer: Answer) -> None:
+    answer.fail(ERROR)
     assert client.status == 502
-    assert json.loads(client.body)["error"]["request_id"] == "req-1"
-    assert (b"retry-after", b"5") in client.messages[0]["headers"]
+    assert client.error["request_id"] == "req-1"
+    assert client.head["retry-after"] == "5"
+    assert answer.broken_off is None
+    assert len(client.complete) == 1
 
 
-async def test_an_error_in_a_stream_is_its_last_event() -> None:
-    client = SlowClient()
-    answer = answer_to(client)
-    await answer.event(b"data: 1\n\n")
-    await answer.fail(ERROR)
+def test_an_error_in_a_stream_is_its_last_event(client: FakeConnection, answer: Answer) -> None:
+    answer.send_events(b"data: 1\n\n")
+    answer.fail(ERROR)
     assert client.status == 200
     first, error, rest = client.body.split(b"\n\n", 2)
     assert first == b"data: 1"
     assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "engine_disconnected"
     assert rest == DONE_EVENT
-    assert client.ended
+    assert answer.broken_off == "engine_disconnected"
+    assert len(client.complete) == 1
 
 
-async def test_a_whole_answer_to_a_stream_that_has_begun_is_one_event() -> None:
-    client = SlowClient()
-    answer = answer_to(client)
-    await answer.event(HEARTBEAT)
-    await answer.whole(200, [], b'{\n "a":\r\n 1}')
+def test_a_heartbeat_is_of_the_family_and_commits_the_answer(client: FakeConnection) -> None:
+    answer = Answer(call_on(client), MESSAGES, "req-1", lambda: 7.0)
+    answer.heartbeat()
+    assert client.body == b'event: ping\ndata: {"type": "ping"}\n\n'
+    answer.fail(ERROR)
+    assert client.status == 200
+    assert b"event: error\n" in client.body
+    assert b"[DONE]" not in client.body
+
+
+def test_a_whole_answer_to_a_stream_that_has_begun_is_one_event(client: FakeConnection, answer: Answer) -> None:
+    answer.heartbeat()
+    answer.whole(400, JSON_LINE, b'{\n "error":\r\n {"message": "no"}}')
     event = client.body.removeprefix(HEARTBEAT).removesuffix(DONE_EVENT)
     assert event.count(b"\n") == 2
-    assert json.loads(event.removeprefix(b"data: ")) == {"a": 1}
+    assert json.loads(event.removeprefix(b"data: ")) == {"error": {"message": "no"}}
 
 
-async def test_an_answer_that_flows_and_fails_stays_unfinished() -> None:
-    client = SlowClient()
-    answer = answer_to(client)
-    await answer.flow(200, [(b"content-length", b"9")], b"part")
-    await answer.fail(ERROR)
-    assert client.body == b"part"
-    assert not client.ended
+def test_an_answer_that_flows_and_fails_stays_visibly_unfinished(client: FakeConnection, answer: Answer) -> None:
+    answer.flow(200, JSON_LINE, b"part")
+    answer.fail(ERROR)
+    assert client.written.endswith(b"part\r\n")  # no last chunk
+    assert client.transport.is_closing()
+    assert answer.broken_off == "engine_disconnected"
 
 
-async def test_after_the_end_a_failure_says_nothing() -> None:
-    client = SlowClient()
-    answer = answer_to(client)
-    await answer.whole(200, [], b"{}")
-    await answer.fail(ERROR)
+def test_what_is_no_stream_cannot_flow_into_one(client: FakeConnection, answer: Answer) -> None:
+    answer.heartbeat()
+    with pytest.raises(RoundhouseError, match="something else"):
+        answer.flow(200, JSON_LINE, b"part")
+
+
+def test_after_the_end_a_failure_says_nothing(client: FakeConnection, answer: Answer) -> None:
+    answer.whole(200, JSON_LINE, b"{}")
+    answer.fail(ERROR)
     assert client.body == b"{}"
 
 
-@pytest.mark.parametrize("events", [0, 3])
-async def test_the_first_byte_is_an_events_and_not_a_heartbeats(events: int) -> None:
-    client = SlowClient()
-    answer = answer_to(client)
-    answer.start_heartbeats(0.0, FAR)
-    async with asyncio.timeout(20):
-        while not client.messages:  # noqa: ASYNC110 - the fake has no event
-            await asyncio.sleep(0)
+def test_the_first_byte_is_an_events_and_not_a_heartbeats(answer: Answer) -> None:
+    answer.heartbeat()
     assert answer.first_byte_at is None
-    for _ in range(events):
-        await answer.event(b"data: 1\n\n")
-    assert (answer.first_byte_at is not None) is (events > 0)
-    answer.close()
+    answer.send_events(b"data: 1\n\n")
+    assert answer.first_byte_at == 7.0
+
+
+def test_an_old_client_gets_no_chunks_and_its_connection_ends_the_answer(client: FakeConnection) -> None:
+    answer = Answer(call_on(client, keep_alive=False, chunked=False), CHAT, "req-1", lambda: 7.0)
+    answer.send_events(b"data: 1\n\n")
+    answer.end(b"data: 2\n\n")
+    assert client.body == b"data: 1\n\ndata: 2\n\n"
+    assert client.head["connection"] == "close"
+    assert "transfer-encoding" not in client.head

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.schema.errors import RoundhouseError
+from gateway.cors import Cors
 from gateway.hosts import HostRule, hostname
 
 
@@ -13,12 +14,13 @@ def verdict(rule: HostRule, host: str | None, origin: str | None = None) -> str:
     headers += [(b"host", host.encode())] if host is not None else []
     headers += [(b"origin", origin.encode())] if origin is not None else []
     try:
-        rule.check(headers)
+        rule.check(headers, NO_PAGES)
     except RoundhouseError as error:
         return error.entry.code
     return "accepted"
 
 
+NO_PAGES = Cors([])
 LOOPBACK = HostRule("127.0.0.1", ["llm.example"], is_open=False)
 OPEN = HostRule("0.0.0.0", [], is_open=True)
 
@@ -54,7 +56,7 @@ def test_foreign_hosts_are_refused(host: str | None) -> None:
 
 def test_two_host_headers_are_refused() -> None:
     with pytest.raises(RoundhouseError, match="several"):
-        LOOPBACK.check([(b"host", b"localhost"), (b"host", b"localhost")])
+        LOOPBACK.check([(b"host", b"localhost"), (b"host", b"localhost")], NO_PAGES)
 
 
 def test_an_open_gateway_is_reached_by_address_and_not_by_foreign_name() -> None:

@@ -13,7 +13,7 @@ from pydantic import create_model
 from controller.schema.admin import AdminModels, UnloadRequest
 from controller.schema.errors import ERROR_CODES
 from gateway.api.declare import ADMIN, INFERENCE, admin_errors, errors
-from gateway.app import create_app
+from gateway.app import create_gateway
 from gateway.openapi import decode, merge
 from gateway.settings import GatewaySettings
 
@@ -153,7 +153,7 @@ Envelope: Any = create_model("ErrorEnvelope", rows=(list[int], ...))
 
 def own_document() -> dict[str, Any]:
     """The gateway's own."""
-    framework: Any = create_app(GatewaySettings(controller_url="unix:/nowhere"))._framework
+    framework: Any = create_gateway(GatewaySettings(controller_url="unix:/nowhere")).app._framework
     described: dict[str, Any] = framework.openapi()
     return described
 

@@ -22,14 +22,23 @@ def _no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
 def test_loopback_needs_no_permission(host: str) -> None:
     assert is_loopback(host)
-    assert GatewaySettings(host=host).host == host
+    assert GatewaySettings(host=host).serves_everybody
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.1", "::", "example.org"])
-def test_other_addresses_must_be_opened(host: str) -> None:
-    with pytest.raises(ValidationError, match="ROUNDHOUSE_OPEN=1"):
-        GatewaySettings(host=host)
-    assert GatewaySettings(host=host, open=True).open
+def test_other_addresses_serve_nobody_without_keys_unless_they_are_opened(host: str) -> None:
+    assert not GatewaySettings(host=host).serves_everybody
+    assert GatewaySettings(host=host, open=True).serves_everybody
+
+
+def test_tls_needs_files_that_are_there_and_a_certificate(tmp_path: Path) -> None:
+    file = tmp_path / "x.pem"
+    with pytest.raises(ValidationError, match="there is no file"):
+        GatewaySettings(tls_cert=file)
+    file.write_text("x")
+    assert GatewaySettings(tls_cert=file, tls_key=file).tls_key == file
+    with pytest.raises(ValidationError, match="set both, or neither"):
+        GatewaySettings(tls_key=file)
 
 
 def test_allowed_hosts_are_a_comma_separated_list(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,4 +68,4 @@ def test_the_docs_hold_the_same_settings() -> None:
 def _written(default: object) -> str:
     if isinstance(default, bool):
         return str(default).lower()
-    return "" if default == () else str(default)
+    return "" if default in ((), None) else str(default)

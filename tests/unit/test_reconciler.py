@@ -18,6 +18,7 @@ from controller.probes import Prober
 from controller.reconciler import RETRY_S, Reconciler, Round
 from controller.remotes import Remotes
 from controller.runtimes.base import StartError
+from controller.schema.keys import KeyDefinition
 from controller.schema.status import ModelState
 from controller.state import DesiredModel, DesiredState, Statement
 from tests.fakes.fake_runtime import FakeRuntime
@@ -271,3 +272,18 @@ async def test_an_engine_serves_on_when_its_model_is_edited_to_one_that_this_ver
     await bench.rounds(3)
     assert list(bench.runtime.replicas) == [name]
     assert bench.status_error() is None
+
+
+async def test_keys_are_published_also_while_the_runtime_does_not_answer(bench: Bench) -> None:
+    await bench.rounds(3)
+    models, calls = bench.hub.table and bench.hub.table.models, list(bench.runtime.calls)
+    assert bench.desired.value is not None
+    bench.desired.value = replace(bench.desired.value, keys={"ci": KeyDefinition(sha256="0" * 64)})
+    bench.runtime.unavailable = "the daemon is down"
+    assert await bench.reconciler.once() is None
+    assert bench.hub.table is not None
+    assert ([key.name for key in bench.hub.table.keys], bench.hub.table.models) == (["ci"], models)
+    bench.runtime.unavailable = None
+    stamp = bench.hub.table.stamp
+    await bench.rounds(2)
+    assert (bench.hub.table.stamp, bench.runtime.calls) == (stamp, calls)

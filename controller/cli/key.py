@@ -1,0 +1,142 @@
+"""`roundhouse key`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from controller.cli.complete import key_scopes, model_names, service_tiers
+from controller.cli.exits import CommandError, Exit
+from controller.cli.options import Json
+from controller.cli.output import say, say_error, say_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SECRET_BYTES = 32
+
+key = typer.Typer(name="key", help="Keys, with which clients may use the gateway.")
+
+
+@key.callback()
+def _group() -> None:
+    """Keys, with which clients may use the gateway."""
+
+
+@key.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What logs, headers and metrics call the key.")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scope",
+            metavar="SCOPE",
+            help="inference or admin; may be repeated. Default: inference.",
+            autocompletion=key_scopes,
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="A model that it may use, `*` for any text; may be repeated. Default: all.",
+            autocompletion=model_names,
+        ),
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", metavar="NAME", help="Whose it is. Default: the key's own name.")
+    ] = None,
+    weight: Annotated[
+        float | None, typer.Option("--weight", metavar="NUMBER", help="The tenant's share of a busy model.")
+    ] = None,
+    rpm: Annotated[int | None, typer.Option("--rpm", metavar="NUMBER", help="Requests per minute at most.")] = None,
+    tpm: Annotated[int | None, typer.Option("--tpm", metavar="NUMBER", help="Tokens per minute at most.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", metavar="NUMBER", help="Requests at a time at most.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="DATE", help="The last day, or a moment (ISO 8601).")
+    ] = None,
+    tier: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tier",
+            metavar="TIER",
+            help="priority, default or flex; may be repeated. Default: default and flex.",
+            autocompletion=service_tiers,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Make a key.
+
+    Its lines for the desired-state files go to stdout, its secret to stderr, once. Nothing is stored.
+    """
+    import secrets
+    from hashlib import sha256
+
+    from controller.config.keys import SECRET_PREFIX  # pydantic takes 100 ms
+
+    secret = SECRET_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+    given = {
+        "sha256": sha256(secret.encode()).hexdigest(),
+        "scopes": scope,
+        "models": model,
+        "tenant": tenant,
+        "weight": weight,
+        "service_tiers": tier,
+        "requests_per_minute": rpm,
+        "tokens_per_minute": tpm,
+        "concurrency": concurrency,
+        "expires": expires,
+    }
+    fields = {field: value for field, value in given.items() if value not in (None, [])}
+    _check(name, fields)
+    if as_json:
+        say_json({"name": name, "secret": secret, "key": fields})
+        return Exit.DONE
+    say(_lines(name, fields))
+    say_error(f"the secret of {name}, which is shown this once: {secret}")
+    say_error("its lines, on stdout, belong into a file of the desired state; they may be committed")
+    return Exit.DONE
+
+
+def _check(name: str, fields: Mapping[str, Any]) -> None:
+    """Raises CommandError with what `roundhouse validate` would say of such a key."""
+    from controller.config.keys import validate_keys
+    from controller.config.told import told
+    from controller.config.tree import Place, Table, placed
+
+    table = placed({"keys": {name: dict(fields)}}, Place("the command line"))
+    assert isinstance(table, Table)
+    problems = told(validate_keys(table).problems)
+    if problems:
+        raise CommandError("; ".join(f"{each.field}: {each.message}" for each in problems), Exit.USAGE)
+
+
+def _lines(name: str, fields: Mapping[str, Any]) -> str:
+    """The key as a whole desired-state file."""
+    lines = [f"    {field}: {_value(value)}" for field, value in fields.items()]
+    return "\n".join(["keys:", f"  {_text(name)}:", *lines])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_text(each) for each in value)}]"
+    return _text(value) if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _text(text: str) -> str:
+    """A text as YAML has it, in quotes where they are needed."""
+    import json
+    import re
+
+    from controller.config.yaml12 import resolve
+
+    try:
+        plain = resolve(text) == text and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]*", text) is not None
+    except ValueError:
+        plain = False
+    return text if plain else json.dumps(text)

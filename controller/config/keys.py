@@ -1,0 +1,174 @@
+"""The files' `keys` to definitions. Pure; reports every problem, and never a value that may be a secret."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from controller.config.tree import Place, Table, is_null, place_of, plain
+from controller.config.validate import field_name, located
+from controller.config.words import kind_of, shown, suggestion, words_of
+from controller.schema.keys import KeyDefinition, KeyName
+from controller.schema.status import Problem
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+SECRET_PREFIX: Final = "rh-"  # noqa: S105 - what all of them begin with
+"""What secrets begin with that Roundhouse makes."""
+
+_NAME: Final[TypeAdapter[str]] = TypeAdapter(KeyName)
+_PATTERN: Final = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._:/@+*-]{0,199}")
+_SECRET: Final = re.compile(rf"{SECRET_PREFIX}[A-Za-z0-9_-]{{43}}")
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d([Tt ].*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedKeys:
+    """What the files say of keys."""
+
+    definitions: Mapping[str, KeyDefinition] = field(default_factory=dict)
+    declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By name, as written (after the merge, without nulls)."""
+    problems: Sequence[Problem] = ()
+    """Not empty: the two others hold only what was right, and must not be used."""
+
+
+def validate_keys(merged: Table) -> ValidatedKeys:
+    """Every key of the merged files. No `keys`, or an empty one: there are none."""
+    entry = merged.entries.get("keys")
+    if entry is None or is_null(entry.node):
+        return ValidatedKeys()
+    if not isinstance(entry.node, Table):
+        message = f"must map names to keys, is {kind_of(plain(entry.node))}"
+        return ValidatedKeys(
+            problems=[Problem(file=entry.place.file, line=entry.place.line, field="keys", message=message)]
+        )
+    checks = [_Key(name, each.place, each.node) for name, each in entry.node.present()]
+    definitions = {check.name: definition for check in checks if (definition := check.run()) is not None}
+    _compare([(check, definitions[check.name]) for check in checks if check.name in definitions])
+    return ValidatedKeys(
+        definitions,
+        {check.name: check.values for check in checks if check.name in definitions},
+        [problem for check in checks for problem in check.problems],
+    )
+
+
+class _Key:
+    """The validation of one key."""
+
+    def __init__(self, name: str, place: Place, node: object) -> None:
+        self.name = name
+        self.problems: list[Problem] = []
+        self._place = place
+        self._table = node if isinstance(node, Table) else None
+        values = plain(self._table) if self._table is not None else {}
+        assert isinstance(values, dict)
+        self.values: dict[str, Any] = values
+
+    def add(self, message: str, *path: str | int) -> None:
+        """Note a problem of the field at `path`, or of the key."""
+        written = self._table is not None and bool(path) and path[0] in self._table.entries
+        place = place_of(self._table, path) if written and self._table is not None else self._place
+        where = field_name(("keys", self.name, *path))
+        self.problems.append(Problem(file=place.file, line=place.line, field=where, message=message))
+
+    def run(self) -> KeyDefinition | None:
+        """The definition, or None with problems."""
+        if _SECRET.fullmatch(self.name):
+            # Not with `add`, which would name it.
+            message = "a key's name looks like a secret here, and names are shown in headers and logs"
+            place = self._place
+            self.problems.append(Problem(file=place.file, line=place.line, field="keys", message=message))
+            return None
+        if self._table is None:
+            self.add("a key is a mapping of fields, `sha256` among them")
+            return None
+        try:
+            _NAME.validate_python(self.name)
+        except ValidationError as error:
+            for each in error.errors(include_url=False):
+                self.add(f"the name {words_of(each)}")
+        for index, model in enumerate(self._listed("models")):
+            if isinstance(model, str) and _PATTERN.fullmatch(model) is None:
+                self.add(f"no model can have such a name: {_shown(model)}; `*` stands for any text", "models", index)
+        definition = self._checked(self._table)
+        return None if self.problems else definition
+
+    def _listed(self, name: str) -> list[Any]:
+        value = self.values.get(name)
+        return value if isinstance(value, list) else []
+
+    def _checked(self, table: Table) -> KeyDefinition | None:
+        expires = self.values.get("expires")
+        if expires is not None and not (isinstance(expires, str) and _DATE.fullmatch(expires)):
+            # Else a number would be taken for a Unix time: 20270131 lies in 1970.
+            self.add(_date_words(expires), "expires")
+        try:
+            return KeyDefinition.model_validate(self.values)
+        except ValidationError as error:
+            for path, errors in located(error.errors(include_url=False), table):
+                if path[:1] != ("expires",) or not self.problems or self.problems[-1].field != self._field("expires"):
+                    self.add(self._words(errors), *path)
+            return None
+
+    def _field(self, name: str) -> str:
+        return field_name(("keys", self.name, name))
+
+    def _words(self, errors: Sequence[ErrorDetails]) -> str:
+        name = str(errors[0]["loc"][0]) if errors[0]["loc"] else ""
+        if errors[0]["type"] == "extra_forbidden":
+            return f"unknown field{suggestion(name, KeyDefinition.model_fields)}"
+        if errors[0]["type"] == "missing":
+            return "is required: `roundhouse key new` prints it"
+        value = self.values.get(name)
+        if name == "sha256":
+            return _hash_words(value)
+        if name == "expires":
+            return _date_words(value)
+        return ", or ".join(words_of(each, hidden=_is_our_secret(each["input"])) for each in errors)
+
+
+def _is_our_secret(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(SECRET_PREFIX)
+
+
+def _shown(value: object) -> str:
+    return kind_of(value) if _is_our_secret(value) else shown(value)
+
+
+def _date_words(value: object) -> str:
+    return f"must be a date such as 2027-01-31, or a moment such as 2027-01-31T18:00:00Z; is {_shown(value)}"
+
+
+def _hash_words(value: object) -> str:
+    """What is wrong with a hash. The value may well be a secret: it is never shown."""
+    if not isinstance(value, str):
+        return f"must be 64 hex digits in quotes, is {kind_of(value)}"
+    if _is_our_secret(value):
+        return "looks like the secret itself: give its SHA-256, and best of a new one, for this one was written down"
+    if re.fullmatch(r"[0-9A-Fa-f]{64}", value):
+        return "must be in lower case"
+    return f"must be the SHA-256 of the secret, 64 hex digits; is a string of {len(value)} characters"
+
+
+def _compare(keys: Sequence[tuple[_Key, KeyDefinition]]) -> None:
+    """What only several keys together can have wrong."""
+    hashes: dict[str, str] = {}
+    weights: dict[str, tuple[str, float]] = {}
+    for check, key in keys:
+        first = hashes.setdefault(key.sha256, check.name)
+        if first != check.name:
+            check.add(f"is also that of `{field_name(('keys', first))}`: every key has a secret of its own", "sha256")
+        tenant = key.tenant or check.name
+        other, weight = weights.setdefault(tenant, (check.name, key.weight))
+        if weight != key.weight:
+            check.add(
+                f"is {key.weight:g}, and {weight:g} in `{field_name(('keys', other))}`: both are of tenant {tenant}, "
+                "which has one weight",
+                "weight",
+            )

@@ -1,0 +1,36 @@
+"""The routes that change or reveal an engine's inner state: off by default, and for the scope `admin`.
+
+With several replicas it is one of them that answers, the one with the least inside: use them on a model with one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import FastAPI
+
+from gateway.api.declare import declare_inference
+from gateway.api.schemas import Anything
+from gateway.dialects.plain import PLAIN
+from gateway.parts import Api
+
+_state = partial(Api, dialect=PLAIN, takes_slot=False, is_native=True, scope="admin", is_inner_state=True)
+_SLOTS = _state("/slots", method="GET", body="none")
+_SLOT = _state("/slots/{id}", body="any", listed_as="/slots")
+_PROPS = _state("/props")
+_LORA = _state("/lora-adapters", body="any")
+APIS = (_SLOTS, _SLOT, _PROPS, _LORA)
+
+_OFF = "Served only with `ROUNDHOUSE_ENGINE_STATE_ROUTES=1`; a key needs the scope `admin`."
+
+
+def declare(app: FastAPI) -> None:
+    """Declare the routes."""
+    said = (
+        (_SLOTS, None, "Slots", "What each slot of the engine does: a list."),
+        (_SLOT, Anything, "Save, restore or erase a slot", "As the query's `action` says, if the engine allows it."),
+        (_PROPS, Anything, "Set properties", "Changes the engine's settings, if it was started with `--props`."),
+        (_LORA, Anything, "Set LoRA scales", "A list of `id` and `scale`, for all requests that do not say their own."),
+    )
+    for api, request, summary, text in said:
+        declare_inference(app, api, request=request, answer=Anything, summary=summary, text=f"{text}\n\n{_OFF}")

@@ -1,0 +1,22 @@
+"""GET /props and /lora-adapters: how an engine is set up, as llama.cpp tells it."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from gateway.api.declare import declare_inference
+from gateway.api.schemas import Anything
+from gateway.dialects.plain import PLAIN
+from gateway.parts import Api
+
+_PROPS = Api("/props", PLAIN, method="GET", takes_slot=False, is_native=True, body="none")
+_LORA = Api("/lora-adapters", PLAIN, method="GET", takes_slot=False, is_native=True, body="none")
+APIS = (_PROPS, _LORA)
+
+
+def declare(app: FastAPI) -> None:
+    """Declare the routes."""
+    text = "The engine's settings, its chat template among them."
+    declare_inference(app, _PROPS, request=None, answer=Anything, summary="Properties", text=text)
+    text = "The LoRA adapters that the engine has loaded, and their scales: a list."
+    declare_inference(app, _LORA, request=None, answer=Anything, summary="LoRA adapters", text=text)

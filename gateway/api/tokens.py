@@ -1,0 +1,24 @@
+"""POST /tokenize, /detokenize and /apply-template: llama.cpp's own. They take no slot of the engine."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from gateway.api.declare import declare_inference
+from gateway.api.schemas import Anything
+from gateway.dialects.plain import PLAIN
+from gateway.parts import Api
+
+_SAID = {
+    "/tokenize": ("Tokens of a text", "The tokens of `content`."),
+    "/detokenize": ("Text of tokens", "The text of `tokens`."),
+    "/apply-template": ("Prompt of messages", "What the model's chat template makes of `messages`."),
+}
+APIS = tuple(Api(path, PLAIN, takes_slot=False, is_native=True) for path in _SAID)
+
+
+def declare(app: FastAPI) -> None:
+    """Declare the routes."""
+    for api in APIS:
+        summary, text = _SAID[api.path]
+        declare_inference(app, api, request=Anything, answer=Anything, summary=summary, text=text)

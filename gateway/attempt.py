@@ -1,0 +1,157 @@
+"""One try of a request at one replica: it is inside from the choice of the replica until its last byte."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import Endpoint
+from gateway.answer import Answer
+from gateway.asgi import Header
+from gateway.dialects.base import Events, Gathering, Usage
+from gateway.engine_http import EngineCall, EngineFailureError
+from gateway.parts import Parts
+from gateway.relay import EventRelay, GatheringRelay, Relay, WholeRelay
+
+logger = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """Whose attempt it is. Told one of these, once, unless the attempt was cancelled."""
+
+    def attempt_done(self) -> None:
+        """The client's answer is complete."""
+
+    def attempt_failed(self, failure: EngineFailureError) -> None:
+        """The engine's side failed before any part of an answer came: another try may be made."""
+
+    def attempt_broke(self, error: RoundhouseError) -> None:
+        """The engine's side failed, and there must be no other try."""
+
+
+class Attempt:
+    """Listens to an engine's answer. `events` or `gathering`: what to make of a stream; neither: pass it as it is."""
+
+    __slots__ = (
+        "_answer",
+        "_call",
+        "_endpoint",
+        "_events",
+        "_gathering",
+        "_is_inside",
+        "_model",
+        "_owner",
+        "_parts",
+        "_relay",
+    )
+
+    def __init__(
+        self,
+        owner: Owner,
+        parts: Parts,
+        answer: Answer,
+        model: str,
+        endpoint: Endpoint,
+        events: Events | None,
+        gathering: Gathering | None,
+    ) -> None:
+        self._owner = owner
+        self._parts = parts
+        self._answer = answer
+        self._model = model
+        self._endpoint = endpoint
+        self._events = events
+        self._gathering = gathering
+        self._relay: Relay | None = None
+        self._call: EngineCall | None = None
+        self._is_inside = False
+
+    def start(self, method: str, target: str, headers: bytes, body: bytes, *, fresh: bool) -> None:
+        """Send the request. `fresh` opens a connection of its own."""
+        parts, endpoint = self._parts, self._endpoint
+        # No gap between the look at the table, the choice of the replica, and the count: see Ledger.
+        parts.ledger.enter(self._model, endpoint.replica, self._answer.request_id)
+        self._is_inside = True
+        self._call = parts.engines.send(endpoint, method, target, headers, body, self, fresh=fresh)
+
+    def cancel(self) -> None:
+        """Close the engine's connection, which makes it stop. Harmless after the end."""
+        self._leave()
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+
+    def pause(self) -> None:
+        """Take no more from the engine."""
+        if self._call is not None:
+            self._call.pause()
+
+    def resume(self) -> None:
+        """Take more."""
+        if self._call is not None:
+            self._call.resume()
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens, as far as the engine has told."""
+        return self._relay.usage if self._relay is not None else None
+
+    def engine_head(self, status: int, headers: list[Header]) -> None:
+        """An answer begins."""
+        parts, replica = self._parts, self._endpoint.replica
+        parts.ledger.replica_answered(replica)
+        parts.turns.give(parts.admission.answered(replica, parts.now()))
+        streams = status == 200 and _is_event_stream(headers)
+        if streams and self._events is not None:
+            self._relay = EventRelay(self._answer, self._events)
+        elif streams and self._gathering is not None:
+            self._relay = GatheringRelay(self._answer, self._gathering)
+        else:
+            self._relay = WholeRelay(self._answer, status, headers, parts.settings.answer_buffer_bytes)
+
+    def engine_data(self, data: bytes) -> None:
+        """A part of its body."""
+        assert self._relay is not None
+        try:
+            self._relay.data(data)
+        except RoundhouseError as error:
+            self.cancel()
+            self._owner.attempt_broke(error)
+
+    def engine_end(self) -> None:
+        """Its last byte."""
+        assert self._relay is not None
+        self._call = None
+        self._leave()
+        try:
+            self._relay.end()
+        except RoundhouseError as error:
+            self._owner.attempt_broke(error)
+        else:
+            self._owner.attempt_done()
+
+    def engine_failed(self, failure: EngineFailureError) -> None:
+        """Its side failed."""
+        parts, replica = self._parts, self._endpoint.replica
+        self._call = None
+        self._leave()
+        parts.ledger.replica_failed(replica)
+        parts.turns.give(parts.admission.failed(replica, parts.now()))
+        logger.warning("request %s: %s: %s (%r)", self._answer.request_id, replica, failure, failure.__cause__)
+        if self._relay is None:
+            self._owner.attempt_failed(failure)
+        else:
+            self._owner.attempt_broke(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
+
+    def _leave(self) -> None:
+        if self._is_inside:
+            self._is_inside = False
+            self._parts.ledger.leave(self._model, self._endpoint.replica, self._answer.request_id)
+
+
+def _is_event_stream(headers: list[Header]) -> bool:
+    for name, value in headers:
+        if name == b"content-type":
+            return value[:17].lower() == b"text/event-stream"
+    return False

@@ -1,0 +1,127 @@
+"""Errors in each family's form: our own, and those of engines. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from controller.schema.errors import ERROR_CODES, RoundhouseError
+from gateway.engine_errors import ENGINE_ERROR, as_envelope, client_status
+
+Fields = dict[str, Any]
+
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_STATUS_OF_TYPE: Final = {kind: status for status, kind in reversed(_ANTHROPIC_TYPES.items())} | {
+    "invalid_request_error": 400
+}
+_TOO_DEEP: Final = b'{"error":{"message":"The engine answered with JSON that is nested too deeply."}}'
+_OWN_FIELDS: Final = ("code", "status", "actionable", "next_steps")
+
+
+def own_body(error: RoundhouseError, request_id: str) -> bytes:
+    """Our envelope."""
+    return error.json_bytes(request_id)
+
+
+def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
+    """An engine's error answer as our envelope; as it is where it is one already."""
+    fields = decoded(body)
+    if _is_envelope(fields):
+        return body
+    return encoded(completed(status, fields if isinstance(fields, dict) else {}, body, request_id))
+
+
+def completed(status: int, fields: Fields, body: bytes, request_id: str | None) -> Fields:
+    """The engine's error with every field of our envelope. Its further fields stay, and its code where that is text."""
+    error = fields.get("error")
+    if not (isinstance(error, dict) and isinstance(error.get("message"), str)):
+        made: Fields = json.loads(as_envelope(status, body, request_id or ""))
+        made["error"]["request_id"] = request_id
+        return made
+    code = error.get("code")
+    entry = ERROR_CODES.get(code, ENGINE_ERROR) if isinstance(code, str) else ENGINE_ERROR
+    sent = client_status(status)
+    kind = error.get("type")
+    ours = {
+        "type": kind if isinstance(kind, str) else ("invalid_request_error" if sent < 500 else "server_error"),
+        "code": code if isinstance(code, str) and code else entry.code,
+        "param": error.get("param"),
+        "status": sent,
+        "actionable": bool(entry.next_steps),
+        "next_steps": list(entry.next_steps),
+        "request_id": request_id,
+    }
+    return {"error": error | ours}
+
+
+def anthropic_body(envelope: bytes, request_id: str | None) -> bytes:
+    """An envelope of ours in Anthropic's form, our further fields included."""
+    error: Fields = dict(json.loads(envelope)["error"])
+    told = error.pop("request_id", None)
+    kind = _ANTHROPIC_TYPES.get(error["status"], "api_error" if error["status"] >= 500 else "invalid_request_error")
+    if error["status"] == 501:
+        kind = "invalid_request_error"  # what the client asked for is not there: asking again is no use
+    ordered = {"type": kind, "message": error["message"]} | {k: v for k, v in error.items() if k != "type"}
+    return encoded({"type": "error", "error": ordered, "request_id": request_id or told})
+
+
+def is_anthropic(fields: Any) -> bool:
+    """Whether a decoded body is an error in Anthropic's form."""
+    error = fields.get("error") if isinstance(fields, dict) and fields.get("type") == "error" else None
+    return isinstance(error, dict) and isinstance(error.get("type"), str) and isinstance(error.get("message"), str)
+
+
+def status_of(error: Any) -> int:
+    """The HTTP status that an error object tells, by number or by Anthropic's type; 500 where it tells none."""
+    if not isinstance(error, Mapping):
+        return 500
+    for name in ("status", "code"):
+        value = error.get(name)
+        if isinstance(value, int) and 400 <= value <= 599:
+            return value
+    kind = error.get("type")
+    return _STATUS_OF_TYPE.get(kind, 500) if isinstance(kind, str) else 500
+
+
+def one_line(body: bytes) -> bytes:
+    """JSON without line ends, which an event's data cannot hold: in JSON they are only ever white space."""
+    return body.replace(b"\r", b" ").replace(b"\n", b" ") if b"\n" in body or b"\r" in body else body
+
+
+def decoded(body: bytes) -> Any:
+    """JSON, or None where it is none."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def encoded(value: Any) -> bytes:
+    """Compact JSON. UTF-8, unless a string holds half a surrogate pair: then ASCII, which can write it."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode()
+    except RecursionError:
+        return _TOO_DEEP
+
+
+def _is_envelope(fields: Any) -> bool:
+    error = fields.get("error") if isinstance(fields, dict) else None
+    return (
+        isinstance(error, dict)
+        and isinstance(error.get("message"), str)
+        and isinstance(error.get("code"), str)
+        and all(name in error for name in _OWN_FIELDS)
+    )

@@ -1,0 +1,111 @@
+"""From an endpoint to where its connections lead and what its requests begin with. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from controller.schema.routing import Endpoint
+
+_BASE_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?(?P<path>/[!-~]*)?",
+    re.IGNORECASE | re.ASCII,
+)
+_PATH = re.compile(r"/[!-~]*", re.ASCII)
+_TOKEN = re.compile(r"[!-~]+(?: [!-~]+)*", re.ASCII)
+_METHOD = re.compile(r"[A-Z]+", re.ASCII)
+_HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+
+_OWN_HEADERS = (
+    b"content-type: application/json\r\n"
+    b"accept: */*\r\n"
+    b"accept-encoding: identity\r\n"  # the usage is read from the answer
+    b"user-agent: roundhouse\r\n"
+)
+
+
+class Address(NamedTuple):
+    """Where connections lead. Equal ones share their connections."""
+
+    tls: bool
+    host: str
+    """Without the brackets of an IPv6 address."""
+    port: int
+
+
+class Target(NamedTuple):
+    """An endpoint, read once."""
+
+    address: Address
+    base_path: str
+    host_header: bytes
+    authorization: bytes
+    """A whole header line, or nothing."""
+    api_prefix: str
+
+
+def target_of(endpoint: Endpoint) -> Target:
+    """Read an endpoint.
+
+    Raises:
+        ValueError: its base URL or its token cannot be used. The text holds neither.
+    """
+    url = endpoint.base_url
+    match = _BASE_URL.fullmatch(url)
+    if match is None or "?" in url or "#" in url:
+        raise ValueError("its base_url is not of the form http://host:port or https://host:port/path")
+    tls = match["scheme"].lower() == "https"
+    usual = 443 if tls else 80
+    port = int(match["port"] or usual)
+    if not 0 < port < 65536:
+        raise ValueError("the port in its base_url is not between 1 and 65535")
+    host = match["host"]
+    return Target(
+        address=Address(tls, host.strip("[]").lower(), port),
+        base_path=match["path"] or "",
+        host_header=(host if port == usual else f"{host}:{port}").encode(),
+        authorization=_authorization(endpoint),
+        api_prefix=endpoint.api_prefix,
+    )
+
+
+def head_of(target: Target, method: str, path: str) -> bytes:
+    """What a request begins with: all but `content-length`, the request's own headers and the empty line.
+
+    `path` is one of our own API. A remote's base URL may hold the `/v1` itself, see `Endpoint.api_prefix`.
+
+    Raises:
+        ValueError: `method` or `path` could not stand in a request line.
+    """
+    there = target.api_prefix + path[len("/v1") :] if path.startswith("/v1/") else path
+    whole = target.base_path + there
+    if _METHOD.fullmatch(method) is None or _PATH.fullmatch(whole) is None or "#" in whole:
+        raise ValueError("a request's method or path holds characters that it must not")
+    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%b" % (
+        method.encode(),
+        whole.encode(),
+        target.host_header,
+        target.authorization,
+        _OWN_HEADERS,
+    )
+
+
+def header_line(name: bytes, value: bytes) -> bytes:
+    """A header as it stands in a request. For values that are not our own.
+
+    Raises:
+        ValueError: it would not be one header: line breaks, control characters.
+    """
+    if _HEADER_NAME.fullmatch(name) is None or _HEADER_VALUE.fullmatch(value) is None:
+        raise ValueError("a header holds characters that it must not")
+    return b"%b: %b\r\n" % (name, value)
+
+
+def _authorization(endpoint: Endpoint) -> bytes:
+    token = "" if endpoint.token is None else endpoint.token.get_secret_value()
+    if not token:
+        return b""
+    if _TOKEN.fullmatch(token) is None:
+        raise ValueError("its token holds characters that a header cannot")
+    return b"authorization: Bearer %b\r\n" % token.encode()

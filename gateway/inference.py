@@ -1,0 +1,83 @@
+"""Which API a request is for, and the exchange that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from controller.schema.errors import RoundhouseError
+from gateway.client_call import ClientCall, Handler
+from gateway.gate import Gate
+from gateway.parts import Api, Parts
+from gateway.proxy import Exchange
+from gateway.routing import Routes
+
+TICK_S: Final = 1.0
+_NUMBER: Final = re.compile(rb"/[0-9]+$")
+
+
+class InferenceRoutes:
+    """What serves requests without the web framework (`client_http.Direct`)."""
+
+    def __init__(self, apis: Iterable[Api], parts: Parts, gate: Gate, next_id: Callable[[], str]) -> None:
+        self._parts = parts
+        self._gate = gate
+        self._next_id = next_id
+        self._openers = {(api.method.encode(), api.path.encode()): partial(self._open, api) for api in apis}
+        parts.live.on_table = self._table_changed
+
+    def route(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
+        """What opens such a request; None: it goes through the framework."""
+        if b"%" in path:
+            path = unquote_to_bytes(path)
+        opener = self._openers.get((method, path))
+        if opener is None and path.startswith(b"/slots/"):
+            return self._openers.get((method, _NUMBER.sub(b"/{id}", path)))
+        return opener
+
+    def max_body_bytes(self) -> int:
+        """Most bytes of a request's body."""
+        return self._parts.settings.max_body_bytes
+
+    def end_all(self) -> None:
+        """End every exchange: the gateway stops, and their grace is over."""
+        stopped = RoundhouseError("gateway_stopping", "The gateway was stopped before the answer was complete.")
+        for exchange in list(self._parts.exchanges):
+            exchange.fail(stopped)
+
+    async def keep_time(self) -> None:
+        """Give replicas that were left out their trials; until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._parts.turns.give(self._parts.admission.tick(self._parts.now()))
+
+    def _open(self, api: Api, client: ClientCall) -> Handler:
+        parts = self._parts
+        exchange = Exchange(api, client, parts, self._next_id())
+        try:
+            caller = self._gate.caller(client.headers)
+            exchange.open(caller)
+            caller.needs(api.scope)
+            self._check_served(api)
+        except RoundhouseError as error:
+            exchange.fail(error)
+        return exchange
+
+    def _check_served(self, api: Api) -> None:
+        if api.is_inner_state and not self._parts.settings.engine_state_routes:
+            raise RoundhouseError("route_disabled", f"{api.method} {api.path} is not served.")
+
+    def _table_changed(self, routes: Routes) -> None:
+        """Tell requests that wait what became of their model, then let in whom the new table has room for."""
+        parts = self._parts
+        parts.limits.follow(routes.keys, parts.now())
+        grants = parts.admission.table(routes, parts.now())
+        parts.turns.give(grants)
+        for model in list(parts.admission.depths):
+            route = routes.models.get(model)
+            for ticket in parts.admission.waiting(model):
+                ticket.owner.model_changed(route)

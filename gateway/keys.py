@@ -1,0 +1,202 @@
+"""Who sends a request, by its key, and what that key opens. Pure: `now` is an argument.
+
+A ring is made once per routing table; its callers are shared by all requests. A secret is hashed before anything looks
+at it, so neither the lookup nor a message can tell anything of it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Final
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.keys import ANONYMOUS_TENANT, Key, KeyScope, ServiceTier
+from controller.schema.routing import ModelRoute
+
+REMEMBERED_MODELS: Final = 1024
+"""Models of which a caller remembers whether it may use them."""
+
+_TIERS: Final[tuple[ServiceTier, ...]] = ("priority", "default", "flex")
+"""By rank."""
+_ALL_SCOPES: Final[tuple[KeyScope, ...]] = ("inference", "admin")
+_BEARER: Final = b"bearer "
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Caller:
+    """One key and its rights, or everybody where no keys are declared."""
+
+    name: str | None
+    """None: everybody."""
+    client_id: bytes
+    """As `X-Client-Id` and `X-RateLimit-Client` carry it."""
+    tenant: str
+    weight: float
+    scopes: frozenset[KeyScope]
+    expires_at: float | None
+    """Unix time; None: never."""
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrency: int | None
+    is_limited: bool
+    sha256: str = field(repr=False)
+    _models: tuple[tuple[str, ...], ...] | None = field(repr=False)
+    """Per pattern its pieces between stars; None: every model."""
+    _ranks: Mapping[str, int] = field(repr=False)
+    _usual_rank: int = field(repr=False)
+    _known: dict[str, tuple[tuple[str, ...], bool]] = field(default_factory=dict, repr=False)
+    """Model to the aliases it had when it was looked at, and whether the key is for it."""
+
+    @classmethod
+    def of(cls, key: Key) -> Caller:
+        """Who sends this key."""
+        return _caller(key, key.name)
+
+    def needs(self, scope: KeyScope) -> None:
+        """Raises RoundhouseError `scope_required`."""
+        if scope not in self.scopes:
+            raise RoundhouseError("scope_required", f"The key {self.name} lacks the scope `{scope}`.")
+
+    def may_use(self, route: ModelRoute) -> None:
+        """Raises RoundhouseError `model_not_allowed`."""
+        if self._models is not None and not self.sees(route):
+            # Not the model's name: an alias must not tell what stands behind it.
+            raise RoundhouseError("model_not_allowed", f"The key {self.name} is not for this model.", param="model")
+
+    def sees(self, route: ModelRoute) -> bool:
+        """Whether the key is for the model, by its name or by an alias."""
+        if self._models is None:
+            return True
+        known = self._known.get(route.name)
+        if known is not None and known[0] == route.aliases:
+            return known[1]
+        allowed = any(_matches(pieces, name) for name in (route.name, *route.aliases) for pieces in self._models)
+        if len(self._known) >= REMEMBERED_MODELS:
+            self._known.clear()
+        self._known[route.name] = (route.aliases, allowed)
+        return allowed
+
+    def rank(self, service_tier: object) -> int:
+        """The place of a request that asks for this tier: 0 priority, 1 default, 2 flex.
+
+        A tier that the key lacks counts as the next lower one that it has; where it has none below, as the next above.
+        What names no tier (`auto`, unknown texts, other types, which the engine may refuse) counts as `default`.
+        """
+        if service_tier.__class__ is str:
+            return self._ranks.get(service_tier, self._usual_rank)
+        return self._usual_rank
+
+
+def _caller(key: Key, name: str | None) -> Caller:
+    ranks = _ranks(key.service_tiers)
+    return Caller(
+        name=name,
+        client_id=key.name.encode(),
+        tenant=key.tenant,
+        weight=key.weight,
+        scopes=frozenset(key.scopes),
+        expires_at=key.expires_at,
+        requests_per_minute=key.requests_per_minute,
+        tokens_per_minute=key.tokens_per_minute,
+        concurrency=key.concurrency,
+        is_limited=(key.requests_per_minute, key.tokens_per_minute, key.concurrency) != (None, None, None),
+        sha256=key.sha256,
+        _models=None if key.models is None else tuple(tuple(model.split("*")) for model in key.models),
+        _ranks=ranks,
+        _usual_rank=ranks["default"],
+    )
+
+
+def _ranks(tiers: Collection[ServiceTier]) -> dict[str, int]:
+    """Of each tier that may be asked for, the place that it gives to a key with these."""
+    has = [rank for rank, tier in enumerate(_TIERS) if tier in tiers] or [len(_TIERS) - 1]
+    return {tier: next((rank for rank in has if rank >= asked), has[-1]) for asked, tier in enumerate(_TIERS)}
+
+
+def _matches(pieces: tuple[str, ...], name: str) -> bool:
+    """Whether the name is the pieces with any text between them. No regular expression: many stars would make one
+    take exponential time."""
+    first, *between = pieces
+    if not between:
+        return name == first
+    last = between.pop()
+    if not name.startswith(first) or not name.endswith(last):
+        return False
+    at, end = len(first), len(name) - len(last)
+    for piece in between:
+        found = name.find(piece, at, end)
+        if found < 0:
+            return False
+        at = found + len(piece)
+    return at <= end
+
+
+_EVERYBODY: Final = Key(
+    name=ANONYMOUS_TENANT, sha256="", tenant=ANONYMOUS_TENANT, scopes=_ALL_SCOPES, service_tiers=_TIERS
+)
+ANONYMOUS: Final = _caller(_EVERYBODY, None)
+"""Everybody, where no keys are declared."""
+
+
+class KeyRing:
+    """The keys of one routing table, by the digest of their secrets."""
+
+    __slots__ = ("_by_digest", "by_name", "is_empty")
+
+    def __init__(self, callers: Iterable[Caller]) -> None:
+        self.by_name: Mapping[str, Caller] = {caller.name: caller for caller in callers if caller.name is not None}
+        self._by_digest = {caller.sha256: caller for caller in self.by_name.values()}
+        self.is_empty = not self.by_name
+        """No keys are declared: everybody is `ANONYMOUS`."""
+
+    @classmethod
+    def of(cls, keys: tuple[Key, ...]) -> KeyRing:
+        """Index the keys of a table."""
+        return cls(Caller.of(key) for key in keys)
+
+    def caller(self, headers: Sequence[tuple[bytes, bytes]], now_unix: float) -> Caller:
+        """Who sends a request with these headers, whose names are in lower case.
+
+        Raises RoundhouseError `invalid_api_key`.
+        """
+        if self.is_empty:
+            return ANONYMOUS
+        secret: bytes | None = None
+        for name, value in headers:
+            if name == b"authorization" or name == b"x-api-key":
+                given = _secret(name, value)
+                # Some clients send the same key in both headers; nobody needs one header twice.
+                if secret is not None and (given != secret or _twice(headers)):
+                    raise _invalid("The request carries two keys.")
+                secret = given
+        if secret is None:
+            raise _invalid("The request carries no key.")
+        digest = sha256(secret).hexdigest()
+        caller = self._by_digest.get(digest)
+        if caller is None or not hmac.compare_digest(caller.sha256, digest):
+            raise _invalid("The request carries a key that is not known here.")
+        if caller.expires_at is not None and now_unix >= caller.expires_at:
+            expired = datetime.fromtimestamp(caller.expires_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            raise _invalid(f"The key {caller.name} expired at {expired}.")
+        return caller
+
+
+def _secret(name: bytes, value: bytes) -> bytes:
+    if name != b"authorization":
+        return value.strip(b" \t")
+    if value[:7].lower() != _BEARER:
+        raise _invalid("The Authorization header has another form than `Bearer SECRET`.")
+    return value[7:].strip(b" \t")
+
+
+def _twice(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    names = [name for name, _ in headers if name in (b"authorization", b"x-api-key")]
+    return len(names) != len(set(names))
+
+
+def _invalid(message: str) -> RoundhouseError:
+    return RoundhouseError("invalid_api_key", message)

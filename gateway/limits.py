@@ -1,0 +1,241 @@
+"""What a key may use up: requests and tokens per minute, requests at a time. Pure: `now` is monotonic, in seconds.
+
+Per minute means a token bucket that holds one minute's worth and is refilled continuously. Tokens are taken by an
+estimate when a request comes, and settled when it leaves; that may leave a debt, which is refilled first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from controller.schema.errors import RoundhouseError
+from gateway.keys import Caller, KeyRing
+
+BYTES_PER_TOKEN: Final = 4
+MOST_TOKENS: Final = 10_000_000
+"""An answer's bound above this is none."""
+_BOUNDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_DUST: Final = 1e-6
+"""What floating point may lack of a whole request or token."""
+
+
+def estimated_tokens(body_bytes: int, fields: Mapping[str, Any]) -> int:
+    """Tokens that a request of this size with these fields may come to: the prompt, and the longest answer it allows.
+    An answer without a bound counts when it is there.
+    """
+    tokens = body_bytes // BYTES_PER_TOKEN
+    for name in _BOUNDS:
+        bound = fields.get(name)
+        if bound.__class__ is int and 0 < bound <= MOST_TOKENS:
+            return tokens + bound
+    return tokens
+
+
+def client_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
+    """What a 429 says of whom it was for."""
+    return [(b"x-ratelimit-client", caller.client_id)] if caller.name is not None else []
+
+
+class Bucket:
+    """So many per minute."""
+
+    __slots__ = ("at", "capacity", "level")
+
+    def __init__(self, capacity: int, now: float) -> None:
+        self.capacity = capacity
+        self.level = float(capacity)
+        self.at = now
+
+    def refill(self, now: float) -> None:
+        """Add what has come since."""
+        if now > self.at:
+            self.level = min(float(self.capacity), self.level + (now - self.at) * self.capacity / 60)
+            self.at = now
+
+    def resize(self, capacity: int, now: float) -> None:
+        """Let another limit hold: what was used up of the old one is used up of the new one in proportion."""
+        self.refill(now)
+        self.level *= capacity / self.capacity
+        self.capacity = capacity
+
+    def wait(self, amount: float) -> float:
+        """Seconds from the last refill until that much may be taken; 0: now. More than it ever holds may be taken when
+        it is full."""
+        lacking = min(amount, self.capacity) - self.level
+        return lacking * 60 / self.capacity if lacking > _DUST else 0.0
+
+
+class _State:
+    """One key's use."""
+
+    __slots__ = ("concurrency", "inflight", "is_gone", "requests", "tokens")
+
+    def __init__(self, caller: Caller, now: float) -> None:
+        self.inflight = 0
+        self.is_gone = False
+        self.concurrency = caller.concurrency
+        self.requests = _bucket(None, caller.requests_per_minute, now)
+        self.tokens = _bucket(None, caller.tokens_per_minute, now)
+
+    def adapt(self, caller: Caller, now: float) -> None:
+        """Take the key's limits as they are now."""
+        self.is_gone = False
+        self.concurrency = caller.concurrency
+        self.requests = _bucket(self.requests, caller.requests_per_minute, now)
+        self.tokens = _bucket(self.tokens, caller.tokens_per_minute, now)
+
+
+def _bucket(before: Bucket | None, capacity: int | None, now: float) -> Bucket | None:
+    if capacity is None:
+        return None
+    if before is None:
+        return Bucket(capacity, now)
+    if before.capacity != capacity:
+        before.resize(capacity, now)
+    return before
+
+
+class Entry:
+    """One request that was let in."""
+
+    __slots__ = ("_estimated", "_limits", "_name", "_state", "_tokens")
+
+    def __init__(self, limits: Limits | None, name: str, state: _State | None, estimated: int) -> None:
+        self._limits = limits
+        self._name = name
+        self._state = state
+        self._tokens = state.tokens if state is not None else None
+        self._estimated = estimated
+
+    def leave(self, now: float, used_tokens: int | None) -> None:
+        """The request is over, and took that many tokens; None: not known, so what was estimated. Harmless when said
+        again."""
+        state = self._state
+        if state is None:
+            return
+        self._state = None
+        state.inflight -= 1
+        if self._tokens is not None and used_tokens is not None:
+            self._tokens.refill(now)
+            self._tokens.level = min(
+                float(self._tokens.capacity), self._tokens.level + self._estimated - max(0, used_tokens)
+            )
+        if state.is_gone and not state.inflight and self._limits is not None:
+            self._limits.forget(self._name, state)
+
+
+_FREE: Final = Entry(None, "", None, 0)
+"""Of every request of a key without limits: leaving does nothing."""
+
+
+class Limits:
+    """What every key with limits has used up. Outlives routing tables: state goes by the key's name."""
+
+    __slots__ = ("_states",)
+
+    def __init__(self) -> None:
+        self._states: dict[str, _State] = {}
+
+    def follow(self, ring: KeyRing, now: float) -> None:
+        """Take the limits of a new table. Requests inside stay counted; keys that vanished are forgotten when nothing
+        of them runs."""
+        for name, state in list(self._states.items()):
+            caller = ring.by_name.get(name)
+            if caller is not None and caller.is_limited:
+                state.adapt(caller, now)
+            elif state.inflight:
+                state.is_gone = True
+            else:
+                del self._states[name]
+
+    def enter(self, caller: Caller, estimated_tokens: int, now: float) -> Entry:
+        """Count a request that begins, waiting included. One that is refused uses nothing up.
+
+        Raises RoundhouseError `rate_limit_exceeded`, which says when it would be let in, where that can be known.
+        """
+        if not caller.is_limited or caller.name is None:
+            return _FREE
+        state = self._of(caller, now)
+        requests, tokens = state.requests, state.tokens
+        if state.concurrency is not None and state.inflight >= state.concurrency:
+            raise _refusal(caller, f"{state.concurrency} request(s) at a time", None)
+        requests_wait = tokens_wait = 0.0
+        if requests is not None:
+            requests.refill(now)
+            requests_wait = requests.wait(1)
+        if tokens is not None:
+            tokens.refill(now)
+            tokens_wait = tokens.wait(estimated_tokens)
+        if requests_wait or tokens_wait:
+            per_minute = (requests, "request(s)") if requests_wait >= tokens_wait else (tokens, "token(s)")
+            assert per_minute[0] is not None
+            words = f"{per_minute[0].capacity} {per_minute[1]} per minute"
+            raise _refusal(caller, words, max(requests_wait, tokens_wait))
+        if requests is not None:
+            requests.level -= 1
+        if tokens is not None:
+            tokens.level -= estimated_tokens
+        state.inflight += 1
+        return Entry(self, caller.name, state, estimated_tokens)
+
+    def headers(self, caller: Caller, now: float) -> list[tuple[bytes, bytes]]:
+        """`x-ratelimit-*` of the limits per minute that the key has, as of now."""
+        if not caller.is_limited or caller.name is None:
+            return []
+        state, found = self._of(caller, now), []
+        for bucket, names in ((state.requests, _REQUEST_HEADERS), (state.tokens, _TOKEN_HEADERS)):
+            if bucket is not None:
+                bucket.refill(now)
+                left = max(0, int(bucket.level + _DUST))
+                found += [
+                    (names[0], b"%d" % bucket.capacity),
+                    (names[1], b"%d" % left),
+                    (names[2], span((bucket.capacity - bucket.level) * 60 / bucket.capacity)),
+                ]
+        return found
+
+    def inflight(self, name: str) -> int:
+        """Requests of the key that are inside; 0 for one without limits."""
+        state = self._states.get(name)
+        return state.inflight if state is not None else 0
+
+    def forget(self, name: str, state: _State) -> None:
+        """Drop what is known of a key that is no longer declared."""
+        if self._states.get(name) is state:
+            del self._states[name]
+
+    def _of(self, caller: Caller, now: float) -> _State:
+        assert caller.name is not None
+        state = self._states.get(caller.name)
+        if state is None:
+            state = self._states[caller.name] = _State(caller, now)
+        return state
+
+
+def _header_names(what: bytes) -> tuple[bytes, bytes, bytes]:
+    return (b"x-ratelimit-limit-" + what, b"x-ratelimit-remaining-" + what, b"x-ratelimit-reset-" + what)
+
+
+_REQUEST_HEADERS: Final = _header_names(b"requests")
+_TOKEN_HEADERS: Final = _header_names(b"tokens")
+
+
+def _refusal(caller: Caller, limit: str, wait_s: float | None) -> RoundhouseError:
+    message = f"The key {caller.name} has reached its limit of {limit}."
+    # Whole seconds, rounded up: who comes back at the time must be let in.
+    return RoundhouseError(
+        "rate_limit_exceeded", message, retry_after_s=None if wait_s is None else float(math.ceil(wait_s))
+    )
+
+
+def span(seconds: float) -> bytes:
+    """A time as OpenAI's headers have it: `20ms`, `12s`, `6m0s`, `1h0m0s`. Rounded up."""
+    if seconds < 1:
+        milliseconds = max(0, math.ceil(seconds * 1000 - _DUST))
+        return b"%dms" % milliseconds if milliseconds < 1000 else b"1s"
+    minutes, rest = divmod(math.ceil(seconds - _DUST), 60)
+    if minutes < 60:
+        return b"%dm%ds" % (minutes, rest) if minutes else b"%ds" % rest
+    return b"%dh%dm%ds" % (minutes // 60, minutes % 60, rest)

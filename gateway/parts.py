@@ -1,0 +1,96 @@
+"""What an API is to the gateway, and what all its requests share."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from controller.schema.keys import KeyScope
+from controller.schema.routing import Endpoint
+from gateway.admission import Admission, Grant
+from gateway.dialects.base import Dialect
+from gateway.engine_http import EngineClient
+from gateway.headers import HeaderLines
+from gateway.ledger import Ledger
+from gateway.limits import Limits
+from gateway.live_routes import LiveRoutes
+from gateway.metrics import Metrics
+from gateway.request import BodyKind
+from gateway.settings import GatewaySettings
+
+if TYPE_CHECKING:
+    from gateway.proxy import Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """An API that engines speak themselves."""
+
+    path: str
+    """As clients ask for it; `{id}` stands for a number."""
+    dialect: Dialect
+    method: str = "POST"
+    streams: bool = False
+    """It takes `stream`."""
+    takes_slot: bool = True
+    """An engine works on it in one of its slots, so it is admitted; else it goes in at once."""
+    scope: KeyScope = "inference"
+    is_inner_state: bool = False
+    """It changes or reveals an engine's inner state, so it is off by default."""
+    body: BodyKind = "object"
+    """What JSON a request must hold. Where it is no object, the model is named in the query."""
+    is_native: bool = False
+    """llama.cpp's own: its model may be named in the query, or not at all where there is only one."""
+    listed_as: str | None = None
+    """Its path in `apis`, where that is another."""
+
+    @property
+    def offered_as(self) -> str:
+        """As `apis` of a model names it."""
+        return self.listed_as or self.path
+
+
+class Turns:
+    """Tells requests that their turn has come. One that fails at once gives its slot to the next: in a loop, because
+    calls would nest as deep as the queue is long."""
+
+    def __init__(self) -> None:
+        self._grants: deque[Grant] = deque()
+        self._is_giving = False
+
+    def give(self, grants: Iterable[Grant]) -> None:
+        """All of them, before anything else runs."""
+        self._grants.extend(grants)
+        if self._is_giving:
+            return
+        self._is_giving = True
+        try:
+            while self._grants:
+                ticket, place = self._grants.popleft()
+                if isinstance(place, Endpoint):
+                    ticket.owner.admitted(place)
+                else:
+                    ticket.owner.fail(place)
+        finally:
+            self._is_giving = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every exchange works with. `now` gives monotonic seconds, `clock` Unix time."""
+
+    settings: GatewaySettings
+    live: LiveRoutes
+    ledger: Ledger
+    admission: Admission
+    limits: Limits
+    engines: EngineClient
+    metrics: Metrics
+    lines: HeaderLines
+    now: Callable[[], float]
+    clock: Callable[[], float]
+    turns: Turns = field(default_factory=Turns)
+    exchanges: set[Exchange] = field(default_factory=set)
+    """Those that are not over."""

@@ -1,0 +1,225 @@
+"""What the gateway's benchmark measures: the engine itself, and three proxies in front of it, all on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from controller.schema.keys import Key
+from tests.bench import litellm
+from tests.bench.environment import UnavailableError
+from tests.bench.load import close, connect, request_bytes
+from tests.fakes.fake_controller import FakeController, route
+
+NO_PROXY, NGINX, LITELLM, GATEWAY = "no proxy", "nginx", "LiteLLM", "gateway"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "roundhouse"
+KEYS = 50
+"""Keys that the gateway knows."""
+AMPLE = 1_000_000_000
+"""A limit that is kept and never reached."""
+_START_LIMIT_S = 90
+_STOP_LIMIT_S = 10
+_NGINX_CONF = """
+daemon off; worker_processes 1; worker_rlimit_nofile 20000; pid {folder}/nginx.pid; error_log stderr crit;
+events {{ worker_connections 10000; }}
+http {{
+  access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s; keepalive_requests 1000000;
+  upstream engine {{ server 127.0.0.1:{engine}; keepalive 1024; keepalive_requests 1000000; }}
+  server {{ listen 127.0.0.1:{port} backlog=4096; location / {{
+    proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
+    proxy_read_timeout 300s; }} }}
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something that answers chat completions on a port of this machine."""
+
+    name: str
+    port: int
+    pid: int
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """Its own and those that it started."""
+        own = psutil.Process(self.pid)
+        return [own, *own.children(recursive=True)]
+
+    def cpu_s(self) -> float:
+        """Seconds of CPU used so far."""
+        times = [process.cpu_times() for process in self.processes]
+        return sum(time.user + time.system for time in times)
+
+    def resident_mib(self) -> float:
+        """Resident memory (VmRSS)."""
+        found = (Path(f"/proc/{process.pid}/status").read_text() for process in self.processes)
+        return sum(int(match[1]) for text in found if (match := re.search(r"VmRSS:\s+(\d+)", text))) / 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the targets share. `stack` ends what they start."""
+
+    stack: contextlib.AsyncExitStack
+    folder: Path
+    secret: str
+    engine_port: int
+
+
+@contextlib.asynccontextmanager
+async def process(
+    command: Sequence[str], *, out: int | IO[bytes], env: dict[str, str] | None = None, cwd: Path | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process for as long as the context."""
+    started = await asyncio.create_subprocess_exec(*command, stdout=out, env={**os.environ, **(env or {})}, cwd=cwd)
+    try:
+        yield started
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            started.terminate()
+        try:
+            await asyncio.wait_for(started.wait(), _STOP_LIMIT_S)
+        except TimeoutError:
+            started.kill()
+            await started.wait()
+
+
+@contextlib.asynccontextmanager
+async def targets(secret: str, wanted: Collection[str], *, samples: Path | None = None) -> AsyncIterator[list[Target]]:
+    """Those that are wanted and can be had, all of them running; what cannot be had is told. No proxy comes first.
+
+    `samples`: the gateway samples itself, and writes there (see sampled_gateway).
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rh-bench")))
+        command = [sys.executable, "-m", "tests.bench.engine"]
+        engine = await stack.enter_async_context(process(command, out=asyncio.subprocess.PIPE))
+        assert engine.stdout is not None
+        direct = Target(NO_PROXY, int(await engine.stdout.readline()), engine.pid)
+        setting = Setting(stack, folder, secret, direct.port)
+        found: list[Target | None] = [direct]
+        if NGINX in wanted:
+            found.append(await _start_nginx(setting))
+        if LITELLM in wanted:
+            found.append(await _start_litellm(setting))
+        if GATEWAY in wanted:
+            module = ["gateway"] if samples is None else ["tests.bench.sampled_gateway", str(samples)]
+            found.append(await _start_gateway(setting, module))
+        yield [target for target in found if target is not None and await _is_up(target, secret)]
+
+
+async def _start_nginx(setting: Setting) -> Target | None:
+    nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+    if nginx is None:
+        print("nginx is not installed; measuring without it", file=sys.stderr)
+        return None
+    port = free_port()
+    config = setting.folder / "nginx.conf"
+    config.write_text(_NGINX_CONF.format(folder=setting.folder, engine=setting.engine_port, port=port))
+    command = [nginx, "-c", str(config), "-p", str(setting.folder)]
+    started = await setting.stack.enter_async_context(process(command, out=asyncio.subprocess.DEVNULL))
+    return Target(NGINX, port, started.pid)
+
+
+async def _start_litellm(setting: Setting) -> Target | None:
+    try:
+        program = await asyncio.to_thread(litellm.installed, CACHE)
+    except UnavailableError as error:
+        print(f"LiteLLM cannot be installed; measuring without it: {error}", file=sys.stderr)
+        return None
+    port = free_port()
+    config = setting.folder / "litellm.yaml"
+    config.write_text(litellm.config(setting.engine_port, setting.secret))
+    log = setting.stack.enter_context((setting.folder / "litellm.log").open("wb"))
+    command = litellm.command(program, config, port)
+    started = await setting.stack.enter_async_context(process(command, out=log, env=litellm.ENV, cwd=setting.folder))
+    return Target(LITELLM, port, started.pid)
+
+
+async def _start_gateway(setting: Setting, module: list[str]) -> Target:
+    """Told of the engine and the keys by a fake controller in this process."""
+    controller = FakeController()
+    await controller.start()
+    setting.stack.push_async_callback(controller.stop)
+    port = free_port()
+    env = {
+        "ROUNDHOUSE_PORT": str(port),
+        "ROUNDHOUSE_CONTROLLER_URL": controller.url,
+        "ROUNDHOUSE_LOG_LEVEL": "error",
+    }
+    command = [sys.executable, "-m", *module]
+    started = await setting.stack.enter_async_context(process(command, out=asyncio.subprocess.DEVNULL, env=env))
+    engine = f"http://127.0.0.1:{setting.engine_port}"
+    await controller.publish(
+        route("bench", [engine], target_inflight=4096, queue_limit=4096), keys=declared_keys(setting.secret)
+    )
+    return Target(GATEWAY, port, started.pid)
+
+
+def declared_keys(secret: str) -> tuple[Key, ...]:
+    """Keys with every limit that there is; the last one is the secret's."""
+    drawn = [*(secrets.token_urlsafe(32) for _ in range(KEYS - 1)), secret]
+    return tuple(
+        Key(
+            name=f"key-{number}",
+            sha256=hashlib.sha256(text.encode()).hexdigest(),
+            tenant=f"tenant-{number % 5}",
+            models=("bench", "other-*"),
+            weight=1.0 + number % 3,
+            requests_per_minute=AMPLE,
+            tokens_per_minute=AMPLE,
+            concurrency=AMPLE,
+            expires_at=4e9,
+        )
+        for number, text in enumerate(drawn)
+    )
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+async def _is_up(target: Target, secret: str) -> bool:
+    """Wait until it answers. What we compare with may fail to start, which is told; the gateway may not."""
+    try:
+        async with asyncio.timeout(_START_LIMIT_S):
+            while True:
+                if await _answers(target, secret):
+                    return True
+                await asyncio.sleep(0.05)
+    except (TimeoutError, ProcessLookupError) as error:
+        if target.name in (NO_PROXY, GATEWAY):
+            raise
+        print(f"{target.name} does not start; measuring without it: {error!r}", file=sys.stderr)
+        return False
+
+
+async def _answers(target: Target, secret: str) -> bool:
+    if not psutil.pid_exists(target.pid):
+        raise ProcessLookupError(f"{target.name} ended before it answered")
+    try:
+        (connection,) = await connect(target.port, 1)
+        await connection.ask(request_bytes(target.port, secret))
+    except (OSError, RuntimeError):
+        return False
+    close([connection])
+    return True

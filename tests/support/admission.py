@@ -1,0 +1,85 @@
+"""Routing tables and tickets for tests of admission."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from controller.schema.routing import Endpoint, ModelRoute, RoutingTable, Stamp
+from controller.schema.status import ModelState
+from gateway.admission import Admission, Grant, Ticket
+from gateway.routing import Routes
+
+
+def route_of(
+    name: str,
+    replicas: Sequence[str] = (),
+    *,
+    target: int = 1,
+    queue_limit: int | None = None,
+    state: ModelState = ModelState.LOADED,
+) -> ModelRoute:
+    """A model with these replicas."""
+    return ModelRoute(
+        name=name,
+        backend="stub",
+        state=state,
+        created=0,
+        served_name=name,
+        endpoints=tuple(Endpoint(replica=each, base_url=f"http://{each}") for each in replicas),
+        target_inflight=target,
+        queue_limit=queue_limit,
+    )
+
+
+def routes_of(*models: ModelRoute) -> Routes:
+    """A table of these models."""
+    return Routes.of(RoutingTable(instance="i", stamp=Stamp(epoch=1, seq=1), models=models))
+
+
+@dataclass
+class House:
+    """An admission, its table in force, and a clock that stands until it is moved."""
+
+    admission: Admission = field(default_factory=lambda: Admission(queue_limit=8))
+    routes: Routes = field(default_factory=routes_of)
+    now: float = 1000.0
+
+    def table(self, *models: ModelRoute) -> list[Grant]:
+        """A new table."""
+        self.routes = routes_of(*models)
+        return list(self.admission.table(self.routes, self.now))
+
+    def come(
+        self,
+        tenant: str = "alice",
+        model: str = "m",
+        *,
+        weight: float = 1.0,
+        rank: int = 1,
+        prefix: Sequence[int] = (),
+    ) -> Ticket:
+        """A new ticket, inside or waiting."""
+        ticket = Ticket(None, model, tenant, weight, rank, prefix)
+        endpoint = self.admission.arrive(ticket, self.routes.models[model], self.now)
+        assert (endpoint is None) == (ticket.state == "waiting")
+        if endpoint is not None:
+            assert endpoint.replica == where(ticket)
+        return ticket
+
+    def leave(self, ticket: Ticket) -> list[Grant]:
+        """It leaves now."""
+        return list(self.admission.leave(ticket, self.now))
+
+
+def where(ticket: Ticket) -> str:
+    """The name of the replica that it is inside."""
+    assert ticket.state == "inside"
+    return ticket.replica.endpoint.replica
+
+
+def who(grants: Sequence[Grant]) -> list[tuple[Ticket, str]]:
+    """Tickets, each with the name of its replica, or the code of its error."""
+    return [
+        (ticket, outcome.replica if isinstance(outcome, Endpoint) else outcome.entry.code) for ticket, outcome in grants
+    ]

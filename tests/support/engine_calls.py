@@ -1,0 +1,138 @@
+"""Requests through an `EngineClient`, and what their listeners were told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvloop
+
+from controller.schema.routing import Endpoint
+from gateway.engine_http import EngineCall, EngineClient, EngineFailureError, Headers
+from tests.support.wait import until
+
+PATIENCE_S = 30.0
+LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+each_loop = pytest.mark.parametrize("loop", list(LOOPS))
+
+
+def on(loop: str, scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run a scenario on a loop of that kind. Whatever the loop would only log fails it."""
+    told: list[dict[str, Any]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        await scenario()
+
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(run())
+    assert told == [], told
+
+
+class Recorder:
+    """A listener that notes what it was told, and that the order holds. `on_head` and `on_data` are called then."""
+
+    def __init__(
+        self,
+        on_head: Callable[[], None] = lambda: None,
+        on_data: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.status = 0
+        self.headers: Headers = []
+        self.parts: list[bytes] = []
+        self.ended = False
+        self.failure: EngineFailureError | None = None
+        self.call: EngineCall
+        self.violations: list[str] = []
+        self.over = asyncio.Event()
+        self.on_head = on_head
+        self.on_data = on_data
+        self.on_end = on_end
+
+    @property
+    def body(self) -> bytes:
+        """What has come of it."""
+        return b"".join(self.parts)
+
+    @property
+    def told(self) -> str:
+        """The outcome in a word: the failure's class or `end`; empty while there is none."""
+        return type(self.failure).__name__ if self.failure is not None else "end" if self.ended else ""
+
+    def engine_head(self, status: int, headers: Headers) -> None:
+        """The answer's head."""
+        self._expect("head", self.status == 0)
+        self.status, self.headers = status, headers
+        self.on_head()
+
+    def engine_data(self, data: bytes) -> None:
+        """A part of the body."""
+        self._expect("data", bool(self.status and data))
+        self.parts.append(data)
+        self.on_data()
+
+    def engine_end(self) -> None:
+        """Its end."""
+        self._expect("end", self.status > 0)
+        self.ended = True
+        self.over.set()
+        self.on_end()
+
+    def engine_failed(self, failure: EngineFailureError) -> None:
+        """Its failure."""
+        self._expect("failed", True)
+        self.failure = failure
+        self.over.set()
+
+    def _expect(self, what: str, holds: bool) -> None:
+        if not holds or self.told:
+            self.violations.append(f"{what} after {self.told or self.status}")
+
+    async def outcome(self) -> str:
+        """Wait for the end. Returns `told`."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self.over.wait()
+        assert self.violations == []
+        return self.told
+
+
+async def soon(what: str, look: Callable[[], Any]) -> None:
+    """As `until`, and quick where a few turns of the loop are enough."""
+    for _ in range(200):
+        if look():
+            return
+        await asyncio.sleep(0)
+    await until(what, look)
+
+
+def endpoint(base_url: str, **fields: Any) -> Endpoint:
+    """Where an engine is."""
+    return Endpoint(replica="m-0", base_url=base_url, **fields)
+
+
+def post(
+    client: EngineClient, where: Endpoint, listener: Recorder | None = None, *, body: bytes = b"{}", fresh: bool = False
+) -> Recorder:
+    """Send a request; the recorder listens."""
+    recorder = listener or Recorder()
+    recorder.call = client.send(
+        where, "POST", "/v1/chat/completions", b"x-request-id: req-1\r\n", body, recorder, fresh=fresh
+    )
+    assert not recorder.status, "nothing is told from inside send"
+    assert not recorder.told, "nothing is told from inside send"
+    return recorder
+
+
+@asynccontextmanager
+async def client_of(**options: Any) -> AsyncIterator[EngineClient]:
+    """A client, which leaves no connection behind."""
+    client = EngineClient(options.pop("connect_timeout_s", PATIENCE_S), **options)
+    try:
+        yield client
+    finally:
+        await client.close()
+        assert (client.open_connections, client.idle_connections, client.connecting) == (0, 0, 0)

@@ -1,0 +1,237 @@
+"""Limits of a key: requests and tokens per minute, requests at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.keys import Key
+from gateway.keys import ANONYMOUS, Caller, KeyRing
+from gateway.limits import Limits, client_headers, estimated_tokens, span
+
+
+def ring(name: str = "ci", **limits: int) -> KeyRing:
+    return KeyRing.of((Key.model_validate({"name": name, "tenant": "t", "sha256": "0" * 64, **limits}),))
+
+
+def caller(**limits: int) -> Caller:
+    return ring("ci", **limits).by_name["ci"]
+
+
+def refused(limits: Limits, who: Caller, tokens: int = 0, now: float = 0.0) -> RoundhouseError:
+    with pytest.raises(RoundhouseError) as raised:
+        limits.enter(who, tokens, now)
+    assert raised.value.entry.code == "rate_limit_exceeded"
+    return raised.value
+
+
+def left(limits: Limits, who: Caller, now: float = 0.0) -> dict[str, str]:
+    return {name.decode().removeprefix("x-ratelimit-"): value.decode() for name, value in limits.headers(who, now)}
+
+
+def test_requests_per_minute_are_refilled_all_the_time() -> None:
+    limits, who = Limits(), caller(requests_per_minute=6)
+    for _ in range(6):
+        limits.enter(who, 0, 0.0).leave(0.0, 0)
+    error = refused(limits, who)
+    assert (error.message, error.headers()) == (
+        "The key ci has reached its limit of 6 request(s) per minute.",
+        {"retry-after": "10"},
+    )
+    assert refused(limits, who, now=9.9).headers() == {"retry-after": "1"}
+    limits.enter(who, 0, 10.0)
+    assert refused(limits, who, now=10.1).retry_after_s == 10
+
+
+def test_who_comes_back_when_told_is_let_in() -> None:
+    limits, who = Limits(), caller(requests_per_minute=7, tokens_per_minute=1000)
+    now, refusals = 0.0, 0
+    while refusals < 100:
+        try:
+            limits.enter(who, 333, now)
+        except RoundhouseError as error:
+            refusals, now = refusals + 1, now + (error.retry_after_s or 0.0)
+            limits.enter(who, 333, now)
+
+
+def test_requests_at_a_time() -> None:
+    limits, who = Limits(), caller(concurrency=2)
+    first, _ = limits.enter(who, 0, 0.0), limits.enter(who, 0, 0.0)
+    error = refused(limits, who)
+    assert (error.message, error.retry_after_s) == ("The key ci has reached its limit of 2 request(s) at a time.", None)
+    first.leave(1.0, None)
+    first.leave(1.0, None)
+    assert limits.inflight("ci") == 1, "leaving twice is leaving once"
+    limits.enter(who, 0, 1.0)
+    refused(limits, who)
+
+
+def test_tokens_are_settled_when_they_are_known() -> None:
+    limits, who = Limits(), caller(tokens_per_minute=600)
+    entry = limits.enter(who, 500, 0.0)
+    assert refused(limits, who, 200).message == "The key ci has reached its limit of 600 token(s) per minute."
+    entry.leave(0.0, 100)
+    assert left(limits, who)["remaining-tokens"] == "500"
+    limits.enter(who, 200, 0.0).leave(0.0, None)
+    assert left(limits, who)["remaining-tokens"] == "300", "what nobody counted stays as estimated"
+    limits.enter(who, 100, 0.0).leave(0.0, 900)
+    assert left(limits, who) == {"limit-tokens": "600", "remaining-tokens": "0", "reset-tokens": "2m0s"}
+    assert refused(limits, who, 10).retry_after_s == 61, "a debt is refilled first"
+    limits.enter(who, 10, 61.0)
+
+
+def test_what_comes_in_while_a_request_runs_pays_for_none_of_it_beyond_a_minutes_worth() -> None:
+    limits, who = Limits(), caller(tokens_per_minute=600)
+    limits.enter(who, 0, 0.0).leave(600.0, 200)
+    assert left(limits, who, 600.0)["remaining-tokens"] == "400"
+
+
+def test_rounding_costs_nobody_a_request() -> None:
+    limits, who = Limits(), caller(requests_per_minute=7)
+    for _ in range(7):
+        limits.enter(who, 0, 0.0)
+    for step in range(1, 7 * 60 + 1):
+        shown = left(limits, who, step / 7)["remaining-requests"]
+        assert shown == str(min(7, step // 60))
+    for _ in range(7):
+        limits.enter(who, 0, 60.0)
+
+
+def test_a_request_larger_than_the_limit_passes_when_nothing_was_used() -> None:
+    limits, who = Limits(), caller(tokens_per_minute=60)
+    limits.enter(who, 1, 0.0).leave(0.0, 1)
+    assert refused(limits, who, 500).retry_after_s == 1
+    limits.enter(who, 500, 1.0)
+    assert refused(limits, who, 1, now=1.0).retry_after_s == 441
+
+
+def test_a_refused_request_uses_nothing_up() -> None:
+    limits, who = Limits(), caller(requests_per_minute=5, tokens_per_minute=100, concurrency=3)
+    limits.enter(who, 90, 0.0)
+    before = left(limits, who)
+    for _ in range(10):
+        refused(limits, who, 50)
+    assert (left(limits, who), limits.inflight("ci")) == (before, 1)
+
+
+def test_the_limit_that_lasts_longest_is_the_one_that_is_named() -> None:
+    limits, who = Limits(), caller(requests_per_minute=1, tokens_per_minute=60)
+    limits.enter(who, 60, 0.0)
+    assert "1 request(s) per minute" in refused(limits, who, 10).message
+    assert refused(limits, who, 10).retry_after_s == 60
+    limits.enter(who, 60, 120.0).leave(120.0, 600)
+    error = refused(limits, who, 10, now=120.0)
+    assert ("60 token(s) per minute" in error.message, error.retry_after_s) == (True, 550)
+
+
+def test_headers() -> None:
+    limits, who = Limits(), caller(requests_per_minute=60, tokens_per_minute=6000, concurrency=5)
+    limits.enter(who, 3000, 0.0)
+    assert left(limits, who, 0.5) == {
+        "limit-requests": "60",
+        "remaining-requests": "59",
+        "reset-requests": "500ms",
+        "limit-tokens": "6000",
+        "remaining-tokens": "3050",
+        "reset-tokens": "30s",
+    }
+    assert set(left(Limits(), caller(tokens_per_minute=5))) == {"limit-tokens", "remaining-tokens", "reset-tokens"}
+    assert Limits().headers(caller(concurrency=5), 0.0) == []
+
+
+@pytest.mark.parametrize("who", [ANONYMOUS, caller()])
+def test_without_limits_nothing_is_counted(who: Caller) -> None:
+    limits = Limits()
+    entries = [limits.enter(who, 10**9, 0.0) for _ in range(3)]
+    for entry in entries:
+        entry.leave(0.0, 5)
+    assert (limits.headers(who, 0.0), limits._states) == ([], {})
+
+
+def test_a_429_names_the_key() -> None:
+    assert client_headers(caller()) == [(b"x-ratelimit-client", b"ci")]
+    assert client_headers(ANONYMOUS) == []
+
+
+def test_changed_limits_hold_at_once() -> None:
+    limits, old = Limits(), ring(requests_per_minute=10, concurrency=5)
+    limits.follow(old, 0.0)
+    for _ in range(5):
+        limits.enter(old.by_name["ci"], 0, 0.0)
+    more = ring(requests_per_minute=100, concurrency=2, tokens_per_minute=50)
+    limits.follow(more, 0.0)
+    who = more.by_name["ci"]
+    assert left(limits, who)["remaining-requests"] == "50", "half of it was used up"
+    assert left(limits, who)["remaining-tokens"] == "50"
+    assert "2 request(s) at a time" in refused(limits, who).message, "those inside stay counted"
+    fewer = ring(requests_per_minute=4)
+    limits.follow(fewer, 0.0)
+    assert left(limits, fewer.by_name["ci"]) == {
+        "limit-requests": "4",
+        "remaining-requests": "2",
+        "reset-requests": "30s",
+    }
+
+
+def test_a_key_that_vanished_is_forgotten_when_nothing_of_it_runs() -> None:
+    limits, keys = Limits(), ring(requests_per_minute=10, tokens_per_minute=10)
+    who, gone = keys.by_name["ci"], ring("other")
+    limits.enter(who, 1, 0.0).leave(0.0, 1)
+    limits.follow(gone, 0.0)
+    assert limits._states == {}
+    first, second = limits.enter(who, 1, 0.0), limits.enter(who, 1, 0.0)
+    limits.follow(gone, 0.0)
+    first.leave(1.0, 1)
+    assert limits.inflight("ci") == 1
+    second.leave(1.0, 1)
+    assert limits._states == {}
+
+
+def test_a_key_that_came_back_is_the_same() -> None:
+    limits, keys = Limits(), ring(requests_per_minute=10)
+    who = keys.by_name["ci"]
+    running = limits.enter(who, 0, 0.0)
+    limits.follow(KeyRing.of(()), 0.0)
+    limits.follow(keys, 0.0)
+    running.leave(0.0, 0)
+    assert left(limits, who)["remaining-requests"] == "9"
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({}, 25),
+        ({"max_tokens": 100}, 125),
+        ({"max_completion_tokens": 7}, 32),
+        ({"max_output_tokens": 7, "max_tokens": None}, 32),
+        ({"max_tokens": -1}, 25),
+        ({"max_tokens": True}, 25),
+        ({"max_tokens": "100"}, 25),
+        ({"max_tokens": 1.5}, 25),
+        ({"max_tokens": 10**30}, 25),
+        ({"max_tokens": [1]}, 25),
+    ],
+)
+def test_estimates(fields: dict[str, Any], tokens: int) -> None:
+    assert estimated_tokens(100, fields) == tokens
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, b"0ms"),
+        (-0.1, b"0ms"),
+        (0.0200001, b"21ms"),
+        (0.02, b"20ms"),
+        (0.9999, b"1s"),
+        (1.0, b"1s"),
+        (8.64, b"9s"),
+        (59.5, b"1m0s"),
+        (360.0, b"6m0s"),
+        (3661.0, b"1h1m1s"),
+    ],
+)
+def test_times(seconds: float, words: bytes) -> None:
+    assert span(seconds) == words
