@@ -14,6 +14,7 @@ from gateway.breaker import Breaker
 from gateway.line import Line, Replica
 from gateway.routing import Routes
 from gateway.tickets import Grant, Place, Ticket
+from gateway.tries import MAX_BREAKS
 
 __all__ = ["Admission", "Grant", "Place", "Ticket"]
 
@@ -87,8 +88,9 @@ class Admission:
     def again(self, ticket: Ticket, now: float, *, refused: bool) -> tuple[Endpoint | None, Sequence[Grant]]:
         """The try failed before the first byte: the ticket gives up its slot, and its next endpoint is answered.
 
-        None: none has room, so it waits, in front of its tenant's others. The grants are those of others. `refused`:
-        the replica did not accept the connection; else it accepted and closed it. Call `failed` first.
+        None: none has room, or the model is being loaded anew, so it waits, in front of its tenant's others. The grants
+        are those of others. `refused`: the replica did not accept the connection; else it accepted and closed it. Call
+        `failed` first.
         `ticket.tries.fresh_connection` says whether the next try must open a connection of its own.
 
         Raises:
@@ -98,7 +100,7 @@ class Admission:
         line, replica = ticket.line, ticket.replica
         tries, name = ticket.tries, replica.endpoint.replica
         ticket.tries = tries.after_refusal(name) if refused else tries.after_break(name)
-        if not line.open_to(ticket.tries, now):
+        if ticket.tries.breaks >= MAX_BREAKS or (line.loaded and not line.open_to(ticket.tries, now)):
             raise line.unreachable(ticket.tries, now)
         line.leave(ticket, now)
         line.wait_again(ticket)

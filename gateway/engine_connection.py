@@ -277,10 +277,9 @@ class EngineConnection(asyncio.Protocol):
             logger.exception("the end of an engine's answer could not be handled")
 
     def _fail(self, call: EngineCall, failure: EngineFailureError, cause: BaseException | None) -> None:
+        self._call = None
         self.abort()
-        if self._call is call:  # the listener may have cancelled
-            self._call = None
-            call.fail(failure, cause)
+        call.fail(failure, cause)
 
     def _close_unasked(self) -> None:
         # The peer ends an idle connection, or answers what nobody asked, which must not meet the next request.

@@ -37,7 +37,8 @@ def as_envelope(engine_status: int, body: bytes, request_id: str) -> bytes:
             request_id=request_id,
         )
     )
-    return envelope.model_dump_json().encode()
+    # ASCII, so that half a surrogate pair, which an engine's JSON can hold and UTF-8 cannot, survives.
+    return json.dumps(envelope.model_dump()).encode()
 
 
 def _decoded(body: bytes) -> Any:

@@ -16,7 +16,8 @@ from gateway.parts import Api, Parts
 from gateway.proxy import Exchange
 from gateway.routing import Routes
 
-TICK_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 0.5
+"""By how much what is due may be late."""
 _NUMBER: Final = re.compile(rb"/[0-9]+$")
 
 
@@ -46,14 +47,25 @@ class InferenceRoutes:
     def end_all(self) -> None:
         """End every exchange: the gateway stops, and their grace is over."""
         stopped = RoundhouseError("gateway_stopping", "The gateway was stopped before the answer was complete.")
-        for exchange in list(self._parts.exchanges):
+        # Those that wait go first, because they would be let in by each of the others that ends.
+        for exchange in sorted(self._parts.exchanges, key=lambda each: not each.is_waiting):
             exchange.fail(stopped)
 
     async def keep_time(self) -> None:
-        """Give replicas that were left out their trials; until cancelled."""
+        """Call exchanges when something of theirs is due, and give replicas that were left out their trials; until
+        cancelled. One look at all of them costs less than a timer for each, most of which would never fire."""
+        parts = self._parts
+        settings = parts.settings
+        shortest = min(
+            settings.heartbeat_s, settings.hold_headers_s, settings.request_timeout_s, settings.autoload_timeout_s
+        )
+        pause = min(LONGEST_PAUSE_S, shortest / 10)
         while True:
-            await asyncio.sleep(TICK_S)
-            self._parts.turns.give(self._parts.admission.tick(self._parts.now()))
+            await asyncio.sleep(pause)
+            now = parts.now()
+            for exchange in [each for each in parts.exchanges if each.due_at <= now]:
+                exchange.on_time(now)
+            parts.turns.give(parts.admission.tick(now))
 
     def _open(self, api: Api, client: ClientCall) -> Handler:
         parts = self._parts

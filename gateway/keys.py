@@ -43,7 +43,7 @@ class Caller:
     tokens_per_minute: int | None
     concurrency: int | None
     is_limited: bool
-    sha256: str = field(repr=False)
+    sha256: bytes = field(repr=False)
     _models: tuple[tuple[str, ...], ...] | None = field(repr=False)
     """Per pattern its pieces between stars; None: every model."""
     _ranks: Mapping[str, int] = field(repr=False)
@@ -104,7 +104,7 @@ def _caller(key: Key, name: str | None) -> Caller:
         tokens_per_minute=key.tokens_per_minute,
         concurrency=key.concurrency,
         is_limited=(key.requests_per_minute, key.tokens_per_minute, key.concurrency) != (None, None, None),
-        sha256=key.sha256,
+        sha256=_bytes(key.sha256),
         _models=None if key.models is None else tuple(tuple(model.split("*")) for model in key.models),
         _ranks=ranks,
         _usual_rank=ranks["default"],
@@ -136,8 +136,18 @@ def _matches(pieces: tuple[str, ...], name: str) -> bool:
 
 
 _EVERYBODY: Final = Key(
-    name=ANONYMOUS_TENANT, sha256="", tenant=ANONYMOUS_TENANT, scopes=_ALL_SCOPES, service_tiers=_TIERS
+    name=ANONYMOUS_TENANT, sha256=b"", tenant=ANONYMOUS_TENANT, scopes=_ALL_SCOPES, service_tiers=_TIERS
 )
+
+
+def _bytes(digest: str) -> bytes:
+    """A damaged digest is no secret's."""
+    try:
+        return bytes.fromhex(digest)
+    except ValueError:
+        return b""
+
+
 ANONYMOUS: Final = _caller(_EVERYBODY, None)
 """Everybody, where no keys are declared."""
 
@@ -175,7 +185,7 @@ class KeyRing:
                 secret = given
         if secret is None:
             raise _invalid("The request carries no key.")
-        digest = sha256(secret).hexdigest()
+        digest = sha256(secret).digest()
         caller = self._by_digest.get(digest)
         if caller is None or not hmac.compare_digest(caller.sha256, digest):
             raise _invalid("The request carries a key that is not known here.")

@@ -12,7 +12,7 @@ from gateway.affinity import Affinity
 from gateway.breaker import Breaker
 from gateway.fairness import FairQueue
 from gateway.tickets import AT_ONCE, Grant, Place, Ticket
-from gateway.tries import MAX_BREAKS, NO_TRIES, Tries
+from gateway.tries import NO_TRIES, Tries
 
 PREFIXES_KEPT: Final = 16_384
 """Per model."""
@@ -189,8 +189,6 @@ class Line:
 
     def open_to(self, tries: Tries, now: float) -> list[Replica]:
         """Where a request may be tried now or when there is room; empty: nothing is left to try."""
-        if tries.breaks >= MAX_BREAKS:
-            return []
         open_ones = [each for each in self.replicas if each.admits(now)]
         if tries is NO_TRIES:
             return open_ones

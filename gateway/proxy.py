@@ -5,12 +5,11 @@ send it to the replica that admission chose, try elsewhere as long as nothing ha
 Whatever goes wrong ends in one error, told in whichever form the answer still allows.
 
 No task runs for it. An `Exchange` is called by what it waits for: the client's connection, admission, the engine's
-connection, and one timer. Each call does what can be done at once and returns.
+connection, and the clock. Each call does what can be done at once and returns.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from controller.schema.errors import RoundhouseError
@@ -37,26 +36,10 @@ class Exchange:
     """One request. Every method is called in the event loop's one thread, and none of them waits."""
 
     __slots__ = (
-        "_answer",
-        "_api",
-        "_attempt",
-        "_begun_at",
-        "_caller",
-        "_checked",
-        "_client",
-        "_deadline",
-        "_entry",
-        "_is_over",
-        "_load_by",
-        "_model",
-        "_parts",
-        "_request",
-        "_streams",
-        "_ticket",
-        "_timer",
-        "_tries",
-        "_waits_since",
-    )
+        "_answer", "_api", "_attempt", "_begun_at", "_caller", "_checked", "_client", "_deadline", "_entry",
+        "_is_over", "_load_by", "_model", "_parts", "_request", "_streams", "_ticket", "_tries",
+        "_waits_since", "due_at",
+    )  # fmt: skip
 
     def __init__(self, api: Api, client: ClientCall, parts: Parts, request_id: str) -> None:
         self._api = api
@@ -76,7 +59,8 @@ class Exchange:
         self._load_by: float | None = None
         self._attempt: Attempt | None = None
         self._tries = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self.due_at = self._deadline
+        """When `on_time` is to be called, or a little later."""
         self._is_over = False
 
     # From the client
@@ -85,8 +69,6 @@ class Exchange:
         """The headers are there, and they are `caller`'s."""
         self._caller = caller
         self._parts.exchanges.add(self)
-        if not self._client.body_complete:
-            self._set_timer()
 
     def begin(self, body: bytes) -> None:
         """The body is there."""
@@ -94,16 +76,16 @@ class Exchange:
             return
         try:
             self._request = request = self._read(body)
-            self._answer.last_sent_at = self._parts.now()
             route = find(self._parts.live.current, request.model)
             self._model = route.name
             self._caller.may_use(route)
             self._check_takes(route)
             self._count_in(len(body))
-            self._streams = self._api.streams and request.stream
+            if self._api.streams and request.stream:
+                self._streams = True
+                self._answer.last_sent_at = self._parts.now()
+                self._set_due()
             self._seek(route)
-            if not self._is_over:
-                self._set_timer()
         except RoundhouseError as error:
             self.fail(error)
         except Exception:  # noqa: BLE001 - logged, and answered
@@ -182,10 +164,13 @@ class Exchange:
         if not is_worth_waiting(route):
             raise refused
         self._load_by = now + self._parts.settings.autoload_timeout_s
+        self._set_due()
 
     def admitted(self, endpoint: Endpoint) -> None:
         """Admission has a slot for the request, which is taken already."""
         parts = self._parts
+        if self._is_over:
+            return
         try:
             if self._waits_since is not None:
                 parts.metrics.series(self._model, self._api.path).waited(parts.now() - self._waits_since)
@@ -221,6 +206,11 @@ class Exchange:
         self._tries += 1
         self._attempt = Attempt(self, parts, self._answer, route.name, endpoint, events, gathering)
         self._attempt.start(self._api.method, request.target, headers, body, fresh=fresh)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for a slot or a load."""
+        return self._waits_since is not None
 
     # What becomes of it
 
@@ -292,8 +282,6 @@ class Exchange:
         parts, attempt, ticket = self._parts, self._attempt, self._ticket
         now = parts.now()
         parts.exchanges.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
         usage = None
         if attempt is not None:
             usage = attempt.usage
@@ -302,9 +290,9 @@ class Exchange:
             self._entry.leave(now, usage.prompt + usage.completion if usage is not None else None)
         self._count(usage, now, client_gone=client_gone)
         # Nothing refers back to this from here: what the cyclic collector need not find, it need not stop for.
-        self._attempt = self._ticket = self._timer = self._client.handler = None
+        self._attempt = self._ticket = self._client.handler = None
         if ticket is not None:
-            if ticket.state == "waiting":
+            if self._waits_since is not None:
                 parts.ledger.on_change()
             grants = parts.admission.leave(ticket, now)
             if grants:
@@ -333,23 +321,17 @@ class Exchange:
 
     # Time
 
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        due = self._due_at() - self._parts.now()
-        self._timer = asyncio.get_running_loop().call_later(max(due, 0.0), self._on_time)
-
-    def _due_at(self) -> float:
+    def _set_due(self) -> None:
         due = self._deadline if self._load_by is None else min(self._deadline, self._load_by)
-        return min(due, self._beat_at()) if self._streams else due
+        self.due_at = min(due, self._beat_at()) if self._streams else due
 
     def _beat_at(self) -> float:
         settings, answer = self._parts.settings, self._answer
         return answer.last_sent_at + (settings.heartbeat_s if answer.status else settings.hold_headers_s)
 
-    def _on_time(self) -> None:
+    def on_time(self, now: float) -> None:
         """Something is due: the request's end, the end of its wait for a load, or a heartbeat."""
-        now, settings = self._parts.now(), self._parts.settings
+        settings = self._parts.settings
         if now >= self._deadline:
             limit = f"The answer was not complete after {settings.request_timeout_s:g} s."
             self.fail(RoundhouseError("request_timeout", limit))
@@ -358,5 +340,4 @@ class Exchange:
             self.fail(not_loaded_in_time(self._model, settings.autoload_timeout_s, route))
         elif self._streams and now >= self._beat_at():
             self._answer.heartbeat()
-        if not self._is_over:
-            self._set_timer()
+        self._set_due()

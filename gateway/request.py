@@ -1,4 +1,4 @@
-"""What the gateway reads of an inference request, and the few bytes of it that it changes. Pure."""
+"""What the gateway reads of an inference request. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from controller.schema.errors import RoundhouseError
 
 BodyKind = Literal["object", "any", "none"]
 """What JSON a request must hold."""
-
-_ASK_FOR_USAGE = b'"stream_options":{"include_usage":true},'
 
 
 @dataclass(slots=True)
@@ -30,24 +28,6 @@ class InferenceRequest:
     """Path and query for the engine."""
     names_model: bool = True
     """The body has the model's name; else the query has it, or there is only one that it can be."""
-
-    def body_for(self, served_name: str, *, ask_for_usage: bool) -> bytes:
-        """The bytes for an engine that calls the model `served_name`.
-
-        The original bytes where nothing must change. `ask_for_usage` makes a stream end with its usage event, which
-        nearly always means one insertion; else the body is encoded anew.
-        """
-        insert = ask_for_usage and self.stream and not self.wants_usage
-        if self.model == served_name or not self.names_model:
-            if not insert:
-                return self.raw
-            if "stream_options" not in self.fields:
-                brace = self.raw.index(b"{") + 1
-                return self.raw[:brace] + _ASK_FOR_USAGE + self.raw[brace:]
-        changed = self.fields | {"model": served_name}
-        if insert:
-            changed["stream_options"] = (self.fields.get("stream_options") or {}) | {"include_usage": True}
-        return encode(changed)
 
 
 def parse_request(raw: bytes, *, may_stream: bool) -> InferenceRequest:

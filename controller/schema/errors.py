@@ -383,7 +383,8 @@ class RoundhouseError(Exception):
 
     def json_bytes(self, request_id: str | None = None) -> bytes:
         """The envelope as UTF-8 JSON."""
-        return json.dumps(self.envelope(request_id).model_dump(), ensure_ascii=False).encode()
+        # A message may quote half a surrogate pair, which JSON can write and UTF-8 cannot.
+        return json.dumps(self.envelope(request_id).model_dump(), ensure_ascii=False).encode(errors="replace")
 
     def headers(self) -> dict[str, str]:
         """`Retry-After` or `x-should-retry`, as the table says."""

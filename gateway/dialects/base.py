@@ -5,8 +5,7 @@ A family says how its streams end and fail, where it counts tokens, and how a bl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from controller.schema.errors import RoundhouseError
 from gateway.request import InferenceRequest
@@ -19,8 +18,7 @@ class EventTooLongError(ValueError):
     """An event of more than `HOLD_LIMIT` bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens as the engine counted them."""
 
     prompt: int = 0

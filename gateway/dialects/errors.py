@@ -31,13 +31,13 @@ _OWN_FIELDS: Final = ("code", "status", "actionable", "next_steps")
 
 def own_body(error: RoundhouseError, request_id: str) -> bytes:
     """Our envelope."""
-    return error.json_bytes(request_id)
+    return encoded(error.envelope(request_id).model_dump())
 
 
 def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
     """An engine's error answer as our envelope; as it is where it is one already."""
     fields = decoded(body)
-    if _is_envelope(fields):
+    if is_envelope(fields):
         return body
     return encoded(completed(status, fields if isinstance(fields, dict) else {}, body, request_id))
 
@@ -82,6 +82,17 @@ def is_anthropic(fields: Any) -> bool:
     return isinstance(error, dict) and isinstance(error.get("type"), str) and isinstance(error.get("message"), str)
 
 
+def is_envelope(fields: Any) -> bool:
+    """Whether a decoded body is an error with every field of our envelope."""
+    error = fields.get("error") if isinstance(fields, dict) else None
+    return (
+        isinstance(error, dict)
+        and isinstance(error.get("message"), str)
+        and isinstance(error.get("code"), str)
+        and all(name in error for name in _OWN_FIELDS)
+    )
+
+
 def status_of(error: Any) -> int:
     """The HTTP status that an error object tells, by number or by Anthropic's type; 500 where it tells none."""
     if not isinstance(error, Mapping):
@@ -115,13 +126,3 @@ def encoded(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
     except RecursionError:
         return _TOO_DEEP
-
-
-def _is_envelope(fields: Any) -> bool:
-    error = fields.get("error") if isinstance(fields, dict) else None
-    return (
-        isinstance(error, dict)
-        and isinstance(error.get("message"), str)
-        and isinstance(error.get("code"), str)
-        and all(name in error for name in _OWN_FIELDS)
-    )

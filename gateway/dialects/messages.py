@@ -99,7 +99,7 @@ MESSAGES: Final = MessagesDialect()
 
 def own_body(error: RoundhouseError, request_id: str | None) -> bytes:
     """An error of ours in Anthropic's form."""
-    return errors.anthropic_body(error.json_bytes(request_id), request_id)
+    return errors.anthropic_body(errors.encoded(error.envelope(request_id).model_dump()), request_id)
 
 
 def as_event(body: bytes) -> bytes:

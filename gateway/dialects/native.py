@@ -46,7 +46,7 @@ class NativeEvents(PassingEvents):
             if (usage := usage_in(event)) is not None:
                 self.usage = added(self.usage, usage)
         error = _error_in(event) if self._error_mark in event else None
-        return event if error is None else error_event(error)
+        return event if error is None else error_event(event, error)
 
     @property
     def is_complete(self) -> bool:

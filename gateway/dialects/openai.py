@@ -55,7 +55,7 @@ class OpenAIEvents(PassingEvents):
                 self.usage = self._tally.usage
                 return b"" if self._strip and fields.get("choices") == [] else event
         error = _error_in(event) if self._error_mark in event else None
-        return event if error is None else error_event(error)
+        return event if error is None else error_event(event, error)
 
     def _ends(self, event: bytes) -> bool:
         return _DONE_EVENT.search(event) is not None
@@ -119,8 +119,10 @@ def as_events(body: bytes) -> bytes:
     return b"data: " + errors.one_line(body) + b"\n\n" + DONE
 
 
-def error_event(error: dict[str, Any]) -> bytes:
-    """An engine's error with every field of our envelope, as an event."""
+def error_event(event: bytes, error: dict[str, Any]) -> bytes:
+    """An event that tells an engine's error, with every field of our envelope."""
+    if event.startswith(b"data:") and errors.is_envelope({"error": error}):
+        return event
     return b"data: " + errors.engine_body(errors.status_of(error), errors.encoded({"error": error}), None) + b"\n\n"
 
 

@@ -44,7 +44,7 @@ OPEN_LIMIT_S = 45.0
 P50 = "one after the other, p50"
 RATE = f"at {CONNECTIONS} connections"
 CPU_REQUEST = "CPU per request"
-FIRST = "first token, streams one after the other, p50"
+FIRST = "first token, one stream at a time, p50"
 CPU_CHUNK = f"CPU per chunk, {MANY} streams, {1 / PACE_S:.0f}/s each"
 MEMORY = "resident with open idle streams"
 OPENED = "idle streams open"
@@ -162,7 +162,8 @@ async def _or_drop(running: list[Target], target: Target, measurement: Awaitable
 
 
 def _progress(words: str) -> None:
-    print(f"\r{words:<40}", end="", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print(f"\r{words:<40}\r", end="", file=sys.stderr, flush=True)
 
 
 def figures(seen: Seen) -> list[Figure]:

@@ -36,7 +36,7 @@ def program(cache: Path, name: str, version: str, requirement: str) -> Path:
         )
     except subprocess.CalledProcessError as error:
         told = [line for line in str(error.stderr).splitlines() if line.startswith("ERROR")]
-        raise UnavailableError(" ".join(told)[-300:] or f"pip ended with {error.returncode}") from None
+        raise UnavailableError(told[-1][-300:] if told else f"pip ended with {error.returncode}") from None
     except (OSError, subprocess.SubprocessError) as error:
         raise UnavailableError(str(error)) from None
     complete.touch()

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-Then = Literal["keep", "close", "reset", "stall", "deaf"]
+Then = Literal["keep", "close", "reset", "stall", "deaf", "hang_up"]
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -24,7 +24,8 @@ class Script:
     pieces: tuple[bytes, ...] = (OK,)
     """Each is one write, and a client on the same loop has the time to read it before the next."""
     then: Then = "keep"
-    """`reset` sends RST. `stall` and `keep` do nothing more; `deaf` neither reads nor closes, but ends what it says."""
+    """`reset` sends RST. `stall` and `keep` do nothing more; `deaf` neither reads nor closes, but ends what it says;
+    `hang_up` closes without TLS's goodbye; only for what fits into the socket."""
     early: bool = False
     """Answer when the request's head is here, and read no more of it."""
 
@@ -160,6 +161,9 @@ class _Peer(asyncio.Protocol):
             reset(self.transport)
         elif taken.then == "deaf":
             self.transport.write_eof()
+        elif taken.then == "hang_up":
+            assert not self.transport.get_write_buffer_size(), "only for what fits into the socket"
+            self.transport.abort()
 
 
 def _content_length(head: bytes) -> int:

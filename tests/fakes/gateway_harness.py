@@ -10,8 +10,9 @@ from typing import Any
 
 import aiohttp
 
+from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
-from gateway.__main__ import listen, server_of
+from gateway.__main__ import Server, listen, server_of
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import DEADLINE_S, FakeController
 from tests.fakes.mock_engine import MockEngine
@@ -30,6 +31,13 @@ async def until(condition: Callable[[], bool], what: str = "condition") -> None:
 @contextlib.asynccontextmanager
 async def serving(settings: GatewaySettings) -> AsyncIterator[str]:
     """A gateway with these settings; gives its base URL. Its port is free, whatever the settings say."""
+    async with server_running(settings) as (url, _):
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def server_running(settings: GatewaySettings) -> AsyncIterator[tuple[str, Server]]:
+    """The same, with the server itself, for who looks inside."""
     listener = listen(settings.host, 0)
     server = server_of(settings)
     setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the test runner's
@@ -37,7 +45,8 @@ async def serving(settings: GatewaySettings) -> AsyncIterator[str]:
     await until(lambda: server.started or task.done(), "the gateway starts")
     try:
         host, port = listener.getsockname()[:2]
-        yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        scheme = "https" if settings.tls_cert else "http"
+        yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", server
     finally:
         server.should_exit = True
         await task
@@ -50,10 +59,12 @@ class House:
     controller: FakeController
     url: str
     client: aiohttp.ClientSession
+    server: Server | None = None
+    """None: the gateway is a process of its own."""
 
-    async def publish(self, *models: ModelRoute) -> None:
+    async def publish(self, *models: ModelRoute, keys: tuple[Key, ...] = ()) -> None:
         """Put a table in force in the gateway."""
-        await self.controller.acknowledged(await self.controller.publish(*models))
+        await self.controller.acknowledged(await self.controller.publish(*models, keys=keys))
 
     def post(self, path: str, **fields: Any) -> Any:
         """A request to the gateway; an async context manager, as aiohttp's."""
@@ -80,11 +91,11 @@ async def house(*, with_table: bool = True, **settings: Any) -> AsyncIterator[Ho
     await controller.start()
     try:
         async with (
-            serving(GatewaySettings(controller_url=controller.url, **settings)) as url,
+            server_running(GatewaySettings(controller_url=controller.url, **settings)) as (url, server),
             aiohttp.ClientSession() as client,
         ):
             await until(lambda: bool(controller.reports), "the gateway connects")
-            here = House(controller, url, client)
+            here = House(controller, url, client, server)
             if with_table:
                 await here.publish()
             yield here

@@ -105,19 +105,9 @@ def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         def started(model: Path, *flags: str) -> Worker:
             port = free_port()
             log = folder / f"{port}.log"
-            args = (
-                "--model",
-                str(model),
-                "--port",
-                str(port),
-                "--alias",
-                "demo",
-                "--threads",
-                "1",
-                "--ctx-size",
-                "4096",
-            )
-            args += ("--fit", "off", "--jinja", "--no-webui", "--slots", "--parallel", "4", "--kv-unified", *flags)
+            args = ["--model", str(model), "--port", str(port), "--alias", "demo", "--threads", "1", *flags]
+            args += ["--ctx-size", "4096", "--parallel", "4", "--kv-unified", "--fit", "off", "--jinja", "--no-webui"]
+            args += ["--slots"]
             if request.param == "embedded":
                 return stack.enter_context(Worker(log, port, "llama_server", "--", *args)).ready()
             return stack.enter_context(Binary(log, port, program, *args)).ready()
@@ -148,9 +138,9 @@ def servers(start: Start, models: Path) -> Servers:
 
 
 def known(value: Any) -> Any:
-    """An answer without what no two answers have in common."""
+    """An answer without the values that no two answers have in common."""
     if isinstance(value, dict):
-        return {name: known(each) for name, each in value.items() if name not in UNKNOWABLE + CACHED}
+        return {name: None if name in UNKNOWABLE + CACHED else known(each) for name, each in value.items()}
     return [known(each) for each in value] if isinstance(value, list) else value
 
 
@@ -258,7 +248,7 @@ def test_the_cases_are_what_they_seem(servers: Servers) -> None:
     assert chat["choices"][0]["message"] == {"role": "assistant", "content": SENTENCE}
     assert usage is not None
     assert usage.completion == COMPLETION_TOKENS
-    tools = {"tools": [TOOL], "tool_choice": "required"}
+    tools: Fields = {"tools": [TOOL], "tool_choice": "required"}
     message = gathered(caller, "/v1/chat/completions", {**HI, **tools})[1]["choices"][0]["message"]
     assert message["reasoning_content"] == THOUGHT
     assert message["content"] == SPOKEN

@@ -194,6 +194,19 @@ def test_an_idle_connection_that_ends_or_speaks_is_closed_at_once(how: str, loop
 
 
 @each_loop
+def test_a_connection_that_is_just_closing_is_not_taken(loop: str) -> None:
+    async def scenario() -> None:
+        async with scripted() as engine, client_of() as client:
+            await post(client, endpoint(engine.url)).outcome()
+            [origin] = client._pool._origins.values()
+            origin.idle[0].eof_received()
+            assert await post(client, endpoint(engine.url)).outcome() == "end"
+            assert engine.connections == 2
+
+    on(loop, scenario)
+
+
+@each_loop
 @pytest.mark.parametrize(
     "extra", [b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil", b"H", b"\x00", b"0\r\n\r\n"], ids=str
 )

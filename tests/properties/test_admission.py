@@ -244,7 +244,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert endpoint in self.models[ticket.model].endpoints
         assert (endpoint.replica, True) not in self.met[ticket]
         if (endpoint.replica, False) in self.met[ticket]:
-            assert endpoint.replica in self._candidates(ticket) or self.failures[endpoint.replica] >= FAILURES
+            met = {name for name, _ in self.met[ticket]}
+            routed = {each.replica for each in self.models[ticket.model].endpoints}
+            assert all(self.failures[name] >= FAILURES for name in routed - met), "one that is well was left"
 
     def _take(self, grants: Sequence[Grant]) -> None:
         for ticket, outcome in grants:

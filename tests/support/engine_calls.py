@@ -12,6 +12,7 @@ import uvloop
 
 from controller.schema.routing import Endpoint
 from gateway.engine_http import EngineCall, EngineClient, EngineFailureError, Headers
+from tests.fakes.fake_scripted_engine import ScriptedEngine
 from tests.support.wait import until
 
 PATIENCE_S = 30.0
@@ -98,6 +99,15 @@ class Recorder:
             await self.over.wait()
         assert self.violations == []
         return self.told
+
+
+async def well_after(engine: ScriptedEngine, client: EngineClient) -> None:
+    """The failed connection is closed on both sides, and the next request gets its answer."""
+    await until("closed here", lambda: client.open_connections == 0)
+    await until("closed there", lambda: not engine.peers)
+    got = post(client, endpoint(engine.url))
+    assert (await got.outcome(), got.body) == ("end", b"ok")
+    assert (client.open_connections, client.idle_connections) == (1, 1)
 
 
 async def soon(what: str, look: Callable[[], Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.schema.errors import RoundhouseError
+from controller.schema.status import ModelState
 from gateway.admission import Ticket
 from gateway.breaker import FAILURES, FIRST_PAUSE_S
 from tests.support.admission import House, route_of, where, who
@@ -103,6 +104,16 @@ def test_who_comes_passes_a_retry_that_waits_for_another_replica() -> None:
     retried, _ = house.come(), house.come()
     assert _again(house, retried, refused=True) is None
     assert where(house.come("bob")) == "a"
+
+
+def test_a_retry_waits_for_a_model_that_is_loaded_anew() -> None:
+    house = House()
+    house.table(route_of("m", ["a"]))
+    ticket = house.come()
+    house.table(route_of("m", state=ModelState.LOADING))
+    assert _again(house, ticket) is None
+    assert who(house.table(route_of("m", ["b"]))) == [(ticket, "b")]
+    assert ticket.tries.fresh_connection
 
 
 def test_a_retry_for_which_a_new_table_leaves_nothing_is_told() -> None:

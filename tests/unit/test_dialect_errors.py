@@ -112,14 +112,14 @@ def test_errors_as_the_last_events_of_a_stream() -> None:
         assert (done, end) == (b"data: [DONE]", b"")
     assert NATIVE.error_as_events(pretty).count(b"\n") == 2
     assert body(NATIVE.error_as_events(pretty).removeprefix(b"data: ")) == body(pretty)
-    name, data, *end = RESPONSES.error_as_events(pretty).split(b"\n")
-    assert (name, end) == (b"event: error", [b"", b""])
+    name, data, *rest = RESPONSES.error_as_events(pretty).split(b"\n")
+    assert (name, rest) == (b"event: error", [b"", b""])
     told = body(data.removeprefix(b"data: "))
     assert {"type": "error", "code": "queue_full", "message": "Full.", "param": None, "sequence_number": 0}.items() <= (
         told.items()
     )
-    name, data, *end = MESSAGES.error_as_events(MESSAGES.error_body(BUSY, "r")).split(b"\n")
-    assert (name, end) == (b"event: error", [b"", b""])
+    name, data, *rest = MESSAGES.error_as_events(MESSAGES.error_body(BUSY, "r")).split(b"\n")
+    assert (name, rest) == (b"event: error", [b"", b""])
     assert errors.is_anthropic(body(data.removeprefix(b"data: ")))
 
 

@@ -78,6 +78,11 @@ def test_each_end_is_known_as_one(dialect: Dialect, end: bytes, after: bytes, bl
     assert events.failure(LOST, "r") == b""
 
 
+@pytest.mark.parametrize("rest", [b"", b"\n", b"\r", b"\r\n"])
+def test_an_end_gets_the_blank_line_that_it_lacks(rest: bytes) -> None:
+    assert passed(stream_of(CHAT), b"data: [DONE]" + rest) == DONE
+
+
 @pytest.mark.parametrize("dialect", FAMILIES)
 @pytest.mark.parametrize("rest", [b"", b"data: {", b"event: mess", b": comment\n\n"])
 def test_a_stream_without_its_end_is_not_complete(dialect: Dialect, rest: bytes) -> None:
@@ -209,10 +214,8 @@ def test_usage_of_the_other_families() -> None:
     assert events.usage == Usage(7, 9)
     events = stream_of(NATIVE, n=2)
     end = data(stop=True, stop_type="eos", tokens_evaluated=5, tokens_predicted=4)
-    events.feed(end)
-    assert not events.is_complete
-    events.feed(end)
-    assert events.is_complete
+    ended = [(events.feed(end), events.is_complete)[1] for _ in range(2)]
+    assert ended == [False, True]
     assert events.usage == Usage(5, 8)
 
 
@@ -224,7 +227,7 @@ def test_usage_of_the_other_families() -> None:
         (MESSAGES, {"usage": {"input_tokens": 1, "cache_creation_input_tokens": 4, "output_tokens": 2}}, Usage(5, 2)),
         (MESSAGES, {"input_tokens": 5}, None),
         (NATIVE, {"tokens_predicted": 3, "tokens_evaluated": 9, "prompt": '"tokens_predicted":99'}, Usage(9, 3)),
-        (NATIVE, [{"tokens_predicted": 3, "tokens_evaluated": 9}, {"tokens_predicted": 4, "tokens_evaluated": 9}], Usage(9, 7)),
+        (NATIVE, [{"tokens_predicted": n, "tokens_evaluated": 9} for n in (3, 4)], Usage(9, 7)),
         (NATIVE, {"content": "x"}, None),
         (CHAT, {"usage": {"total_tokens": 6}}, Usage(6, 0)),
     ],

@@ -1,0 +1,384 @@
+"""Admission through a whole gateway: slots, order, what the headers promise, the bound, and places that come free."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from controller.schema.status import ModelState
+from tests.fakes.fake_controller import route
+from tests.fakes.fake_holding_engine import HoldingEngine, holding
+from tests.support.queueing import Clock, Queue, clock, key, queue_at
+from tests.support.wait import until
+
+__all__ = ["clock"]
+
+SLOTS = 4
+ALICE, BOB = key("alice"), key("bob")
+TIERS = ("priority", "default", "flex")
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[HoldingEngine]:
+    async with holding() as made:
+        yield made
+
+
+def model(engine: HoldingEngine, queue_limit: int = 8):  # type: ignore[no-untyped-def]
+    """`m`, with four slots."""
+    return route("m", [engine.url], target_inflight=SLOTS, queue_limit=queue_limit)
+
+
+async def filled(queue: Queue, who: str | None = None) -> None:
+    """Take every slot."""
+    for number in range(SLOTS):
+        await queue.enter(f"first-{number}", who)
+
+
+# What the headers promise
+
+
+async def test_positions_depths_and_waits_are_those_of_the_definition(engine: HoldingEngine, clock: Clock) -> None:
+    async with queue_at(engine, model(engine)) as queue:
+        first = await queue.enter("the-one-that-is-measured")
+        clock.now += 2
+        await queue.next_after("the-one-that-is-measured")
+        assert await first.place() == (1, 1, 0)
+        await filled(queue)
+        waiting = [await queue.wait(f"w{number}") for number in range(8)]
+        served = [tag for tag, _ in await queue.serve_all(clock, lambda _: 2.0)]
+        assert served[SLOTS:] == [client.tag for client in waiting], "first come, first served"
+        # Whoever is served counts as the line's first place; four slots of two seconds are two places a second.
+        assert [await client.place() for client in waiting] == [(2 + n, 2 + n, (1 + n) * 500) for n in range(8)]
+        await queue.empty()
+
+
+async def test_the_estimate_follows_what_requests_took(engine: HoldingEngine, clock: Clock) -> None:
+    async with queue_at(engine, model(engine)) as queue:
+        await filled(queue)
+        unknown = await queue.wait("nothing-is-known-yet")
+        clock.now += 3
+        await queue.next_after("first-0")
+        known = await queue.wait("one-took-three-seconds")
+        clock.now += 2
+        await queue.next_after("first-1")
+        better = await queue.wait("another-took-five")
+        engine.release_all()
+        assert (await unknown.place(), await known.place(), await better.place()) == (
+            (2, 2, None),
+            (2, 2, round(3000 / SLOTS)),
+            (2, 2, round(4000 / SLOTS)),
+        )
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_position_is_the_turn_that_the_request_gets(engine: HoldingEngine, clock: Clock, seed: int) -> None:
+    # It says when its turn comes if nobody else does: so it is the last one's that must come true.
+    dice = random.Random(seed)
+    keys = (key("a", service_tiers=TIERS), key("b", weight=3.0, service_tiers=TIERS), key("c"), ALICE)
+    async with queue_at(engine, model(engine, queue_limit=20), keys=keys) as queue:
+        await queue.enter("measured", "alice")
+        clock.now += 1
+        await queue.next_after("measured")
+        await filled(queue, "alice")
+        last = None
+        for number in range(dice.randint(2, 12)):
+            tier = dice.choice(TIERS)
+            last = await queue.wait(f"w{number}", dice.choice("abc"), service_tier=tier, stream=dice.random() < 0.5)
+        assert last is not None
+        served = [tag for tag, _ in await queue.serve_all(clock, lambda _: 1.0)][SLOTS:]
+        position, depth, wait_ms = await last.place()
+        assert served.index(last.tag) + 2 == position
+        assert (depth, wait_ms) == (len(served) + 1, (position - 1) * 250)
+
+
+async def test_who_waits_is_told_before_its_turn_comes(engine: HoldingEngine) -> None:
+    async with queue_at(engine, model(engine), hold_headers_s=0.05, heartbeat_s=0.05) as queue:
+        await filled(queue)
+        await queue.wait("blocking")
+        streaming = queue.here.chat(stream=True, tag="streaming")
+        async with streaming as answer:
+            assert answer.status == 200
+            assert (answer.headers["x-queue-position"], answer.headers["x-queue-depth"]) == ("3", "3")
+            assert await answer.content.readuntil(b"\n\n") == b": ka\n\n"
+            assert "streaming" not in engine.seen, "it waits still"
+            engine.release_all()
+            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_errors_have_them_too(engine: HoldingEngine, stream: bool) -> None:
+    async with queue_at(engine, model(engine)) as queue:
+        await filled(queue)
+        failing = await queue.wait("fails", stream=stream, fail=503)
+        engine.release_all()
+        status, headers, _ = await failing.task
+        assert (status, headers["x-queue-position"], headers["x-queue-depth"]) == (503, "2", "2")
+        assert {"x-request-id", "x-client-id"} <= set(headers)
+
+
+# The bound
+
+
+async def test_beyond_the_bound_429_tells_when_to_come_back(engine: HoldingEngine, clock: Clock) -> None:
+    async with queue_at(engine, model(engine)) as queue:
+        await queue.enter("measured")
+        clock.now += 8
+        await queue.next_after("measured")
+        await filled(queue)
+        for number in range(8):
+            await queue.wait(f"w{number}")
+        for stream in (False, True):
+            status, headers, error = await queue.refused("one-more", stream=stream)
+            assert (status, error["code"], error["status"]) == (429, "queue_full", 429)
+            assert headers["retry-after"] == "18", "nine places, half of one a second"
+            assert error["next_steps"]
+            assert error["request_id"] == headers["x-request-id"]
+        assert "one-more" not in engine.seen
+        await queue.serve_all(clock, lambda _: 0.1)
+        await queue.enter("later")
+        engine.release_all()
+        await queue.empty()
+
+
+async def test_a_queued_client_that_leaves_frees_its_place_at_once(engine: HoldingEngine) -> None:
+    async with queue_at(engine, model(engine, queue_limit=3)) as queue:
+        await filled(queue)
+        first, second, third = [await queue.wait(tag) for tag in ("first", "second", "third")]
+        assert (await queue.refused("refused"))[0] == 429
+        await second.leave()
+        await queue.depth_is(2)
+        fourth = await queue.wait("fourth", stream=True)
+        assert await queue.next_after("first-0") == "first"
+        assert await queue.next_after("first-1") == "third"
+        assert await queue.next_after("first-2") == "fourth"
+        engine.release_all()
+        assert [await client.place() for client in (first, third, fourth)][2][:2] == (4, 4)
+        assert "second" not in engine.seen
+        await queue.empty()
+
+
+async def test_a_client_that_leaves_its_slot_gives_it_to_the_next(engine: HoldingEngine) -> None:
+    async with queue_at(engine, model(engine)) as queue:
+        await filled(queue)
+        await queue.wait("next")
+        await queue.clients["first-2"].leave()
+        await until("the next is inside", lambda: "next" in engine.inside)
+        assert engine.left == ["first-2"]
+        assert engine.most <= SLOTS
+        engine.release_all()
+        await queue.empty()
+
+
+async def test_without_a_queue_a_full_model_refuses(engine: HoldingEngine) -> None:
+    async with queue_at(engine, model(engine, queue_limit=0)) as queue:
+        await filled(queue)
+        status, headers, error = await queue.refused("one-more")
+        assert (status, error["code"], headers["retry-after"]) == (429, "queue_full", "5")
+        await queue.next_after("first-0")
+        await queue.enter("now")
+
+
+# Two hundred clients
+
+
+async def test_two_hundred_clients_of_two_tenants_get_equal_service(engine: HoldingEngine, clock: Clock) -> None:
+    # Alice's requests take three times as long, and three of four clients are hers.
+    takes = {"alice": 3.0, "bob": 1.0}
+    tags = [f"{'bob' if number % 4 == 3 else 'alice'}-{number}" for number in range(200)]
+    async with queue_at(engine, model(engine, queue_limit=200), keys=(ALICE, BOB)) as queue:
+        for number, tag in enumerate(tags):
+            queue.send(tag, tag.partition("-")[0], stream=bool(number % 2))
+        await queue.depth_is(200 - SLOTS)
+        begun = await queue.serve_all(clock, lambda tag: takes[tag.partition("-")[0]])
+        assert engine.most == SLOTS, "never more inside, and never fewer while somebody waits"
+        assert sorted(tag for tag, _ in begun) == sorted(tags)
+        assert {(await client.task)[0] for client in queue.clients.values()} == {200}
+        start = begun[0][1]
+        bobs_end = max(since + takes["bob"] for tag, since in begun if tag.startswith("bob"))
+        half = (bobs_end - start) / 2
+        service = Counter[str]()
+        for tag, since in begun:
+            who = tag.partition("-")[0]
+            service[who] += max(0.0, min(takes[who], start + half - since))  # type: ignore[assignment]
+        print(f"slot-seconds at half time: {dict(service)}")
+        assert abs(service["alice"] - service["bob"]) <= 0.1 * service.total() / 2
+        await queue.empty()
+
+
+async def test_a_tenant_of_three_times_the_weight_gets_three_times_the_service(
+    engine: HoldingEngine, clock: Clock
+) -> None:
+    keys = (key("heavy", weight=3.0), key("light"))
+    async with queue_at(engine, model(engine, queue_limit=100), keys=keys) as queue:
+        for number in range(100):
+            who = ("light", "heavy")[number % 2]
+            queue.send(f"{who}-{number}", who)
+        await queue.depth_is(100 - SLOTS)
+        served = [tag.partition("-")[0] for tag, _ in await queue.serve_all(clock, lambda _: 1.0)]
+        counts = Counter(served[SLOTS : SLOTS + 40])
+        assert counts["heavy"] == pytest.approx(30, abs=2)
+        assert "light" in served[SLOTS : SLOTS + 8], "none starves"
+
+
+async def test_of_one_tenant_priority_goes_before_default_before_flex(engine: HoldingEngine) -> None:
+    keys = (key("may", service_tiers=TIERS), key("may-not"))
+    async with queue_at(engine, model(engine), keys=keys) as queue:
+        await filled(queue, "may")
+        for tier in ("flex", "default", "auto", "priority"):
+            await queue.wait(tier, "may", service_tier=tier)
+        order = [await queue.next_after(f"first-{number}") for number in range(SLOTS)]
+        assert order == ["priority", "default", "auto", "flex"]
+        for tier in ("flex", "default", "priority"):
+            await queue.wait(f"{tier}-unheard", "may-not", service_tier=tier)
+        order = [await queue.next_after(tier) for tier in ("priority", "default", "auto")]
+        assert order == ["default-unheard", "priority-unheard", "flex-unheard"], "the key lacks the tier"
+
+
+async def test_a_storm_of_disconnects_leaks_no_slot(engine: HoldingEngine) -> None:
+    dice = random.Random(11)
+    async with queue_at(engine, model(engine, queue_limit=200), keys=(ALICE, BOB), hold_headers_s=0.02) as queue:
+        for number in range(200):
+            queue.send(f"c{number}", dice.choice(["alice", "bob"]), stream=dice.random() < 0.5)
+        await until("the engine is full", lambda: len(engine.inside) == SLOTS)
+        clients = list(queue.clients.values())
+        dice.shuffle(clients)
+        for client in clients:
+            client.task.cancel()
+            if dice.random() < 0.3 and engine.inside:
+                engine.inside[dice.choice(list(engine.inside))].set()
+                await asyncio.sleep(0)
+            if dice.random() < 0.2:
+                await asyncio.sleep(dice.uniform(0, 0.01))  # moments are what a storm consists of
+        await queue.empty()
+        assert engine.most <= SLOTS
+        await filled(queue, "alice")
+        await queue.wait("fifth", "bob")
+        engine.release_all()
+        assert (await queue.clients["fifth"].task)[0] == 200
+        await queue.empty()
+
+
+# Places that come free in other ways
+
+
+async def test_failing_tries_leak_no_slot(engine: HoldingEngine) -> None:
+    async with queue_at(engine) as queue:
+        await queue.here.publish(route("m", ["http://127.0.0.1:9"], target_inflight=1))
+        for number in range(12):
+            status, headers, error = await queue.refused(f"vain-{number}", stream=bool(number % 2))
+            assert (status, error["code"]) == (502, "engine_unreachable")
+            assert int(headers["retry-after"]) >= 1
+        await queue.empty()
+        moved = route("m", [engine.url], target_inflight=1).endpoints[0].model_copy(update={"replica": "m-7"})
+        await queue.here.publish(route("m", target_inflight=1).model_copy(update={"endpoints": (moved,)}))
+        await queue.enter("well")
+        engine.release_all()
+        await queue.empty()
+
+
+async def test_a_replica_that_a_table_adds_takes_those_who_wait(engine: HoldingEngine) -> None:
+    async with holding() as second, queue_at(engine, model(engine)) as queue:
+        await filled(queue)
+        for number in range(6):
+            await queue.wait(f"w{number}")
+        await queue.here.publish(route("m", [engine.url, second.url], target_inflight=SLOTS, queue_limit=8))
+        await until("the second replica is full", lambda: len(second.inside) == SLOTS)
+        assert second.seen == ["w0", "w1", "w2", "w3"]
+        assert await queue.depth() == 2
+        second.release_all()
+        engine.release_all()
+        await queue.empty()
+        assert (engine.most, second.most) == (SLOTS, SLOTS)
+
+
+async def test_a_table_that_lowers_the_slots_waits_until_they_are_free(engine: HoldingEngine) -> None:
+    async with queue_at(engine, model(engine)) as queue:
+        await filled(queue)
+        await queue.wait("next")
+        await queue.here.publish(route("m", [engine.url], target_inflight=2))
+        for number in range(2):
+            engine.release(f"first-{number}")
+            await queue.clients[f"first-{number}"].task
+        assert await queue.depth() == 1
+        assert await queue.next_after("first-2") == "next"
+        engine.release_all()
+        await queue.empty()
+
+
+async def test_who_waits_for_a_load_goes_in_by_slots(engine: HoldingEngine, clock: Clock) -> None:
+    lazy = route("m", state=ModelState.UNLOADED, autoload=True, target_inflight=SLOTS, queue_limit=8)
+    async with queue_at(engine, lazy) as queue:
+        for number in range(8):
+            await queue.wait(f"w{number}")
+        assert (await queue.refused("one-more"))[2]["code"] == "queue_full"
+        loaded = route("m", [engine.url], autoload=True, target_inflight=SLOTS, queue_limit=8)
+        await queue.here.publish(loaded)
+        await until("every slot is taken", lambda: len(engine.inside) == SLOTS)
+        assert await queue.depth() == SLOTS
+        served = [tag for tag, _ in await queue.serve_all(clock, lambda _: 1.0)]
+        assert sorted(served[:SLOTS]) + served[SLOTS:] == [f"w{number}" for number in range(8)]
+        assert engine.most == SLOTS
+        places = [await queue.clients[f"w{number}"].place() for number in range(8)]
+        assert [place[:2] for place in places] == [(number + 2, number + 2) for number in range(8)]
+        await queue.empty()
+
+
+# Limits of a key
+
+
+async def test_a_keys_concurrency_counts_those_who_wait(engine: HoldingEngine) -> None:
+    keys = (key("two", concurrency=2), BOB)
+    async with queue_at(engine, route("m", [engine.url], target_inflight=1), keys=keys) as queue:
+        await queue.enter("inside", "two")
+        waiting = await queue.wait("waiting", "two", stream=True)
+        status, headers, error = await queue.refused("third", "two")
+        assert (status, error["code"]) == (429, "rate_limit_exceeded")
+        assert (headers["x-ratelimit-client"], headers["x-client-id"]) == ("two", "two")
+        assert int(headers["retry-after"]) >= 1
+        await queue.wait("bobs", "bob")
+        await waiting.leave()
+        await queue.depth_is(1)
+        await queue.wait("second-again", "two")
+        engine.release_all()
+        await queue.empty()
+        assert "third" not in engine.seen
+
+
+async def test_what_a_key_has_left_is_on_every_answer(engine: HoldingEngine, clock: Clock) -> None:
+    engine.release_all()
+    keys = (key("metered", requests_per_minute=3, tokens_per_minute=6000), BOB)
+    async with queue_at(engine, model(engine), keys=keys) as queue:
+        for left, fields in ((2, {}), (1, {"stream": True}), (0, {"fail": 500})):
+            _, headers, _ = await queue.send(f"q{left}", "metered", **fields).task
+            assert headers["x-ratelimit-limit-requests"] == "3"
+            assert headers["x-ratelimit-remaining-requests"] == str(left)
+            assert headers["x-ratelimit-limit-tokens"] == "6000"
+            assert int(headers["x-ratelimit-remaining-tokens"]) < 6000
+            assert headers["x-ratelimit-reset-requests"] == f"{(3 - left) * 20 // 60}m0s".replace("0m0s", "") or True
+        status, headers, error = await queue.refused("q-over", "metered")
+        assert (status, error["code"], headers["retry-after"]) == (429, "rate_limit_exceeded", "20")
+        assert (headers["x-ratelimit-client"], headers["x-ratelimit-remaining-requests"]) == ("metered", "0")
+        _, headers, _ = await queue.send("q-bob", "bob").task
+        assert not [name for name in headers if name.startswith("x-ratelimit")], "bob has no limits"
+        clock.now += 20
+        assert (await queue.send("q-later", "metered").task)[0] == 200
+        await queue.empty()
+
+
+async def test_a_connection_that_asks_again_and_again_keeps_one_slot_at_most(engine: HoldingEngine) -> None:
+    engine.release_all()
+    async with queue_at(engine, route("m", [engine.url], target_inflight=1, queue_limit=0)) as queue:
+        async with aiohttp.ClientSession() as one:
+            for number in range(50):
+                body = {"model": "m", "messages": [], "tag": f"t{number}", "stream": bool(number % 2)}
+                async with one.post(f"{queue.here.url}/v1/chat/completions", json=body) as answer:
+                    assert answer.status == 200
+                    await answer.read()
+        assert engine.most == 1
+        await queue.empty()
