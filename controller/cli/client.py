@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Self, TypeAlias, TypeVar
+from typing import Final, Self, TypeAlias, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
@@ -66,6 +67,10 @@ class RefusedError(CommandError):
         return self.body.code if self.body is not None else None
 
 
+KEY_VARIABLE: Final = "ROUNDHOUSE_KEY"
+"""Holds the secret of a key with the scope `admin`, for a gateway's address."""
+
+
 class ControllerClient:
     """Asks one controller. Every method raises NoControllerError, or RefusedError when it refuses."""
 
@@ -81,8 +86,11 @@ class ControllerClient:
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.UnixConnector(self._socket) if self._socket is not None else aiohttp.TCPConnector()
+        headers = {ACTOR_HEADER: _actor()}
+        if self._socket is None and (key := os.environ.get(KEY_VARIABLE)):
+            headers["Authorization"] = f"Bearer {key}"
         # The environment's proxy is not for the way to the controller.
-        self._session = aiohttp.ClientSession(connector=connector, trust_env=False, headers={ACTOR_HEADER: _actor()})
+        self._session = aiohttp.ClientSession(connector=connector, trust_env=False, headers=headers)
         return self
 
     async def __aexit__(self, *_: object) -> None:

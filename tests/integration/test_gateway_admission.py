@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
+from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import HoldingEngine, holding
@@ -29,7 +30,7 @@ async def engine() -> AsyncIterator[HoldingEngine]:
         yield made
 
 
-def model(engine: HoldingEngine, queue_limit: int = 8):  # type: ignore[no-untyped-def]
+def model(engine: HoldingEngine, queue_limit: int = 8) -> ModelRoute:
     """`m`, with four slots."""
     return route("m", [engine.url], target_inflight=SLOTS, queue_limit=queue_limit)
 
@@ -188,9 +189,9 @@ async def test_without_a_queue_a_full_model_refuses(engine: HoldingEngine) -> No
 
 
 async def test_two_hundred_clients_of_two_tenants_get_equal_service(engine: HoldingEngine, clock: Clock) -> None:
-    # Alice's requests take three times as long, and three of four clients are hers.
+    # Alice's requests take three times as long, so she gets a third as many.
     takes = {"alice": 3.0, "bob": 1.0}
-    tags = [f"{'bob' if number % 4 == 3 else 'alice'}-{number}" for number in range(200)]
+    tags = [f"{'alice' if number % 5 < 2 else 'bob'}-{number}" for number in range(200)]
     async with queue_at(engine, model(engine, queue_limit=200), keys=(ALICE, BOB)) as queue:
         for number, tag in enumerate(tags):
             queue.send(tag, tag.partition("-")[0], stream=bool(number % 2))
@@ -202,12 +203,12 @@ async def test_two_hundred_clients_of_two_tenants_get_equal_service(engine: Hold
         start = begun[0][1]
         bobs_end = max(since + takes["bob"] for tag, since in begun if tag.startswith("bob"))
         half = (bobs_end - start) / 2
-        service = Counter[str]()
+        service = {"alice": 0.0, "bob": 0.0}
         for tag, since in begun:
             who = tag.partition("-")[0]
-            service[who] += max(0.0, min(takes[who], start + half - since))  # type: ignore[assignment]
-        print(f"slot-seconds at half time: {dict(service)}")
-        assert abs(service["alice"] - service["bob"]) <= 0.1 * service.total() / 2
+            service[who] += max(0.0, min(takes[who], start + half - since))
+        print(f"slot-seconds at half time: {service}")  # noqa: T201 - a measurement, for -rA
+        assert service["alice"] == pytest.approx(service["bob"], rel=0.1)
         await queue.empty()
 
 
@@ -360,7 +361,7 @@ async def test_what_a_key_has_left_is_on_every_answer(engine: HoldingEngine, clo
             assert headers["x-ratelimit-remaining-requests"] == str(left)
             assert headers["x-ratelimit-limit-tokens"] == "6000"
             assert int(headers["x-ratelimit-remaining-tokens"]) < 6000
-            assert headers["x-ratelimit-reset-requests"] == f"{(3 - left) * 20 // 60}m0s".replace("0m0s", "") or True
+            assert headers["x-ratelimit-reset-requests"] == ("1m0s", "40s", "20s")[left]
         status, headers, error = await queue.refused("q-over", "metered")
         assert (status, error["code"], headers["retry-after"]) == (429, "rate_limit_exceeded", "20")
         assert (headers["x-ratelimit-client"], headers["x-ratelimit-remaining-requests"]) == ("metered", "0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -107,7 +108,6 @@ class Queue:
 
     async def refused(self, tag: str, who: str | None = None, **fields: Any) -> tuple[int, dict[str, str], Any]:
         """Status, headers and error of a client that is refused."""
-        import json
 
         status, headers, body = await self.send(tag, who, **fields).task
         return status, headers, json.loads(body)["error"]

@@ -1,0 +1,136 @@
+"""A client that leaves: the engine stops generating within a second, as its own slots show."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import statistics
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.house import House
+from tests.support.llama_slots import ENDLESS, LONG_CONTEXT, LlamaSlots, slots_of
+from tests.support.sites import ProcessSite
+from tests.support.wait import until
+from worker.clockwork import make
+
+pytestmark = pytest.mark.embedded
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    # path: the field that bounds the answer, the rest
+    "/v1/chat/completions": ("max_tokens", {"messages": MESSAGES}),
+    "/v1/completions": ("max_tokens", {"prompt": "<|assistant|>"}),
+    "/v1/responses": ("max_output_tokens", {"input": "Hi"}),
+    "/v1/messages": ("max_tokens", {"messages": MESSAGES}),
+}
+TIMES = 3
+SECOND = 1.0
+MOST_TIME = 20.0
+"""Seconds after which the engine has not been stopped: it generates for longer than that."""
+
+
+@pytest.fixture
+async def house(folder: Path) -> AsyncIterator[House]:
+    """A house with a llama-server of four slots that generates for as long as it is asked to."""
+    made = House(folder, "process")
+    make(made.models / "long.gguf", context=LONG_CONTEXT)
+    made.declare({"chat": {"model_path": "long.gguf", "llama_server_n_ctx": LONG_CONTEXT, "llama_server_threads": 1}})
+    await made.open()
+    try:
+        yield made
+    finally:
+        await made.close()
+    assert ProcessSite().left(made) == []
+
+
+async def leave(house: House, slots: LlamaSlots, path: str, limit: int, *, stream: bool) -> float:
+    """Ask for `limit` tokens and go, once the engine generates: seconds until its slot is free."""
+    bound, fields = ASKED[path]
+    body = {"model": "chat", "ignore_eos": True, "temperature": 0, "stream": stream, bound: limit, **fields}
+    async with aiohttp.ClientSession() as leaving:
+        call = asyncio.create_task(_read(leaving, house.url + path, body))
+        task = await slots.task_of(limit)
+        assert not call.done()
+        call.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await call
+    left_at = time.monotonic()
+
+    async def is_free() -> bool:
+        return all(slot["id_task"] != task for slot in await slots.busy())
+
+    await until(f"the engine stops: {path}, stream {stream}", is_free, MOST_TIME)
+    return time.monotonic() - left_at
+
+
+async def _read(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
+    async with session.post(url, json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        async for _ in answer.content.iter_any():
+            pass
+
+
+@contextlib.asynccontextmanager
+async def kept_busy(house: House, slots: LlamaSlots) -> AsyncIterator[None]:
+    """Others at work: one that generates all the time, and one that asks again and again."""
+
+    async def again() -> None:
+        body = {"model": "chat", "messages": MESSAGES, "temperature": 0}
+        async with aiohttp.ClientSession() as session:
+            while True:
+                await _read(session, f"{house.url}/v1/chat/completions", body)
+
+    async def endless() -> None:
+        body = {"model": "chat", "messages": MESSAGES, "ignore_eos": True, "max_tokens": ENDLESS, "stream": True}
+        async with aiohttp.ClientSession() as session:
+            while True:
+                await _read(session, f"{house.url}/v1/chat/completions", body)
+
+    tasks = [asyncio.create_task(again()), asyncio.create_task(endless())]
+    try:
+        await slots.task_of(ENDLESS)
+        yield
+    finally:
+        assert not [task for task in tasks if task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+@pytest.mark.parametrize("stream", [False, True], ids=["blocking", "streaming"])
+async def test_the_engine_stops_when_its_client_leaves(house: House, stream: bool, busy: bool) -> None:
+    limits = itertools.count(ENDLESS + 1)
+    times: dict[str, list[float]] = {path: [] for path in ASKED}
+    async with slots_of(house, "chat") as slots:
+        async with kept_busy(house, slots) if busy else contextlib.nullcontext():
+            for path in list(ASKED) * TIMES:
+                times[path].append(await leave(house, slots, path, next(limits), stream=stream))
+        await slots.idle()
+        for path, seen in times.items():
+            print(f"{path}: stopped after {statistics.median(seen):.3f} s (median), {max(seen):.3f} s (worst)")
+        late = [f"{path}: {seen}" for path, seen in times.items() if statistics.median(seen) > SECOND]
+        print(f"later than {SECOND:g} s: {late or 'none'}")
+        predicted = (await slots.figures())["tokens_predicted_total"]
+        assert predicted < ENDLESS * TIMES * len(ASKED), "they would have been generated otherwise"
+    await _nothing_left(house)
+
+
+async def _nothing_left(house: House) -> None:
+    async def look() -> bool:
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{house.url}/health") as answer:
+                health = await answer.json()
+            async with session.get(f"{house.url}/metrics") as answer:
+                metrics = await answer.text()
+        shown = "roundhouse_gateway_inflight{" in metrics or "roundhouse_gateway_queued{" in metrics
+        return not (shown or health["queue_depth"] or any(engine["inflight"] for engine in health["engines"]))
+
+    await until("the gateway holds nothing", look)

@@ -1,0 +1,101 @@
+"""What a llama-server says of itself, behind the gateway's back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from tests.support.house import House
+from tests.support.sites import token_of
+from tests.support.wait import until
+
+LONG_CONTEXT = 131_072
+ENDLESS = 100_000
+"""Tokens that take a llama-server on the clockwork model half a minute and more."""
+
+
+@dataclass
+class Sample:
+    """The most that was seen at a time, by looking often."""
+
+    looks: int = 0
+    slots: int = 0
+    processing: float = 0
+    deferred: float = 0
+
+
+@dataclass
+class LlamaSlots:
+    """One llama-server."""
+
+    url: str
+    session: aiohttp.ClientSession
+    most: Sample = field(default_factory=Sample)
+
+    async def busy(self) -> list[dict[str, Any]]:
+        """The slots that work."""
+        async with self.session.get(f"{self.url}/slots") as answer:
+            return [slot for slot in await answer.json() if slot["is_processing"]]
+
+    async def figures(self) -> dict[str, float]:
+        """Its metrics, without their prefix."""
+        async with self.session.get(f"{self.url}/metrics") as answer:
+            lines = [line for line in (await answer.text()).splitlines() if line.startswith("llamacpp:")]
+        return {name: float(value) for name, value in (line[9:].split() for line in lines if "{" not in line)}
+
+    async def task_of(self, limit: int) -> int:
+        """Wait until the request that asked for `limit` tokens, and no other did, generates: the engine's id of it."""
+
+        async def look() -> int | None:
+            for slot in await self.busy():
+                if slot["params"]["n_predict"] == limit and slot["next_token"][0]["n_decoded"] > 0:
+                    return int(slot["id_task"]) + 1
+            return None
+
+        found: int = await until(f"the engine generates {limit} tokens", look)
+        return found - 1
+
+    async def idle(self) -> None:
+        """Wait until no slot works."""
+
+        async def look() -> bool:
+            return not await self.busy()
+
+        await until("no slot works", look)
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[Sample]:
+        """Look again and again, until left, at how many requests are inside."""
+
+        async def watch() -> None:
+            most = self.most
+            while True:
+                figures, busy = await self.figures(), await self.busy()
+                most.looks += 1
+                most.slots = max(most.slots, len(busy))
+                most.processing = max(most.processing, figures["requests_processing"])
+                most.deferred = max(most.deferred, figures["requests_deferred"])
+                await asyncio.sleep(0.01)
+
+        task = asyncio.create_task(watch())
+        try:
+            yield self.most
+        finally:
+            assert not task.done(), task
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def slots_of(house: House, model: str) -> AsyncIterator[LlamaSlots]:
+    """The one llama-server of a model, once it is loaded."""
+    (replica,) = (await house.loaded(model))[model].replicas
+    assert replica.endpoint is not None
+    headers = {"authorization": f"Bearer {token_of(house, replica.name)}"}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        yield LlamaSlots(replica.endpoint, session)
