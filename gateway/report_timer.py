@@ -23,7 +23,8 @@ class ReportTimer:
 
     def soon(self) -> None:
         """Something changed that a report would show."""
-        self._wanted.set()
+        if not self._wanted.is_set():
+            self._wanted.set()
 
     def at_once(self) -> None:
         """Somebody waits for the next report."""
