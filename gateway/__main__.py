@@ -6,6 +6,7 @@ Exit codes: 0 after a stop that was asked for, 2 for settings that cannot be, 3 
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import gc
 import logging
@@ -14,6 +15,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +26,8 @@ from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
 from gateway.app import Gateway, create_gateway
-from gateway.client_http import ClientConnection, ClientLimits
+from gateway.client_http import ClientConnection
+from gateway.client_reading import ClientLimits
 from gateway.settings import GatewaySettings
 
 EXIT_SETTINGS = 2
@@ -63,6 +66,8 @@ def main() -> int:
         settings = GatewaySettings()
     except ValidationError as error:
         return _refuse(EXIT_SETTINGS, "; ".join(_plain(part) for part in error.errors()))
+    if (problem := certificate_problem(settings)) is not None:
+        return _refuse(EXIT_SETTINGS, problem)
     try:
         listener = listen(settings.host, settings.port)
     except OSError as error:
@@ -85,6 +90,26 @@ def main() -> int:
     spare_the_collector()
     server.run(sockets=[listener])
     return 0
+
+
+def certificate_problem(settings: GatewaySettings) -> str | None:
+    """Why HTTPS cannot be served with these files; None: it can, or is not asked for."""
+    if settings.tls_cert is None:
+        return None
+    try:
+        # The password keeps OpenSSL from asking the terminal for one.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key, password=bytes)
+    except OSError as error:  # ssl's own errors are some of them
+        mismatch = isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH"
+        why = "the key is another certificate's" if mismatch else _why_no_pem(error)
+        return f"ROUNDHOUSE_TLS_CERT {settings.tls_cert} and ROUNDHOUSE_TLS_KEY {settings.tls_key or '(unset)'}: {why}"
+    return None
+
+
+def _why_no_pem(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError) or error.errno == errno.EINVAL:
+        return "no certificate and its unencrypted private key, as PEM"
+    return error.strerror or str(error)
 
 
 def raise_file_limit() -> None:

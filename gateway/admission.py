@@ -62,7 +62,7 @@ class Admission:
 
         Raises:
             RoundhouseError: `queue_full`, or `engine_unreachable` where the model is loaded and no replica is to be
-                had. The ticket is still new.
+                had. The ticket is still new; with `queue_full` it has its `place`.
         """
         assert ticket.state == "new"
         ticket.line = line = self._lines[route.name]
@@ -91,7 +91,7 @@ class Admission:
         None: none has room, or the model is being loaded anew, so it waits, in front of its tenant's others. The grants
         are those of others. `refused`: the replica did not accept the connection; else it accepted and closed it. Call
         `failed` first.
-        `ticket.tries.fresh_connection` says whether the next try must open a connection of its own.
+        The next try must open a connection of its own where one has broken: a second stale one would prove nothing.
 
         Raises:
             RoundhouseError: `engine_unreachable`: nothing is left to try. The ticket has its slot until it leaves.

@@ -26,6 +26,7 @@ class Answer:
         "_is_stream",
         "_now",
         "broken_off",
+        "client_gone",
         "dialect",
         "ended",
         "events",
@@ -55,6 +56,8 @@ class Answer:
         self.broken_off: str | None = None
         """Code of the error that ended an answer after its status was sent."""
         self.ended = False
+        self.client_gone = False
+        """Nobody waited for its end."""
 
     def send_events(self, events: bytes) -> None:
         """Send whole events; the first ones commit the answer to being a stream."""
@@ -66,9 +69,11 @@ class Answer:
         else:
             self._commit(events)
 
-    def heartbeat(self) -> None:
+    def heartbeat(self, now: float) -> None:
         """Break the silence. Stands between events, because `send_events` is given whole ones only."""
-        self.last_sent_at = self._now()
+        self.last_sent_at = now
+        if self.status and not self._is_stream:
+            return  # something else came, and flows
         if self.status:
             self._call.send_part(self.dialect.heartbeat)
         else:

@@ -94,7 +94,8 @@ def create_gateway(settings: GatewaySettings) -> Gateway:
     health.declare(app, version=app.version, live=live, ledger=ledger, link=link_state, metrics=metrics)
     admin.declare(app, forward)
     document.declare(app, controller)
-    return Gateway(FrontDoor(app, gate, cors, lines, next_id), inference, forward)
+    front = FrontDoor(app, gate, limits, cors, lines, next_id=next_id, now=time.monotonic)
+    return Gateway(front, inference, forward)
 
 
 def _framework(

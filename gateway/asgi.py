@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from controller.schema.errors import RoundhouseError
+from gateway.error_form import error_body
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -40,10 +41,11 @@ def error_headers(error: RoundhouseError) -> list[Header]:
     return [(b"content-type", b"application/json"), *((k.encode(), v.encode()) for k, v in named.items())]
 
 
-async def send_error(send: Send, error: RoundhouseError, request_id: str, more: Iterable[Header] = ()) -> None:
-    """Answer with the error's envelope, and `more` headers."""
+async def send_error(scope: Scope, send: Send, error: RoundhouseError, more: Iterable[Header] = ()) -> None:
+    """Answer with the error in the form of the path's API family, and `more` headers."""
+    request_id = request_id_of(scope)
     headers = [(b"x-request-id", request_id.encode()), *error_headers(error), *more]
-    await send_whole(send, error.entry.status, headers, error.json_bytes(request_id))
+    await send_whole(send, error.entry.status, headers, error_body(scope["path"], error, request_id))
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:

@@ -10,7 +10,7 @@ from controller.schema.routing import Endpoint
 from gateway.answer import Answer
 from gateway.asgi import Header
 from gateway.dialects.base import Events, Gathering, Usage
-from gateway.engine_http import EngineCall, EngineFailureError
+from gateway.engine_http import BrokenError, EngineCall, EngineFailureError
 from gateway.parts import Parts
 from gateway.relay import EventRelay, GatheringRelay, Relay, WholeRelay
 
@@ -23,10 +23,11 @@ class Owner(Protocol):
     def attempt_done(self) -> None:
         """The client's answer is complete."""
 
-    def attempt_failed(self, failure: EngineFailureError) -> None:
-        """The engine's side failed before any part of an answer came: another try may be made."""
+    def attempt_failed(self, failure: EngineFailureError, replica: str, *, resent: bool) -> None:
+        """The engine's side failed before any part of an answer came: another try may be made. `resent`: a kept
+        connection broke before, and the request was sent again."""
 
-    def attempt_broke(self, error: RoundhouseError) -> None:
+    def fail(self, error: RoundhouseError) -> None:
         """The engine's side failed, and there must be no other try."""
 
 
@@ -40,10 +41,13 @@ class Attempt:
         "_events",
         "_gathering",
         "_is_inside",
+        "_is_kept",
         "_model",
         "_owner",
         "_parts",
         "_relay",
+        "_request",
+        "resent",
     )
 
     def __init__(
@@ -66,6 +70,10 @@ class Attempt:
         self._relay: Relay | None = None
         self._call: EngineCall | None = None
         self._is_inside = False
+        self._is_kept = False
+        self.resent = False
+        """A kept connection broke before a byte of an answer, and the request went out again on a fresh one."""
+        self._request: tuple[str, str, bytes, bytes]
 
     def start(self, method: str, target: str, headers: bytes, body: bytes, *, fresh: bool) -> None:
         """Send the request. `fresh` opens a connection of its own."""
@@ -73,7 +81,9 @@ class Attempt:
         # No gap between the look at the table, the choice of the replica, and the count: see Ledger.
         parts.ledger.enter(self._model, endpoint.replica, self._answer.request_id)
         self._is_inside = True
-        self._call = parts.engines.send(endpoint, method, target, headers, body, self, fresh=fresh)
+        self._request = method, target, headers, body
+        self._call = call = parts.engines.send(endpoint, method, target, headers, body, self, fresh=fresh)
+        self._is_kept = call.connection is not None
 
     def cancel(self) -> None:
         """Close the engine's connection, which makes it stop. Harmless after the end."""
@@ -97,16 +107,22 @@ class Attempt:
         """Tokens, as far as the engine has told."""
         return self._relay.usage if self._relay is not None else None
 
+    @property
+    def passed(self) -> int:
+        """Events of a stream that have come: about as many as tokens."""
+        return self._relay.passed if self._relay is not None else 0
+
     def engine_head(self, status: int, headers: list[Header]) -> None:
         """An answer begins."""
         parts, replica = self._parts, self._endpoint.replica
         parts.ledger.replica_answered(replica)
-        parts.turns.give(parts.admission.answered(replica, parts.now()))
+        if grants := parts.admission.answered(replica, parts.now()):
+            parts.turns.give(grants)
         streams = status == 200 and _is_event_stream(headers)
         if streams and self._events is not None:
             self._relay = EventRelay(self._answer, self._events)
         elif streams and self._gathering is not None:
-            self._relay = GatheringRelay(self._answer, self._gathering)
+            self._relay = GatheringRelay(self._answer, self._gathering, parts.settings.answer_buffer_bytes)
         else:
             self._relay = WholeRelay(self._answer, status, headers, parts.settings.answer_buffer_bytes)
 
@@ -117,7 +133,7 @@ class Attempt:
             self._relay.data(data)
         except RoundhouseError as error:
             self.cancel()
-            self._owner.attempt_broke(error)
+            self._owner.fail(error)
 
     def engine_end(self) -> None:
         """Its last byte."""
@@ -127,22 +143,32 @@ class Attempt:
         try:
             self._relay.end()
         except RoundhouseError as error:
-            self._owner.attempt_broke(error)
+            self._owner.fail(error)
+        except Exception:
+            # The engine's connection could do nothing with it, and the request would wait for its deadline.
+            logger.exception("request %s: what %s answered", self._answer.request_id, self._endpoint.replica)
+            self._owner.fail(RoundhouseError("internal_error", "The engine's answer could not be handled."))
         else:
             self._owner.attempt_done()
 
     def engine_failed(self, failure: EngineFailureError) -> None:
         """Its side failed."""
         parts, replica = self._parts, self._endpoint.replica
+        if self._is_kept and isinstance(failure, BrokenError):
+            # It says nothing of the replica: llama-server closes a connection after each stream, without announcing it.
+            self._is_kept = False
+            self.resent = True
+            self._call = parts.engines.send(self._endpoint, *self._request, self, fresh=True)
+            return
         self._call = None
         self._leave()
         parts.ledger.replica_failed(replica)
         parts.turns.give(parts.admission.failed(replica, parts.now()))
         logger.warning("request %s: %s: %s (%r)", self._answer.request_id, replica, failure, failure.__cause__)
         if self._relay is None:
-            self._owner.attempt_failed(failure)
+            self._owner.attempt_failed(failure, replica, resent=self.resent)
         else:
-            self._owner.attempt_broke(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
+            self._owner.fail(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
 
     def _leave(self) -> None:
         if self._is_inside:

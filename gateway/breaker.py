@@ -47,6 +47,10 @@ class Breaker:
         """Whether a request may go in now."""
         return not self.is_open or (self._trial is None and now >= self._until)
 
+    def is_hopeful(self, now: float) -> bool:
+        """Whether a request may go in now, or when the trial that is under way has turned out well."""
+        return not self.is_open or now >= self._until
+
     def entered(self, ticket: object) -> None:
         """`ticket` went in: it is the trial, if one was due."""
         if self.is_open:

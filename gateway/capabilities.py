@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 
 from controller.schema.admin import Capabilities, Modality, ThinkingMode
 from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
 
 MODALITY_OF_PART: Final[dict[str, Modality]] = {
     "image_url": "image",
@@ -26,6 +27,18 @@ _MODES: Final = get_args(ThinkingMode)
 _ALL_MODALITIES: Final = frozenset(get_args(Modality))
 _ASKING: Final = frozenset({"user", "tool", "function"})
 """Roles whose messages want an answer."""
+
+
+def check_offers(route: ModelRoute, path: str) -> None:
+    """Refuse a request for what the model's engine does not speak. An engine that lists nothing may speak anything.
+
+    Raises:
+        RoundhouseError: `not_supported`.
+    """
+    if route.apis and path not in route.apis:
+        offered = ", ".join(route.apis)
+        message = f"The engine of {route.name!r} does not offer {path}; it offers {offered}."
+        raise RoundhouseError("not_supported", message, param="model")
 
 
 def check_capabilities(fields: dict[str, Any], capabilities: Capabilities, model: str) -> None:

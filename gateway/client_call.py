@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any, Final, Protocol
@@ -15,6 +17,7 @@ _CLOSE: Final = b"connection: close\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _ONE_WRITE_BYTES: Final = 64 * 1024
 """Above this, joining an answer to its head costs more than a second write."""
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
 class Handler(Protocol):
@@ -65,10 +68,10 @@ class ClientCall:
 
     __slots__ = (
         "_begun",
+        "_body",
         "_chunked",
         "_connection",
         "_opener",
-        "_parts",
         "_size",
         "_too_large",
         "body_complete",
@@ -105,7 +108,8 @@ class ClientCall:
         self._chunked = chunked
         self.expects_continue = False
         self.handler: Handler | None = None
-        self._parts: list[bytes] = []
+        self._body: bytes | bytearray = b""
+        """The one part of it as it came, since most come in one; of more, a list would keep an object for each."""
         self._size = 0
         self._too_large = False
         self._begun = False
@@ -118,11 +122,15 @@ class ClientCall:
     def take_body(self, part: bytes) -> None:
         """A part of the body. More than may be is not kept."""
         self._size += len(part)
-        if self._size <= self._connection.max_body_bytes:
-            self._parts.append(part)
-        else:
+        if self._size > self._connection.max_body_bytes:
             self._too_large = True
-            self._parts.clear()
+            self._body = b""
+        elif not self._body:
+            self._body = part
+        else:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += part
 
     def go_on(self) -> None:
         """Serve what has been read. Only while it is this call's turn."""
@@ -140,8 +148,8 @@ class ClientCall:
             handler.fail(self._refusal())
         elif self.body_complete and not self._begun:
             self._begun = True
-            handler.begin(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts))
-            self._parts.clear()
+            body, self._body = bytes(self._body), b""
+            handler.begin(body)
 
     def _is_answered(self) -> bool:
         return self.response_complete
@@ -231,7 +239,15 @@ class ClientCall:
     def break_off(self) -> None:
         """Leave an answer visibly unfinished: that is all that can be said in the middle of one that is no stream."""
         self.response_complete = True
-        self._connection.transport.close()
+        transport = self._connection.transport
+        if self._chunked or transport.is_closing():
+            transport.close()
+            return
+        # Whose end is the connection's end looks complete after an orderly close.
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        transport.abort()
 
     def _complete(self) -> None:
         self.response_complete = True

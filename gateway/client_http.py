@@ -9,46 +9,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
-import httptools
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from controller.schema.errors import RoundhouseError
 from gateway.asgi import Header, error_headers
 from gateway.client_call import ClientCall, Handler, header_lines, status_line
+from gateway.client_reading import ClientLimits, Direct, RequestReader
 
+AHEAD_BYTES: Final = 64 * 1024
+"""So much is read beyond a request that is being served: while nothing is read, a client that leaves is not noticed."""
 LINGER_S: Final = 2.0
 """How long the rest of a refused body is read and dropped, so that the refusal arrives before the connection closes."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLimits:
-    """What a connection may take of us."""
+class ClientConnection(RequestReader):
+    """One connection of a client.
 
-    max_header_bytes: int
-    client_timeout_s: float
-    """For the headers; between parts of a body; for taking what was sent."""
-    keep_alive_s: float
-    """Between requests."""
-
-
-class Direct(Protocol):
-    """What serves requests without the web framework."""
-
-    def route(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
-        """What opens such a request; None: it goes through the framework. `path` is as sent, without its query."""
-
-    def max_body_bytes(self) -> int:
-        """Most bytes of a request's body."""
-
-
-class ClientConnection(HttpToolsProtocol):
-    """One connection of a client."""
+    Requests are answered in the order in which they came. What is wrong with one is told when it is its turn, and then
+    nothing more is read: what follows cannot be known to be a request.
+    """
 
     def __init__(
         self,
@@ -60,16 +44,17 @@ class ClientConnection(HttpToolsProtocol):
         direct: Direct,
         limits: ClientLimits,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._direct = direct
-        self._limits = limits
-        self._head_bytes = 0
-        self._reading_head = True
+        super().__init__(config, server_state, app_state, _loop, direct=direct, limits=limits)
+        self._ahead = 0
+        """Bytes read since a request began to wait for others on this connection."""
         self._deaf = False
         self._serving: ClientCall | RequestResponseCycle | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._progress_at = 0.0
-        self._refused: RoundhouseError | None = None
+        self._unsent = 0
+        """Bytes that waited for the client when last looked at."""
+        self._last_word: RoundhouseError | None = None
+        """To be told when all that came before is answered."""
         self._default_headers: Sequence[Header] = ()
         self._default_lines = b""
 
@@ -79,7 +64,7 @@ class ClientConnection(HttpToolsProtocol):
         """Begin to watch the time."""
         super().connection_made(transport)
         self._progress_at = self.loop.time()
-        self._watch = self.loop.call_later(self._limits.client_timeout_s, self._look_at_time)
+        self._watch = self.loop.call_later(self._limits.shortest_s, self._look_at_time)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever is being served; uvicorn tells only the request that was read last."""
@@ -101,74 +86,31 @@ class ClientConnection(HttpToolsProtocol):
         """Read requests; serve the one whose turn it is."""
         if self._deaf:
             return
-        self._progress_at = self.loop.time()
-        if self._reading_head:
-            self._head_bytes += len(data)
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._ignore_upgrade()
-        except httptools.HttpParserError:
-            self._refuse(RoundhouseError("invalid_request", "What was sent is not an HTTP/1.1 request."))
-            return
-        if self._refused is not None:
-            self._refuse(self._refused)
-        elif self._reading_head and self._head_bytes > self._limits.max_header_bytes:
-            self._refuse(self._headers_too_large())
-        elif isinstance(self._serving, ClientCall):
+        idle_before = self._idle_bytes
+        wrong = self.read_requests(data)
+        if not (idle_before and self._idle_bytes):
+            self._progress_at = self.loop.time()  # only the first part of a head is progress: it has one time limit
+        if wrong is not None:
+            self._refuse(wrong)
+        elif self.pipeline:
+            self._ahead += len(data)
+            if self._ahead > AHEAD_BYTES:
+                self.flow.pause_reading()
+        if isinstance(self._serving, ClientCall):
             self._serving.go_on()
 
-    def _ignore_upgrade(self) -> None:
-        """Answer as if no upgrade had been asked for, then close: the parser takes no further request."""
-        if self.cycle is not None:
-            self.cycle.keep_alive = False
-
-    # The parser's callbacks
-
-    def on_message_begin(self) -> None:
-        """Forget the last request."""
-        self.url = b""
-        self.expect_100_continue = False
-        self.headers = []
-        self._reading_head = True
-
-    def on_headers_complete(self) -> None:
-        """Decide who serves the request."""
-        self._reading_head = False
-        # What came with the headers counts only where it may be them.
-        if self._head_bytes > self._limits.max_header_bytes and self._exact_head() > self._limits.max_header_bytes:
-            self._refused = self._headers_too_large()
-            return
-        self._head_bytes = 0
-        path, _, query = self.url.partition(b"?")
-        method = self.parser.get_method()
-        opener = self._direct.route(method, path)
-        if opener is None:
-            self._begin_framework()
-            return
-        modern = self.parser.get_http_version() == "1.1"
-        keep_alive = modern and self.parser.should_keep_alive()
-        call = ClientCall(self, opener, method, path, query, self.headers, keep_alive=keep_alive, chunked=modern)
+    def _begin_call(
+        self, opener: Callable[[ClientCall], Handler], method: bytes, path: bytes, query: bytes, *, is_modern: bool
+    ) -> None:
+        keep_alive = is_modern and self.parser.should_keep_alive()
+        call = ClientCall(self, opener, method, path, query, self.headers, keep_alive=keep_alive, chunked=is_modern)
         call.expects_continue = self.expect_100_continue
         before, self.cycle = self.cycle, cast("RequestResponseCycle", call)
-        if before is None or before.response_complete:
+        # Who does not take the last answer is given no other.
+        if (before is None or before.response_complete) and not self.flow.write_paused:
             self._serving = call
         else:
-            self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
-
-    def _exact_head(self) -> int:
-        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-
-    def _begin_framework(self) -> None:
-        url, headers, expects = self.url, self.headers, self.expect_100_continue
-        super().on_message_begin()
-        self.url, self.expect_100_continue = url, expects
-        self.headers.extend(headers)
-        try:
-            super().on_headers_complete()
-        except httptools.HttpParserInvalidURLError:
-            self._refused = RoundhouseError("invalid_request", "The request's target is not a URL.")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Start a request, perhaps one that waited for those before it on this connection."""
@@ -177,20 +119,6 @@ class ClientConnection(HttpToolsProtocol):
             cycle.go_on()
         else:
             super()._start_asgi_task(cycle, app)
-
-    def on_body(self, body: bytes) -> None:
-        """A part of a body."""
-        if isinstance(self.cycle, ClientCall):
-            self.cycle.take_body(body)
-        elif self._refused is None:
-            super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """The end of a request."""
-        if isinstance(self.cycle, ClientCall):
-            self.cycle.body_complete = True
-        elif self._refused is None:
-            super().on_message_complete()
 
     # What a ClientCall asks of its connection
 
@@ -201,11 +129,6 @@ class ClientConnection(HttpToolsProtocol):
         if headers is not self._default_headers:
             self._default_headers, self._default_lines = headers, header_lines(headers)
         return self._default_lines
-
-    @property
-    def max_body_bytes(self) -> int:
-        """Most bytes of a body."""
-        return self._direct.max_body_bytes()
 
     def send_continue(self) -> None:
         """Ask the client for its body."""
@@ -224,38 +147,59 @@ class ClientConnection(HttpToolsProtocol):
         self._serving = None
         self._progress_at = self.loop.time()
         self.server_state.total_requests += 1
-        if not self.transport.is_closing():
+        if self.pipeline:
+            self.loop.call_soon(self._next_in_line)  # not at once: refusals would nest as deep as the line is long
+        elif not self.transport.is_closing():
             self.flow.resume_reading()
-            if self.pipeline:
-                self.loop.call_soon(self._next_in_line)  # not at once: refusals would nest as deep as the line is long
+            if self._last_word is not None:
+                self._answer_nobody(self._last_word)
 
     def _next_in_line(self) -> None:
-        if self.pipeline and self._serving is None and not self.transport.is_closing():
-            cycle, app = self.pipeline.pop()
-            self._start_asgi_task(cycle, app)
+        if self._serving is not None or self.flow.write_paused or self.transport.is_closing() or not self.pipeline:
+            return
+        cycle, app = self.pipeline.pop()
+        if not self.pipeline:
+            self._ahead = 0
+            self.flow.resume_reading()
+        self._start_asgi_task(cycle, app)
 
     # Refusals
 
     def _refuse(self, error: RoundhouseError) -> None:
-        """Say what is wrong with what is being read, and read no more."""
-        serving = self._serving
+        """Say what is wrong with what is being read, when it is its turn, and read no more."""
         if self._deaf or self.transport.is_closing():
             return
-        if serving is None:
-            self._answer_nobody(error)
-        elif isinstance(serving, ClientCall) and not serving.body_complete:
-            serving.refuse(error)
-        elif not isinstance(serving, ClientCall) and serving.more_body:
-            self.transport.abort()  # the framework would wait for the rest for ever
+        last = self.cycle
+        if not _is_incomplete(last):
+            self._refuse_after_all(error)  # a head is being read
+        elif last.response_complete:
+            self._linger()
+        elif last is not self._serving:
+            self.pipeline.popleft()
+            self._refuse_after_all(error)
+        elif isinstance(last, ClientCall):
+            last.refuse(error)
         else:
-            self._deaf = True  # what is wrong comes after a request that is being served
-            serving.keep_alive = False
-            self.pipeline.clear()
+            last.disconnected = True  # it sends no more, and its application is told so
+            last.message_event.set()
+            if last.response_started:
+                self.transport.abort()
+            else:
+                self._answer_nobody(error)
+
+    def _refuse_after_all(self, error: RoundhouseError) -> None:
+        if self._serving is None and not self.pipeline:
+            self._answer_nobody(error)
+        else:
+            self._deaf = True
+            self._last_word = error
 
     def _answer_nobody(self, error: RoundhouseError) -> None:
-        """Answer what is no request: there is no request id yet."""
-        body = error.json_bytes()
-        head = b"%bcontent-length: %d\r\nconnection: close\r\n\r\n" % (header_lines(error_headers(error)), len(body))
+        """Answer what is no request; it gets an id like one."""
+        request_id = self._direct.next_id()
+        body = error.json_bytes(request_id)
+        lines = header_lines([(b"x-request-id", request_id.encode()), *error_headers(error)])
+        head = b"%bcontent-length: %d\r\nconnection: close\r\n\r\n" % (lines, len(body))
         self.transport.write(status_line(error.entry.status) + self.default_lines + head + body)
         self._linger()
 
@@ -263,14 +207,9 @@ class ClientConnection(HttpToolsProtocol):
         """uvicorn's own refusals."""
         self._refuse(RoundhouseError("invalid_request", msg))
 
-    def _headers_too_large(self) -> RoundhouseError:
-        limit = self._limits.max_header_bytes
-        return RoundhouseError("headers_too_large", f"The request line and headers are more than {limit} bytes.")
-
     def _linger(self) -> None:
         """Close once the client has stopped sending: closing earlier would take the answer from it."""
         self._deaf = True
-        self._unset_keepalive_if_required()
         if not self.transport.is_closing():
             self.flow.resume_reading()
             if self.transport.can_write_eof():
@@ -283,30 +222,36 @@ class ClientConnection(HttpToolsProtocol):
         """One timer per connection, set anew only when it fires."""
         patience = self._patience()
         left = self._progress_at + patience - self.loop.time()
-        if left <= 0 and self._is_late():
-            return
-        self._watch = self.loop.call_later(max(left, 0.01) if left > 0 else patience, self._look_at_time)
+        if left <= 0:
+            self._be_late()
+            left = patience
+        if not self.transport.is_closing() or self.transport.get_write_buffer_size():
+            self._watch = self.loop.call_later(max(min(left, self._limits.shortest_s), 0.01), self._look_at_time)
 
     def _patience(self) -> float:
-        idle = self._serving is None and self._head_bytes == 0 and not self.flow.write_paused
+        idle = self._serving is None and not self._idle_bytes and not self.transport.get_write_buffer_size()
         return self._limits.keep_alive_s if idle and self.cycle is not None else self._limits.client_timeout_s
 
-    def _is_late(self) -> bool:
-        """End the connection if it is the client's turn. Whether it was."""
-        if self.flow.write_paused:
-            self.transport.abort()  # takes nothing of what was sent
-            return True
+    def _be_late(self) -> None:
+        """End the connection if it is the client's turn."""
         serving = self._serving
-        if serving is None:
-            if self._head_bytes:
+        if self.flow.write_paused or (serving is None and self.transport.get_write_buffer_size()):
+            self._look_at_unsent()
+        elif serving is None:
+            if self._idle_bytes:
                 self._refuse(self._late("headers"))
             else:
                 self.transport.close()
-            return True
-        if isinstance(serving, ClientCall) and not serving.body_complete:
+        elif _is_incomplete(serving):
             self._refuse(self._late("body"))
-            return True
-        return False
+
+    def _look_at_unsent(self) -> None:
+        """End the connection if the client has taken nothing since the last look."""
+        unsent = self.transport.get_write_buffer_size()
+        if 0 < self._unsent <= unsent:
+            self.transport.abort()
+        self._unsent = unsent
+        self._progress_at = self.loop.time()
 
     def _late(self, part: str) -> RoundhouseError:
         limit = self._limits.client_timeout_s
@@ -315,6 +260,7 @@ class ClientConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client takes less than it is sent."""
         self._progress_at = self.loop.time()
+        self._unsent = self.transport.get_write_buffer_size()
         super().pause_writing()
         if isinstance(self._serving, ClientCall) and self._serving.handler is not None:
             self._serving.handler.client_full()
@@ -322,6 +268,16 @@ class ClientConnection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """The client has taken what it was sent."""
         self._progress_at = self.loop.time()
+        self._unsent = 0
         super().resume_writing()
         if isinstance(self._serving, ClientCall) and self._serving.handler is not None:
             self._serving.handler.client_ready()
+        elif self._serving is None and self.pipeline:
+            self.loop.call_soon(self._next_in_line)
+
+
+def _is_incomplete(cycle: RequestResponseCycle | ClientCall | None) -> bool:
+    """Whether a part of the request is still to come."""
+    if isinstance(cycle, ClientCall):
+        return not cycle.body_complete
+    return cycle is not None and cycle.more_body

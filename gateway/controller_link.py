@@ -36,6 +36,8 @@ HANDSHAKE_S = 5.0
 GOODBYE_S = 1.0
 """How long the controller may take to answer a closing frame."""
 MAX_TABLE_BYTES = 64 * 1024 * 1024
+MOST_PROBLEMS = 5
+"""Of a table that cannot be read, as the log tells them."""
 
 
 def retry_delay(attempt: int, jitter: float) -> float:
@@ -133,6 +135,9 @@ class ControllerLink:
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 tables = 0
                 self._log_unreachable(attempt, error)
+            except Exception:  # applying a table calls much of the gateway: a bug there must not end the link
+                tables = 0
+                logger.exception("the connection to the controller failed; trying on")
             attempt = 0 if tables else attempt + 1
             await asyncio.sleep(retry_delay(attempt, self._jitter()))
 
@@ -200,9 +205,15 @@ class ControllerLink:
         self._timer.at_once()  # drains wait for it
 
     async def _send_reports(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        while True:
-            await self._timer.due()
-            await socket.send_str(self._report())
+        try:
+            while True:
+                await self._timer.due()
+                await socket.send_str(self._report())
+        except (aiohttp.ClientError, OSError):
+            pass  # the connection ended, which whoever receives sees too
+        except Exception:
+            logger.exception("a report to the controller failed; connecting anew")
+            await socket.close()
 
     def _log_unreachable(self, attempt: int, error: Exception) -> None:
         # Once per absence; it is tried every two seconds after that. One that is just starting too is not absent.
@@ -227,6 +238,15 @@ def read_table(text: str) -> RoutingTable | None:
             )
             return None
         return RoutingTable.model_validate(fields)
-    except (ValueError, ValidationError) as error:
+    except ValidationError as error:
+        logger.error("unreadable routing table: %s", _plain(error))  # noqa: TRY400 - the traceback would show tokens
+    except (ValueError, RecursionError) as error:
         logger.error("unreadable routing table: %s", error)  # noqa: TRY400 - the traceback would say no more
-        return None
+    return None
+
+
+def _plain(error: ValidationError) -> str:
+    """What is wrong and where, without the input, which may hold an engine's token."""
+    found = error.errors(include_input=False, include_url=False, include_context=False)
+    told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found[:MOST_PROBLEMS]]
+    return "; ".join(told) + (f"; and {len(found) - MOST_PROBLEMS} more" if len(found) > MOST_PROBLEMS else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -14,6 +15,8 @@ _EXPOSED: Final = (
     b"x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )
 _ALLOWED: Final = b"authorization, x-api-key, content-type, accept, last-event-id, x-client-id, anthropic-version"
+_NAMES: Final = re.compile(rb"[A-Za-z0-9_, -]{1,2000}")
+_VARY: Final = (b"vary", b"origin")
 
 
 class Cors:
@@ -30,15 +33,15 @@ class Cors:
         return self._all or origin.lower() in self._origins
 
     def headers(self, asked: Sequence[Header]) -> list[Header]:
-        """What an answer to a request with these headers says; empty for other origins, and for what is no page."""
-        origin = _origin(asked)
-        if not self.is_on or origin is None or not self.allows(origin):
+        """What an answer to a request with these headers says: to other origins only that it depends on the origin."""
+        if not self.is_on:
             return []
-        return [
-            (b"access-control-allow-origin", origin),
-            (b"access-control-expose-headers", _EXPOSED),
-            (b"vary", b"origin"),
-        ]
+        if self._all:
+            return [(b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", _EXPOSED)]
+        origin = _value(asked, b"origin")
+        if origin is None or not self.allows(origin):
+            return [_VARY]
+        return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED), _VARY]
 
     def lines(self, asked: Sequence[Header]) -> bytes:
         """`headers` as they go over the wire."""
@@ -46,18 +49,20 @@ class Cors:
 
     def preflight(self, asked: Sequence[Header]) -> list[Header]:
         """The headers that answer a browser's question before the request; empty: it is not answered."""
-        if not any(name == b"access-control-request-method" for name, _ in asked):
+        origin = _value(asked, b"origin")
+        if not self.is_on or origin is None or not self.allows(origin):
             return []
-        said = self.headers(asked)
-        if not said:
+        if _value(asked, b"access-control-request-method") is None:
             return []
+        wanted = _value(asked, b"access-control-request-headers") or b""
         return [
-            *said,
+            *self.headers(asked),
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", _ALLOWED),
+            # Whatever is asked for: SDKs send many of their own, and none of them lets anybody in.
+            (b"access-control-allow-headers", wanted if _NAMES.fullmatch(wanted) else _ALLOWED),
             (b"access-control-max-age", b"%d" % MAX_AGE_S),
         ]
 
 
-def _origin(headers: Sequence[Header]) -> bytes | None:
-    return next((value for name, value in headers if name == b"origin"), None)
+def _value(headers: Sequence[Header], wanted: bytes) -> bytes | None:
+    return next((value for name, value in headers if name == wanted), None)

@@ -14,7 +14,7 @@ from controller.schema.routing import Endpoint
 from gateway.engine_connection import EngineCall, EngineConnection, EngineListener, Headers
 from gateway.engine_failures import BrokenError, EngineDiedError, EngineFailureError, GarbledError, RefusedError
 from gateway.engine_pool import Origin, Pool
-from gateway.engine_target import Target, head_of, header_line, target_of
+from gateway.engine_target import Target, head_of, target_of
 
 __all__ = [
     "BrokenError",
@@ -26,7 +26,6 @@ __all__ = [
     "GarbledError",
     "Headers",
     "RefusedError",
-    "header_line",
 ]
 
 logger = logging.getLogger(__name__)
@@ -101,7 +100,7 @@ class EngineClient:
 
         `path` is one of our own API. `headers` are whole lines, each with its line break, without those that every
         request has (host, authorization, content-type, content-length, accept, accept-encoding, user-agent). They go
-        out as they are: make lines of foreign values with `header_line`.
+        out as they are: foreign values must be checked before.
 
         Raises:
             ValueError: `method` or `path` could not stand in a request line.

@@ -52,7 +52,6 @@ class Pool(Generic[C]):
         self._round = 0
         self._timer: asyncio.TimerHandle | None = None
         self._all_lost: asyncio.Future[None] | None = None
-        self._is_closed = False
 
     @property
     def open(self) -> int:
@@ -83,7 +82,7 @@ class Pool(Generic[C]):
     def keep(self, connection: C) -> None:
         """Offer a connection for the next request."""
         idle = connection.origin.idle
-        if self._is_closed or len(idle) >= self._keep_per_origin:
+        if len(idle) >= self._keep_per_origin:
             connection.abort()
             return
         connection.idle_round = self._round
@@ -105,8 +104,7 @@ class Pool(Generic[C]):
             self._all_lost.set_result(None)
 
     async def close(self) -> None:
-        """Close every connection and wait until they are closed. What is offered from now on is closed, too."""
-        self._is_closed = True
+        """Close every connection and wait until they are closed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

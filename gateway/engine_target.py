@@ -14,8 +14,6 @@ _BASE_URL = re.compile(
 _PATH = re.compile(r"/[!-~]*", re.ASCII)
 _TOKEN = re.compile(r"[!-~]+(?: [!-~]+)*", re.ASCII)
 _METHOD = re.compile(r"[A-Z]+", re.ASCII)
-_HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 
 _OWN_HEADERS = (
     b"content-type: application/json\r\n"
@@ -89,17 +87,6 @@ def head_of(target: Target, method: str, path: str) -> bytes:
         target.authorization,
         _OWN_HEADERS,
     )
-
-
-def header_line(name: bytes, value: bytes) -> bytes:
-    """A header as it stands in a request. For values that are not our own.
-
-    Raises:
-        ValueError: it would not be one header: line breaks, control characters.
-    """
-    if _HEADER_NAME.fullmatch(name) is None or _HEADER_VALUE.fullmatch(value) is None:
-        raise ValueError("a header holds characters that it must not")
-    return b"%b: %b\r\n" % (name, value)
 
 
 def _authorization(endpoint: Endpoint) -> bytes:

@@ -10,16 +10,17 @@ from collections.abc import Callable
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.keys import KeyScope
-from gateway.asgi import AsgiApp, Header, Message, Receive, Scope, Send, send_error, send_whole
+from gateway.asgi import AsgiApp, Header, Message, Receive, Scope, Send, request_id_of, send_error, send_whole
 from gateway.cors import Cors
 from gateway.gate import Gate
 from gateway.headers import HeaderLines
 from gateway.keys import Caller
+from gateway.limits import Limits, client_headers
 
 logger = logging.getLogger(__name__)
 
 UNGATED = frozenset({"/health", "/metrics"})
-SCOPE_OF: tuple[tuple[str, KeyScope], ...] = (("/v1/admin/", "admin"),)
+SCOPE_OF: tuple[tuple[str, KeyScope], ...] = (("/v1/admin/", "admin"), ("/v1/models/", "inference"))
 """Path prefixes that need a scope. The other routes of the framework only describe: any valid key opens them."""
 
 
@@ -34,10 +35,21 @@ class FrontDoor:
     """The outermost ASGI application. Inference does not come by here: see `client_http`."""
 
     def __init__(
-        self, framework: AsgiApp, gate: Gate, cors: Cors, lines: HeaderLines, next_id: Callable[[], str]
+        self,
+        framework: AsgiApp,
+        gate: Gate,
+        limits: Limits,
+        cors: Cors,
+        lines: HeaderLines,
+        *,
+        next_id: Callable[[], str],
+        now: Callable[[], float],
     ) -> None:
+        """`now` gives monotonic seconds."""
         self._framework = framework
         self._gate = gate
+        self._limits = limits
+        self._now = now
         self._cors = cors
         self._lines = lines
         self._next_id = next_id
@@ -54,24 +66,35 @@ class FrontDoor:
         if scope["method"] == "OPTIONS" and (preflight := self._cors.preflight(headers)):
             await send_whole(send, 204, [said[0], *preflight], b"")
             return
-        if scope["path"] not in UNGATED:
-            try:
-                scope["state"]["caller"] = self._let_in(scope["path"], headers)
-            except RoundhouseError as error:
-                await send_error(send, error, request_id, [*said[1:], *self._lines.refusal_headers(error)])
-                return
-        await self._through_framework(scope, receive, send, request_id, said)
+        if scope["path"] in UNGATED:
+            await self._through_framework(scope, receive, send, said)
+            return
+        try:
+            caller = self._gate.caller(headers)
+        except RoundhouseError as error:
+            await send_error(scope, send, error, [*said[1:], *self._lines.refusal_headers(error)])
+            return
+        await self._let_in(scope, receive, send, said, caller)
 
-    def _let_in(self, path: str, headers: list[Header]) -> Caller:
-        caller = self._gate.caller(headers)
-        for prefix, needed in SCOPE_OF:
-            if path.startswith(prefix):
-                caller.needs(needed)
-        return caller
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send, said: list[Header], caller: Caller) -> None:
+        """Answer a request of `caller`, which counts for its limits until the answer's end."""
+        scope["state"]["caller"] = caller
+        try:
+            _check_scope(scope["path"], caller)
+            entry = self._limits.enter(caller, 0, self._now())
+        except RoundhouseError as error:
+            more = [*said[1:], *self._limits.headers(caller, self._now())]
+            if error.entry.code == "rate_limit_exceeded":
+                more += client_headers(caller)
+            await send_error(scope, send, error, more)
+            return
+        try:
+            said += self._limits.headers(caller, self._now())
+            await self._through_framework(scope, receive, send, said)
+        finally:
+            entry.leave(self._now(), 0)
 
-    async def _through_framework(
-        self, scope: Scope, receive: Receive, send: Send, request_id: str, said: list[Header]
-    ) -> None:
+    async def _through_framework(self, scope: Scope, receive: Receive, send: Send, said: list[Header]) -> None:
         started = False
 
         async def with_headers(message: Message) -> None:
@@ -84,7 +107,13 @@ class FrontDoor:
         try:
             await self._framework(scope, receive, with_headers)
         except Exception:
-            logger.exception("request %s failed", request_id)
+            logger.exception("request %s failed", request_id_of(scope))
             if not started:
                 failed = RoundhouseError("internal_error", "The gateway failed on this request.")
-                await send_error(send, failed, request_id, said[1:])
+                await send_error(scope, send, failed, said[1:])
+
+
+def _check_scope(path: str, caller: Caller) -> None:
+    for prefix, needed in SCOPE_OF:
+        if f"{path}/".startswith(prefix):
+            caller.needs(needed)

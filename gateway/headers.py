@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from controller.schema.errors import RoundhouseError
@@ -13,10 +13,11 @@ from gateway.client_call import header_lines
 from gateway.cors import Cors
 from gateway.keys import Caller
 from gateway.limits import client_headers
+from gateway.tickets import AT_ONCE
 
 _TO_ENGINE: Final = (b"traceparent", b"tracestate")
 """Headers of the client that an engine sees. Never its credentials."""
-_AT_ONCE: Final = b"x-queue-position: 1\r\nx-queue-depth: 1\r\nx-estimated-wait-ms: 0\r\n"
+_AT_ONCE_LINES: Final = b"x-queue-position: 1\r\nx-queue-depth: 1\r\nx-estimated-wait-ms: 0\r\n"
 _REMEMBERED: Final = 256
 _LONGEST_CLIENT_ID: Final = 100
 _UNFIT: Final = re.compile(rb"[^\x21-\x7e ]+")
@@ -35,16 +36,15 @@ class HeaderLines:
         headers: Sequence[Header],
         caller: Caller,
         place: Place | None,
-        rates: Iterable[Header],
+        rates: bytes,
     ) -> bytes:
         """What every answer says: the request's id, whose it is, its place in the queue, and what the key has left."""
-        lines = b"x-request-id: %b\r\n%b%b" % (
+        lines = b"x-request-id: %b\r\n%b%b%b" % (
             request_id.encode(),
             self._client_line(headers, caller),
             b"" if place is None else _place_lines(place),
+            rates,
         )
-        if rates:
-            lines += header_lines(rates)
         return lines + self._cors.lines(headers) if self._cors.is_on else lines
 
     def for_refusal(self, error: RoundhouseError, caller: Caller) -> bytes:
@@ -89,7 +89,7 @@ def client_id(said: bytes) -> bytes:
 
 
 def _place_lines(place: Place) -> bytes:
-    if place.position == 1:
-        return _AT_ONCE
+    if place is AT_ONCE:
+        return _AT_ONCE_LINES
     lines = b"x-queue-position: %d\r\nx-queue-depth: %d\r\n" % (place.position, place.depth)
     return lines if place.wait_ms is None else lines + b"x-estimated-wait-ms: %d\r\n" % place.wait_ms

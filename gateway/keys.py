@@ -190,9 +190,29 @@ class KeyRing:
         if caller is None or not hmac.compare_digest(caller.sha256, digest):
             raise _invalid("The request carries a key that is not known here.")
         if caller.expires_at is not None and now_unix >= caller.expires_at:
-            expired = datetime.fromtimestamp(caller.expires_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            raise _invalid(f"The key {caller.name} expired at {expired}.")
+            raise _expired(caller)
         return caller
+
+    def renewed(self, caller: Caller, now_unix: float) -> Caller:
+        """Whose a request is that came under an older table, by the key that it carried then.
+
+        Raises RoundhouseError `invalid_api_key`: the key is no more, or there are keys now and it carried none.
+        """
+        if caller.name is None:
+            if not self.is_empty:
+                raise _invalid("Keys have been declared while the request waited, and it carries none.")
+            return caller
+        known = self.by_name.get(caller.name)
+        if known is None or not hmac.compare_digest(known.sha256, caller.sha256):
+            raise _invalid(f"The key {caller.name} was revoked while the request waited.")
+        if known.expires_at is not None and now_unix >= known.expires_at:
+            raise _expired(known)
+        return known
+
+
+def _expired(caller: Caller) -> RoundhouseError:
+    at = datetime.fromtimestamp(caller.expires_at or 0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _invalid(f"The key {caller.name} expired at {at}.")
 
 
 def _secret(name: bytes, value: bytes) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final
 
 from controller.schema.errors import RoundhouseError
@@ -16,21 +17,59 @@ from gateway.keys import Caller, KeyRing
 BYTES_PER_TOKEN: Final = 4
 MOST_TOKENS: Final = 10_000_000
 """An answer's bound above this is none."""
-_BOUNDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+MOST_ANSWERS: Final = 128
+"""A count of answers above this is one."""
+LARGE_BODY_BYTES: Final = 16 * 1024
+"""In bodies above this, media are looked for."""
+MOST_LOOKS: Final = 4096
+"""Values at which the search for media looks; what is beyond counts as text."""
+_BOUNDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+_COUNTS: Final = ("n", "n_cmpl")
+_MEDIA_IN: Final = ("messages", "input", "prompt", "content", "image_data")
+_URLS: Final = frozenset({"url", "image_url", "file_url"})
+_ENCODED: Final = frozenset({"data", "file_data", "multimodal_data"})
 _DUST: Final = 1e-6
 """What floating point may lack of a whole request or token."""
 
 
 def estimated_tokens(body_bytes: int, fields: Mapping[str, Any]) -> int:
-    """Tokens that a request of this size with these fields may come to: the prompt, and the longest answer it allows.
-    An answer without a bound counts when it is there.
+    """Tokens that a request of this size with these fields may come to: the prompt, and the longest answers it allows.
+    Images and sound count for nothing, and an answer without a bound counts, when the engine has counted them.
     """
+    if body_bytes > LARGE_BODY_BYTES:
+        body_bytes = max(0, body_bytes - _media_bytes(fields))
     tokens = body_bytes // BYTES_PER_TOKEN
     for name in _BOUNDS:
         bound = fields.get(name)
         if bound.__class__ is int and 0 < bound <= MOST_TOKENS:
-            return tokens + bound
+            return tokens + bound * _answers(fields)
     return tokens
+
+
+def _answers(fields: Mapping[str, Any]) -> int:
+    for name in _COUNTS:
+        count = fields.get(name)
+        if count.__class__ is int and 0 < count <= MOST_ANSWERS:
+            return int(count)
+    return 1
+
+
+def _media_bytes(fields: Mapping[str, Any]) -> int:
+    """How much of a body is `data:` URIs and base64. Subtracted, so that text counts wherever it stands."""
+    found = 0
+    left: list[tuple[str, Any]] = [(name, fields[name]) for name in reversed(_MEDIA_IN) if name in fields]
+    for _ in range(MOST_LOOKS):
+        if not left:
+            break
+        name, value = left.pop()
+        if value.__class__ is list:
+            left.extend((name, each) for each in islice(value, MOST_LOOKS - len(left)))
+        elif value.__class__ is dict:
+            if value.get("type") != "text":  # a document may be text, in a field that else holds base64
+                left.extend(islice(value.items(), MOST_LOOKS - len(left)))
+        elif value.__class__ is str and (name in _ENCODED or (name in _URLS and value.startswith("data:"))):
+            found += len(value)
+    return found
 
 
 def client_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
@@ -51,7 +90,8 @@ class Bucket:
     def refill(self, now: float) -> None:
         """Add what has come since."""
         if now > self.at:
-            self.level = min(float(self.capacity), self.level + (now - self.at) * self.capacity / 60)
+            level = self.level + (now - self.at) * self.capacity / 60
+            self.level = level if level < self.capacity else float(self.capacity)
             self.at = now
 
     def resize(self, capacity: int, now: float) -> None:
@@ -63,6 +103,8 @@ class Bucket:
     def wait(self, amount: float) -> float:
         """Seconds from the last refill until that much may be taken; 0: now. More than it ever holds may be taken when
         it is full."""
+        if amount <= self.level:
+            return 0.0
         lacking = min(amount, self.capacity) - self.level
         return lacking * 60 / self.capacity if lacking > _DUST else 0.0
 
@@ -109,6 +151,24 @@ class Entry:
         self._tokens = state.tokens if state is not None else None
         self._estimated = estimated
 
+    def settle(self, now: float, used_tokens: int | None, *, sent: bool, failed: bool, passed: int) -> None:
+        """The request is over. `sent`: an engine has seen it. `failed`: its answer is an error. `passed`: tokens of an
+        answer that have come, as far as they can be counted where the engine did not say how many it used."""
+        if not sent:
+            self._give_back(now)
+        elif used_tokens is not None or failed:
+            self.leave(now, used_tokens or 0)
+        else:  # it broke off, or its client left: leaving early must save nothing
+            self.leave(now, max(self._estimated, passed))
+
+    def _give_back(self, now: float) -> None:
+        state = self._state
+        if state is not None:
+            if state.requests is not None:
+                state.requests.refill(now)
+                state.requests.level = min(float(state.requests.capacity), state.requests.level + 1)
+            self.leave(now, 0)
+
     def leave(self, now: float, used_tokens: int | None) -> None:
         """The request is over, and took that many tokens; None: not known, so what was estimated. Harmless when said
         again."""
@@ -118,10 +178,10 @@ class Entry:
         self._state = None
         state.inflight -= 1
         if self._tokens is not None and used_tokens is not None:
-            self._tokens.refill(now)
-            self._tokens.level = min(
-                float(self._tokens.capacity), self._tokens.level + self._estimated - max(0, used_tokens)
-            )
+            tokens = self._tokens
+            tokens.refill(now)
+            level = tokens.level + self._estimated - (max(0, used_tokens))
+            tokens.level = level if level < tokens.capacity else float(tokens.capacity)
         if state.is_gone and not state.inflight and self._limits is not None:
             self._limits.forget(self._name, state)
 
@@ -180,20 +240,26 @@ class Limits:
         state.inflight += 1
         return Entry(self, caller.name, state, estimated_tokens)
 
+    def lines(self, caller: Caller, now: float) -> bytes:
+        """`headers` as they go over the wire."""
+        if not caller.is_limited:
+            return b""
+        state, lines = self._of(caller, now), ""
+        if state.requests is not None:
+            lines = _lines("requests", *_left(state.requests, now))
+        if state.tokens is not None:
+            lines += _lines("tokens", *_left(state.tokens, now))
+        return lines.encode()
+
     def headers(self, caller: Caller, now: float) -> list[tuple[bytes, bytes]]:
         """`x-ratelimit-*` of the limits per minute that the key has, as of now."""
         if not caller.is_limited or caller.name is None:
             return []
-        state, found = self._of(caller, now), []
+        state = self._of(caller, now)
+        found: list[tuple[bytes, bytes]] = []
         for bucket, names in ((state.requests, _REQUEST_HEADERS), (state.tokens, _TOKEN_HEADERS)):
             if bucket is not None:
-                bucket.refill(now)
-                left = max(0, int(bucket.level + _DUST))
-                found += [
-                    (names[0], b"%d" % bucket.capacity),
-                    (names[1], b"%d" % left),
-                    (names[2], span((bucket.capacity - bucket.level) * 60 / bucket.capacity)),
-                ]
+                found += ((name, str(left).encode()) for name, left in zip(names, _left(bucket, now), strict=True))
         return found
 
     def inflight(self, name: str) -> int:
@@ -222,6 +288,21 @@ _REQUEST_HEADERS: Final = _header_names(b"requests")
 _TOKEN_HEADERS: Final = _header_names(b"tokens")
 
 
+def _left(bucket: Bucket, now: float) -> tuple[int, int, str]:
+    """How much it holds at most, holds now, and when it is full."""
+    bucket.refill(now)
+    capacity, level = bucket.capacity, bucket.level
+    remaining = int(level + _DUST) if level > 0 else 0
+    return capacity, remaining, span((capacity - level) * 60 / capacity)
+
+
+def _lines(what: str, capacity: int, remaining: int, reset: str) -> str:
+    return (
+        f"x-ratelimit-limit-{what}: {capacity}\r\nx-ratelimit-remaining-{what}: {remaining}\r\n"
+        f"x-ratelimit-reset-{what}: {reset}\r\n"
+    )
+
+
 def _refusal(caller: Caller, limit: str, wait_s: float | None) -> RoundhouseError:
     message = f"The key {caller.name} has reached its limit of {limit}."
     # Whole seconds, rounded up: who comes back at the time must be let in.
@@ -230,12 +311,14 @@ def _refusal(caller: Caller, limit: str, wait_s: float | None) -> RoundhouseErro
     )
 
 
-def span(seconds: float) -> bytes:
+def span(seconds: float) -> str:
     """A time as OpenAI's headers have it: `20ms`, `12s`, `6m0s`, `1h0m0s`. Rounded up."""
     if seconds < 1:
-        milliseconds = max(0, math.ceil(seconds * 1000 - _DUST))
-        return b"%dms" % milliseconds if milliseconds < 1000 else b"1s"
+        milliseconds = math.ceil(seconds * 1000 - _DUST)
+        if milliseconds < 1000:
+            return f"{milliseconds}ms" if milliseconds > 0 else "0ms"
+        return "1s"
     minutes, rest = divmod(math.ceil(seconds - _DUST), 60)
     if minutes < 60:
-        return b"%dm%ds" % (minutes, rest) if minutes else b"%ds" % rest
-    return b"%dh%dm%ds" % (minutes // 60, minutes % 60, rest)
+        return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+    return f"{minutes // 60}h{minutes % 60}m{rest}s"

@@ -18,8 +18,9 @@ PREFIXES_KEPT: Final = 16_384
 """Per model."""
 _RECENT: Final = 32
 """Requests that the mean service time is about."""
-_UNKNOWN_COST: Final = 1.0
-"""Seconds that a request is charged before any has ended. Only their being alike matters."""
+_UNKNOWN_COST: Final = 0.001
+"""Slot-seconds charged while nothing has ended. Little, because it lifts the virtual time: who comes later would start
+behind by what the first ones were charged too much."""
 
 
 class Replica:
@@ -41,6 +42,10 @@ class Replica:
     def admits(self, now: float) -> bool:
         """Whether it is not left out."""
         return self.breaker is None or self.breaker.admits(now)
+
+    def is_hopeful(self, now: float) -> bool:
+        """Whether it is worth waiting for."""
+        return self.breaker is None or self.breaker.is_hopeful(now)
 
 
 class Line:
@@ -116,7 +121,9 @@ class Line:
         if self.loaded and not self.open_to(NO_TRIES, now):
             raise self.unreachable(NO_TRIES, now)
         if fair.waiting >= self.limit:
-            raise self._full()
+            position = 2 + fair.waiting
+            ticket.place = Place(position, position, self._wait_ms(position))
+            raise self._full(ticket.place)
         ticket.state = "waiting"
         fair.join(ticket)
         self._depths[self.model] = fair.waiting
@@ -180,7 +187,7 @@ class Line:
 
     def choose(self, now: float) -> Endpoint:
         """See `Admission.choose`."""
-        open_ones = self.open_to(NO_TRIES, now)
+        open_ones = [each for each in self.replicas if each.admits(now)] or self.open_to(NO_TRIES, now)
         if not open_ones:
             raise self.unreachable(NO_TRIES, now)
         chosen = min(open_ones, key=lambda each: (each.inside, each.turn))
@@ -188,12 +195,12 @@ class Line:
         return chosen.endpoint
 
     def open_to(self, tries: Tries, now: float) -> list[Replica]:
-        """Where a request may be tried now or when there is room; empty: nothing is left to try."""
-        open_ones = [each for each in self.replicas if each.admits(now)]
+        """Where a request may be tried now, when there is room, or after a trial; empty: nothing is left to try."""
+        hopeful = [each for each in self.replicas if each.is_hopeful(now)]
         if tries is NO_TRIES:
-            return open_ones
-        allowed = [each for each in open_ones if each.endpoint.replica not in tries.refused]
-        return [each for each in allowed if each.endpoint.replica not in tries.broke] or allowed
+            return hopeful
+        allowed = [each for each in hopeful if each.endpoint.replica not in tries.refused]
+        return [each for each in allowed if each.endpoint.replica not in tries.broke and each.admits(now)] or allowed
 
     def unreachable(self, tries: Tries, now: float) -> RoundhouseError:
         """Why nothing is left to try."""
@@ -210,11 +217,10 @@ class Line:
         message = f"The model {self.model!r} cannot be reached: {met}."
         return RoundhouseError("engine_unreachable", message, retry_after_s=wait_s)
 
-    def _full(self) -> RoundhouseError:
+    def _full(self, place: Place) -> RoundhouseError:
         waiting = self.fair.waiting
         message = f"Every slot of the model {self.model!r} is taken, and {waiting} requests wait; no more may."
-        wait_ms = self._wait_ms(2 + waiting)
-        seconds = 0.0 if wait_ms is None else wait_ms / 1000
+        seconds = 0.0 if place.wait_ms is None else place.wait_ms / 1000
         return RoundhouseError("queue_full", message, retry_after_s=max(float(DEFAULT_RETRY_AFTER_S), seconds))
 
     def _wait_ms(self, position: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from controller.schema.keys import KeyScope
 from controller.schema.routing import Endpoint
 from gateway.admission import Admission, Grant
+from gateway.client_call import ClientCall
 from gateway.dialects.base import Dialect
 from gateway.engine_http import EngineClient
 from gateway.headers import HeaderLines
@@ -17,8 +19,11 @@ from gateway.ledger import Ledger
 from gateway.limits import Limits
 from gateway.live_routes import LiveRoutes
 from gateway.metrics import Metrics
-from gateway.request import BodyKind
+from gateway.request import BodyKind, InferenceRequest, parse_native, parse_request
+from gateway.routing import Routes
 from gateway.settings import GatewaySettings
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from gateway.proxy import Exchange
@@ -51,6 +56,15 @@ class Api:
         """As `apis` of a model names it."""
         return self.listed_as or self.path
 
+    def read(self, body: bytes, client: ClientCall, routes: Routes) -> InferenceRequest:
+        """What a request asks for. Raises RoundhouseError."""
+        if not self.is_native:
+            request = parse_request(body, may_stream=self.streams)
+            request.target = self.path
+            return request
+        path = client.path.decode("latin-1")
+        return parse_native(body, client.query, path, routes.sole(self.offered_as), body=self.body)
+
 
 class Turns:
     """Tells requests that their turn has come. One that fails at once gives its slot to the next: in a loop, because
@@ -69,10 +83,13 @@ class Turns:
         try:
             while self._grants:
                 ticket, place = self._grants.popleft()
-                if isinstance(place, Endpoint):
-                    ticket.owner.admitted(place)
-                else:
-                    ticket.owner.fail(place)
+                try:
+                    if isinstance(place, Endpoint):
+                        ticket.owner.admitted(place)
+                    else:
+                        ticket.owner.fail(place)
+                except Exception:
+                    logger.exception("a request could not be told that its turn has come")
         finally:
             self._is_giving = False
 

@@ -14,20 +14,20 @@ import logging
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
+from gateway.account import Account
 from gateway.admission import Ticket
 from gateway.affinity import prefix_keys
 from gateway.answer import Answer
 from gateway.attempt import Attempt
-from gateway.capabilities import check_capabilities
+from gateway.capabilities import check_capabilities, check_offers
 from gateway.client_call import ClientCall
-from gateway.dialects.base import Usage
 from gateway.engine_http import BrokenError, EngineFailureError, RefusedError
 from gateway.keys import ANONYMOUS, Caller
-from gateway.limits import Entry, estimated_tokens
-from gateway.metrics import CLIENT_GONE_STATUS, UNKNOWN_MODEL
+from gateway.limits import estimated_tokens
+from gateway.metrics import UNKNOWN_MODEL
 from gateway.parts import Api, Parts
 from gateway.readiness import find, is_worth_waiting, not_loaded_in_time, overtaken, refusal
-from gateway.request import InferenceRequest, parse_native, parse_request
+from gateway.request import InferenceRequest
 
 logger = logging.getLogger(__name__)
 
@@ -36,29 +36,41 @@ class Exchange:
     """One request. Every method is called in the event loop's one thread, and none of them waits."""
 
     __slots__ = (
-        "_answer", "_api", "_attempt", "_begun_at", "_caller", "_checked", "_client", "_deadline", "_entry",
-        "_is_over", "_load_by", "_model", "_parts", "_request", "_streams", "_ticket", "_tries",
-        "_waits_since", "due_at",
-    )  # fmt: skip
+        "_account",
+        "_answer",
+        "_api",
+        "_attempt",
+        "_caller",
+        "_checked",
+        "_client",
+        "_deadline",
+        "_is_over",
+        "_load_by",
+        "_parts",
+        "_request",
+        "_streams",
+        "_ticket",
+        "due_at",
+        "waits_since",
+    )
 
     def __init__(self, api: Api, client: ClientCall, parts: Parts, request_id: str) -> None:
         self._api = api
         self._client = client
         self._parts = parts
         self._caller: Caller = ANONYMOUS
-        self._begun_at = now = parts.now()
+        now = parts.now()
+        self._account = Account(UNKNOWN_MODEL, now)
         self._deadline = now + parts.settings.request_timeout_s
         self._answer = Answer(client, api.dialect, request_id, parts.now)
-        self._model = UNKNOWN_MODEL
         self._request: InferenceRequest
         self._streams = False
         self._checked: ModelRoute | None = None
-        self._entry: Entry | None = None
         self._ticket: Ticket | None = None
-        self._waits_since: float | None = None
+        self.waits_since: float | None = None
+        """Since when it waits for a slot or a load."""
         self._load_by: float | None = None
         self._attempt: Attempt | None = None
-        self._tries = 0
         self.due_at = self._deadline
         """When `on_time` is to be called, or a little later."""
         self._is_over = False
@@ -75,17 +87,20 @@ class Exchange:
         if self._is_over:
             return
         try:
-            self._request = request = self._read(body)
+            self._request = request = self._api.read(body, self._client, self._parts.live.current)
             route = find(self._parts.live.current, request.model)
-            self._model = route.name
+            self._account.model = route.name
             self._caller.may_use(route)
             self._check_takes(route)
-            self._count_in(len(body))
+            now = self._parts.now()
+            if self._caller.is_limited:
+                tokens = estimated_tokens(len(body), request.fields)
+                self._account.entry = self._parts.limits.enter(self._caller, tokens, now)
             if self._api.streams and request.stream:
                 self._streams = True
-                self._answer.last_sent_at = self._parts.now()
+                self._answer.last_sent_at = now
                 self._set_due()
-            self._seek(route)
+            self._seek(route, now)
         except RoundhouseError as error:
             self.fail(error)
         except Exception:  # noqa: BLE001 - logged, and answered
@@ -94,8 +109,8 @@ class Exchange:
     def client_gone(self) -> None:
         """Nobody listens any more. Closing the engine's connection makes it stop."""
         if not self._is_over:
-            self._answer.ended = True
-            self._close(client_gone=True)
+            self._answer.ended = self._answer.client_gone = True
+            self._close()
 
     def client_full(self) -> None:
         """The client takes less than the engine gives."""
@@ -109,37 +124,17 @@ class Exchange:
 
     # The way in
 
-    def _read(self, body: bytes) -> InferenceRequest:
-        api, client = self._api, self._client
-        if not api.is_native:
-            request = parse_request(body, may_stream=api.streams)
-            request.target = api.path
-            return request
-        sole = self._parts.live.current.sole(api.offered_as)
-        return parse_native(body, client.query, client.path.decode("latin-1"), sole, body=api.body)
-
     def _check_takes(self, route: ModelRoute) -> None:
-        offered_as = self._api.offered_as
-        if route.apis and offered_as not in route.apis:
-            offered = ", ".join(route.apis)
-            message = f"The engine of {route.name!r} does not offer {offered_as}; it offers {offered}."
-            raise RoundhouseError("not_supported", message, param="model")
+        check_offers(route, self._api.offered_as)
         check_capabilities(self._request.fields, route.capabilities, route.name)
         self._checked = route
 
-    def _count_in(self, body_bytes: int) -> None:
-        caller, parts = self._caller, self._parts
-        if caller.is_limited:
-            tokens = estimated_tokens(body_bytes, self._request.fields)
-            self._entry = parts.limits.enter(caller, tokens, parts.now())
-
-    def _seek(self, route: ModelRoute) -> None:
+    def _seek(self, route: ModelRoute, now: float) -> None:
         """Find a place for the request: at once, or in the queue."""
         parts, request = self._parts, self._request
-        now = parts.now()
         refused = refusal(route, parts.clock())
         if refused is None and not self._api.takes_slot:
-            self._answer.lines = self._lines()
+            self._answer.lines = self._lines(now)
             self._send(route, parts.admission.choose(route, now))
             return
         if refused is not None:
@@ -148,13 +143,13 @@ class Exchange:
         prefix = prefix_keys(request.fields) if len(route.endpoints) > 1 else ()
         rank = caller.rank(request.fields.get("service_tier"))
         ticket = Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix)
-        endpoint = parts.admission.arrive(ticket, route, now)
         self._ticket = ticket
-        self._answer.lines = self._lines()
+        endpoint = parts.admission.arrive(ticket, route, now)
+        self._answer.lines = self._lines(now)
         if endpoint is not None:
             self._send(route, endpoint)
         else:
-            self._waits_since = now
+            self.waits_since = now
             parts.ledger.on_change()
 
     def _await_load(self, route: ModelRoute, refused: RoundhouseError, now: float) -> None:
@@ -168,30 +163,52 @@ class Exchange:
 
     def admitted(self, endpoint: Endpoint) -> None:
         """Admission has a slot for the request, which is taken already."""
-        parts = self._parts
+        parts, now = self._parts, self._parts.now()
         if self._is_over:
             return
         try:
-            if self._waits_since is not None:
-                parts.metrics.series(self._model, self._api.path).waited(parts.now() - self._waits_since)
-            self._waits_since = self._load_by = None
-            route = find(parts.live.current, self._request.model)
-            if route is not self._checked:  # a newer table's
-                self._check_takes(route)
-            self._send(route, endpoint)
+            if self.waits_since is not None:
+                parts.metrics.series(self._account.model, self._api.path).waited(now - self.waits_since)
+            self.waits_since = self._load_by = None
+            self._set_due()
+            self._send(self._looked_at_again(), endpoint)
         except RoundhouseError as error:
             self.fail(error)
         except Exception:  # noqa: BLE001 - logged, and answered
             self._fail_unexpectedly()
 
-    def model_changed(self, route: ModelRoute | None) -> None:
-        """A newer table came while the request waits; None: the model is gone."""
+    def table_changed(self) -> None:
+        """A newer table came while the request waits."""
+        try:
+            route = self._looked_at_again()
+            refused = refusal(route, self._parts.clock())
+            if refused is None:
+                self._load_by = None
+                self._set_due()
+            elif not is_worth_waiting(route):
+                self.fail(overtaken(route) if refused.entry.code == "model_not_loaded" else refused)
+            elif self._load_by is None:
+                self._await_load(route, refused, self._parts.now())
+        except RoundhouseError as error:
+            self.fail(error)
+
+    def _looked_at_again(self) -> ModelRoute:
+        """The model as the table in force has it: by its own name, because an alias may have moved in the meantime.
+
+        Raises:
+            RoundhouseError: it is gone, or no longer for the key, which may be gone itself.
+        """
+        parts = self._parts
+        routes = parts.live.current
+        self._caller = caller = routes.keys.renewed(self._caller, parts.clock())
+        caller.needs(self._api.scope)
+        route = routes.models.get(self._account.model)
         if route is None:
-            self.fail(RoundhouseError("unknown_model", f"The model {self._model!r} is gone.", param="model"))
-            return
-        refused = refusal(route, self._parts.clock())
-        if refused is not None and not is_worth_waiting(route):
-            self.fail(overtaken(route) if refused.entry.code == "model_not_loaded" else refused)
+            raise RoundhouseError("unknown_model", f"The model {self._account.model!r} is gone.", param="model")
+        caller.may_use(route)
+        if route is not self._checked:
+            self._check_takes(route)
+        return route
 
     def _send(self, route: ModelRoute, endpoint: Endpoint) -> None:
         parts, dialect, request = self._parts, self._api.dialect, self._request
@@ -202,15 +219,10 @@ class Exchange:
         body = dialect.body_for(request, route.served_name, as_stream=gathering is not None)
         headers = parts.lines.for_engine(self._answer.request_id, self._client.headers)
         # A kept connection that broke may merely have been stale; a second one would prove nothing.
-        fresh = self._tries > 0
-        self._tries += 1
+        fresh = self._account.tries > 0
+        self._account.tries += 1
         self._attempt = Attempt(self, parts, self._answer, route.name, endpoint, events, gathering)
         self._attempt.start(self._api.method, request.target, headers, body, fresh=fresh)
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it waits for a slot or a load."""
-        return self._waits_since is not None
 
     # What becomes of it
 
@@ -218,15 +230,14 @@ class Exchange:
         """The answer is complete."""
         self._close()
 
-    def attempt_broke(self, error: RoundhouseError) -> None:
-        """The engine failed in the middle of its answer."""
-        self.fail(error)
-
-    def attempt_failed(self, failure: EngineFailureError) -> None:
+    def attempt_failed(self, failure: EngineFailureError, replica: str, *, resent: bool) -> None:
         """The engine failed before it answered: try elsewhere where that can do no harm."""
         self._attempt = None
         if self._is_over:
-            return  # told, while admission dealt with the failure, that nothing is left to try
+            return
+        self._account.tries += resent
+        if resent and self._ticket is not None:
+            self._ticket.tries = self._ticket.tries.after_break(replica)  # the kept connection's
         if not isinstance(failure, (RefusedError, BrokenError)):
             self.fail(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
             return
@@ -240,10 +251,9 @@ class Exchange:
     def _try_again(self, *, refused: bool) -> None:
         parts, ticket = self._parts, self._ticket
         now = parts.now()
-        route = find(parts.live.current, self._request.model)
-        self._check_takes(route)
+        route = self._looked_at_again()
         if ticket is None:
-            if self._tries > 1:
+            if self._account.tries > 1:
                 raise RoundhouseError("engine_unreachable", f"The model {route.name!r} cannot be reached.")
             self._send(route, parts.admission.choose(route, now))
             return
@@ -254,7 +264,7 @@ class Exchange:
         if endpoint is not None:
             self._send(route, endpoint)
         else:
-            self._waits_since = now
+            self.waits_since = now
         parts.turns.give(grants)
 
     def fail(self, error: RoundhouseError) -> None:
@@ -262,10 +272,9 @@ class Exchange:
         if self._is_over:
             return
         answer = self._answer
-        if not answer.lines:
-            answer.lines = self._lines()
+        answer.lines = answer.lines or self._lines(self._parts.now())
         if not answer.status:
-            self._parts.metrics.series(self._model, self._api.path).refused(error.entry.code)
+            self._parts.metrics.series(self._account.model, self._api.path).refused(error.entry.code)
             answer.lines += self._parts.lines.for_refusal(error, self._caller)
         answer.fail(error)
         self._close()
@@ -274,7 +283,7 @@ class Exchange:
         logger.exception("request %s failed", self._answer.request_id)
         self.fail(RoundhouseError("internal_error", "The gateway failed on this request."))
 
-    def _close(self, *, client_gone: bool = False) -> None:
+    def _close(self) -> None:
         """Give back all that the request holds, and count it. Whatever happens, this is run once."""
         if self._is_over:
             return
@@ -282,48 +291,34 @@ class Exchange:
         parts, attempt, ticket = self._parts, self._attempt, self._ticket
         now = parts.now()
         parts.exchanges.discard(self)
-        usage = None
         if attempt is not None:
-            usage = attempt.usage
             attempt.cancel()
-        if self._entry is not None:
-            self._entry.leave(now, usage.prompt + usage.completion if usage is not None else None)
-        self._count(usage, now, client_gone=client_gone)
+            self._account.tries += attempt.resent
+        self._account.close(parts.metrics, self._api.path, self._caller, self._answer, attempt, now)
         # Nothing refers back to this from here: what the cyclic collector need not find, it need not stop for.
         self._attempt = self._ticket = self._client.handler = None
         if ticket is not None:
-            if self._waits_since is not None:
+            if self.waits_since is not None:
                 parts.ledger.on_change()
             grants = parts.admission.leave(ticket, now)
             if grants:
                 parts.turns.give(grants)
 
-    def _count(self, usage: Usage | None, now: float, *, client_gone: bool) -> None:
-        metrics, answer, begun_at = self._parts.metrics, self._answer, self._begun_at
-        series = metrics.series(self._model, self._api.path)
-        first = answer.first_byte_at
-        first_s = None if first is None else first - begun_at
-        series.finished(answer.status or CLIENT_GONE_STATUS, now - begun_at, first_s, usage)
-        if self._tries > 1:
-            series.retried(self._tries - 1)
-        if client_gone:
-            series.client_left()
-        if answer.broken_off is not None:
-            series.broke_off(answer.broken_off)
-        if self._caller.name is not None:
-            metrics.key(self._caller.name).finished(usage)
-
-    def _lines(self) -> bytes:
+    def _lines(self, now: float) -> bytes:
         parts = self._parts
-        place = self._ticket.place if self._ticket is not None else None
-        rates = parts.limits.headers(self._caller, parts.now()) if self._caller.is_limited else ()
+        place = getattr(self._ticket, "place", None)  # one that was refused before it had a place has none
+        rates = parts.limits.lines(self._caller, now)
         return parts.lines.for_client(self._answer.request_id, self._client.headers, self._caller, place, rates)
 
     # Time
 
     def _set_due(self) -> None:
         due = self._deadline if self._load_by is None else min(self._deadline, self._load_by)
-        self.due_at = min(due, self._beat_at()) if self._streams else due
+        if self._streams:
+            settings = self._parts.settings
+            # The shorter one, because the first event, after which the other counts, may come at any time.
+            due = min(due, self._answer.last_sent_at + min(settings.heartbeat_s, settings.hold_headers_s))
+        self.due_at = due
 
     def _beat_at(self) -> float:
         settings, answer = self._parts.settings, self._answer
@@ -332,12 +327,14 @@ class Exchange:
     def on_time(self, now: float) -> None:
         """Something is due: the request's end, the end of its wait for a load, or a heartbeat."""
         settings = self._parts.settings
+        if self._is_over:
+            return
         if now >= self._deadline:
             limit = f"The answer was not complete after {settings.request_timeout_s:g} s."
             self.fail(RoundhouseError("request_timeout", limit))
         elif self._load_by is not None and now >= self._load_by:
-            route = self._parts.live.current.models.get(self._model)
-            self.fail(not_loaded_in_time(self._model, settings.autoload_timeout_s, route))
+            route = self._parts.live.current.models.get(self._account.model)
+            self.fail(not_loaded_in_time(self._account.model, settings.autoload_timeout_s, route))
         elif self._streams and now >= self._beat_at():
-            self._answer.heartbeat()
+            self._answer.heartbeat(now)
         self._set_due()

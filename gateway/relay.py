@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from controller.schema.errors import RoundhouseError
 from gateway.answer import JSON_LINE, Answer
 from gateway.asgi import Header
 from gateway.dialects.base import Events, EventTooLongError, Gathering, Usage
 from gateway.engine_errors import ENGINE_ERROR, client_status
+
+STREAM_OVERHEAD: Final = 16
+"""Bytes of a stream that may become one byte of a blocking answer: more is what a stream cannot be made of."""
 
 
 class Relay(Protocol):
@@ -24,15 +27,20 @@ class Relay(Protocol):
     def usage(self) -> Usage | None:
         """Tokens, as far as the engine has told."""
 
+    @property
+    def passed(self) -> int:
+        """Events of a stream that have come."""
+
 
 class EventRelay:
     """A stream passes. Nothing happens to a chunk but a look and a write."""
 
-    __slots__ = ("_answer", "_events")
+    __slots__ = ("_answer", "_events", "passed")
 
     def __init__(self, answer: Answer, events: Events) -> None:
         self._answer = answer
         self._events = answer.events = events
+        self.passed = 0
 
     def data(self, data: bytes) -> None:
         """Pass on the events that are whole now."""
@@ -41,6 +49,7 @@ class EventRelay:
         except EventTooLongError as error:
             raise _failed(f"it sent {error}") from error
         if whole:
+            self.passed += whole.count(b"\n\n")
             self._answer.send_events(whole)
 
     def end(self) -> None:
@@ -64,14 +73,20 @@ class EventRelay:
 class GatheringRelay:
     """A stream becomes a blocking answer."""
 
-    __slots__ = ("_answer", "_gathering")
+    __slots__ = ("_answer", "_bytes_left", "_gathering", "passed")
 
-    def __init__(self, answer: Answer, gathering: Gathering) -> None:
+    def __init__(self, answer: Answer, gathering: Gathering, hold_bytes: int) -> None:
         self._answer = answer
         self._gathering = gathering
+        self._bytes_left = hold_bytes * STREAM_OVERHEAD
+        self.passed = 0
 
     def data(self, data: bytes) -> None:
         """Add to the answer."""
+        self.passed += data.count(b"\n\n")
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+            raise _failed("it sent more than a blocking answer may hold")
         try:
             self._gathering.feed(data)
         except EventTooLongError as error:
@@ -96,7 +111,18 @@ class GatheringRelay:
 class WholeRelay:
     """A body is passed on once it is whole; one longer than `hold_bytes` flows through."""
 
-    __slots__ = ("_answer", "_engine_status", "_flows", "_held", "_hold_bytes", "_lines", "_size", "_status", "usage")
+    __slots__ = (
+        "_answer",
+        "_engine_status",
+        "_flows",
+        "_held",
+        "_hold_bytes",
+        "_lines",
+        "_size",
+        "_status",
+        "passed",
+        "usage",
+    )
 
     def __init__(self, answer: Answer, status: int, headers: list[Header], hold_bytes: int) -> None:
         self._answer = answer
@@ -107,6 +133,7 @@ class WholeRelay:
         self._held: list[bytes] = []
         self._size = 0
         self._flows = False
+        self.passed = 0
         self.usage: Usage | None = None
 
     def data(self, data: bytes) -> None:

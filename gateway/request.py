@@ -61,17 +61,25 @@ def parse_native(raw: bytes, query: bytes, path: str, sole_model: str | None, *,
     the query, which the engine gets otherwise as it is.
 
     Raises:
-        RoundhouseError: `invalid_json` or `invalid_request`.
+        RoundhouseError: `invalid_json` or `invalid_request`; the latter too where query and body name different ones,
+            since the engine would see only one of them.
     """
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-    named = next((value for name, value in pairs if name == "model"), None)
+    named = {value for name, value in pairs if name == "model" and value}
     rest = urlencode([pair for pair in pairs if pair[0] != "model"])
     decoded = _decode(raw) if raw or body == "object" else {}
     if body == "object" and not isinstance(decoded, dict):
         raise RoundhouseError("invalid_json", "The body must be a JSON object: it starts with '{'.")
     fields: dict[str, Any] = decoded if isinstance(decoded, dict) else {}
-    names_model = named is None and isinstance(fields.get("model"), str)
-    model = named or (fields["model"] if names_model else sole_model)
+    told = fields.get("model")
+    names_model = False
+    if isinstance(told, str) and told:
+        names_model = True
+        named.add(told)
+    if len(named) > 1:
+        message = f"The request names more than one model: {', '.join(repr(name) for name in sorted(named)):.200}."
+        raise RoundhouseError("invalid_request", message, param="model")
+    model = named.pop() if named else sole_model
     if not model:
         message = "The request names no model, and several have this route: add `?model=NAME`."
         raise RoundhouseError("invalid_request", message, param="model")

@@ -50,8 +50,6 @@ class Ticket:
     )
 
     state: Literal["new", "waiting", "inside", "gone"]
-    place: Place
-    """Set on arrival, and not changed afterwards."""
     line: Line
     """The rest is admission's own. This is set on arrival."""
     share: Share
@@ -74,6 +72,9 @@ class Ticket:
         self.rank = rank
         self.prefix = prefix
         self.state = "new"
+        self.place: Place | None = None
+        """Set on arrival, and not changed afterwards. One refused with `queue_full` has the place that it would have
+        had; None: it has not arrived, or nothing was left to try."""
         self.tries = NO_TRIES
 
     def __repr__(self) -> str:

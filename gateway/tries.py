@@ -28,10 +28,5 @@ class Tries:
         """These tries, and one where `replica` closed the connection before answering."""
         return replace(self, broke=self.broke | {replica}, breaks=self.breaks + 1)
 
-    @property
-    def fresh_connection(self) -> bool:
-        """Whether the next try must open a connection of its own: a second stale one would prove nothing."""
-        return self.breaks > 0
-
 
 NO_TRIES: Final = Tries()

@@ -63,7 +63,7 @@ class RefusedError(CommandError):
 
     @property
     def error_code(self) -> str | None:
-        """The code of the table in `controller/schema/errors.py`."""
+        """The code of the table in `controller/schema/error_codes.py`."""
         return self.body.code if self.body is not None else None
 
 

@@ -44,6 +44,7 @@ GATE: Final = (
     "keys_required",
     "forbidden_host",
     "forbidden_origin",
+    "rate_limit_exceeded",
     "controller_unavailable",
     "internal_error",
 )
@@ -60,7 +61,6 @@ INFERENCE: Final = (
     "unknown_model",
     "request_timeout",
     "body_too_large",
-    "rate_limit_exceeded",
     "queue_full",
     "headers_too_large",
     "not_supported",
@@ -90,6 +90,10 @@ ADMIN: Final = (
 _OTHERS: Final[dict[int | str, dict[str, Any]]] = {
     "4XX": {"model": ErrorEnvelope, "description": "The engine refuses the request; its own status and message."},
     "5XX": {"model": ErrorEnvelope, "description": "The engine failed; its own status and message."},
+}
+
+_STREAM: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string", "description": "With `stream: true`."}}}}
 }
 
 ANY_OTHER: Final[dict[int | str, dict[str, Any]]] = {
@@ -131,7 +135,7 @@ class DirectRoute(APIRoute):
         self, api: Api, *, request: type[BaseModel] | None, answer: type[BaseModel], codes: tuple[str, ...], **told: Any
     ):
         declared = _with_body(request) if api.method == "POST" else _without_body
-        responses = errors(*codes) | _OTHERS
+        responses = errors(*codes) | _OTHERS | (_STREAM if api.streams else {})
         super().__init__(api.path, declared, methods=[api.method], response_model=answer, responses=responses, **told)
         self.app = _unreachable
 

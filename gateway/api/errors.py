@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from controller.schema.errors import RoundhouseError
 from gateway.asgi import error_headers
+from gateway.error_form import error_body
 
 
 def declare(app: FastAPI) -> None:
@@ -17,7 +19,7 @@ def declare(app: FastAPI) -> None:
         if error.status_code == 405:
             wrong_method = RoundhouseError("method_not_allowed", f"{request.url.path} is not for {request.method}.")
             answer = _answer(request, wrong_method)
-            answer.headers.update(error.headers or {})
+            answer.headers["allow"] = ", ".join(_methods(request))
             return answer
         return _answer(request, RoundhouseError("unknown_route", f"There is no {request.url.path}."))
 
@@ -33,4 +35,14 @@ def declare(app: FastAPI) -> None:
 
 def _answer(request: Request, error: RoundhouseError) -> Response:
     headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-    return Response(error.json_bytes(request.state.request_id), error.entry.status, headers)
+    body = error_body(request.scope["path"], error, request.state.request_id)
+    return Response(body, error.entry.status, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """Of the path, whichever of its routes they are for: the framework names those of one route only."""
+    found: set[str] = set()
+    for route in request.app.router.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return sorted(found)

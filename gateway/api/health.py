@@ -38,6 +38,7 @@ class Health(BaseModel):
 def declare(app: FastAPI, *, version: str, live: LiveRoutes, ledger: Ledger, link: LinkState, metrics: Metrics) -> None:
     """Declare the routes."""
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Liveness", tags=["operations"])
     async def health() -> Health:
         """Answers 200 while the process serves."""
@@ -60,6 +61,7 @@ def declare(app: FastAPI, *, version: str, live: LiveRoutes, ledger: Ledger, lin
             engines=engines,
         )
 
+    @app.head("/metrics", include_in_schema=False)
     @app.get(
         "/metrics",
         summary="Prometheus metrics",

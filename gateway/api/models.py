@@ -48,7 +48,7 @@ class ModelList(BaseModel):
 
 def declare(app: FastAPI, live: LiveRoutes) -> None:
     """Declare the routes."""
-    of_all = GATE
+    of_all = ("scope_required", *GATE)
     of_one = ("model_not_allowed", "unknown_model", *of_all)
 
     @app.get(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from controller.schema.errors import ERROR_CODES, RoundhouseError
-from gateway.engine_errors import ENGINE_ERROR, as_envelope, client_status
+from gateway.engine_errors import ENGINE_ERROR, client_status
 
 Fields = dict[str, Any]
 
@@ -26,7 +27,10 @@ _STATUS_OF_TYPE: Final = {kind: status for status, kind in reversed(_ANTHROPIC_T
     "invalid_request_error": 400
 }
 _TOO_DEEP: Final = b'{"error":{"message":"The engine answered with JSON that is nested too deeply."}}'
-_OWN_FIELDS: Final = ("code", "status", "actionable", "next_steps")
+_OWN_FIELDS: Final = {"message": str, "type": str, "code": str, "status": int, "actionable": bool, "next_steps": list}
+_MESSAGE_CHARACTERS: Final = 1000
+_MOST_BRACKETS: Final = 400
+_UNSEEN: Final = re.compile(r"(?is)<(script|style|head)\b.*?</\1>|<[^>]*>")
 
 
 def own_body(error: RoundhouseError, request_id: str) -> bytes:
@@ -36,8 +40,9 @@ def own_body(error: RoundhouseError, request_id: str) -> bytes:
 
 def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
     """An engine's error answer as our envelope; as it is where it is one already."""
-    fields = decoded(body)
-    if is_envelope(fields):
+    # What nests deeper is not sure to be written, or read once more where the stack is higher: it is taken as text.
+    fields: Any = decoded(body) if body.count(b"{") + body.count(b"[") <= _MOST_BRACKETS else None
+    if is_envelope(fields) and fields["error"]["status"] == client_status(status):
         return body
     return encoded(completed(status, fields if isinstance(fields, dict) else {}, body, request_id))
 
@@ -46,9 +51,8 @@ def completed(status: int, fields: Fields, body: bytes, request_id: str | None) 
     """The engine's error with every field of our envelope. Its further fields stay, and its code where that is text."""
     error = fields.get("error")
     if not (isinstance(error, dict) and isinstance(error.get("message"), str)):
-        made: Fields = json.loads(as_envelope(status, body, request_id or ""))
-        made["error"]["request_id"] = request_id
-        return made
+        message = _message(fields, body) or f"The engine answered with status {status} and no message."
+        error = {"message": message}
     code = error.get("code")
     entry = ERROR_CODES.get(code, ENGINE_ERROR) if isinstance(code, str) else ENGINE_ERROR
     sent = client_status(status)
@@ -66,11 +70,12 @@ def completed(status: int, fields: Fields, body: bytes, request_id: str | None) 
 
 
 def anthropic_body(envelope: bytes, request_id: str | None) -> bytes:
-    """An envelope of ours in Anthropic's form, our further fields included."""
-    error: Fields = dict(json.loads(envelope)["error"])
+    """`own_body` or `engine_body` in Anthropic's form, our further fields included."""
+    error: Fields = json.loads(envelope)["error"]
     told = error.pop("request_id", None)
-    kind = _ANTHROPIC_TYPES.get(error["status"], "api_error" if error["status"] >= 500 else "invalid_request_error")
-    if error["status"] == 501:
+    status = error["status"]
+    kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    if status == 501:
         kind = "invalid_request_error"  # what the client asked for is not there: asking again is no use
     ordered = {"type": kind, "message": error["message"]} | {k: v for k, v in error.items() if k != "type"}
     return encoded({"type": "error", "error": ordered, "request_id": request_id or told})
@@ -83,14 +88,9 @@ def is_anthropic(fields: Any) -> bool:
 
 
 def is_envelope(fields: Any) -> bool:
-    """Whether a decoded body is an error with every field of our envelope."""
+    """Whether a decoded body is an error with every field of our envelope, each of its kind."""
     error = fields.get("error") if isinstance(fields, dict) else None
-    return (
-        isinstance(error, dict)
-        and isinstance(error.get("message"), str)
-        and isinstance(error.get("code"), str)
-        and all(name in error for name in _OWN_FIELDS)
-    )
+    return isinstance(error, dict) and all(type(error.get(name)) is kind for name, kind in _OWN_FIELDS.items())
 
 
 def status_of(error: Any) -> int:
@@ -110,6 +110,16 @@ def one_line(body: bytes) -> bytes:
     return body.replace(b"\r", b" ").replace(b"\n", b" ") if b"\n" in body or b"\r" in body else body
 
 
+def as_event(body: bytes) -> bytes:
+    """An error's JSON as an event that has no name."""
+    return b"data: " + one_line(body) + b"\n\n"
+
+
+def as_text(error: Any) -> str:
+    """What an engine tells of an error where that is no object."""
+    return error if isinstance(error, str) else encoded(error).decode()
+
+
 def decoded(body: bytes) -> Any:
     """JSON, or None where it is none."""
     try:
@@ -126,3 +136,11 @@ def encoded(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
     except RecursionError:
         return _TOO_DEEP
+
+
+def _message(fields: Fields, body: bytes) -> str:
+    for name in ("message", "error", "detail"):
+        if value := fields.get(name):
+            return as_text(value)[:_MESSAGE_CHARACTERS]
+    text = _UNSEEN.sub(" ", body[: 16 * _MESSAGE_CHARACTERS].decode(errors="replace"))
+    return " ".join(text.split())[:_MESSAGE_CHARACTERS]

@@ -33,7 +33,7 @@ class MessagesEvents(PassingEvents):
 
     def failure(self, error: RoundhouseError, request_id: str) -> bytes:
         """An error event; nothing more where the stream was complete."""
-        return b"" if self.is_complete else as_event(own_body(error, request_id))
+        return b"" if self.is_complete else as_error_event(own_body(error, request_id))
 
     def _seen(self, event: bytes) -> bytes:
         if self._usage_mark in event:
@@ -91,7 +91,7 @@ class MessagesDialect:
 
     def error_as_events(self, body: bytes) -> bytes:
         """See Dialect."""
-        return as_event(body)
+        return as_error_event(body)
 
 
 MESSAGES: Final = MessagesDialect()
@@ -102,9 +102,9 @@ def own_body(error: RoundhouseError, request_id: str | None) -> bytes:
     return errors.anthropic_body(errors.encoded(error.envelope(request_id).model_dump()), request_id)
 
 
-def as_event(body: bytes) -> bytes:
-    """An error's JSON as an event."""
-    return b"event: error\ndata: " + errors.one_line(body) + b"\n\n"
+def as_error_event(body: bytes) -> bytes:
+    """An error's JSON as an event of that name."""
+    return b"event: error\n" + errors.as_event(body)
 
 
 def usage_told(fields: Fields) -> Fields | None:
@@ -121,4 +121,4 @@ def _in_form(event: bytes) -> bytes:
         return event
     error = fields.get("error", fields) if isinstance(fields, dict) else {"message": data.decode(errors="replace")}
     envelope = errors.engine_body(errors.status_of(error), errors.encoded({"error": error}), None)
-    return as_event(errors.anthropic_body(envelope, None))
+    return as_error_event(errors.anthropic_body(envelope, None))

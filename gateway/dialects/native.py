@@ -12,7 +12,7 @@ from gateway.dialects.exclusions import differs_as_stream, wants_probabilities
 from gateway.dialects.openai import error_event
 from gateway.dialects.reading import Fields, GatheredEvents
 from gateway.dialects.streams import PassingEvents
-from gateway.dialects.usage import added
+from gateway.dialects.usage import added, usage_of
 from gateway.request import InferenceRequest
 from gateway.sse import data_of, last_event
 
@@ -38,7 +38,7 @@ class NativeEvents(PassingEvents):
 
     def failure(self, error: RoundhouseError, request_id: str) -> bytes:
         """An error event; nothing more where the stream was complete."""
-        return b"" if self.is_complete else as_event(errors.own_body(error, request_id))
+        return b"" if self.is_complete else errors.as_event(errors.own_body(error, request_id))
 
     def _seen(self, event: bytes) -> bytes:
         if self._usage_mark in event:
@@ -88,8 +88,9 @@ class NativeGathering(GatheredEvents):
         if answer is None:
             answer = self._answers[index] = _Answer()
         if answer.add(fields):
-            usage = Usage(_count(fields.get("tokens_evaluated")), _count(fields.get("tokens_predicted")))
-            self.usage = added(self.usage, usage)
+            evaluated, predicted = fields.get("tokens_evaluated"), fields.get("tokens_predicted")
+            told = usage_of({"prompt_tokens": evaluated, "completion_tokens": predicted})
+            self.usage = added(self.usage, told) if told else self.usage
 
     def _answer(self) -> Any:
         answers = [self._answers[index].whole() for index in sorted(self._answers)]
@@ -176,15 +177,10 @@ class NativeDialect:
 
     def error_as_events(self, body: bytes) -> bytes:
         """See Dialect."""
-        return as_event(body)
+        return errors.as_event(body)
 
 
 NATIVE: Final = NativeDialect()
-
-
-def as_event(body: bytes) -> bytes:
-    """An error's JSON as an event."""
-    return b"data: " + errors.one_line(body) + b"\n\n"
 
 
 def usage_in(body: bytes) -> Usage | None:
@@ -201,10 +197,6 @@ def _answers_asked(fields: Fields) -> int:
     return count if isinstance(count, int) and count > 1 else 1
 
 
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
-
-
 def _error_in(event: bytes) -> Fields | None:
     stripped = event.lstrip()
     if stripped.startswith(_ERROR_LINE):
@@ -216,4 +208,4 @@ def _error_in(event: bytes) -> Fields | None:
             return None
     else:
         return None
-    return error if isinstance(error, dict) else {"message": str(error) if error else "The engine failed."}
+    return error if isinstance(error, dict) else {"message": errors.as_text(error) if error else "The engine failed."}

@@ -116,7 +116,7 @@ COMPLETIONS: Final = OpenAIDialect(is_chat=False)
 
 def as_events(body: bytes) -> bytes:
     """An error's JSON, and the end."""
-    return b"data: " + errors.one_line(body) + b"\n\n" + DONE
+    return errors.as_event(body) + DONE
 
 
 def error_event(event: bytes, error: dict[str, Any]) -> bytes:
@@ -136,4 +136,4 @@ def _error_in(event: bytes) -> dict[str, Any] | None:
     error = fields.get("error") if isinstance(fields, dict) else None
     if error is None or isinstance(error, dict):
         return error
-    return {"message": str(error)}
+    return {"message": errors.as_text(error)}

@@ -24,7 +24,7 @@ def usage_in(body: bytes) -> Usage | None:
             span = body[key.end() - 1 : key.end() + _SPAN].decode(errors="replace")
             try:
                 return usage_of(_DECODER.raw_decode(span)[0])
-            except ValueError:
+            except (ValueError, RecursionError):
                 return None
         end = start
     return None

@@ -15,10 +15,9 @@ import aiohttp
 import pytest
 
 from tests.support.house import House
-from tests.support.llama_slots import ENDLESS, LONG_CONTEXT, LlamaSlots, slots_of
+from tests.support.llama_slots import ENDLESS, LONG_CONTEXT, LlamaSlots, make_endless, slots_of
 from tests.support.sites import ProcessSite
 from tests.support.wait import until
-from worker.clockwork import make
 
 pytestmark = pytest.mark.embedded
 
@@ -40,7 +39,7 @@ MOST_TIME = 20.0
 async def house(folder: Path) -> AsyncIterator[House]:
     """A house with a llama-server of four slots that generates for as long as it is asked to."""
     made = House(folder, "process")
-    make(made.models / "long.gguf", context=LONG_CONTEXT)
+    make_endless(made.models / "long.gguf")
     made.declare({"chat": {"model_path": "long.gguf", "llama_server_n_ctx": LONG_CONTEXT, "llama_server_threads": 1}})
     await made.open()
     try:
@@ -53,15 +52,15 @@ async def house(folder: Path) -> AsyncIterator[House]:
 async def leave(house: House, slots: LlamaSlots, path: str, limit: int, *, stream: bool) -> float:
     """Ask for `limit` tokens and go, once the engine generates: seconds until its slot is free."""
     bound, fields = ASKED[path]
-    body = {"model": "chat", "ignore_eos": True, "temperature": 0, "stream": stream, bound: limit, **fields}
+    body = {"model": "chat", "temperature": 0, "stream": stream, bound: limit, **fields}
     async with aiohttp.ClientSession() as leaving:
         call = asyncio.create_task(_read(leaving, house.url + path, body))
         task = await slots.task_of(limit)
         assert not call.done()
+        left_at = time.monotonic()
         call.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await call
-    left_at = time.monotonic()
 
     async def is_free() -> bool:
         return all(slot["id_task"] != task for slot in await slots.busy())
@@ -82,13 +81,13 @@ async def kept_busy(house: House, slots: LlamaSlots) -> AsyncIterator[None]:
     """Others at work: one that generates all the time, and one that asks again and again."""
 
     async def again() -> None:
-        body = {"model": "chat", "messages": MESSAGES, "temperature": 0}
+        body = {"model": "chat", "messages": MESSAGES, "max_tokens": 16}
         async with aiohttp.ClientSession() as session:
             while True:
                 await _read(session, f"{house.url}/v1/chat/completions", body)
 
     async def endless() -> None:
-        body = {"model": "chat", "messages": MESSAGES, "ignore_eos": True, "max_tokens": ENDLESS, "stream": True}
+        body = {"model": "chat", "messages": MESSAGES, "max_tokens": ENDLESS, "stream": True}
         async with aiohttp.ClientSession() as session:
             while True:
                 await _read(session, f"{house.url}/v1/chat/completions", body)

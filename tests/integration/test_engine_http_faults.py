@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr
 
+from gateway.engine_connection import EngineConnection
+from gateway.engine_pool import Origin
 from tests.fakes.fake_scripted_engine import OK, Script, Then, nobody_accepts, script, scripted
-from tests.support.engine_calls import client_of, each_loop, endpoint, on, post, well_after
+from tests.support.engine_calls import client_of, each_loop, endpoint, on, post, soon, well_after
 
 LENGTH = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -137,20 +139,23 @@ def test_garbage_after_the_head_was_told(garbage: str, loop: str) -> None:
     ("base_url", "token"),
     [("http://user:hunter2@127.0.0.1:1", None), ("ftp://h", None), ("http://h:70000", None), ("http://h", "a\r\nb: c")],
 )
-async def test_an_endpoint_that_cannot_be_used_is_refused_without_its_secrets(base_url: str, token: str | None) -> None:
-    async with client_of() as client:
-        got = post(client, endpoint(base_url, token=token and SecretStr(token)))
-        assert await got.outcome() == "RefusedError"
-        assert "hunter2" not in repr(got.failure)
-        assert "b: c" not in repr(got.failure)
-        cancelled = post(client, endpoint(base_url))
-        cancelled.call.cancel()
-        await post(client, endpoint(base_url)).outcome()
-        assert cancelled.told == ""
+def test_an_endpoint_that_cannot_be_used_is_refused_without_its_secrets(base_url: str, token: str | None) -> None:
+    async def scenario() -> None:
+        async with client_of() as client:
+            got = post(client, endpoint(base_url, token=token and SecretStr(token)))
+            assert await got.outcome() == "RefusedError"
+            assert "hunter2" not in repr(got.failure)
+            assert "b: c" not in repr(got.failure)
+            cancelled = post(client, endpoint(base_url))
+            cancelled.call.cancel()
+            await post(client, endpoint(base_url)).outcome()
+            assert cancelled.told == ""
+
+    on("uvloop", scenario)
 
 
 @each_loop
-def test_a_refused_connection_and_an_unknown_name(loop: str) -> None:
+def test_a_refused_connection_and_an_unknown_name(loop: str, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with scripted() as engine:
             gone = engine.url
@@ -160,6 +165,29 @@ def test_a_refused_connection_and_an_unknown_name(loop: str) -> None:
                 assert await got.outcome() == "RefusedError"
                 assert got.failure is not None
                 assert got.failure.__cause__ is not None
+
+    on(loop, scenario)
+    assert caplog.records == []
+
+
+@each_loop
+def test_a_connection_that_is_lost_before_the_request_was_sent(loop: str) -> None:
+    async def scenario() -> None:
+        async with scripted() as engine, client_of() as client:
+            opened = client._open
+
+            async def open_and_lose(origin: Origin[EngineConnection]) -> EngineConnection:
+                connection = await opened(origin)
+                await soon("the engine knows it", lambda: engine.peers)
+                engine.reset_connections()
+                await soon("it is lost", lambda: connection.is_lost)
+                return connection
+
+            client._open = open_and_lose  # type: ignore[method-assign]
+            got = post(client, endpoint(engine.url))
+            assert await got.outcome() == "BrokenError"
+            client._open = opened  # type: ignore[method-assign]
+            await well_after(engine, client)
 
     on(loop, scenario)
 

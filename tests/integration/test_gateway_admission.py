@@ -5,47 +5,24 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
 
-import aiohttp
 import pytest
 
-from controller.schema.routing import ModelRoute
-from controller.schema.status import ModelState
-from tests.fakes.fake_controller import route
-from tests.fakes.fake_holding_engine import HoldingEngine, holding
-from tests.support.queueing import Clock, Queue, clock, key, queue_at
+from tests.fakes.fake_holding_engine import HoldingEngine
+from tests.support.queueing import SLOTS, Clock, clock, engine, filled, four_slots, key, queue_at
 from tests.support.wait import until
 
-__all__ = ["clock"]
+__all__ = ["clock", "engine"]
 
-SLOTS = 4
 ALICE, BOB = key("alice"), key("bob")
 TIERS = ("priority", "default", "flex")
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[HoldingEngine]:
-    async with holding() as made:
-        yield made
-
-
-def model(engine: HoldingEngine, queue_limit: int = 8) -> ModelRoute:
-    """`m`, with four slots."""
-    return route("m", [engine.url], target_inflight=SLOTS, queue_limit=queue_limit)
-
-
-async def filled(queue: Queue, who: str | None = None) -> None:
-    """Take every slot."""
-    for number in range(SLOTS):
-        await queue.enter(f"first-{number}", who)
 
 
 # What the headers promise
 
 
 async def test_positions_depths_and_waits_are_those_of_the_definition(engine: HoldingEngine, clock: Clock) -> None:
-    async with queue_at(engine, model(engine)) as queue:
+    async with queue_at(engine, four_slots(engine)) as queue:
         first = await queue.enter("the-one-that-is-measured")
         clock.now += 2
         await queue.next_after("the-one-that-is-measured")
@@ -60,7 +37,7 @@ async def test_positions_depths_and_waits_are_those_of_the_definition(engine: Ho
 
 
 async def test_the_estimate_follows_what_requests_took(engine: HoldingEngine, clock: Clock) -> None:
-    async with queue_at(engine, model(engine)) as queue:
+    async with queue_at(engine, four_slots(engine)) as queue:
         await filled(queue)
         unknown = await queue.wait("nothing-is-known-yet")
         clock.now += 3
@@ -82,7 +59,7 @@ async def test_a_position_is_the_turn_that_the_request_gets(engine: HoldingEngin
     # It says when its turn comes if nobody else does: so it is the last one's that must come true.
     dice = random.Random(seed)
     keys = (key("a", service_tiers=TIERS), key("b", weight=3.0, service_tiers=TIERS), key("c"), ALICE)
-    async with queue_at(engine, model(engine, queue_limit=20), keys=keys) as queue:
+    async with queue_at(engine, four_slots(engine, queue_limit=20), keys=keys) as queue:
         await queue.enter("measured", "alice")
         clock.now += 1
         await queue.next_after("measured")
@@ -99,7 +76,7 @@ async def test_a_position_is_the_turn_that_the_request_gets(engine: HoldingEngin
 
 
 async def test_who_waits_is_told_before_its_turn_comes(engine: HoldingEngine) -> None:
-    async with queue_at(engine, model(engine), hold_headers_s=0.05, heartbeat_s=0.05) as queue:
+    async with queue_at(engine, four_slots(engine), hold_headers_s=0.05, heartbeat_s=0.05) as queue:
         await filled(queue)
         await queue.wait("blocking")
         streaming = queue.here.chat(stream=True, tag="streaming")
@@ -114,7 +91,7 @@ async def test_who_waits_is_told_before_its_turn_comes(engine: HoldingEngine) ->
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_errors_have_them_too(engine: HoldingEngine, stream: bool) -> None:
-    async with queue_at(engine, model(engine)) as queue:
+    async with queue_at(engine, four_slots(engine)) as queue:
         await filled(queue)
         failing = await queue.wait("fails", stream=stream, fail=503)
         engine.release_all()
@@ -127,7 +104,7 @@ async def test_errors_have_them_too(engine: HoldingEngine, stream: bool) -> None
 
 
 async def test_beyond_the_bound_429_tells_when_to_come_back(engine: HoldingEngine, clock: Clock) -> None:
-    async with queue_at(engine, model(engine)) as queue:
+    async with queue_at(engine, four_slots(engine)) as queue:
         await queue.enter("measured")
         clock.now += 8
         await queue.next_after("measured")
@@ -138,6 +115,8 @@ async def test_beyond_the_bound_429_tells_when_to_come_back(engine: HoldingEngin
             status, headers, error = await queue.refused("one-more", stream=stream)
             assert (status, error["code"], error["status"]) == (429, "queue_full", 429)
             assert headers["retry-after"] == "18", "nine places, half of one a second"
+            place = headers["x-queue-position"], headers["x-queue-depth"], headers["x-estimated-wait-ms"]
+            assert place == ("10", "10", "18000"), "what it would have had"
             assert error["next_steps"]
             assert error["request_id"] == headers["x-request-id"]
         assert "one-more" not in engine.seen
@@ -148,7 +127,7 @@ async def test_beyond_the_bound_429_tells_when_to_come_back(engine: HoldingEngin
 
 
 async def test_a_queued_client_that_leaves_frees_its_place_at_once(engine: HoldingEngine) -> None:
-    async with queue_at(engine, model(engine, queue_limit=3)) as queue:
+    async with queue_at(engine, four_slots(engine, queue_limit=3)) as queue:
         await filled(queue)
         first, second, third = [await queue.wait(tag) for tag in ("first", "second", "third")]
         assert (await queue.refused("refused"))[0] == 429
@@ -165,7 +144,7 @@ async def test_a_queued_client_that_leaves_frees_its_place_at_once(engine: Holdi
 
 
 async def test_a_client_that_leaves_its_slot_gives_it_to_the_next(engine: HoldingEngine) -> None:
-    async with queue_at(engine, model(engine)) as queue:
+    async with queue_at(engine, four_slots(engine)) as queue:
         await filled(queue)
         await queue.wait("next")
         await queue.clients["first-2"].leave()
@@ -177,7 +156,7 @@ async def test_a_client_that_leaves_its_slot_gives_it_to_the_next(engine: Holdin
 
 
 async def test_without_a_queue_a_full_model_refuses(engine: HoldingEngine) -> None:
-    async with queue_at(engine, model(engine, queue_limit=0)) as queue:
+    async with queue_at(engine, four_slots(engine, queue_limit=0)) as queue:
         await filled(queue)
         status, headers, error = await queue.refused("one-more")
         assert (status, error["code"], headers["retry-after"]) == (429, "queue_full", "5")
@@ -192,7 +171,7 @@ async def test_two_hundred_clients_of_two_tenants_get_equal_service(engine: Hold
     # Alice's requests take three times as long, so she gets a third as many.
     takes = {"alice": 3.0, "bob": 1.0}
     tags = [f"{'alice' if number % 5 < 2 else 'bob'}-{number}" for number in range(200)]
-    async with queue_at(engine, model(engine, queue_limit=200), keys=(ALICE, BOB)) as queue:
+    async with queue_at(engine, four_slots(engine, queue_limit=200), keys=(ALICE, BOB)) as queue:
         for number, tag in enumerate(tags):
             queue.send(tag, tag.partition("-")[0], stream=bool(number % 2))
         await queue.depth_is(200 - SLOTS)
@@ -207,7 +186,7 @@ async def test_two_hundred_clients_of_two_tenants_get_equal_service(engine: Hold
         for tag, since in begun:
             who = tag.partition("-")[0]
             service[who] += max(0.0, min(takes[who], start + half - since))
-        print(f"slot-seconds at half time: {service}")  # noqa: T201 - a measurement, for -rA
+        print(f"slot-seconds at half time: {service}")
         assert service["alice"] == pytest.approx(service["bob"], rel=0.1)
         await queue.empty()
 
@@ -216,7 +195,7 @@ async def test_a_tenant_of_three_times_the_weight_gets_three_times_the_service(
     engine: HoldingEngine, clock: Clock
 ) -> None:
     keys = (key("heavy", weight=3.0), key("light"))
-    async with queue_at(engine, model(engine, queue_limit=100), keys=keys) as queue:
+    async with queue_at(engine, four_slots(engine, queue_limit=100), keys=keys) as queue:
         for number in range(100):
             who = ("light", "heavy")[number % 2]
             queue.send(f"{who}-{number}", who)
@@ -229,7 +208,7 @@ async def test_a_tenant_of_three_times_the_weight_gets_three_times_the_service(
 
 async def test_of_one_tenant_priority_goes_before_default_before_flex(engine: HoldingEngine) -> None:
     keys = (key("may", service_tiers=TIERS), key("may-not"))
-    async with queue_at(engine, model(engine), keys=keys) as queue:
+    async with queue_at(engine, four_slots(engine), keys=keys) as queue:
         await filled(queue, "may")
         for tier in ("flex", "default", "auto", "priority"):
             await queue.wait(tier, "may", service_tier=tier)
@@ -243,7 +222,7 @@ async def test_of_one_tenant_priority_goes_before_default_before_flex(engine: Ho
 
 async def test_a_storm_of_disconnects_leaks_no_slot(engine: HoldingEngine) -> None:
     dice = random.Random(11)
-    async with queue_at(engine, model(engine, queue_limit=200), keys=(ALICE, BOB), hold_headers_s=0.02) as queue:
+    async with queue_at(engine, four_slots(engine, queue_limit=200), keys=(ALICE, BOB), hold_headers_s=0.02) as queue:
         for number in range(200):
             queue.send(f"c{number}", dice.choice(["alice", "bob"]), stream=dice.random() < 0.5)
         await until("the engine is full", lambda: len(engine.inside) == SLOTS)
@@ -262,124 +241,4 @@ async def test_a_storm_of_disconnects_leaks_no_slot(engine: HoldingEngine) -> No
         await queue.wait("fifth", "bob")
         engine.release_all()
         assert (await queue.clients["fifth"].task)[0] == 200
-        await queue.empty()
-
-
-# Places that come free in other ways
-
-
-async def test_failing_tries_leak_no_slot(engine: HoldingEngine) -> None:
-    async with queue_at(engine) as queue:
-        await queue.here.publish(route("m", ["http://127.0.0.1:9"], target_inflight=1))
-        for number in range(12):
-            status, headers, error = await queue.refused(f"vain-{number}", stream=bool(number % 2))
-            assert (status, error["code"]) == (502, "engine_unreachable")
-            assert int(headers["retry-after"]) >= 1
-        await queue.empty()
-        moved = route("m", [engine.url], target_inflight=1).endpoints[0].model_copy(update={"replica": "m-7"})
-        await queue.here.publish(route("m", target_inflight=1).model_copy(update={"endpoints": (moved,)}))
-        await queue.enter("well")
-        engine.release_all()
-        await queue.empty()
-
-
-async def test_a_replica_that_a_table_adds_takes_those_who_wait(engine: HoldingEngine) -> None:
-    async with holding() as second, queue_at(engine, model(engine)) as queue:
-        await filled(queue)
-        for number in range(6):
-            await queue.wait(f"w{number}")
-        await queue.here.publish(route("m", [engine.url, second.url], target_inflight=SLOTS, queue_limit=8))
-        await until("the second replica is full", lambda: len(second.inside) == SLOTS)
-        assert second.seen == ["w0", "w1", "w2", "w3"]
-        assert await queue.depth() == 2
-        second.release_all()
-        engine.release_all()
-        await queue.empty()
-        assert (engine.most, second.most) == (SLOTS, SLOTS)
-
-
-async def test_a_table_that_lowers_the_slots_waits_until_they_are_free(engine: HoldingEngine) -> None:
-    async with queue_at(engine, model(engine)) as queue:
-        await filled(queue)
-        await queue.wait("next")
-        await queue.here.publish(route("m", [engine.url], target_inflight=2))
-        for number in range(2):
-            engine.release(f"first-{number}")
-            await queue.clients[f"first-{number}"].task
-        assert await queue.depth() == 1
-        assert await queue.next_after("first-2") == "next"
-        engine.release_all()
-        await queue.empty()
-
-
-async def test_who_waits_for_a_load_goes_in_by_slots(engine: HoldingEngine, clock: Clock) -> None:
-    lazy = route("m", state=ModelState.UNLOADED, autoload=True, target_inflight=SLOTS, queue_limit=8)
-    async with queue_at(engine, lazy) as queue:
-        for number in range(8):
-            await queue.wait(f"w{number}")
-        assert (await queue.refused("one-more"))[2]["code"] == "queue_full"
-        loaded = route("m", [engine.url], autoload=True, target_inflight=SLOTS, queue_limit=8)
-        await queue.here.publish(loaded)
-        await until("every slot is taken", lambda: len(engine.inside) == SLOTS)
-        assert await queue.depth() == SLOTS
-        served = [tag for tag, _ in await queue.serve_all(clock, lambda _: 1.0)]
-        assert sorted(served[:SLOTS]) + served[SLOTS:] == [f"w{number}" for number in range(8)]
-        assert engine.most == SLOTS
-        places = [await queue.clients[f"w{number}"].place() for number in range(8)]
-        assert [place[:2] for place in places] == [(number + 2, number + 2) for number in range(8)]
-        await queue.empty()
-
-
-# Limits of a key
-
-
-async def test_a_keys_concurrency_counts_those_who_wait(engine: HoldingEngine) -> None:
-    keys = (key("two", concurrency=2), BOB)
-    async with queue_at(engine, route("m", [engine.url], target_inflight=1), keys=keys) as queue:
-        await queue.enter("inside", "two")
-        waiting = await queue.wait("waiting", "two", stream=True)
-        status, headers, error = await queue.refused("third", "two")
-        assert (status, error["code"]) == (429, "rate_limit_exceeded")
-        assert (headers["x-ratelimit-client"], headers["x-client-id"]) == ("two", "two")
-        assert int(headers["retry-after"]) >= 1
-        await queue.wait("bobs", "bob")
-        await waiting.leave()
-        await queue.depth_is(1)
-        await queue.wait("second-again", "two")
-        engine.release_all()
-        await queue.empty()
-        assert "third" not in engine.seen
-
-
-async def test_what_a_key_has_left_is_on_every_answer(engine: HoldingEngine, clock: Clock) -> None:
-    engine.release_all()
-    keys = (key("metered", requests_per_minute=3, tokens_per_minute=6000), BOB)
-    async with queue_at(engine, model(engine), keys=keys) as queue:
-        for left, fields in ((2, {}), (1, {"stream": True}), (0, {"fail": 500})):
-            _, headers, _ = await queue.send(f"q{left}", "metered", **fields).task
-            assert headers["x-ratelimit-limit-requests"] == "3"
-            assert headers["x-ratelimit-remaining-requests"] == str(left)
-            assert headers["x-ratelimit-limit-tokens"] == "6000"
-            assert int(headers["x-ratelimit-remaining-tokens"]) < 6000
-            assert headers["x-ratelimit-reset-requests"] == ("1m0s", "40s", "20s")[left]
-        status, headers, error = await queue.refused("q-over", "metered")
-        assert (status, error["code"], headers["retry-after"]) == (429, "rate_limit_exceeded", "20")
-        assert (headers["x-ratelimit-client"], headers["x-ratelimit-remaining-requests"]) == ("metered", "0")
-        _, headers, _ = await queue.send("q-bob", "bob").task
-        assert not [name for name in headers if name.startswith("x-ratelimit")], "bob has no limits"
-        clock.now += 20
-        assert (await queue.send("q-later", "metered").task)[0] == 200
-        await queue.empty()
-
-
-async def test_a_connection_that_asks_again_and_again_keeps_one_slot_at_most(engine: HoldingEngine) -> None:
-    engine.release_all()
-    async with queue_at(engine, route("m", [engine.url], target_inflight=1, queue_limit=0)) as queue:
-        async with aiohttp.ClientSession() as one:
-            for number in range(50):
-                body = {"model": "m", "messages": [], "tag": f"t{number}", "stream": bool(number % 2)}
-                async with one.post(f"{queue.here.url}/v1/chat/completions", json=body) as answer:
-                    assert answer.status == 200
-                    await answer.read()
-        assert engine.most == 1
         await queue.empty()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import openai
 import pytest
@@ -17,7 +18,7 @@ TEXT = " ".join(WORDS)
 
 
 @contextlib.asynccontextmanager
-async def sdk(**settings: object) -> AsyncIterator[tuple[openai.AsyncOpenAI, MockEngine]]:
+async def sdk(**settings: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, MockEngine]]:
     """A client of a gateway with one loaded model and one that is not."""
     async with house(**settings) as here, engines(1) as (engine,):
         await here.publish(route("org/m:8b", [engine.url], aliases=("m",)), route("off", state=ModelState.UNLOADED))

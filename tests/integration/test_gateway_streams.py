@@ -135,7 +135,8 @@ async def test_an_engines_error_after_the_headers_were_sent_comes_as_an_event() 
             engine.release.set()
             events = [event for event in await events_of(answer) if event != HEARTBEAT]
         (told,) = payloads(events)
-        assert (told["error"]["message"], told["error"]["code"], told["error"]["status"]) == ("busy", "engine_error", 503)
+        error = told["error"]
+        assert (error["message"], error["code"], error["status"]) == ("busy", "engine_error", 503)
         assert 'roundhouse_gateway_broken_answers_total{code="engine_error",model="m"} 1.0' in await here.metrics()
 
 

@@ -91,13 +91,16 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert ticket.state == "new"
             if error.entry.code == "queue_full":
                 assert len(waiting) >= may_wait
+                assert ticket.place is not None
+                assert ticket.place[:2] == (2 + len(waiting), 2 + len(waiting))
             else:
                 _is_unreachable(error)
                 assert route.state is ModelState.LOADED
                 assert all(self.failures[each.replica] >= FAILURES for each in route.endpoints)
             return
+        assert ticket.place is not None
         if endpoint is not None:
-            assert (ticket.place.position, ticket.place.depth, ticket.place.wait_ms) == (1, 1 + len(waiting), 0)
+            assert ticket.place == (1, 1 + len(waiting), 0)
             assert all(self.met[each] for each in waiting), "one that could have gone in was passed"
             self.inside.append(ticket)
             self._went(ticket, endpoint)
@@ -136,7 +139,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             return
         broken = [name for name, was_refused in self.met[ticket] if not was_refused]
         assert len(broken) < MAX_BREAKS
-        assert ticket.tries.fresh_connection == bool(broken)
+        assert ticket.tries.breaks == len(broken)
         if endpoint is not None:
             self._went(ticket, endpoint)
         else:

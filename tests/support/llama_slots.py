@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,10 +14,19 @@ import aiohttp
 from tests.support.house import House
 from tests.support.sites import token_of
 from tests.support.wait import until
+from worker.clockwork import make_vocabulary, make_weights, write_gguf
 
 LONG_CONTEXT = 131_072
 ENDLESS = 100_000
 """Tokens that take a llama-server on the clockwork model half a minute and more."""
+
+
+def make_endless(path: Path) -> None:
+    """A clockwork model that begins again where it would end: it stops only where it is told to."""
+    vocabulary = make_vocabulary()
+    first = vocabulary.chain[1]
+    weights = make_weights(replace(vocabulary, chain=(*vocabulary.chain[:-1], first)))
+    write_gguf(path, vocabulary, weights, LONG_CONTEXT)
 
 
 @dataclass

@@ -16,9 +16,13 @@ import pytest
 
 from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
-from tests.fakes.fake_holding_engine import HoldingEngine
+from tests.fakes.fake_controller import route
+from tests.fakes.fake_holding_engine import HoldingEngine, holding
 from tests.fakes.gateway_harness import House, house
+from tests.support.gateway_rest import nothing_left
 from tests.support.wait import until
+
+SLOTS = 4
 
 
 def key(name: str, **fields: Any) -> Key:
@@ -152,16 +156,8 @@ class Queue:
     async def empty(self) -> None:
         """Wait until nobody is inside or waits, by /metrics, by /health, by the engine, and in what is reported."""
 
-        async def look() -> bool:
-            metrics = await self.here.metrics()
-            async with self.here.client.get(f"{self.here.url}/health") as answer:
-                health = await answer.json()
-            inside = sum(engine["inflight"] for engine in health["engines"])
-            shown = "roundhouse_gateway_inflight{" in metrics or "roundhouse_gateway_queued{" in metrics
-            busy = 'roundhouse_gateway_engine_connections{state="busy"} 0.0' not in metrics
-            return not (inside or health["queue_depth"] or shown or busy or self.engine.inside)
-
-        await until("nobody is inside or waits", look)
+        await nothing_left(self.here)
+        await until("the engine holds nobody", lambda: not self.engine.inside)
         await self.here.idle()
 
 
@@ -181,3 +177,21 @@ async def queue_at(
             for client in made.clients.values():
                 client.task.cancel()
             await asyncio.gather(*(client.task for client in made.clients.values()), return_exceptions=True)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[HoldingEngine]:
+    """An engine that holds whoever comes."""
+    async with holding() as made:
+        yield made
+
+
+def four_slots(engine: HoldingEngine, queue_limit: int = 8) -> ModelRoute:
+    """`m`, with `SLOTS` slots."""
+    return route("m", [engine.url], target_inflight=SLOTS, queue_limit=queue_limit)
+
+
+async def filled(queue: Queue, who: str | None = None) -> None:
+    """Take every slot."""
+    for number in range(SLOTS):
+        await queue.enter(f"first-{number}", who)

@@ -109,8 +109,8 @@ class RawClient:
                 await self._writer.drain()
                 await asyncio.sleep(0)
 
-    async def read(self) -> bool:
-        """Take what has come, or wait for something. False: the connection has ended."""
+    async def read_bytes(self) -> bytes:
+        """What has come, or comes next, whatever it is; empty: the connection has ended."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 data = await self._reader.read(65536)
@@ -120,9 +120,14 @@ class RawClient:
             raise AssertionError(f"the gateway hangs; it said {self.received!r:.500}") from None
         self.ended = not data
         self.received += data
+        return data
+
+    async def read(self) -> bool:
+        """Take what has come, or wait for something. False: the connection has ended."""
+        data = await self.read_bytes()
         if data:
             self._answers.feed(data)
-        return not self.ended
+        return bool(data)
 
     async def answer(self, number: int = 1) -> Answer:
         """The answer of that number, when it is whole."""
@@ -138,13 +143,13 @@ class RawClient:
 
     def half_close(self) -> None:
         """Send no more, and go on reading."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RuntimeError):  # uvloop's, where the connection has ended
             self._writer.write_eof()
 
     def reset(self) -> None:
         """End the connection as a process that is killed with unread data does."""
-        sock: socket.socket = self._writer.get_extra_info("socket")
-        with contextlib.suppress(OSError):
+        sock: socket.socket | None = self._writer.get_extra_info("socket")
+        if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()
 
@@ -197,6 +202,6 @@ async def spotless(here: House) -> None:
     await until("no connection of a client is left", lambda: not server.server_state.connections)
     await until("no exchange is left", lambda: not parts.exchanges)
     await until("nothing is inside an engine", lambda: not any(parts.ledger.inflight.values()))
-    assert not any(parts.admission.depths.values())
-    assert parts.engines.busy_connections == 0
-    assert not [task for task in server.server_state.tasks if not task.done()]
+    await until("nothing is queued", lambda: not any(parts.admission.depths.values()))
+    await until("no connection to an engine is at work", lambda: not parts.engines.busy_connections)
+    await until("no task is left", lambda: all(task.done() for task in server.server_state.tasks))

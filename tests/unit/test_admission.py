@@ -120,6 +120,22 @@ def test_retry_after_is_the_wait_at_the_end_of_the_line() -> None:
     assert refused.value.retry_after_s == 20
 
 
+def test_who_is_refused_for_the_bound_is_told_the_place_that_it_would_have_had() -> None:
+    house = House()
+    house.table(route_of("m", ["a"], target=2, queue_limit=3))
+    assert Ticket(None, "m", "alice", 1.0, 1).place is None
+    first = house.come()
+    house.now += 10
+    house.leave(first)
+    for _ in range(5):
+        house.come()
+    late = Ticket(None, "m", "alice", 1.0, 1)
+    with pytest.raises(RoundhouseError):
+        house.admission.arrive(late, house.routes.models["m"], house.now)
+    assert late.place == Place(5, 5, 20_000)
+    assert late.state == "new"
+
+
 def test_leaving_is_idempotent_wherever_one_is() -> None:
     house = House()
     house.table(route_of("m", ["a"]))
@@ -213,7 +229,7 @@ def test_service_times_of_requests_that_were_retried_are_no_history() -> None:
     house.leave(ticket)
     house.come()
     house.come()
-    assert house.come().place.wait_ms is None
+    assert house.come().place == Place(2, 2, None)
 
 
 def test_nobody_owes_anything_for_what_was_served_while_nobody_else_came() -> None:

@@ -36,7 +36,7 @@ def test_a_replica_that_refused_is_not_tried_again() -> None:
     house.table(route_of("m", ["a", "b"]))
     ticket = house.come()
     assert _again(house, ticket, refused=True) == "b"
-    assert not ticket.tries.fresh_connection
+    assert not ticket.tries.breaks
     with pytest.raises(RoundhouseError, match=r"connections were refused \(a, b\)") as error:
         _again(house, ticket, refused=True)
     assert error.value.entry.code == "engine_unreachable"
@@ -50,7 +50,7 @@ def test_one_that_broke_is_tried_once_more_when_no_other_is_left() -> None:
     house.table(route_of("m", ["a"]))
     ticket = house.come()
     assert _again(house, ticket) == "a"
-    assert ticket.tries.fresh_connection
+    assert ticket.tries.breaks == 1
     with pytest.raises(RoundhouseError, match=r"connections broke before an answer came \(a\)"):
         _again(house, ticket)
 
@@ -113,7 +113,7 @@ def test_a_retry_waits_for_a_model_that_is_loaded_anew() -> None:
     house.table(route_of("m", state=ModelState.LOADING))
     assert _again(house, ticket) is None
     assert who(house.table(route_of("m", ["b"]))) == [(ticket, "b")]
-    assert ticket.tries.fresh_connection
+    assert ticket.tries.breaks == 1
 
 
 def test_a_retry_for_which_a_new_table_leaves_nothing_is_told() -> None:
@@ -196,12 +196,62 @@ def test_when_every_replica_is_left_out_nobody_waits() -> None:
     for ticket in inside:
         assert house.leave(ticket) == []
     house.now += FIRST_PAUSE_S
+    assert {where(house.come()) for _ in range(2)} == {"a", "b"}
+
+
+def test_while_one_trial_runs_the_others_wait_for_how_it_ends() -> None:
+    house = House()
+    house.table(route_of("m", ["a"], target=3, queue_limit=3))
+    _leave_out(house, "a")
+    house.now += FIRST_PAUSE_S
     trial = house.come()
-    house.come()
-    with pytest.raises(RoundhouseError, match="left out for a moment"):
+    assert where(trial) == "a"
+    waiting = [house.come() for _ in range(3)]
+    assert [ticket.state for ticket in waiting] == ["waiting"] * 3
+    assert house.admission.tick(house.now) == []
+    with pytest.raises(RoundhouseError) as refused:
         house.come()
-    house.leave(trial)
-    house.come()
+    assert refused.value.entry.code == "queue_full", "the line has its bound as ever"
+    assert house.admission.choose(house.routes.models["m"], house.now).replica == "a"
+    assert who(house.admission.answered("a", house.now)) == [(ticket, "a") for ticket in waiting[:2]]
+    assert who(house.leave(trial)) == [(waiting[2], "a")]
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_who_waits_for_a_trial_that_fails_is_told(refused: bool) -> None:
+    house = House()
+    house.table(route_of("m", ["a"], target=3))
+    _leave_out(house, "a")
+    house.now += FIRST_PAUSE_S
+    trial, waiting = house.come(), house.come()
+    assert who(house.admission.failed("a", house.now)) == [(waiting, "engine_unreachable")]
+    with pytest.raises(RoundhouseError) as error:
+        house.admission.again(trial, house.now, refused=refused)
+    assert error.value.entry.code == "engine_unreachable"
+    with pytest.raises(RoundhouseError) as error:
+        house.come()
+    assert error.value.entry.code == "engine_unreachable"
+    assert house.leave(trial) == []
+
+
+def test_a_trial_that_ends_without_an_answer_makes_the_next_one_the_trial() -> None:
+    house = House()
+    house.table(route_of("m", ["a"], target=3))
+    _leave_out(house, "a")
+    house.now += FIRST_PAUSE_S
+    trial, *waiting = [house.come() for _ in range(3)]
+    assert who(house.leave(trial)) == [(waiting[0], "a")]
+    assert waiting[1].state == "waiting"
+
+
+def test_a_retry_does_not_wait_for_a_trial_where_it_may_try_now() -> None:
+    house = House()
+    house.table(route_of("m", ["a", "b"], target=2))
+    _leave_out(house, "b")
+    house.now += FIRST_PAUSE_S
+    tickets = [house.come() for _ in range(3)]
+    assert [where(ticket) for ticket in tickets] == ["a", "b", "a"], "b is on trial"
+    assert _again(house, tickets[0]) == "a"
 
 
 def test_a_trial_that_fails_sends_its_request_elsewhere() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr
 
-from gateway.engine_target import Address, head_of, header_line, target_of
+from gateway.engine_target import Address, head_of, target_of
 from tests.support.engine_calls import endpoint
 
 
@@ -93,20 +93,3 @@ def test_the_token() -> None:
 def test_a_request_line_that_would_not_be_one(method: str, path: str) -> None:
     with pytest.raises(ValueError, match="must not"):
         head_of(target_of(endpoint("http://h")), method, path)
-
-
-def test_header_lines() -> None:
-    assert header_line(b"traceparent", b"00-\xe9 \t1") == b"traceparent: 00-\xe9 \t1\r\n"
-    assert header_line(b"x", b"") == b"x: \r\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *((b"x", value) for value in (b"a\r\nb: c", b"a\n", b"a\r", b"\x00", b"\x7f")),
-        *((name, b"a") for name in (b"x: y\r\nz", b"", b"x ", b"x:", b"x\n")),
-    ],
-)
-def test_a_header_that_would_not_be_one(name: bytes, value: bytes) -> None:
-    with pytest.raises(ValueError, match="must not"):
-        header_line(name, value)

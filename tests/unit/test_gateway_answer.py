@@ -64,7 +64,7 @@ def test_an_error_in_a_stream_is_its_last_event(client: FakeConnection, answer: 
 
 def test_a_heartbeat_is_of_the_family_and_commits_the_answer(client: FakeConnection) -> None:
     answer = Answer(call_on(client), MESSAGES, "req-1", lambda: 7.0)
-    answer.heartbeat()
+    answer.heartbeat(7.0)
     assert client.body == b'event: ping\ndata: {"type": "ping"}\n\n'
     answer.fail(ERROR)
     assert client.status == 200
@@ -73,7 +73,7 @@ def test_a_heartbeat_is_of_the_family_and_commits_the_answer(client: FakeConnect
 
 
 def test_a_whole_answer_to_a_stream_that_has_begun_is_one_event(client: FakeConnection, answer: Answer) -> None:
-    answer.heartbeat()
+    answer.heartbeat(7.0)
     answer.whole(400, JSON_LINE, b'{\n "error":\r\n {"message": "no"}}')
     event = client.body.removeprefix(HEARTBEAT).removesuffix(DONE_EVENT)
     assert event.count(b"\n") == 2
@@ -89,7 +89,7 @@ def test_an_answer_that_flows_and_fails_stays_visibly_unfinished(client: FakeCon
 
 
 def test_what_is_no_stream_cannot_flow_into_one(client: FakeConnection, answer: Answer) -> None:
-    answer.heartbeat()
+    answer.heartbeat(7.0)
     with pytest.raises(RoundhouseError, match="something else"):
         answer.flow(200, JSON_LINE, b"part")
 
@@ -101,7 +101,7 @@ def test_after_the_end_a_failure_says_nothing(client: FakeConnection, answer: An
 
 
 def test_the_first_byte_is_an_events_and_not_a_heartbeats(answer: Answer) -> None:
-    answer.heartbeat()
+    answer.heartbeat(7.0)
     assert answer.first_byte_at is None
     answer.send_events(b"data: 1\n\n")
     assert answer.first_byte_at == 7.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from controller.schema.errors import RoundhouseError
 from controller.schema.keys import Key
 from gateway.keys import ANONYMOUS, Caller, KeyRing
-from gateway.limits import Limits, client_headers, estimated_tokens, span
+from gateway.limits import MOST_LOOKS, Limits, client_headers, estimated_tokens, span
 
 
 def ring(name: str = "ci", **limits: int) -> KeyRing:
@@ -212,10 +213,80 @@ def test_a_key_that_came_back_is_the_same() -> None:
         ({"max_tokens": 1.5}, 25),
         ({"max_tokens": 10**30}, 25),
         ({"max_tokens": [1]}, 25),
+        ({"n_predict": 40}, 65),
+        ({"n_predict": -1}, 25),
+        ({"max_tokens": 100, "n": 3}, 325),
+        ({"n_predict": 100, "n_cmpl": 2}, 225),
+        ({"max_tokens": 100, "n": 0}, 125),
+        ({"max_tokens": 100, "n": True}, 125),
+        ({"max_tokens": 100, "n": "3"}, 125),
+        ({"max_tokens": 100, "n": 10**9}, 125),
+        ({"n": 3}, 25),
     ],
 )
 def test_estimates(fields: dict[str, Any], tokens: int) -> None:
     assert estimated_tokens(100, fields) == tokens
+
+
+PICTURE = "data:image/png;base64," + "A" * 4_000_000
+LETTERS = "x" * 4_000_000
+
+
+def of(content: object, **more: object) -> int:
+    """The estimate of a message with this content."""
+    fields = {"messages": [{"role": "user", "content": content}], **more}
+    return estimated_tokens(len(json.dumps(fields)), fields)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": PICTURE}},
+        {"type": "input_image", "image_url": PICTURE},
+        {"type": "input_audio", "input_audio": {"data": LETTERS, "format": "wav"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": LETTERS}},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": PICTURE}},
+        {"type": "tool_result", "content": [{"type": "image", "source": {"type": "base64", "data": LETTERS}}]},
+    ],
+)
+def test_an_image_or_sound_is_no_text(part: dict[str, Any]) -> None:
+    assert of([{"type": "text", "text": "What is this?"}, part]) < 100
+    assert of([{"type": "text", "text": LETTERS}, part]) > 1_000_000
+    assert of([part], max_tokens=50, n=2) < 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": PICTURE}]}]},
+        {"prompt": {"prompt_string": "What is <__media__>?", "multimodal_data": [LETTERS]}},
+        {"image_data": [{"data": LETTERS, "id": 1}]},
+    ],
+)
+def test_nor_is_it_in_other_apis(fields: dict[str, Any]) -> None:
+    assert estimated_tokens(len(json.dumps(fields)), fields) < 100
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        PICTURE,
+        [{"type": "text", "text": PICTURE}],
+        [{"type": "document", "source": {"type": "text", "data": LETTERS}}],
+        [{"type": "image_url", "image_url": {"url": "http://" + LETTERS}}],
+    ],
+)
+def test_text_is_text_whatever_it_looks_like(content: object) -> None:
+    assert of(content) > 1_000_000
+
+
+def test_the_search_for_media_is_bounded_and_what_it_misses_counts() -> None:
+    fields = {"messages": [[[]] * 1000] * 1000, "image_data": [{"data": LETTERS}]}
+    assert estimated_tokens(8_000_000, fields) >= 1_000_000
+    nested: list[Any] = []
+    for _ in range(MOST_LOOKS * 2):
+        nested = [nested]
+    assert estimated_tokens(100_000, {"messages": nested}) == 25_000
 
 
 @pytest.mark.parametrize(
@@ -234,4 +305,4 @@ def test_estimates(fields: dict[str, Any], tokens: int) -> None:
     ],
 )
 def test_times(seconds: float, words: bytes) -> None:
-    assert span(seconds) == words
+    assert span(seconds).encode() == words

@@ -10,6 +10,7 @@ import pytest
 from controller.schema.routing import RoutingTable, Stamp
 from gateway.controller_link import ControllerAddress, Verdict, judge, read_table, retry_delay
 from gateway.routing import Routes
+from tests.fakes.fake_controller import route
 
 
 def table(epoch: int, seq: int, instance: str = "one") -> RoutingTable:
@@ -48,6 +49,15 @@ def test_a_newer_schema_is_refused_in_plain_words(caplog: pytest.LogCaptureFixtu
 )
 def test_what_is_no_table_is_ignored(text: str) -> None:
     assert read_table(text) is None
+
+
+def test_what_is_wrong_with_a_table_is_told_without_what_it_holds(caplog: pytest.LogCaptureFixture) -> None:
+    endpoint = {"replica": "m-0", "base_url": 7, "token": ["engine-secret"]}
+    models = [route("m").model_dump(mode="json") | {"endpoints": [endpoint] * 20}]
+    assert read_table(json.dumps(json.loads(table(1, 1).model_dump_json()) | {"models": models})) is None
+    assert "models.0.endpoints.0.base_url: " in caplog.text
+    assert "; and 35 more" in caplog.text
+    assert "engine-secret" not in caplog.text
 
 
 def test_unknown_fields_of_a_newer_controller_are_ignored() -> None:

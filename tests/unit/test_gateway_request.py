@@ -9,7 +9,7 @@ import pytest
 from controller.schema.errors import RoundhouseError
 from gateway.dialects.openai import CHAT
 from gateway.dialects.plain import PLAIN
-from gateway.request import parse_request
+from gateway.request import InferenceRequest, parse_native, parse_request
 
 
 def refused(raw: bytes) -> RoundhouseError:
@@ -113,3 +113,48 @@ def test_an_api_without_streams_passes_the_field_on_and_stays_blocking() -> None
     request = parse_request(raw, may_stream=False)
     assert not request.stream
     assert PLAIN.body_for(request, "m", as_stream=False) == raw
+
+
+def native(query: bytes, fields: object, *, sole: str | None = "sole") -> InferenceRequest:
+    return parse_native(json.dumps(fields).encode(), query, "/tokenize", sole, body="object")
+
+
+@pytest.mark.parametrize(
+    ("query", "fields"),
+    [
+        (b"model=ok", {"model": "forbidden"}),
+        (b"model=ok&model=forbidden", {}),
+        (b"model=ok&model=forbidden", {"model": "ok"}),
+    ],
+)
+def test_a_request_that_names_two_models_is_refused(query: bytes, fields: object) -> None:
+    with pytest.raises(RoundhouseError, match="'forbidden', 'ok'") as caught:
+        native(query, fields)
+    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", "model")
+
+
+@pytest.mark.parametrize(
+    ("query", "fields", "model", "names_model"),
+    [
+        (b"model=m&x=1", {}, "m", False),
+        (b"model=m&x=1", {"model": None}, "m", False),
+        (b"x=1", {"model": "m"}, "m", True),
+        (b"model=m&x=1", {"model": "m"}, "m", True),
+        (b"model=&x=1", {"model": "m"}, "m", True),
+        (b"model=&x=1", {"model": ""}, "sole", False),
+        (b"x=1", {}, "sole", False),
+    ],
+)
+def test_where_a_native_request_names_its_model(query: bytes, fields: object, model: str, names_model: bool) -> None:
+    request = native(query, fields)
+    assert (request.model, request.names_model, request.target) == (model, names_model, "/tokenize?x=1")
+
+
+def test_an_alias_that_query_and_body_name_is_rewritten_in_the_body() -> None:
+    sent = PLAIN.body_for(native(b"model=alias", {"model": "alias", "content": "x"}), "real", as_stream=False)
+    assert json.loads(sent) == {"model": "real", "content": "x"}
+
+
+def test_a_native_request_that_names_no_model_where_there_are_several_is_refused() -> None:
+    with pytest.raises(RoundhouseError, match="names no model"):
+        native(b"", {}, sole=None)

@@ -1,0 +1,304 @@
+"""Every API that llama-server speaks itself, by model name, through a gateway, on real llama-servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from hashlib import sha256
+from typing import Any
+
+import aiohttp
+import pytest
+
+from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
+from controller.schema.errors import ERROR_CODES
+from controller.schema.keys import Key
+from controller.schema.routing import ModelRoute
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import House, house
+from tests.support.clockwork_caller import SPOKEN, TEMPLATE, THOUGHT, make_caller
+from tests.support.llama_servers import Kind, needed, started
+from tests.support.worker_process import Worker
+from worker.clockwork import SENTENCE, make
+
+pytestmark = pytest.mark.embedded
+
+Fields = dict[str, Any]
+
+TOKEN = "replica-token"
+MODES: dict[str, tuple[Fields, tuple[str, ...]]] = {
+    "plain": ({}, ()),
+    "caller": ({}, ()),
+    "vectors": ({"llama_server_embedding": True}, ("--embeddings", "--pooling", "mean")),
+    "ranks": ({"llama_server_reranking": True}, ("--reranking",)),
+}
+HI: Fields = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
+PARAMETERS = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": PARAMETERS}}
+LETTER: Fields = {**HI, "max_tokens": 60}
+GAP: Fields = {"input_prefix": "a", "input_suffix": "b", "temperature": 0, "n_predict": 30}
+UNKNOWABLE = ("id", "created", "timings", "id_slot", "created_at", "completed_at", "call_id")
+CACHED = ("cached_tokens", "cache_read_input_tokens", "tokens_cached", "input_tokens", "cache_n", "prompt_n")
+STATE: tuple[tuple[str, str, Any], ...] = (
+    ("GET", "/slots", None),
+    ("POST", "/slots/0?action=erase", {}),
+    ("POST", "/props", {}),
+    ("POST", "/lora-adapters", []),
+)
+
+
+@pytest.fixture(scope="module", params=["embedded", "binary"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    made: Kind = request.param
+    needed(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def servers(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
+    """llama-servers: one that says the sentence, one that thinks and calls tools, one each for vectors and ranks."""
+    folder = tmp_path_factory.mktemp("servers")
+    make(folder / "plain.gguf")
+    make_caller(folder / "caller.gguf")
+    (folder / "caller.jinja").write_text(TEMPLATE)
+    with ExitStack() as stack:
+        made = {}
+        for name, (_, flags) in MODES.items():
+            file = folder / ("caller.gguf" if name == "caller" else "plain.gguf")
+            template = ("--chat-template-file", str(folder / "caller.jinja")) if name == "caller" else ()
+            made[name] = stack.enter_context(started(kind, folder, name, file, *flags, *template, token=TOKEN))
+        yield {name: worker.ready() for name, worker in made.items()}
+
+
+def model(servers: dict[str, Worker], name: str) -> ModelRoute:
+    """The table's entry of a server, as the controller would make it."""
+    definition = LlamaServerDefinition.model_validate({"model_path": "m.gguf", **MODES[name][0]})
+    made = route(
+        name,
+        [f"http://127.0.0.1:{servers[name].port}"],
+        token=TOKEN,
+        aliases=(f"alias-of-{name}",),
+        served_name=f"inner-{name}",
+        apis=LlamaServer().apis(definition),
+        target_inflight=4,
+    )
+    return made.model_copy(update={"notices_leaving": LlamaServer.notices_leaving})
+
+
+@pytest.fixture
+async def here(servers: dict[str, Worker]) -> AsyncIterator[House]:
+    """A gateway that knows them all."""
+    async with house() as built:
+        await built.publish(*(model(servers, name) for name in MODES))
+        yield built
+
+
+async def ask(here: House, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    """Status and JSON of an answer."""
+    async with here.client.request(method, here.url + path, json=body, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+def known(value: Any) -> Any:
+    """An answer without the values that no two answers have in common."""
+    if isinstance(value, dict):
+        return {name: None if name in UNKNOWABLE + CACHED else known(each) for name, each in value.items()}
+    return [known(each) for each in value] if isinstance(value, list) else value
+
+
+CASES: list[tuple[str, str, Fields]] = [
+    ("plain", "/v1/chat/completions", HI),
+    ("plain", "/v1/chat/completions", {**HI, "n": 2, "max_tokens": 3, "seed": 7}),
+    ("plain", "/v1/chat/completions", {**HI, "stop": ["fox"]}),
+    ("plain", "/v1/chat/completions", {**HI, "stop": ["fox"], "max_tokens": 9}),
+    ("plain", "/v1/chat/completions", {**HI, "logprobs": True, "top_logprobs": 2}),
+    ("plain", "/v1/chat/completions", {**HI, "response_format": SCHEMA}),
+    ("plain", "/v1/chat/completions", {**HI, "unknown_field": {"model": "x"}, "ignore_eos": True, "max_tokens": 20}),
+    ("caller", "/v1/chat/completions", {**HI, "tools": [TOOL], "tool_choice": "required"}),
+    ("caller", "/v1/chat/completions", {**HI, "reasoning_format": "none"}),
+    ("plain", "/v1/completions", {"prompt": "<|assistant|>", "temperature": 0, "logprobs": 2}),
+    ("plain", "/v1/completions", {"prompt": ["<|assistant|>", "<|assistant|>The"], "temperature": 0, "max_tokens": 4}),
+    ("caller", "/v1/responses", {"input": "Hi", "temperature": 0}),
+    ("plain", "/v1/messages", LETTER),
+    ("caller", "/v1/messages", {**LETTER, "tools": [{"name": "get_weather", "input_schema": PARAMETERS}],
+                                "tool_choice": {"type": "any"}}),
+    ("plain", "/v1/messages", {**LETTER, "stop_sequences": ["fox"]}),
+    ("plain", "/v1/messages/count_tokens", LETTER),
+    ("vectors", "/v1/embeddings", {"input": ["one", "two"]}),
+    ("vectors", "/v1/embeddings", {"input": "one", "encoding_format": "base64"}),
+    ("ranks", "/v1/rerank", {"query": "a", "documents": ["a", "b"]}),
+    ("plain", "/tokenize", {"content": SENTENCE, "with_pieces": True}),
+    ("plain", "/detokenize", {"tokens": [72, 105]}),
+    ("caller", "/apply-template", HI),
+    ("caller", "/infill", GAP),
+    ("caller", "/infill", {**GAP, "stop": ["fox"], "n_probs": 1}),
+    # What it refuses, it refuses in its own words.
+    ("plain", "/v1/chat/completions", {"messages": 3}),
+    ("plain", "/v1/completions", {"prompt": "a", "grammar": "root ::= broken"}),
+    ("plain", "/v1/responses", {"input": 3}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "path", "fields"), CASES, ids=[f"{n}-{a}{b}" for n, (a, b, _) in enumerate(CASES)])
+async def test_an_answer_is_the_engines_own(
+    here: House, servers: dict[str, Worker], name: str, path: str, fields: Fields
+) -> None:
+    own_status, own = servers[name].ask("POST", path, {"model": f"inner-{name}", **fields})
+    for called in (name, f"alias-of-{name}"):
+        status, made = await ask(here, "POST", path, {"model": called, **fields})
+        assert status == own_status
+        if status < 400:
+            assert known(made) == known(json.loads(own))
+        else:
+            assert made["error"]["message"] == json.loads(own)["error"]["message"]
+            assert made["error"]["code"] == "engine_error"
+
+
+async def test_the_cases_are_what_they_seem(here: House) -> None:
+    _, chat = await ask(here, "POST", "/v1/chat/completions", {"model": "plain", **HI})
+    assert chat["choices"][0]["message"]["content"] == SENTENCE
+    tools: Fields = {"tools": [TOOL], "tool_choice": "required"}
+    _, called = await ask(here, "POST", "/v1/chat/completions", {"model": "caller", **HI, **tools})
+    message = called["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (THOUGHT, SPOKEN)
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
+    _, counted = await ask(here, "POST", "/v1/messages/count_tokens", {"model": "plain", **LETTER})
+    assert counted["input_tokens"] > 0
+    _, tokens = await ask(here, "POST", "/tokenize", {"model": "plain", "content": " fox"})
+    _, text = await ask(here, "POST", "/detokenize", {"model": "plain", **tokens})
+    assert text["content"] == " fox"
+    _, ranked = await ask(here, "POST", "/v1/rerank", {"model": "ranks", "query": "a", "documents": ["a", "b"]})
+    assert {result["index"] for result in ranked["results"]} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/infill"]
+)
+async def test_streams_pass_to_their_end(here: House, path: str) -> None:
+    fields = {"/v1/completions": {"prompt": "<|assistant|>"}, "/v1/responses": {"input": "Hi"}, "/infill": GAP}
+    body = {"model": "caller", "stream": True, **fields.get(path, LETTER)}
+    async with here.client.post(here.url + path, json=body) as answer:
+        assert answer.status == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["x-queue-position"] == "1"
+        content = (await answer.read()).decode()
+    ends = {"/v1/responses": "response.completed", "/v1/messages": "message_stop", "/infill": '"stop":true'}
+    assert ends.get(path, "data: [DONE]\n\n") in content
+    assert '"error"' not in content
+    said = "".join(content.split('"')[1::2]) if path == "/infill" else content
+    assert "fox" in said
+    await here.idle()
+
+
+# Which model it is for
+
+
+@pytest.mark.parametrize("path", ["/props", "/lora-adapters"])
+async def test_what_has_no_body_is_named_in_the_query(here: House, servers: dict[str, Worker], path: str) -> None:
+    for name in ("plain", "alias-of-plain"):
+        status, told = await ask(here, "GET", f"{path}?model={name}")
+        assert (status, known(told)) == (200, known(json.loads(servers["plain"].ask("GET", path)[1])))
+    status, told = await ask(here, "GET", path)
+    assert (status, told["error"]["code"], told["error"]["param"]) == (400, "invalid_request", "model")
+    assert "?model=NAME" in told["error"]["message"]
+    assert (await ask(here, "GET", f"{path}?model=nobody"))[1]["error"]["code"] == "unknown_model"
+
+
+async def test_without_a_model_the_only_one_that_has_the_route_is_meant(
+    here: House, servers: dict[str, Worker]
+) -> None:
+    assert (await ask(here, "POST", "/infill", GAP))[1]["error"]["code"] == "invalid_request", "two have it"
+    await here.publish(model(servers, "caller"), model(servers, "vectors"))
+    assert (await ask(here, "POST", "/infill", GAP))[0] == 200
+    assert (await ask(here, "POST", "/infill?model=alias-of-caller", GAP))[0] == 200
+    await here.publish(model(servers, "plain"))
+    assert (await ask(here, "GET", "/props"))[1]["model_alias"] == "inner-plain"
+    assert "tokens" in (await ask(here, "POST", "/tokenize", {"content": "a"}))[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "fields"),
+    [
+        ("vectors", "/v1/chat/completions", HI),
+        ("vectors", "/v1/completions", {"prompt": "a"}),
+        ("vectors", "/v1/responses", {"input": "a"}),
+        ("vectors", "/v1/messages", LETTER),
+        ("ranks", "/v1/messages/count_tokens", LETTER),
+        ("plain", "/v1/embeddings", {"input": "a"}),
+        ("plain", "/v1/rerank", {"query": "a", "documents": ["a"]}),
+        ("ranks", "/infill", GAP),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_engine_does_not_offer_is_said_in_the_apis_form(
+    here: House, name: str, path: str, fields: Fields, stream: bool
+) -> None:
+    async with here.client.post(here.url + path, json={"model": name, "stream": stream, **fields}) as answer:
+        told = await answer.json()
+    error = told["error"]
+    entry = ERROR_CODES["not_supported"]
+    assert answer.status == entry.status
+    assert error["next_steps"] == list(entry.next_steps)
+    if path.startswith("/v1/messages"):
+        assert told["type"] == "error"
+        assert told["request_id"] == answer.headers["x-request-id"]
+    else:
+        assert (error["code"], error["request_id"]) == ("not_supported", answer.headers["x-request-id"])
+    assert name in error["message"]
+
+
+# An engine's inner state
+
+
+def key(name: str, *scopes: str) -> Key:
+    """A key whose secret is its name."""
+    return Key.model_validate(
+        {"name": name, "tenant": name, "sha256": sha256(name.encode()).hexdigest(), "scopes": scopes}
+    )
+
+
+@pytest.mark.parametrize(("method", "path", "body"), STATE)
+async def test_an_engines_state_is_not_to_be_had_by_default(here: House, method: str, path: str, body: Any) -> None:
+    named = f"{path}{'&' if '?' in path else '?'}model=plain"
+    status, told = await ask(here, method, named, body)
+    assert (status, told["error"]["code"]) == (403, "route_disabled")
+    assert "ROUNDHOUSE_ENGINE_STATE_ROUTES" in " ".join(told["error"]["next_steps"])
+
+
+@pytest.mark.parametrize(("method", "path", "body"), STATE)
+async def test_an_engines_state_is_for_admins(
+    servers: dict[str, Worker], kind: Kind, method: str, path: str, body: Any
+) -> None:
+    named = f"{path}{'&' if '?' in path else '?'}model=plain"
+    async with house(engine_state_routes=True) as here:
+        keys = (key("user", "inference"), key("boss", "admin"), key("both", "admin", "inference"))
+        table = await here.controller.publish(model(servers, "plain"), keys=keys)
+        await here.controller.acknowledged(table)
+        assert (await ask(here, method, named, body))[1]["error"]["code"] == "invalid_api_key"
+        user = await ask(here, method, named, body, authorization="Bearer user")
+        assert (user[0], user[1]["error"]["code"]) == (403, "scope_required")
+        for admin in ("boss", "both"):
+            status, told = await ask(here, method, named, body, authorization=f"Bearer {admin}")
+            own_status, own = servers["plain"].ask(method, path, body)
+            assert status == own_status
+            assert status == 200 or kind == "embedded", "the embedded server cannot be started to allow it"
+            if status >= 400:
+                assert told["error"]["message"] == json.loads(own)["error"]["message"]
+        if path == "/slots":
+            assert [slot["id"] for slot in told] == [0, 1, 2, 3]
+        chat = {"model": "plain", **HI}
+        boss = await ask(here, "POST", "/v1/chat/completions", chat, authorization="Bearer boss")
+        assert boss[1]["error"]["code"] == "scope_required", "neither scope holds the other"
+
+
+async def test_nothing_of_a_client_that_goes_away_stays(here: House) -> None:
+    async with aiohttp.ClientSession() as leaving:
+        for path, fields in (("/tokenize", {"content": "a" * 9000}), ("/v1/messages", LETTER)):
+            with pytest.raises(TimeoutError):
+                async with leaving.post(
+                    here.url + path, json={"model": "plain", **fields}, timeout=aiohttp.ClientTimeout(total=0.0005)
+                ):
+                    pass
+    await here.idle()

@@ -1,0 +1,112 @@
+"""Requests generated from the gateway's document, against its own routes: no 500, no undocumented answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from schemathesis.checks import load_all_checks
+from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
+
+from gateway.api import INFERENCE_GROUPS
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import engines, house
+from tests.support.queueing import key
+from tests.support.raw_http import spotless
+
+CASES = 60
+"""Per operation and mode."""
+MODELS = ("m", "org/m", "alias", "loading", "nobody")
+SECRETS = ("all", "all", "all", "inference", "other", "nobody", None)
+STREAMING = {api.path for group in INFERENCE_GROUPS for api in group.APIS if api.streams}
+load_all_checks()
+
+
+async def test_the_document_passes_a_validator_and_generated_requests_find_nothing_undocumented(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with house(engine_state_routes=True) as here, engines(1) as (engine,):
+        both = ("inference", "admin")
+        await here.publish(
+            route("m", [engine.url]),
+            route("org/m", [engine.url], aliases=("alias",), apis=("/v1/chat/completions", "/props")),
+            route("unreachable", ["http://127.0.0.1:9"]),
+            route("loading"),
+            keys=(key("all", scopes=both), key("inference"), key("other", scopes=both, models=("x",))),
+        )
+        async with here.client.get(
+            here.url + "/openapi.json", headers={"authorization": "Bearer secret-all"}
+        ) as answer:
+            document = await answer.json()
+        OpenAPIV31SpecValidator(document).validate()
+        asked = await asyncio.to_thread(ask_everything, document, here.url)
+        assert asked == set(document["paths"])
+        assert "Traceback" not in caplog.text
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        assert engine.requests
+        await here.client.close()
+        await spotless(here)
+
+
+def ask_everything(document: dict[str, Any], url: str) -> set[str]:
+    """Ask every operation, as documented and not; the paths."""
+    asked = set()
+    for found in schemathesis.openapi.from_dict(document).get_all_operations():
+        operation: Any = found.ok()  # type: ignore[union-attr] # what is no operation has no `ok`, and fails here
+        asked.add(operation.path)
+        ask(operation, schemathesis.GenerationMode.POSITIVE, url)
+        if list(operation.body):
+            ask(operation, schemathesis.GenerationMode.NEGATIVE, url)
+    return asked
+
+
+def ask(operation: Any, mode: schemathesis.GenerationMode, url: str) -> None:
+    """Generated requests for one operation, most with a name of a model and a key that opens it."""
+
+    @settings(
+        max_examples=CASES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        case=operation.as_strategy(generation_mode=mode),
+        model=st.sampled_from((*MODELS, None)),
+        secret=st.sampled_from(SECRETS),
+    )
+    def one(case: Any, model: str | None, secret: str | None) -> None:
+        name_model(case, model)
+        headers = {"authorization": f"Bearer secret-{secret}"} if secret else {}
+        answer = case.call_and_validate(
+            base_url=url,
+            headers=headers,
+            timeout=30,
+            checks=[status_code_conformance, content_type_conformance],
+        )
+        assert answer.status_code != 500, answer.text  # it is documented, and must not be met
+
+    one()
+
+
+def name_model(case: Any, model: str | None) -> None:
+    """Put the model's name where the request has one; None: leave what was generated."""
+    if model is None:
+        return
+    if isinstance(case.body, dict):
+        case.body["model"] = model
+        # The engine is a mock that does as it is told.
+        if isinstance(case.body.get("max_tokens"), int):
+            case.body["max_tokens"] %= 20
+        if case.path not in STREAMING:
+            case.body.pop("stream", None)
+    if case.path_parameters and "name" in case.path_parameters:
+        case.path_parameters["name"] = model
+    if case.query is not None and "model" in case.query:
+        case.query["model"] = model

@@ -1,0 +1,20 @@
+"""A gateway at rest: what there must be nothing left of."""
+
+from __future__ import annotations
+
+from tests.fakes.gateway_harness import House
+from tests.support.wait import until
+
+
+async def nothing_left(here: House) -> None:
+    """Wait until nothing is inside or waits, and no connection to an engine is in use, by /metrics and by /health."""
+
+    async def look() -> bool:
+        metrics = await here.metrics()
+        async with here.client.get(f"{here.url}/health") as answer:
+            health = await answer.json()
+        shown = "roundhouse_gateway_inflight{" in metrics or "roundhouse_gateway_queued{" in metrics
+        busy = 'roundhouse_gateway_engine_connections{state="busy"} 0.0' not in metrics
+        return not (shown or busy or health["queue_depth"] or any(each["inflight"] for each in health["engines"]))
+
+    await until("nothing is left", look)

@@ -1,0 +1,71 @@
+"""llama-server both ways: embedded through xllamacpp, and the program that `.ci/engines` builds."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from tests.support.require import require
+from tests.support.worker_process import Worker, free_port
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+Kind = Literal["embedded", "binary"]
+
+
+class Program(Worker):
+    """`llama-server` itself, in the place of a worker."""
+
+    def __init__(self, log: Path, port: int, program: Path, *args: str, token: str) -> None:
+        self.port = port
+        self.token = token
+        self._log = log
+        with log.open("wb") as output:
+            self.process = psutil.Popen(
+                [str(program), *args],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "LLAMA_API_KEY": token},
+                start_new_session=True,
+            )
+
+
+def needed(kind: Kind) -> None:
+    """Skip, or fail where it is required, without such a llama-server."""
+    if kind == "embedded":
+        available = importlib.util.find_spec("xllamacpp") is not None
+        require("embedded", available, "xllamacpp is not installed (extra `embedded`)")
+    else:
+        require("llama_cpp", _program().exists(), "llama-server is not built: run .ci/engines once")
+
+
+def started(kind: Kind, folder: Path, name: str, model: Path, *flags: str, token: str) -> Worker:
+    """A llama-server of four slots, which calls its model `inner-NAME`; not ready yet. The program lets its state be
+    changed, too, which the embedded one cannot."""
+    port = free_port()
+    args: tuple[str, ...] = (
+        "--model",
+        str(model),
+        "--alias",
+        f"inner-{name}",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    )
+    args += ("--ctx-size", "4096", "--parallel", "4", "--kv-unified", "--fit", "off", "--metrics", "--slots")
+    args += ("--jinja", "--no-webui", "--threads", "1", *flags)
+    log = folder / f"{name}.log"
+    if kind == "embedded":
+        return Worker(log, port, "llama_server", "--", *args, token=token, env={"LLAMA_API_KEY": token})
+    args += ("--props", "--slot-save-path", str(folder))
+    return Program(log, port, _program(), *args, token=token)
+
+
+def _program() -> Path:
+    path = subprocess.run([str(REPOSITORY / ".ci" / "engines"), "--path"], check=True, capture_output=True, text=True)
+    return Path(path.stdout.strip()) / "app" / "llama-server"
