@@ -173,7 +173,7 @@ class RequestReader(HttpToolsProtocol):
         except httptools.HttpParserInvalidURLError:
             self._stop_reading(RoundhouseError("invalid_request", "The request's target is not a URL."))
         if expects:
-            pass  # refused before its body was asked for, it may send it or not
+            self.cycle.keep_alive = False  # refused before its body was asked for, it may send it or not
         if self.pipeline:
             self.flow.resume_reading()  # uvicorn reads nothing ahead
 

@@ -62,7 +62,7 @@ class Api:
             request = parse_request(body, may_stream=self.streams)
             request.target = self.path
             return request
-        path = client.path.decode("latin-1")
+        path = client.path.decode("latin-1") if "{" in self.path else self.path
         return parse_native(body, client.query, path, routes.sole(self.offered_as), body=self.body)
 
 

@@ -306,7 +306,7 @@ class Exchange:
 
     def _lines(self, now: float) -> bytes:
         parts = self._parts
-        place = getattr(self._ticket, "place", None)  # one that was refused before it had a place has none
+        place = self._ticket.place if self._ticket is not None else None
         rates = parts.limits.lines(self._caller, now)
         return parts.lines.for_client(self._answer.request_id, self._client.headers, self._caller, place, rates)
 
