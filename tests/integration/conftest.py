@@ -11,6 +11,8 @@ import uvloop
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
-) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]] | None:
-    """uvloop's for these, pytest-asyncio's own choice for others."""
-    return {"uvloop": uvloop.new_event_loop} if item.path.name.startswith("test_gateway_") else None
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """uvloop's for these, asyncio's for others."""
+    if item.path.name.startswith("test_gateway_"):
+        return {"uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}
