@@ -183,7 +183,7 @@ async def next_client(bench: Bench) -> int:
         return (await client.answer()).status
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(VALID[:12]), min_size=1, max_size=5), st.lists(st.integers(1, 2000), max_size=40))
 def test_cuts_change_nothing_of_valid_requests(bench: Bench, requests: list[bytes], places: list[int]) -> None:
     results = []
