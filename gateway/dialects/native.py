@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 from controller.schema.errors import RoundhouseError
 from gateway.dialects import bodies, errors
 from gateway.dialects.base import Events, Gathering, Usage
+from gateway.dialects.envelope import EnvelopeDialect
 from gateway.dialects.exclusions import differs_as_stream, wants_probabilities
 from gateway.dialects.openai import error_event
 from gateway.dialects.reading import Fields, GatheredEvents
@@ -134,10 +135,8 @@ class _Answer:
         return answer
 
 
-class NativeDialect:
+class NativeDialect(EnvelopeDialect):
     """Infill."""
-
-    heartbeat: bytes = b": ka\n\n"
 
     def body_for(self, request: InferenceRequest, served_name: str, *, as_stream: bool) -> bytes:
         """See Dialect."""
@@ -166,14 +165,6 @@ class NativeDialect:
     def usage_in(self, body: bytes) -> Usage | None:
         """See Dialect."""
         return usage_in(body)
-
-    def error_body(self, error: RoundhouseError, request_id: str) -> bytes:
-        """See Dialect."""
-        return errors.own_body(error, request_id)
-
-    def engine_error(self, status: int, body: bytes, request_id: str) -> bytes:
-        """See Dialect."""
-        return errors.engine_body(status, body, request_id)
 
     def error_as_events(self, body: bytes) -> bytes:
         """See Dialect."""

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Final
 
 from controller.schema.errors import RoundhouseError
 from gateway.dialects import bodies, errors, usage
-from gateway.dialects.base import Events, Gathering, Usage
+from gateway.dialects.base import Events, Gathering
+from gateway.dialects.envelope import EnvelopeDialect
 from gateway.dialects.exclusions import differs_as_stream, wants_probabilities
 from gateway.dialects.openai_gathering import OpenAIGathering
 from gateway.dialects.streams import PassingEvents
@@ -64,10 +65,8 @@ class OpenAIEvents(PassingEvents):
         return _error_in(event) is not None
 
 
-class OpenAIDialect:
+class OpenAIDialect(EnvelopeDialect):
     """Chat completions, or completions."""
-
-    heartbeat: bytes = b": ka\n\n"
 
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat
@@ -92,18 +91,6 @@ class OpenAIDialect:
         if differs_as_stream(fields) or (wants_probabilities(fields) and (self._is_chat or fields.get("stop"))):
             return None
         return OpenAIGathering(is_chat=self._is_chat)
-
-    def usage_in(self, body: bytes) -> Usage | None:
-        """See Dialect."""
-        return usage.usage_in(body)
-
-    def error_body(self, error: RoundhouseError, request_id: str) -> bytes:
-        """See Dialect."""
-        return errors.own_body(error, request_id)
-
-    def engine_error(self, status: int, body: bytes, request_id: str) -> bytes:
-        """See Dialect."""
-        return errors.engine_body(status, body, request_id)
 
     def error_as_events(self, body: bytes) -> bytes:
         """See Dialect."""

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Final
 
 from controller.schema.errors import RoundhouseError
 from gateway.dialects import bodies, errors, usage
-from gateway.dialects.base import Events, Gathering, Usage
+from gateway.dialects.base import Events, Gathering
+from gateway.dialects.envelope import EnvelopeDialect
 from gateway.dialects.exclusions import differs_as_stream, wants_probabilities
 from gateway.dialects.reading import Fields, GatheredEvents
 from gateway.dialects.streams import PassingEvents
@@ -98,10 +99,8 @@ class ResponsesGathering(GatheredEvents):
         return response
 
 
-class ResponsesDialect:
+class ResponsesDialect(EnvelopeDialect):
     """Responses."""
-
-    heartbeat: bytes = b": ka\n\n"
 
     def body_for(self, request: InferenceRequest, served_name: str, *, as_stream: bool) -> bytes:
         """See Dialect."""
@@ -119,18 +118,6 @@ class ResponsesDialect:
         if differs_as_stream(fields) or wants_probabilities(fields) or fields.get("background"):
             return None
         return ResponsesGathering()
-
-    def usage_in(self, body: bytes) -> Usage | None:
-        """See Dialect."""
-        return usage.usage_in(body)
-
-    def error_body(self, error: RoundhouseError, request_id: str) -> bytes:
-        """See Dialect."""
-        return errors.own_body(error, request_id)
-
-    def engine_error(self, status: int, body: bytes, request_id: str) -> bytes:
-        """See Dialect."""
-        return errors.engine_body(status, body, request_id)
 
     def error_as_events(self, body: bytes) -> bytes:
         """See Dialect. Nothing was sent before it, so its number is 0."""
