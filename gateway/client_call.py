@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from controller.schema.errors import RoundhouseError
 from gateway.asgi import Header
@@ -43,7 +43,6 @@ class Connection(Protocol):
     """What a call asks of the connection that it came on."""
 
     transport: asyncio.Transport
-    client: Any
 
     @property
     def default_lines(self) -> bytes:
@@ -181,12 +180,6 @@ class ClientCall:
         if not self._is_answered():
             self.handler = handler
             handler.fail(error)
-
-    @property
-    def client_address(self) -> str | None:
-        """Where it comes from."""
-        client = self._connection.client
-        return client[0] if client else None
 
     # From the handler
 
