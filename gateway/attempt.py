@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint
@@ -31,15 +32,25 @@ class Owner(Protocol):
         """The engine's side failed, and there must be no other try."""
 
 
+class Form(NamedTuple):
+    """What to make of an engine's answer."""
+
+    events: Events | None
+    """Of a stream, a stream."""
+    gathering: Gathering | None
+    """Of a stream, a blocking answer."""
+    whole: Callable[[bytes], bytes] | None
+    """Of a blocking answer's body, the client's; None: it passes as it is."""
+
+
 class Attempt:
-    """Listens to an engine's answer. `events` or `gathering`: what to make of a stream; neither: pass it as it is."""
+    """Listens to an engine's answer."""
 
     __slots__ = (
         "_answer",
         "_call",
         "_endpoint",
-        "_events",
-        "_gathering",
+        "_form",
         "_is_inside",
         "_is_kept",
         "_model",
@@ -57,16 +68,14 @@ class Attempt:
         answer: Answer,
         model: str,
         endpoint: Endpoint,
-        events: Events | None,
-        gathering: Gathering | None,
+        form: Form,
     ) -> None:
         self._owner = owner
         self._parts = parts
         self._answer = answer
         self._model = model
         self._endpoint = endpoint
-        self._events = events
-        self._gathering = gathering
+        self._form = form
         self._relay: Relay | None = None
         self._call: EngineCall | None = None
         self._is_inside = False
@@ -118,13 +127,14 @@ class Attempt:
         parts.ledger.replica_answered(replica)
         if grants := parts.admission.answered(replica, parts.now()):
             parts.turns.give(grants)
+        form, hold_bytes = self._form, parts.settings.answer_buffer_bytes
         streams = status == 200 and _is_event_stream(headers)
-        if streams and self._events is not None:
-            self._relay = EventRelay(self._answer, self._events)
-        elif streams and self._gathering is not None:
-            self._relay = GatheringRelay(self._answer, self._gathering, parts.settings.answer_buffer_bytes)
+        if streams and form.events is not None:
+            self._relay = EventRelay(self._answer, form.events)
+        elif streams and form.gathering is not None:
+            self._relay = GatheringRelay(self._answer, form.gathering, hold_bytes)
         else:
-            self._relay = WholeRelay(self._answer, status, headers, parts.settings.answer_buffer_bytes)
+            self._relay = WholeRelay(self._answer, status, headers, hold_bytes, form.whole)
 
     def engine_data(self, data: bytes) -> None:
         """A part of its body."""

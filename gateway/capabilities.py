@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 
 from controller.schema.admin import Capabilities, Modality, ThinkingMode
 from controller.schema.errors import RoundhouseError
-from controller.schema.routing import ModelRoute
+from gateway.translation.conversation import Prompt
 
 MODALITY_OF_PART: Final[dict[str, Modality]] = {
     "image_url": "image",
@@ -27,18 +27,6 @@ _MODES: Final = get_args(ThinkingMode)
 _ALL_MODALITIES: Final = frozenset(get_args(Modality))
 _ASKING: Final = frozenset({"user", "tool", "function"})
 """Roles whose messages want an answer."""
-
-
-def check_offers(route: ModelRoute, path: str) -> None:
-    """Refuse a request for what the model's engine does not speak. An engine that lists nothing may speak anything.
-
-    Raises:
-        RoundhouseError: `not_supported`.
-    """
-    if route.apis and path not in route.apis:
-        offered = ", ".join(route.apis)
-        message = f"The engine of {route.name!r} does not offer {path}; it offers {offered}."
-        raise RoundhouseError("not_supported", message, param="model")
 
 
 def check_capabilities(fields: dict[str, Any], capabilities: Capabilities, model: str) -> None:
@@ -109,3 +97,11 @@ def _check_turns(messages: list[Any], model: str) -> None:
             text = f"The model {model!r} takes one turn only."
             raise RoundhouseError("multi_turn_unsupported", text, param=f"messages[{number}]")
         begun = begun or role in _ASKING or role == "assistant"
+
+
+def check_prompt(prompt: Prompt, capabilities: Capabilities, model: str) -> None:
+    """The same for a request that is translated.
+
+    Raises:
+        RoundhouseError: as `check_capabilities`; its `param` is the place in the client's own request.
+    """

@@ -22,6 +22,7 @@ from gateway.metrics import Metrics
 from gateway.request import BodyKind, InferenceRequest, parse_native, parse_request
 from gateway.routing import Routes
 from gateway.settings import GatewaySettings
+from gateway.ways import WAYS
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """An API that engines speak themselves."""
+    """An API that engines answer, themselves or through a translation."""
 
     path: str
-    """As clients ask for it; `{id}` stands for a number."""
-    dialect: Dialect
+    """As clients ask for it; `{id}` stands for a number. `ways.WAYS` says how it is served."""
     method: str = "POST"
     streams: bool = False
     """It takes `stream`."""
@@ -48,13 +48,11 @@ class Api:
     """What JSON a request must hold. Where it is no object, the model is named in the query."""
     is_native: bool = False
     """llama.cpp's own: its model may be named in the query, or not at all where there is only one."""
-    listed_as: str | None = None
-    """Its path in `apis`, where that is another."""
 
     @property
-    def offered_as(self) -> str:
-        """As `apis` of a model names it."""
-        return self.listed_as or self.path
+    def dialect(self) -> Dialect:
+        """Its family, as far as that is the same whatever the engine speaks: errors and heartbeats."""
+        return WAYS[self.path][0].dialect
 
     def read(self, body: bytes, client: ClientCall, routes: Routes) -> InferenceRequest:
         """What a request asks for. Raises RoundhouseError."""
@@ -63,7 +61,7 @@ class Api:
             request.target = self.path
             return request
         path = client.path.decode("latin-1") if "{" in self.path else self.path
-        return parse_native(body, client.query, path, routes.sole(self.offered_as), body=self.body)
+        return parse_native(body, client.query, path, routes.sole(WAYS[self.path][0].needs), body=self.body)
 
 
 class Turns:

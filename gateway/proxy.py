@@ -18,8 +18,7 @@ from gateway.account import Account
 from gateway.admission import Ticket
 from gateway.affinity import prefix_keys
 from gateway.answer import Answer
-from gateway.attempt import Attempt
-from gateway.capabilities import check_capabilities, check_offers
+from gateway.attempt import Attempt, Form
 from gateway.client_call import ClientCall
 from gateway.engine_http import BrokenError, EngineFailureError, RefusedError
 from gateway.keys import ANONYMOUS, Caller
@@ -28,6 +27,7 @@ from gateway.metrics import UNKNOWN_MODEL
 from gateway.parts import Api, Parts
 from gateway.readiness import find, is_worth_waiting, not_loaded_in_time, overtaken, refusal
 from gateway.request import InferenceRequest
+from gateway.ways import Way, way_for
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class Exchange:
         "_request",
         "_streams",
         "_ticket",
+        "_way",
         "due_at",
         "waits_since",
     )
@@ -65,6 +66,7 @@ class Exchange:
         self._answer = Answer(client, api.dialect, request_id, parts.now)
         self._request: InferenceRequest
         self._streams = False
+        self._way: Way
         self._checked: ModelRoute | None = None
         self._ticket: Ticket | None = None
         self.waits_since: float | None = None
@@ -125,8 +127,8 @@ class Exchange:
     # The way in
 
     def _check_takes(self, route: ModelRoute) -> None:
-        check_offers(route, self._api.offered_as)
-        check_capabilities(self._request.fields, route.capabilities, route.name)
+        self._way = way = way_for(self._api.path, self._request, route)
+        way.dialect.check(self._request, route)
         self._checked = route
 
     def _seek(self, route: ModelRoute, now: float) -> None:
@@ -211,18 +213,20 @@ class Exchange:
         return route
 
     def _send(self, route: ModelRoute, endpoint: Endpoint) -> None:
-        parts, dialect, request = self._parts, self._api.dialect, self._request
+        parts, way, request = self._parts, self._way, self._request
+        dialect = way.dialect
         events = dialect.events(request) if self._streams else None
         # An engine that does not notice when the client of a blocking call leaves notices it of a stream.
         gathers = self._api.streams and not (self._streams or route.notices_leaving)
         gathering = dialect.gathering(request) if gathers else None
-        body = dialect.body_for(request, route.served_name, as_stream=gathering is not None)
+        body = dialect.body_for(request, route, as_stream=gathering is not None)
         headers = parts.lines.for_engine(self._answer.request_id, self._client.headers)
         # A kept connection that broke may merely have been stale; a second one would prove nothing.
         fresh = self._account.tries > 0
         self._account.tries += 1
-        self._attempt = Attempt(self, parts, self._answer, route.name, endpoint, events, gathering)
-        self._attempt.start(self._api.method, request.target, headers, body, fresh=fresh)
+        form = Form(events, gathering, dialect.whole(request))
+        self._attempt = Attempt(self, parts, self._answer, route.name, endpoint, form)
+        self._attempt.start(self._api.method, way.target or request.target, headers, body, fresh=fresh)
 
     # What becomes of it
 

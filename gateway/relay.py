@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from controller.schema.errors import RoundhouseError
@@ -109,7 +110,7 @@ class GatheringRelay:
 
 
 class WholeRelay:
-    """A body is passed on once it is whole; one longer than `hold_bytes` flows through."""
+    """A body is passed on once it is whole; one longer than `hold_bytes` flows through, unless it must be changed."""
 
     __slots__ = (
         "_answer",
@@ -120,16 +121,26 @@ class WholeRelay:
         "_lines",
         "_size",
         "_status",
+        "_translate",
         "passed",
         "usage",
     )
 
-    def __init__(self, answer: Answer, status: int, headers: list[Header], hold_bytes: int) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        status: int,
+        headers: list[Header],
+        hold_bytes: int,
+        translate: Callable[[bytes], bytes] | None,
+    ) -> None:
+        """`translate` makes the client's body of the engine's, where that is no error."""
         self._answer = answer
         self._engine_status = status
         self._status = client_status(status)
         self._lines = _lines(headers, is_error=self._status >= 400)
-        self._hold_bytes = hold_bytes
+        self._translate = translate if self._status < 400 else None
+        self._hold_bytes = hold_bytes if self._translate is None else hold_bytes * STREAM_OVERHEAD
         self._held: list[bytes] = []
         self._size = 0
         self._flows = False
@@ -144,6 +155,8 @@ class WholeRelay:
         self._held.append(data)
         self._size += len(data)
         if self._size > self._hold_bytes:
+            if self._translate is not None:
+                raise _failed("it sent more than a blocking answer may hold")
             held = b"".join(self._held)
             self._flows = True
             self.usage = self._answer.dialect.usage_in(held)
@@ -166,6 +179,8 @@ class WholeRelay:
             raise _failed("it answered a stream with something else")
         else:
             self.usage = answer.dialect.usage_in(body)
+            if self._translate is not None:
+                body = self._translate(body)
         answer.whole(self._status, self._lines, body)
 
 

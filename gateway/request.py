@@ -8,6 +8,7 @@ from typing import Any, Literal, NoReturn
 from urllib.parse import parse_qsl, urlencode
 
 from controller.schema.errors import RoundhouseError
+from gateway.translation.conversation import Prompt
 
 BodyKind = Literal["object", "any", "none"]
 """What JSON a request must hold."""
@@ -26,6 +27,10 @@ class InferenceRequest:
     """The client asked for the usage event of a stream."""
     target: str = ""
     """Path and query for the engine."""
+    prompt: Prompt | None = None
+    """What is asked for in no family's form, once a translation has read it."""
+    state: Any = None
+    """What a route group keeps with its requests."""
     names_model: bool = True
     """The body has the model's name; else the query has it, or there is only one that it can be."""
 

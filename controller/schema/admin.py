@@ -81,6 +81,10 @@ class Capabilities(Wire):
     thinking_modes: tuple[ThinkingMode, ...] = Field(
         default=("default",), description="Accepted values of a request's `thinking`."
     )
+    tools: bool = Field(default=True, description="Whether it calls tools.")
+    structured_output: bool = Field(
+        default=True, description="Whether answers can be held to JSON, or to a JSON Schema."
+    )
 
 
 class HeldBy(Wire):

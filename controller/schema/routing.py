@@ -14,6 +14,9 @@ from controller.schema.admin import Capabilities
 from controller.schema.keys import Key
 from controller.schema.status import SCHEMA_VERSION, ModelState, Wire
 
+ThinkingControl = Literal["chat_template_kwargs", "thinking", "reasoning_effort"]
+"""How an engine is told to think or not: which field of a chat completion request says it."""
+
 
 class Stamp(Wire):
     """Orders tables: a newer controller has a greater epoch, a newer table of one controller a greater seq."""
@@ -72,6 +75,15 @@ class ModelRoute(Wire):
     retry_at: float | None = None
     progress: float | None = Field(default=None, description="0 to 1 while it loads, where the engine tells.")
     capabilities: Capabilities = Field(default_factory=Capabilities)
+    thinking_control: ThinkingControl | None = Field(
+        default=None, description="How the engine is told to think or not; null: it has no switch."
+    )
+    context_length: int | None = Field(
+        default=None, description="Tokens of prompt and answer together, of one request; null: not known."
+    )
+    shortens_embeddings: bool = Field(
+        default=False, description="The gateway may cut embeddings to the `dimensions` that a request asks for."
+    )
 
 
 class RoutingTable(Wire):

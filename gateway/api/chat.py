@@ -6,10 +6,9 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import ChatCompletion, ChatCompletionRequest
-from gateway.dialects.openai import CHAT
 from gateway.parts import Api
 
-APIS = (Api("/v1/chat/completions", CHAT, streams=True),)
+APIS = (Api("/v1/chat/completions", streams=True),)
 
 
 def declare(app: FastAPI) -> None:

@@ -6,10 +6,9 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Completion, CompletionRequest
-from gateway.dialects.openai import COMPLETIONS
 from gateway.parts import Api
 
-APIS = (Api("/v1/completions", COMPLETIONS, streams=True),)
+APIS = (Api("/v1/completions", streams=True),)
 
 
 def declare(app: FastAPI) -> None:

@@ -6,10 +6,9 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import EmbeddingList, EmbeddingRequest
-from gateway.dialects.plain import PLAIN
 from gateway.parts import Api
 
-APIS = (Api("/v1/embeddings", PLAIN),)
+APIS = (Api("/v1/embeddings"),)
 
 
 def declare(app: FastAPI) -> None:

@@ -11,12 +11,11 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
-from gateway.dialects.plain import PLAIN
 from gateway.parts import Api
 
-_state = partial(Api, dialect=PLAIN, takes_slot=False, is_native=True, scope="admin", is_inner_state=True)
+_state = partial(Api, takes_slot=False, is_native=True, scope="admin", is_inner_state=True)
 _SLOTS = _state("/slots", method="GET", body="none")
-_SLOT = _state("/slots/{id}", body="any", listed_as="/slots")
+_SLOT = _state("/slots/{id}", body="any")
 _PROPS = _state("/props")
 _LORA = _state("/lora-adapters", body="any")
 APIS = (_SLOTS, _SLOT, _PROPS, _LORA)

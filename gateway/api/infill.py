@@ -6,10 +6,9 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
-from gateway.dialects.native import NATIVE
 from gateway.parts import Api
 
-APIS = (Api("/infill", NATIVE, streams=True, is_native=True),)
+APIS = (Api("/infill", streams=True, is_native=True),)
 
 
 def declare(app: FastAPI) -> None:

@@ -6,11 +6,10 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything, MessagesRequest
-from gateway.dialects.messages import MESSAGES
 from gateway.parts import Api
 
-_MESSAGES = Api("/v1/messages", MESSAGES, streams=True)
-_COUNT = Api("/v1/messages/count_tokens", MESSAGES, takes_slot=False)
+_MESSAGES = Api("/v1/messages", streams=True)
+_COUNT = Api("/v1/messages/count_tokens", takes_slot=False)
 APIS = (_MESSAGES, _COUNT)
 
 

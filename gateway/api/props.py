@@ -6,11 +6,10 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
-from gateway.dialects.plain import PLAIN
 from gateway.parts import Api
 
-_PROPS = Api("/props", PLAIN, method="GET", takes_slot=False, is_native=True, body="none")
-_LORA = Api("/lora-adapters", PLAIN, method="GET", takes_slot=False, is_native=True, body="none")
+_PROPS = Api("/props", method="GET", takes_slot=False, is_native=True, body="none")
+_LORA = Api("/lora-adapters", method="GET", takes_slot=False, is_native=True, body="none")
 APIS = (_PROPS, _LORA)
 
 

@@ -6,10 +6,9 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything, RerankRequest
-from gateway.dialects.plain import PLAIN
 from gateway.parts import Api
 
-APIS = (Api("/v1/rerank", PLAIN),)
+APIS = (Api("/v1/rerank"),)
 
 
 def declare(app: FastAPI) -> None:

@@ -6,10 +6,9 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything, ResponsesRequest
-from gateway.dialects.responses import RESPONSES
 from gateway.parts import Api
 
-APIS = (Api("/v1/responses", RESPONSES, streams=True),)
+APIS = (Api("/v1/responses", streams=True),)
 
 
 def declare(app: FastAPI) -> None:

@@ -6,7 +6,6 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
-from gateway.dialects.plain import PLAIN
 from gateway.parts import Api
 
 _SAID = {
@@ -14,7 +13,7 @@ _SAID = {
     "/detokenize": ("Text of tokens", "The text of `tokens`."),
     "/apply-template": ("Prompt of messages", "What the model's chat template makes of `messages`."),
 }
-APIS = tuple(Api(path, PLAIN, takes_slot=False, is_native=True) for path in _SAID)
+APIS = tuple(Api(path, takes_slot=False, is_native=True) for path in _SAID)
 
 
 def declare(app: FastAPI) -> None:

@@ -5,9 +5,11 @@ A family says how its streams end and fail, where it counts tokens, and how a bl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
 from gateway.request import InferenceRequest
 
 HOLD_LIMIT = 4 * 1024 * 1024
@@ -28,7 +30,9 @@ class Usage(NamedTuple):
 class Events(Protocol):
     """One stream on its way through: whole events only, its usage noted, its end known."""
 
-    usage: Usage | None
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens, as far as the engine has told."""
 
     def feed(self, chunk: bytes) -> bytes:
         """What to pass on now: whole events, as many as `chunk` completes. Perhaps nothing.
@@ -52,7 +56,9 @@ class Events(Protocol):
 class Gathering(Protocol):
     """A blocking answer in the making, from the events of a stream."""
 
-    usage: Usage | None
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens, as far as the engine has told."""
 
     def feed(self, chunk: bytes) -> None:
         """Take bytes of the stream, cut anywhere.
@@ -67,13 +73,24 @@ class Gathering(Protocol):
 
 
 class Dialect(Protocol):
-    """One API family. Instances hold no state."""
+    """One API family as an engine serves it. Instances hold no state."""
 
     heartbeat: bytes
     """What breaks a stream's silence, between events."""
 
-    def body_for(self, request: InferenceRequest, served_name: str, *, as_stream: bool) -> bytes:
-        """The bytes for an engine that calls the model `served_name`; the original ones where nothing must change.
+    def takes(self, request: InferenceRequest) -> bool:
+        """Whether this way of serving the family can do what the request asks for. Where not, the next way is
+        looked at (`ways.WAYS`)."""
+
+    def check(self, request: InferenceRequest, route: ModelRoute) -> None:
+        """Refuse what the model does not take. Called before all that follows, once for each version of the route.
+
+        Raises:
+            RoundhouseError: `invalid_request`, or what the model cannot do.
+        """
+
+    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+        """The bytes for an engine of the model; the original ones where nothing must change.
 
         `as_stream`: the client asked for a blocking answer, and the engine is to be asked for a stream.
         """
@@ -84,6 +101,10 @@ class Dialect(Protocol):
     def gathering(self, request: InferenceRequest) -> Gathering | None:
         """For a blocking answer made of a stream; None: what this request asks for cannot be made of one, so that
         it must go as it is."""
+
+    def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
+        """What makes the client's body of an engine's blocking answer, where that must change. Errors never come by
+        it. It may raise RoundhouseError, which is answered instead."""
 
     def usage_in(self, body: bytes) -> Usage | None:
         """The usage that a blocking answer tells, without decoding the rest of it."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from controller.schema.errors import RoundhouseError
 from gateway.dialects import errors, usage
 from gateway.dialects.base import Usage
+from gateway.dialects.spoken import SpokenDialect
 
 
-class EnvelopeDialect:
+class EnvelopeDialect(SpokenDialect):
     """Their part of a `Dialect`."""
 
     heartbeat: bytes = b": ka\n\n"

@@ -6,11 +6,13 @@ import re
 from typing import Any, ClassVar, Final
 
 from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
 from gateway.dialects import bodies, errors, usage
 from gateway.dialects.base import Events, Gathering, Usage
 from gateway.dialects.exclusions import differs_as_stream, wants_probabilities
 from gateway.dialects.messages_gathering import MessagesGathering
 from gateway.dialects.reading import Fields
+from gateway.dialects.spoken import SpokenDialect
 from gateway.dialects.streams import PassingEvents
 from gateway.request import InferenceRequest
 from gateway.sse import data_of
@@ -53,16 +55,16 @@ class MessagesEvents(PassingEvents):
         return _ERROR_NAME.search(event) is not None or errors.is_anthropic(errors.decoded(data_of(event)))
 
 
-class MessagesDialect:
+class MessagesDialect(SpokenDialect):
     """Messages, and the counting of their tokens."""
 
     heartbeat: bytes = b'event: ping\ndata: {"type": "ping"}\n\n'
 
-    def body_for(self, request: InferenceRequest, served_name: str, *, as_stream: bool) -> bytes:
+    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
         if as_stream:
-            return bodies.as_stream(request, served_name, ask_for_usage=False)
-        return bodies.as_named(request, served_name)
+            return bodies.as_stream(request, route.served_name, ask_for_usage=False)
+        return bodies.as_named(request, route.served_name)
 
     def events(self, request: InferenceRequest) -> Events:
         """See Dialect."""

@@ -6,6 +6,7 @@ import re
 from typing import Any, ClassVar, Final
 
 from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
 from gateway.dialects import bodies, errors
 from gateway.dialects.base import Events, Gathering, Usage
 from gateway.dialects.envelope import EnvelopeDialect
@@ -138,11 +139,11 @@ class _Answer:
 class NativeDialect(EnvelopeDialect):
     """Infill."""
 
-    def body_for(self, request: InferenceRequest, served_name: str, *, as_stream: bool) -> bytes:
+    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
         if as_stream:
-            return bodies.as_stream(request, served_name, ask_for_usage=False)
-        return bodies.as_named(request, served_name)
+            return bodies.as_stream(request, route.served_name, ask_for_usage=False)
+        return bodies.as_named(request, route.served_name)
 
     def events(self, request: InferenceRequest) -> Events:
         """See Dialect."""

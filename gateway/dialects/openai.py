@@ -9,6 +9,7 @@ import re
 from typing import Any, ClassVar, Final
 
 from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
 from gateway.dialects import bodies, errors, usage
 from gateway.dialects.base import Events, Gathering
 from gateway.dialects.envelope import EnvelopeDialect
@@ -71,13 +72,13 @@ class OpenAIDialect(EnvelopeDialect):
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat
 
-    def body_for(self, request: InferenceRequest, served_name: str, *, as_stream: bool) -> bytes:
+    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
         if as_stream:
-            return bodies.as_stream(request, served_name, ask_for_usage=True)
+            return bodies.as_stream(request, route.served_name, ask_for_usage=True)
         if request.stream and not request.wants_usage:
-            return bodies.with_usage(request, served_name)
-        return bodies.as_named(request, served_name)
+            return bodies.with_usage(request, route.served_name)
+        return bodies.as_named(request, route.served_name)
 
     def events(self, request: InferenceRequest) -> Events:
         """See Dialect."""

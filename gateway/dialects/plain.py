@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from controller.schema.routing import ModelRoute
 from gateway.dialects import bodies
 from gateway.dialects.base import Events, Gathering
 from gateway.dialects.envelope import EnvelopeDialect
@@ -14,9 +15,9 @@ from gateway.request import InferenceRequest
 class PlainDialect(EnvelopeDialect):
     """One body there, one back."""
 
-    def body_for(self, request: InferenceRequest, served_name: str, *, as_stream: bool) -> bytes:
+    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
-        return bodies.as_named(request, served_name)
+        return bodies.as_named(request, route.served_name)
 
     def events(self, request: InferenceRequest) -> Events:
         """See Dialect. For an engine that streams where none is known to: it passes."""

@@ -1,4 +1,4 @@
-"""Reads the events of a stream as they come, for an answer that is made of them."""
+"""Reads the events of a stream as they come."""
 
 from __future__ import annotations
 
@@ -16,43 +16,24 @@ _DECODE: Final = json.JSONDecoder().raw_decode
 _ERROR_STARTS: Final = ("event: error", "event:error", "error:")
 
 
-class GatheredEvents(EventCutter, ABC):
-    """A blocking answer in the making. Each event is decoded once, when it is whole; what is none is passed over."""
+class EventReader(EventCutter, ABC):
+    """Each event is decoded once, when it is whole; what is none is passed over."""
 
-    __slots__ = ("_failure", "_is_done", "usage")
+    __slots__ = ("_is_done", "usage")
 
     def __init__(self) -> None:
         super().__init__()
-        self._failure: tuple[int, bytes] | None = None
         self._is_done = False
+        """`[DONE]` has come."""
         self.usage: Usage | None = None
-
-    def feed(self, chunk: bytes) -> None:
-        """See Gathering."""
-        if events := self._cut(chunk):
-            self._read_all(events)
-
-    def result(self) -> tuple[int, bytes] | None:
-        """See Gathering."""
-        if held := self._take_held():
-            self._read_all(held)
-        if self._failure is not None:
-            return self._failure
-        answer = self._answer()
-        return None if answer is None else (200, encoded(answer))
 
     @abstractmethod
     def _take(self, fields: Fields) -> None:
-        """Add what an event says."""
+        """Note what an event says."""
 
     @abstractmethod
-    def _answer(self) -> Any:
-        """The body of the blocking answer; None: the stream is not at its end."""
-
     def _failed(self, error: Any) -> None:
-        """An error came: it is the answer, as the engine would have given it to a blocking call."""
-        if self._failure is None:
-            self._failure = status_of(error), encoded({"error": error})
+        """An error came, as the engine tells it."""
 
     def _read_all(self, events: bytes) -> None:
         text = events.decode("utf-8", "replace")
@@ -94,3 +75,36 @@ class GatheredEvents(EventCutter, ABC):
             return json.loads(data)
         except ValueError:
             return None
+
+
+class GatheredEvents(EventReader):
+    """A blocking answer in the making."""
+
+    __slots__ = ("_failure",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failure: tuple[int, bytes] | None = None
+
+    def feed(self, chunk: bytes) -> None:
+        """See Gathering."""
+        if events := self._cut(chunk):
+            self._read_all(events)
+
+    def result(self) -> tuple[int, bytes] | None:
+        """See Gathering."""
+        if held := self._take_held():
+            self._read_all(held)
+        if self._failure is not None:
+            return self._failure
+        answer = self._answer()
+        return None if answer is None else (200, encoded(answer))
+
+    @abstractmethod
+    def _answer(self) -> Any:
+        """The body of the blocking answer; None: the stream is not at its end."""
+
+    def _failed(self, error: Any) -> None:
+        """It is the answer, as the engine would have given it to a blocking call."""
+        if self._failure is None:
+            self._failure = status_of(error), encoded({"error": error})

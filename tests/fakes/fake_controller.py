@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from aiohttp import WSMsgType, web
 
@@ -33,8 +34,9 @@ def route(
     capabilities: Capabilities | None = None,
     target_inflight: int = 64,
     queue_limit: int | None = None,
+    **more: Any,
 ) -> ModelRoute:
-    """A model whose replicas listen at `urls`; they are named `<model>-0`, `<model>-1`, ..."""
+    """A model whose replicas listen at `urls`; they are named `<model>-0`, `<model>-1`, ... `more`: further fields."""
     endpoints = [{"replica": f"{name}-{number}", "base_url": url, "token": token} for number, url in enumerate(urls)]
     return ModelRoute(
         name=name,
@@ -52,6 +54,7 @@ def route(
         capabilities=capabilities or Capabilities(),
         target_inflight=target_inflight,
         queue_limit=queue_limit,
+        **more,
     )
 
 

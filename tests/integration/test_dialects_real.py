@@ -22,6 +22,7 @@ from gateway.dialects.native import NATIVE
 from gateway.dialects.openai import CHAT, COMPLETIONS
 from gateway.dialects.responses import RESPONSES
 from gateway.request import parse_request
+from tests.fakes.fake_controller import route
 from tests.support.clockwork_caller import SPOKEN, TEMPLATE, THOUGHT, make_caller
 from tests.support.require import require
 from tests.support.worker_process import Worker, free_port
@@ -160,7 +161,7 @@ def gathered(server: Worker, path: str, fields: Fields, *, part: int = 700) -> t
     request = parse_request(json.dumps({"model": "demo", **fields}).encode(), may_stream=True)
     gathering = dialect.gathering(request)
     assert gathering is not None
-    status, content_type, stream = ask(server, path, dialect.body_for(request, "demo", as_stream=True))
+    status, content_type, stream = ask(server, path, dialect.body_for(request, route("demo"), as_stream=True))
     if not content_type.startswith("text/event-stream"):
         assert status >= 400
         return status, json.loads(stream), None
@@ -281,7 +282,7 @@ def test_what_is_refused_really_differs(servers: Servers, path: str, fields: Fie
     own = json.loads(ask(servers.plain, path, body)[2])
     anyway = dialect.gathering(parse_request(json.dumps({"model": "demo"}).encode(), may_stream=True))
     assert anyway is not None
-    anyway.feed(ask(servers.plain, path, dialect.body_for(request, "demo", as_stream=True))[2])
+    anyway.feed(ask(servers.plain, path, dialect.body_for(request, route("demo"), as_stream=True))[2])
     result = anyway.result()
     assert result is not None
     made = json.loads(result[1])
@@ -296,7 +297,7 @@ def test_a_real_stream_passes_to_its_end(servers: Servers, path: str) -> None:
     fields = {"/v1/completions": PROMPT, "/v1/responses": ASKED, "/v1/messages": LETTER, "/infill": GAP}.get(path, HI)
     dialect = DIALECTS[path]
     request = parse_request(json.dumps({"model": "demo", "stream": True, **fields}).encode(), may_stream=True)
-    stream = ask(servers.caller, path, dialect.body_for(request, "demo", as_stream=False))[2]
+    stream = ask(servers.caller, path, dialect.body_for(request, route("demo"), as_stream=False))[2]
     events = dialect.events(request)
     passed = b"".join(events.feed(stream[start : start + 99]) for start in range(0, len(stream), 99))
     passed += events.finish()

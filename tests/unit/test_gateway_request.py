@@ -10,6 +10,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.dialects.openai import CHAT
 from gateway.dialects.plain import PLAIN
 from gateway.request import InferenceRequest, parse_native, parse_request
+from tests.fakes.fake_controller import route
 
 
 def refused(raw: bytes) -> RoundhouseError:
@@ -60,12 +61,12 @@ def test_a_wrong_field_is_named(raw: bytes, param: str) -> None:
 
 def test_the_original_bytes_are_forwarded_where_nothing_must_change() -> None:
     raw = b'{ "model":"m",  "messages": [], "n": 1.50, "unknown": {"model": "x"} }'
-    assert CHAT.body_for(parse_request(raw, may_stream=True), "m", as_stream=False) == raw
+    assert CHAT.body_for(parse_request(raw, may_stream=True), route("m"), as_stream=False) == raw
 
 
 def test_asking_for_usage_inserts_and_leaves_the_rest_alone() -> None:
     raw = b' {"model":"m","stream":true,"temperature":1.0e0,"s":"\\ud83d"}'
-    body = CHAT.body_for(parse_request(raw, may_stream=True), "m", as_stream=False)
+    body = CHAT.body_for(parse_request(raw, may_stream=True), route("m"), as_stream=False)
     assert (
         body
         == b' {"stream_options":{"include_usage":true},"model":"m","stream":true,"temperature":1.0e0,"s":"\\ud83d"}'
@@ -77,7 +78,7 @@ def test_asking_for_usage_keeps_other_stream_options(options: dict[str, object] 
     raw = json.dumps({"model": "m", "stream": True, "stream_options": options}).encode()
     request = parse_request(raw, may_stream=True)
     assert not request.wants_usage
-    sent = json.loads(CHAT.body_for(request, "m", as_stream=False))
+    sent = json.loads(CHAT.body_for(request, route("m"), as_stream=False))
     assert sent["stream_options"] == (options or {}) | {"include_usage": True}
 
 
@@ -85,18 +86,20 @@ def test_a_client_that_asks_for_usage_itself_changes_nothing() -> None:
     raw = b'{"model":"m","stream":true,"stream_options":{"include_usage":true}}'
     request = parse_request(raw, may_stream=True)
     assert request.wants_usage
-    assert CHAT.body_for(request, "m", as_stream=False) == raw
+    assert CHAT.body_for(request, route("m"), as_stream=False) == raw
 
 
 def test_an_alias_is_rewritten_and_every_other_field_kept() -> None:
     fields = {"model": "alias", "messages": [{"role": "user", "content": "Grüße \U0001f600"}], "seed": 2**60, "x": None}
-    sent = PLAIN.body_for(parse_request(json.dumps(fields).encode(), may_stream=True), "real/name:1", as_stream=False)
+    sent = PLAIN.body_for(
+        parse_request(json.dumps(fields).encode(), may_stream=True), route("real/name:1"), as_stream=False
+    )
     assert json.loads(sent) == fields | {"model": "real/name:1"}
 
 
 def test_a_lone_surrogate_survives_rewriting() -> None:
     raw = b'{"model":"alias","prompt":"\\ud800"}'
-    sent = PLAIN.body_for(parse_request(raw, may_stream=True), "m", as_stream=False)
+    sent = PLAIN.body_for(parse_request(raw, may_stream=True), route("m"), as_stream=False)
     assert json.loads(sent)["prompt"] == "\ud800"
 
 
@@ -104,7 +107,7 @@ def test_a_number_that_json_cannot_write_again_is_refused() -> None:
     raw = b'{"model":"alias","temperature":1e999,"stream":true,"stream_options":{}}'
     request = parse_request(raw, may_stream=True)
     with pytest.raises(RoundhouseError) as caught:
-        CHAT.body_for(request, "m", as_stream=False)
+        CHAT.body_for(request, route("m"), as_stream=False)
     assert caught.value.entry.code == "invalid_request"
 
 
@@ -112,7 +115,7 @@ def test_an_api_without_streams_passes_the_field_on_and_stays_blocking() -> None
     raw = b'{"model":"m","stream":true}'
     request = parse_request(raw, may_stream=False)
     assert not request.stream
-    assert PLAIN.body_for(request, "m", as_stream=False) == raw
+    assert PLAIN.body_for(request, route("m"), as_stream=False) == raw
 
 
 def native(query: bytes, fields: object, *, sole: str | None = "sole") -> InferenceRequest:
@@ -151,7 +154,7 @@ def test_where_a_native_request_names_its_model(query: bytes, fields: object, mo
 
 
 def test_an_alias_that_query_and_body_name_is_rewritten_in_the_body() -> None:
-    sent = PLAIN.body_for(native(b"model=alias", {"model": "alias", "content": "x"}), "real", as_stream=False)
+    sent = PLAIN.body_for(native(b"model=alias", {"model": "alias", "content": "x"}), route("real"), as_stream=False)
     assert json.loads(sent) == {"model": "real", "content": "x"}
 
 

@@ -1,0 +1,210 @@
+"""Families that are translated into chat completions, for engines that speak those. Pure."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
+from gateway.capabilities import check_prompt
+from gateway.dialects import errors
+from gateway.dialects.base import Events, Gathering, Usage
+from gateway.dialects.openai import CHAT
+from gateway.dialects.openai_gathering import OpenAIGathering
+from gateway.dialects.reading import EventReader
+from gateway.dialects.usage import usage_of
+from gateway.request import InferenceRequest, encode
+from gateway.translation import chat, thinking
+from gateway.translation.conversation import AnswerWriter, Fields, Finish, Prompt, Tokens
+
+
+class OverChat(ABC):
+    """Their part of a `Dialect`. The rest, errors and heartbeats, is the family's own dialect's."""
+
+    @abstractmethod
+    def read(self, request: InferenceRequest) -> Prompt:
+        """What is asked for. Raises RoundhouseError `invalid_request`, whose `param` is the place."""
+
+    @abstractmethod
+    def writer(self, request: InferenceRequest) -> AnswerWriter:
+        """For one answer."""
+
+    def takes(self, request: InferenceRequest) -> bool:
+        """See Dialect."""
+        return True
+
+    def check(self, request: InferenceRequest, route: ModelRoute) -> None:
+        """See Dialect."""
+        if request.prompt is None:
+            request.prompt = self.read(request)
+        check_prompt(request.prompt, route.capabilities, route.name)
+
+    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+        """See Dialect."""
+        prompt = request.prompt
+        assert prompt is not None, "checked before"
+        fields = chat.written(prompt)
+        fields = thinking.applied(fields, prompt.thinking, route.thinking_control)
+        fields["model"] = route.served_name
+        if as_stream or request.stream:
+            fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        return encode(fields)
+
+    def events(self, request: InferenceRequest) -> Events:
+        """See Dialect."""
+        return TranslatedEvents(self.writer(request))
+
+    def gathering(self, request: InferenceRequest) -> Gathering | None:
+        """See Dialect. All that `exclusions` knows are fields that reach the engine, and a blocking chat that cannot be
+        gathered goes as it is."""
+        assert request.prompt is not None, "checked before"
+        asked = chat.written(request.prompt)
+        native = InferenceRequest(b"", asked, request.model, stream=False, wants_usage=False)
+        return TranslatedGathering(self.writer(request)) if CHAT.gathering(native) is not None else None
+
+    def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
+        """See Dialect."""
+        writer = self.writer(request)
+        return lambda body: translated(body, writer)
+
+
+class TranslatedEvents(EventReader):
+    """A stream of chat completion chunks that becomes the client's family's."""
+
+    __slots__ = ("_finish", "_has_begun", "_is_over", "_out", "_stop_sequence", "_tokens", "_writer")
+
+    def __init__(self, writer: AnswerWriter) -> None:
+        super().__init__()
+        self._writer = writer
+        self._out: list[bytes] = []
+        self._has_begun = False
+        self._is_over = False
+        self._finish: Finish | None = None
+        self._stop_sequence: str | None = None
+        self._tokens: Tokens | None = None
+
+    def feed(self, chunk: bytes) -> bytes:
+        """See Events."""
+        events = self._cut(chunk)
+        return self._written(events) if events else b""
+
+    def finish(self) -> bytes:
+        """See Events."""
+        held = self._take_held()
+        return self._written(held) if held else b""
+
+    @property
+    def is_complete(self) -> bool:
+        """See Events."""
+        return self._is_over
+
+    def failure(self, error: RoundhouseError, request_id: str) -> bytes:
+        """See Events."""
+        if self._is_over:
+            return b""
+        self._is_over = True
+        return self._writer.failure(error.envelope(request_id).error.model_dump())
+
+    def _written(self, events: bytes) -> bytes:
+        self._read_all(events)
+        if self._is_done and not self._is_over and self._finish is not None:
+            self._is_over = True
+            self._out.append(self._writer.end(self._finish, self._stop_sequence, self._tokens))
+        out, self._out = b"".join(self._out), []
+        return out
+
+    def _take(self, fields: Fields) -> None:
+        if self._is_over:
+            return
+        if fields.get("error") is not None:
+            self._failed(fields["error"])
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            self._out.append(self._writer.begin())
+        choices = fields.get("choices")
+        if choices and isinstance(choices, list) and isinstance(choices[0], dict):
+            self._choice(choices[0])
+        if fields.get("usage"):
+            self._tokens = chat.tokens_of(fields["usage"])
+            self.usage = usage_of(fields["usage"])
+
+    def _choice(self, choice: Fields) -> None:
+        delta = choice.get("delta")
+        if delta and isinstance(delta, dict):
+            self._delta(delta, choice)
+        if choice.get("finish_reason") is not None:
+            finish = chat.finish_of(choice)
+            self._finish = "tool_calls" if finish == "stop" and self._finish == "tool_calls" else finish
+            self._stop_sequence = chat.stop_sequence_of(choice)
+
+    def _delta(self, delta: Fields, choice: Fields) -> None:
+        writer, out = self._writer, self._out
+        if thought := chat.thought_in(delta):
+            out.append(writer.thought(thought))
+        text = delta.get("content")
+        if text and isinstance(text, str):
+            out.append(writer.text(text, chat.logprobs_of(choice)))
+        if calls := delta.get("tool_calls"):
+            # An engine that ends with `stop` after calls means calls: clients wait for the reason.
+            self._finish = "tool_calls"
+            for call in calls if isinstance(calls, list) else ():
+                if isinstance(call, dict):
+                    out.append(_call(writer, call))
+        refusal = delta.get("refusal")
+        if refusal and isinstance(refusal, str):
+            out.append(writer.refusal(refusal))
+
+    def _failed(self, error: Any) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        envelope = errors.completed(errors.status_of(error), {"error": error}, b"", None)
+        self._out.append(self._writer.failure(envelope["error"]))
+
+
+class TranslatedGathering:
+    """A blocking answer of the client's family, made of a chat completion's stream."""
+
+    def __init__(self, writer: AnswerWriter) -> None:
+        self._writer = writer
+        self._chat = OpenAIGathering(is_chat=True)
+
+    @property
+    def usage(self) -> Usage | None:
+        """As the stream told."""
+        return self._chat.usage
+
+    def feed(self, chunk: bytes) -> None:
+        """See Gathering."""
+        self._chat.feed(chunk)
+
+    def result(self) -> tuple[int, bytes] | None:
+        """See Gathering."""
+        result = self._chat.result()
+        if result is None or result[0] >= 400:
+            return result
+        return result[0], translated(result[1], self._writer)
+
+
+def translated(body: bytes, writer: AnswerWriter) -> bytes:
+    """A blocking chat completion in the writer's family. Raises RoundhouseError: it is none."""
+    fields = errors.decoded(body)
+    if not isinstance(fields, dict) or not isinstance(fields.get("choices"), list):
+        raise RoundhouseError("engine_disconnected", "The engine failed: its answer is no chat completion.")
+    return errors.encoded(writer.whole(chat.answer_of(fields)))
+
+
+def _call(writer: AnswerWriter, call: Fields) -> bytes:
+    function = call.get("function")
+    if not isinstance(function, dict):
+        function = {}
+    index, call_id, name, arguments = call.get("index"), call.get("id"), function.get("name"), function.get("arguments")
+    return writer.call(
+        index if isinstance(index, int) else 0,
+        call_id if isinstance(call_id, str) and call_id else None,
+        name if isinstance(name, str) and name else None,
+        arguments if isinstance(arguments, str) else "",
+    )
