@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from controller.engines.base import Probe
-from controller.vitals import Outcome, Vitals, after, metric_sum
+from controller.vitals import Outcome, Vitals, after, context_length_in, metric_sum
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +18,8 @@ STARTING_INTERVAL_S = 0.05
 SLOWEST_STARTING_INTERVAL_S = 1.0
 FIRST_TOKEN_TIMEOUT_S = 300.0
 """The first token may compile kernels."""
+MODELS_PATH = "/v1/models"
+"""Every engine lists its one model there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class _Watched:
     task: asyncio.Task[None]
     nudge: asyncio.Event = field(default_factory=asyncio.Event)
     probed: asyncio.Event = field(default_factory=asyncio.Event)
+    told: bool = False
+    """The engine was asked what it serves, and answered."""
     vitals: Vitals = field(default_factory=Vitals)
 
 
@@ -114,7 +118,7 @@ class Prober:
             watched.probed.set()
             if before.health is not watched.vitals.health:
                 log.info("%s is %s%s", name, watched.vitals.health, f": {outcome.error}" if outcome.error else "")
-            if (before.health, before.idle) != (watched.vitals.health, watched.vitals.idle):
+            if _published(before) != _published(watched.vitals):
                 self._wake()
             if watched.vitals.ready_since is None:
                 pause = min(pause * 1.5, SLOWEST_STARTING_INTERVAL_S)
@@ -139,10 +143,23 @@ class Prober:
             dead = "EngineDead" in text
             return Outcome(healthy=False, dead=dead, error=f"health: HTTP {status}")
         if watched.vitals.ready_since is None and target.probe.ready_path:
-            fault = await self._first_token(target)
-            return Outcome(healthy=True, generated=fault is None, error=fault)
+            if fault := await self._first_token(target):
+                return Outcome(healthy=True, error=fault)
+            return Outcome(healthy=True, generated=True, context_length=await self._context_length(watched))
         busy, progress = await self._figures(target)
-        return Outcome(healthy=True, generated=True, busy=busy, progress=progress)
+        context_length = await self._context_length(watched)
+        return Outcome(healthy=True, generated=True, busy=busy, progress=progress, context_length=context_length)
+
+    async def _context_length(self, watched: _Watched) -> int | None:
+        """Asked once: it holds for an engine's life."""
+        if watched.told:
+            return None
+        try:
+            status, text = await self._get(watched.target, MODELS_PATH)
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
+        watched.told = status < 500
+        return context_length_in(text) if status == 200 else None
 
     async def _first_token(self, target: Target) -> str | None:
         timeout = aiohttp.ClientTimeout(total=FIRST_TOKEN_TIMEOUT_S, sock_connect=2.0)
@@ -169,6 +186,11 @@ class Prober:
     async def _get(self, target: Target, path: str) -> tuple[int, str]:
         async with self._session.get(target.base_url + path, headers=_headers(target), timeout=self._timeout) as answer:
             return answer.status, await answer.text(errors="replace")
+
+
+def _published(vitals: Vitals) -> tuple[object, ...]:
+    """What somebody waits for."""
+    return vitals.health, vitals.idle, vitals.context_length
 
 
 def _headers(target: Target) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from controller.assess import serves
 from controller.engines import ENGINES
+from controller.engines.base import Engine
 from controller.schema.keys import Key, KeyDefinition
 from controller.schema.routing import Endpoint, ModelRoute
 from controller.schema.status import ModelState, ModelStatus
@@ -63,7 +64,17 @@ def _route(want: DesiredModel, status: ModelStatus, replicas: list[ObservedRepli
         retry_at=status.retry_at,
         progress=status.progress,
         capabilities=engine.capabilities(want.definition),
+        thinking_control=engine.thinking_control(want.definition),
+        context_length=_context_length(engine, want, replicas),
+        takes_dimensions=engine.takes_dimensions,
+        shortens_embeddings=want.definition.matryoshka,
     )
+
+
+def _context_length(engine: Engine, want: DesiredModel, replicas: list[ObservedReplica]) -> int | None:
+    """What every engine that serves takes; while none has told, as declared."""
+    told = [replica.context_length for replica in replicas if replica.context_length is not None]
+    return min(told) if told else engine.context_length(want.definition)
 
 
 def _why_not(want: DesiredModel) -> str:

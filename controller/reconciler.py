@@ -303,6 +303,7 @@ class Reconciler:
             draining=draining,
             image_id=seen.image_id,
             argv=seen.argv,
+            context_length=vitals.context_length,
         )
 
     def _fractions(self, desired: DesiredState | None, replicas: Sequence[ObservedReplica]) -> Mapping[str, float]:

@@ -156,6 +156,8 @@ class ObservedReplica:
     draining: Draining | None = None
     image_id: str | None = None
     argv: tuple[str, ...] = ()
+    context_length: int | None = None
+    """Tokens of one request, as the ready engine tells; None: it has not told."""
 
 
 class OpKind(StrEnum):

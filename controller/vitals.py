@@ -7,6 +7,7 @@ not answer.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ class Outcome:
     progress: float | None = None
     """A figure that grows with its work."""
     error: str | None = None
+    context_length: int | None = None
+    """Tokens of one request, where it was asked and told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class Vitals:
     """By the engine's own figure, at the last probe; None: unknown."""
     probed_at: float | None = None
     error: str | None = None
+    context_length: int | None = None
+    """The last that it told; None: it has not, or does not."""
 
 
 def after(vitals: Vitals, outcome: Outcome, now: float) -> Vitals:
@@ -61,6 +66,7 @@ def after(vitals: Vitals, outcome: Outcome, now: float) -> Vitals:
         idle=None if outcome.busy is None else outcome.busy == 0,
         probed_at=now,
         error=outcome.error,
+        context_length=vitals.context_length if outcome.context_length is None else outcome.context_length,
     )
     if outcome.dead:
         return replace(seen, health=Health.DEAD)
@@ -78,3 +84,14 @@ def metric_sum(text: str, names: Iterable[str]) -> float | None:
     sample = re.compile(r"([A-Za-z_:][\w:]*)(?:\{[^}]*\})? ([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)(?:\s|$)")
     found = [float(match[2]) for line in text.splitlines() if (match := sample.match(line)) and match[1] in wanted]
     return sum(found) if found else None
+
+
+def context_length_in(text: str) -> int | None:
+    """Tokens of one request, by an engine's list of its one model: `max_model_len` (vLLM), or `meta.n_ctx`
+    (llama-server, which has counted slots and training context in; our worker)."""
+    try:
+        model = json.loads(text)["data"][0]
+        told = model.get("max_model_len") or model["meta"]["n_ctx"]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None

@@ -25,9 +25,10 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
-from gateway.app import Gateway, create_gateway
+from gateway.app import Gateway, create_gateway, open_store
 from gateway.client_http import ClientConnection
 from gateway.client_reading import ClientLimits
+from gateway.responses.store import ResponseStore, StoreError
 from gateway.settings import GatewaySettings
 
 EXIT_SETTINGS = 2
@@ -48,6 +49,12 @@ class Server(uvicorn.Server):
         end = asyncio.get_running_loop().call_later(self._grace_s, self._gateway.end_all)
         await super().shutdown(sockets)
         end.cancel()
+
+    async def _wait_tasks_to_complete(self) -> None:
+        """Wait for requests whose client is not there, too: uvicorn waits for connections."""
+        await super()._wait_tasks_to_complete()
+        while self._gateway.is_busy and not self.force_exit:  # noqa: ASYNC110 - as uvicorn does
+            await asyncio.sleep(0.05)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -74,6 +81,10 @@ def main() -> int:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         where = f"{settings.host}:{settings.port}"
         return _refuse(EXIT_PORT, f"cannot listen on {where}: {reason}. Choose another ROUNDHOUSE_HOST or _PORT.")
+    try:
+        store = open_store(settings)
+    except StoreError as error:
+        return _refuse(EXIT_SETTINGS, f"{error} (ROUNDHOUSE_STATE)")
     logging.basicConfig(
         level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -86,7 +97,7 @@ def main() -> int:
     if not settings.serves_everybody:
         log.info("%s is not loopback: requests are refused while no keys are declared", host)
     raise_file_limit()
-    server = server_of(settings)
+    server = server_of(settings, store)
     spare_the_collector()
     server.run(sockets=[listener])
     return 0
@@ -145,9 +156,9 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def server_of(settings: GatewaySettings) -> Server:
+def server_of(settings: GatewaySettings, store: ResponseStore | None) -> Server:
     """The HTTP server, with nothing switched on that costs and is not used."""
-    gateway = create_gateway(settings)
+    gateway = create_gateway(settings, store)
     limits = ClientLimits(settings.max_header_kib * 1024, settings.client_timeout_s, settings.keep_alive_s)
     protocol = functools.partial(ClientConnection, direct=gateway.inference, limits=limits)
     config = uvicorn.Config(

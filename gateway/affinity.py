@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
+
+from gateway.translation.conversation import Prompt
 
 MOST_KEYS: Final = 32
 """Of one request. What is alike for that long is one conversation, or one document."""
@@ -50,20 +54,29 @@ class Affinity(Generic[ReplicaT]):
             last.popitem(last=False)
 
 
-def prefix_keys(fields: Mapping[str, Any]) -> list[int]:
+def prefix_keys(fields: Mapping[str, Any], read: Prompt | None = None) -> list[int]:
     """The keys of a decoded request body, the longest beginning first; empty for one that has no text that we know.
 
-    One for each of the leading `messages`, with all before it; or for each block of a `prompt`, where that is a string.
+    Before all, where the client says which requests belong together (`prompt_cache_key`), that. Then one for each of
+    the leading `messages`, with all before it; or for each block of a `prompt`, where that is a string; or for each
+    turn of the request as a translation has `read` it.
     Equal beginnings give equal keys within this process; different ones nearly always different keys.
     """
+    keys = _beginnings(fields, read)
+    told = fields.get("prompt_cache_key")
+    return [hash(("prompt_cache_key", told)), *keys] if told and isinstance(told, str) else keys
+
+
+def _beginnings(fields: Mapping[str, Any], read: Prompt | None) -> list[int]:
     messages = fields.get("messages")
     if isinstance(messages, list):
-        return _cumulated([_digest(message) for message in messages[:MOST_KEYS]])
+        digests = [_digest(message) for message in messages[:MOST_KEYS]]
+        return _cumulated([_digest_of_any(fields["system"]), *digests] if "system" in fields else digests)
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
         ends = range(BLOCK, min(len(prompt), BLOCK * MOST_KEYS) + 1, BLOCK)
         return _cumulated([hash(prompt[end - BLOCK : end]) for end in ends])
-    return []
+    return _cumulated([_digest_of_any(turn) for turn in read.turns[:MOST_KEYS]]) if read is not None else []
 
 
 def _cumulated(parts: list[int]) -> list[int]:
@@ -96,9 +109,12 @@ def _digest_of_any(value: object) -> int:
             seen.append(len(each))
             ahead.extend(islice(each.values(), _NODES))
             ahead.extend(islice(each, _NODES))
-        elif isinstance(each, list):
+        elif isinstance(each, list | tuple):
             seen.append(len(each))
             ahead.extend(each[:_NODES])
+        elif is_dataclass(each):  # a turn, or what it is made of
+            seen.append(type(each))
+            ahead.extend(getattr(each, part.name) for part in dataclass_fields(each) if part.compare)
         else:
             seen.append(each)
     return hash(tuple(seen))

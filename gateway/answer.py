@@ -9,6 +9,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.asgi import error_headers
 from gateway.client_call import ClientCall, header_lines
 from gateway.dialects.base import Dialect, Events
+from gateway.request import InferenceRequest
 
 JSON_LINE: Final = b"content-type: application/json\r\n"
 _EVENT_STREAM_LINES: Final = (
@@ -16,6 +17,21 @@ _EVENT_STREAM_LINES: Final = (
     b"cache-control: no-cache\r\n"
     b"x-accel-buffering: no\r\n"  # a proxy in front must not collect the events
 )
+
+
+class Nowhere:
+    """Takes what a `ClientCall` sends."""
+
+    def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """See ClientCall, as for the others."""
+
+    def start(self, status: int, lines: bytes, first: bytes) -> None: ...
+
+    def send_part(self, part: bytes) -> None: ...
+
+    def end(self, last: bytes = b"") -> None: ...
+
+    def break_off(self) -> None: ...
 
 
 class Answer:
@@ -29,21 +45,25 @@ class Answer:
         "client_gone",
         "dialect",
         "ended",
+        "error",
         "events",
         "first_byte_at",
         "last_sent_at",
         "lines",
+        "request",
         "request_id",
         "status",
     )
 
     def __init__(self, call: ClientCall, dialect: Dialect, request_id: str, now: Callable[[], float]) -> None:
         """`now` gives monotonic seconds."""
-        self._call = call
+        self._call: ClientCall | Nowhere = call
         self._now = now
         self._is_stream = False
         self.dialect = dialect
         self.request_id = request_id
+        self.request: InferenceRequest | None = None
+        """What is answered, once that is known."""
         self.lines = b""
         """Header lines of every form of this answer."""
         self.events: Events | None = None
@@ -53,11 +73,17 @@ class Answer:
         self.first_byte_at: float | None = None
         """When the first byte of the engine's was sent, or of an error; heartbeats are none."""
         self.last_sent_at = 0.0
+        self.error: bytes | None = None
+        """Body of the error that was told, or would have been in an answer that had not begun."""
         self.broken_off: str | None = None
         """Code of the error that ended an answer after its status was sent."""
         self.ended = False
         self.client_gone = False
         """Nobody waited for its end."""
+
+    def detach(self) -> None:
+        """Go on without the client: what is sent from now on, nobody gets."""
+        self._call = Nowhere()
 
     def send_events(self, events: bytes) -> None:
         """Send whole events; the first ones commit the answer to being a stream."""
@@ -107,10 +133,12 @@ class Answer:
     def whole(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a complete answer. One that comes when a stream is committed becomes its last events."""
         self.ended = True
+        if status >= 400:
+            self.error = body
         if self.first_byte_at is None:
             self.first_byte_at = self._now()
         if self.status:
-            self._call.end(self.dialect.error_as_events(body))
+            self._call.end(self.dialect.error_as_events(body, self.request))
         else:
             self.status = status
             self._call.send_whole(status, self.lines + lines, body)
@@ -119,9 +147,9 @@ class Answer:
         """Tell the client of `error`, in the form that is left."""
         if self.ended:
             return
+        self.error = body = self.dialect.error_body(error, self.request_id)
         if not self.status:
-            lines = header_lines(error_headers(error))
-            self.whole(error.entry.status, lines, self.dialect.error_body(error, self.request_id))
+            self.whole(error.entry.status, header_lines(error_headers(error)), body)
             return
         self.broken_off = error.entry.code
         self.ended = True
@@ -130,4 +158,4 @@ class Answer:
         elif self.events is not None:
             self._call.end(self.events.failure(error, self.request_id))
         else:
-            self._call.end(self.dialect.error_as_events(self.dialect.error_body(error, self.request_id)))
+            self._call.end(self.dialect.error_as_events(body, self.request))

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from gateway.admission import Admission
-from gateway.api import INFERENCE_GROUPS, admin, document, errors, health, models
+from gateway.api import INFERENCE_GROUPS, admin, document, errors, health, models, stored_responses
 from gateway.api.declare import TAGS
 from gateway.controller_client import ControllerClient
 from gateway.controller_link import ControllerAddress, ControllerLink
@@ -30,7 +30,10 @@ from gateway.limits import Limits
 from gateway.live_routes import LiveRoutes
 from gateway.metrics import LinkState, Metrics
 from gateway.parts import Parts
-from gateway.settings import GatewaySettings
+from gateway.responses.responses import Responses
+from gateway.responses.store import ResponseStore
+from gateway.responses.stored import Bounds
+from gateway.settings import MIB, GatewaySettings
 
 DESCRIPTION = """Declared language models behind one OpenAI-compatible address.
 
@@ -53,25 +56,43 @@ class Gateway:
         """The server begins to stop: end what would go on for ever."""
         self.forward.begin_stop()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether some request is not over, perhaps one whose client is not there."""
+        return self.inference.is_busy
+
     def end_all(self) -> None:
         """The grace for what is under way is over: end it with a word."""
         self.inference.end_all()
         self.forward.end_all()
 
 
-def create_gateway(settings: GatewaySettings) -> Gateway:
-    """The whole gateway with these settings."""
+def open_store(settings: GatewaySettings) -> ResponseStore | None:
+    """The store of responses; None: none are stored. Raises StoreError."""
+    if not settings.responses_retention_s:
+        return None
+    max_bytes, retention_s = settings.responses_max_mib * MIB, settings.responses_retention_s
+    return ResponseStore(settings.state, max_bytes=max_bytes, retention_s=retention_s, clock=time.time)
+
+
+def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Gateway:
+    """The whole gateway with these settings. It closes the store at its end."""
     live, link_state, metrics, limits = LiveRoutes(), LinkState(), Metrics(), Limits()
     admission = Admission(settings.queue_limit)
     ledger = Ledger(time.time, admission.depths)
     engines = EngineClient(settings.connect_timeout_s)
     metrics.show_state(live, ledger, link_state, time.monotonic)
     metrics.show_connections(idle=lambda: engines.idle_connections, busy=lambda: engines.busy_connections)
+    if store is not None:
+        metrics.show_stored(lambda: store.stored, lambda: store.failures)
     cors = Cors(settings.cors_origins)
     lines, next_id = HeaderLines(cors), request_ids()
     hosts = HostRule(settings.host, settings.allowed_hosts, is_open=settings.open)
     gate = Gate(live, hosts, cors, time.time, serves_everybody=settings.serves_everybody)
-    parts = Parts(settings, live, ledger, admission, limits, engines, metrics, lines, time.monotonic, time.time)
+    responses = Responses(store, live, Bounds(settings.max_body_bytes), time.time)
+    parts = Parts(
+        settings, live, ledger, admission, limits, engines, metrics, lines, responses, time.monotonic, time.time
+    )
     apis = [api for group in INFERENCE_GROUPS for api in group.APIS]
     inference = InferenceRoutes(apis, parts, gate, next_id)
 
@@ -87,10 +108,11 @@ def create_gateway(settings: GatewaySettings) -> Gateway:
     )
     controller = ControllerClient(address)
     forward = admin.AdminForward(controller)
-    app = _framework(link, inference, engines, controller)
+    app = _framework(link, inference, engines, controller, store)
     for group in INFERENCE_GROUPS:
         group.declare(app)
     models.declare(app, live)
+    stored_responses.declare(app, responses)
     health.declare(app, version=app.version, live=live, ledger=ledger, link=link_state, metrics=metrics)
     admin.declare(app, forward)
     document.declare(app, controller)
@@ -99,7 +121,11 @@ def create_gateway(settings: GatewaySettings) -> Gateway:
 
 
 def _framework(
-    link: ControllerLink, inference: InferenceRoutes, engines: EngineClient, controller: ControllerClient
+    link: ControllerLink,
+    inference: InferenceRoutes,
+    engines: EngineClient,
+    controller: ControllerClient,
+    store: ResponseStore | None,
 ) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -107,6 +133,8 @@ def _framework(
         async with controller:
             yield
         await engines.close()
+        if store is not None:
+            await store.close()
         await link.say_goodbye()
         for task in tasks:
             task.cancel()

@@ -41,6 +41,8 @@ class Form(NamedTuple):
     """Of a stream, a blocking answer."""
     whole: Callable[[bytes], bytes] | None
     """Of a blocking answer's body, the client's; None: it passes as it is."""
+    may_flow: bool
+    """A blocking answer that is too long to hold passes as it is."""
 
 
 class Attempt:
@@ -134,7 +136,9 @@ class Attempt:
         elif streams and form.gathering is not None:
             self._relay = GatheringRelay(self._answer, form.gathering, hold_bytes)
         else:
-            self._relay = WholeRelay(self._answer, status, headers, hold_bytes, form.whole)
+            self._relay = WholeRelay(
+                self._answer, status, headers, hold_bytes, form.whole, may_flow=form.may_flow or form.whole is None
+            )
 
     def engine_data(self, data: bytes) -> None:
         """A part of its body."""

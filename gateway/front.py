@@ -20,7 +20,12 @@ from gateway.limits import Limits, client_headers
 logger = logging.getLogger(__name__)
 
 UNGATED = frozenset({"/health", "/metrics"})
-SCOPE_OF: tuple[tuple[str, KeyScope], ...] = (("/v1/admin/", "admin"), ("/v1/models/", "inference"))
+SCOPE_OF: tuple[tuple[str, KeyScope], ...] = (
+    ("/v1/admin/", "admin"),
+    ("/v1/models/", "inference"),
+    ("/models/", "inference"),
+    ("/v1/responses/", "inference"),
+)
 """Path prefixes that need a scope. The other routes of the framework only describe: any valid key opens them."""
 
 

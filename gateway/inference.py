@@ -15,6 +15,7 @@ from gateway.client_call import ClientCall, Handler
 from gateway.gate import Gate
 from gateway.parts import Api, Parts
 from gateway.proxy import Exchange
+from gateway.responses.exchange import ResponseExchange
 from gateway.routing import Routes
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,11 @@ class InferenceRoutes:
     def max_body_bytes(self) -> int:
         """Most bytes of a request's body."""
         return self._parts.settings.max_body_bytes
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether some exchange is not over."""
+        return bool(self._parts.exchanges)
 
     def end_all(self) -> None:
         """End every exchange: the gateway stops, and their grace is over."""
@@ -87,7 +93,8 @@ class InferenceRoutes:
 
     def _open(self, api: Api, client: ClientCall) -> Handler:
         parts = self._parts
-        exchange = Exchange(api, client, parts, self._next_id())
+        make = Exchange if api.state == "none" else ResponseExchange
+        exchange = make(api, client, parts, self._next_id())
         try:
             caller = self._gate.caller(client.headers)
             exchange.open(caller)

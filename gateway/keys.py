@@ -74,11 +74,15 @@ class Caller:
         known = self._known.get(route.name)
         if known is not None and known[0] == route.aliases:
             return known[1]
-        allowed = any(_matches(pieces, name) for name in (route.name, *route.aliases) for pieces in self._models)
+        allowed = any(map(self.sees_name, (route.name, *route.aliases)))
         if len(self._known) >= REMEMBERED_MODELS:
             self._known.clear()
         self._known[route.name] = (route.aliases, allowed)
         return allowed
+
+    def sees_name(self, name: str) -> bool:
+        """Whether the key is for a model by this name."""
+        return self._models is None or any(_matches(pieces, name) for pieces in self._models)
 
     def rank(self, service_tier: object) -> int:
         """The place of a request that asks for this tier: 0 priority, 1 default, 2 flex.

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.dialects.base import Usage
 from gateway.ledger import Ledger
 from gateway.live_routes import LiveRoutes
 from gateway.measured import Count, Counts, Distributions
+from gateway.responses.stored import Stored
 
 UNKNOWN_MODEL = "unknown"
 """Label of requests that named no declared model."""
@@ -130,6 +131,10 @@ class Metrics:
     def show_state(self, live: LiveRoutes, ledger: Ledger, link: LinkState, now: Callable[[], float]) -> None:
         """Add the gauges that are read off the gateway's parts. `now` is the clock of `link.table_at`."""
         self.registry.register(_State(live, ledger, link, now))
+
+    def show_stored(self, stored: Callable[[], Stored], failures: Callable[[], int]) -> None:
+        """Add what is to be known of stored responses, each asked for when it is read."""
+        self.registry.register(_StoredResponses(stored, failures))
 
     def show_connections(self, *, idle: Callable[[], int], busy: Callable[[], int]) -> None:
         """Add the gauge of the connections to engines, each count asked for when it is read."""
@@ -247,6 +252,22 @@ class _Connections(Collector):
     def collect(self) -> Iterator[Metric]:
         counts = {"idle": self._idle(), "busy": self._busy()}
         yield _gauge("engine_connections", "Open connections to engines; state is `idle` or `busy`.", "state", counts)
+
+
+class _StoredResponses(Collector):
+    def __init__(self, stored: Callable[[], Stored], failures: Callable[[], int]) -> None:
+        self._stored = stored
+        self._failures = failures
+
+    def collect(self) -> Iterator[Metric]:
+        stored = self._stored()
+        yield GaugeMetricFamily("roundhouse_gateway_stored_responses", "Responses that are stored.", stored.responses)
+        yield GaugeMetricFamily("roundhouse_gateway_stored_bytes", "What they take of the disk.", stored.bytes)
+        yield CounterMetricFamily(
+            "roundhouse_gateway_store_failures",
+            "How often the database of stored responses failed, or had no room.",
+            self._failures(),
+        )
 
 
 def _gauge(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:

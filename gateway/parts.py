@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from controller.schema.keys import KeyScope
 from controller.schema.routing import Endpoint
@@ -20,6 +20,7 @@ from gateway.limits import Limits
 from gateway.live_routes import LiveRoutes
 from gateway.metrics import Metrics
 from gateway.request import BodyKind, InferenceRequest, parse_native, parse_request
+from gateway.responses.responses import Responses
 from gateway.routing import Routes
 from gateway.settings import GatewaySettings
 from gateway.ways import WAYS
@@ -46,6 +47,8 @@ class Api:
     """It changes or reveals an engine's inner state, so it is off by default."""
     body: BodyKind = "object"
     """What JSON a request must hold. Where it is no object, the model is named in the query."""
+    state: Literal["none", "read", "made"] = "none"
+    """Of stored responses: a request does nothing with them, continues one, or makes one."""
     is_native: bool = False
     """llama.cpp's own: its model may be named in the query, or not at all where there is only one."""
 
@@ -104,6 +107,7 @@ class Parts:
     engines: EngineClient
     metrics: Metrics
     lines: HeaderLines
+    responses: Responses
     now: Callable[[], float]
     clock: Callable[[], float]
     turns: Turns = field(default_factory=Turns)

@@ -11,6 +11,7 @@ connection, and the clock. Each call does what can be done at once and returns.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
@@ -86,27 +87,27 @@ class Exchange:
 
     def begin(self, body: bytes) -> None:
         """The body is there."""
-        if self._is_over:
-            return
+        if not self._is_over:
+            self._guarded(self._read, body)
+
+    def _read(self, body: bytes) -> None:
+        self._request = request = self._api.read(body, self._client, self._parts.live.current)
+        self._answer.request = request
+        request.id, request.received_at = self._answer.request_id, self._parts.clock()
+        route = find(self._parts.live.current, request.model)
+        self._account.model = route.name
+        self._caller.may_use(route)
+        self._take_up(route, len(body))
+
+    def _guarded(self, step: Callable[..., None], *given: object) -> None:
+        """Take a step; whatever goes wrong is told to the client."""
         try:
-            self._request = request = self._api.read(body, self._client, self._parts.live.current)
-            route = find(self._parts.live.current, request.model)
-            self._account.model = route.name
-            self._caller.may_use(route)
-            self._check_takes(route)
-            now = self._parts.now()
-            if self._caller.is_limited:
-                tokens = estimated_tokens(len(body), request.fields)
-                self._account.entry = self._parts.limits.enter(self._caller, tokens, now)
-            if self._api.streams and request.stream:
-                self._streams = True
-                self._answer.last_sent_at = now
-                self._set_due()
-            self._seek(route, now)
+            step(*given)
         except RoundhouseError as error:
             self.fail(error)
-        except Exception:  # noqa: BLE001 - logged, and answered
-            self._fail_unexpectedly()
+        except Exception:
+            logger.exception("request %s failed", self._answer.request_id)
+            self.fail(RoundhouseError("internal_error", "The gateway failed on this request."))
 
     def client_gone(self) -> None:
         """Nobody listens any more. Closing the engine's connection makes it stop."""
@@ -126,6 +127,23 @@ class Exchange:
 
     # The way in
 
+    def _take_up(self, route: ModelRoute, size: int) -> None:
+        """The request, whose body has `size` bytes, is for a model that its caller may use."""
+        self._check_takes(route)
+        self._seek(route, self._enter(size))
+
+    def _enter(self, size: int) -> float:
+        """Count the request for its key's limits, and keep a stream's time. Now."""
+        request, now = self._request, self._parts.now()
+        if self._caller.is_limited:
+            tokens = estimated_tokens(size, request.fields)
+            self._account.entry = self._parts.limits.enter(self._caller, tokens, now)
+        if self._api.streams and request.stream:
+            self._streams = True
+            self._answer.last_sent_at = now
+            self._set_due()
+        return now
+
     def _check_takes(self, route: ModelRoute) -> None:
         self._way = way = way_for(self._api.path, self._request, route)
         way.dialect.check(self._request, route)
@@ -142,7 +160,7 @@ class Exchange:
         if refused is not None:
             self._await_load(route, refused, now)
         caller = self._caller
-        prefix = prefix_keys(request.fields) if len(route.endpoints) > 1 else ()
+        prefix = prefix_keys(request.fields, request.prompt) if len(route.endpoints) > 1 else ()
         rank = caller.rank(request.fields.get("service_tier"))
         ticket = Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix)
         self._ticket = ticket
@@ -165,34 +183,31 @@ class Exchange:
 
     def admitted(self, endpoint: Endpoint) -> None:
         """Admission has a slot for the request, which is taken already."""
+        if not self._is_over:
+            self._guarded(self._let_in, endpoint)
+
+    def _let_in(self, endpoint: Endpoint) -> None:
         parts, now = self._parts, self._parts.now()
-        if self._is_over:
-            return
-        try:
-            if self.waits_since is not None:
-                parts.metrics.series(self._account.model, self._api.path).waited(now - self.waits_since)
-            self.waits_since = self._load_by = None
-            self._set_due()
-            self._send(self._looked_at_again(), endpoint)
-        except RoundhouseError as error:
-            self.fail(error)
-        except Exception:  # noqa: BLE001 - logged, and answered
-            self._fail_unexpectedly()
+        if self.waits_since is not None:
+            parts.metrics.series(self._account.model, self._api.path).waited(now - self.waits_since)
+        self.waits_since = self._load_by = None
+        self._set_due()
+        self._send(self._looked_at_again(), endpoint)
 
     def table_changed(self) -> None:
         """A newer table came while the request waits."""
-        try:
-            route = self._looked_at_again()
-            refused = refusal(route, self._parts.clock())
-            if refused is None:
-                self._load_by = None
-                self._set_due()
-            elif not is_worth_waiting(route):
-                self.fail(overtaken(route) if refused.entry.code == "model_not_loaded" else refused)
-            elif self._load_by is None:
-                self._await_load(route, refused, self._parts.now())
-        except RoundhouseError as error:
-            self.fail(error)
+        self._guarded(self._look_at_table)
+
+    def _look_at_table(self) -> None:
+        route = self._looked_at_again()
+        refused = refusal(route, self._parts.clock())
+        if refused is None:
+            self._load_by = None
+            self._set_due()
+        elif not is_worth_waiting(route):
+            raise overtaken(route) if refused.entry.code == "model_not_loaded" else refused
+        elif self._load_by is None:
+            self._await_load(route, refused, self._parts.now())
 
     def _looked_at_again(self) -> ModelRoute:
         """The model as the table in force has it: by its own name, because an alias may have moved in the meantime.
@@ -224,7 +239,7 @@ class Exchange:
         # A kept connection that broke may merely have been stale; a second one would prove nothing.
         fresh = self._account.tries > 0
         self._account.tries += 1
-        form = Form(events, gathering, dialect.whole(request))
+        form = Form(events, gathering, dialect.whole(request), dialect.may_flow)
         self._attempt = Attempt(self, parts, self._answer, route.name, endpoint, form)
         self._attempt.start(self._api.method, way.target or request.target, headers, body, fresh=fresh)
 
@@ -245,14 +260,9 @@ class Exchange:
         if not isinstance(failure, (RefusedError, BrokenError)):
             self.fail(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
             return
-        try:
-            self._try_again(refused=isinstance(failure, RefusedError))
-        except RoundhouseError as error:
-            self.fail(error)
-        except Exception:  # noqa: BLE001 - logged, and answered
-            self._fail_unexpectedly()
+        self._guarded(self._try_again, isinstance(failure, RefusedError))
 
-    def _try_again(self, *, refused: bool) -> None:
+    def _try_again(self, refused: bool) -> None:
         parts, ticket = self._parts, self._ticket
         now = parts.now()
         route = self._looked_at_again()
@@ -283,10 +293,6 @@ class Exchange:
         answer.fail(error)
         self._close()
 
-    def _fail_unexpectedly(self) -> None:
-        logger.exception("request %s failed", self._answer.request_id)
-        self.fail(RoundhouseError("internal_error", "The gateway failed on this request."))
-
     def _close(self) -> None:
         """Give back all that the request holds, and count it. Whatever happens, this is run once."""
         if self._is_over:
@@ -300,7 +306,9 @@ class Exchange:
             self._account.tries += attempt.resent
         self._account.close(parts.metrics, self._api.path, self._caller, self._answer, attempt, now)
         # Nothing refers back to this from here: what the cyclic collector need not find, it need not stop for.
-        self._attempt = self._ticket = self._client.handler = None
+        self._attempt = self._ticket = None
+        if self._client.handler is self:
+            self._client.handler = None
         if ticket is not None:
             if self.waits_since is not None:
                 parts.ledger.on_change()
@@ -324,21 +332,18 @@ class Exchange:
             due = min(due, self._answer.last_sent_at + min(settings.heartbeat_s, settings.hold_headers_s))
         self.due_at = due
 
-    def _beat_at(self) -> float:
-        settings, answer = self._parts.settings, self._answer
-        return answer.last_sent_at + (settings.heartbeat_s if answer.status else settings.hold_headers_s)
-
     def on_time(self, now: float) -> None:
         """Something is due: the request's end, the end of its wait for a load, or a heartbeat."""
-        settings = self._parts.settings
+        settings, answer = self._parts.settings, self._answer
         if self._is_over:
             return
+        silence_s = settings.heartbeat_s if answer.status else settings.hold_headers_s
         if now >= self._deadline:
             limit = f"The answer was not complete after {settings.request_timeout_s:g} s."
             self.fail(RoundhouseError("request_timeout", limit))
         elif self._load_by is not None and now >= self._load_by:
             route = self._parts.live.current.models.get(self._account.model)
             self.fail(not_loaded_in_time(self._account.model, settings.autoload_timeout_s, route))
-        elif self._streams and now >= self._beat_at():
-            self._answer.heartbeat(now)
+        elif self._streams and now >= answer.last_sent_at + silence_s:
+            answer.heartbeat(now)
         self._set_due()

@@ -110,7 +110,7 @@ class GatheringRelay:
 
 
 class WholeRelay:
-    """A body is passed on once it is whole; one longer than `hold_bytes` flows through, unless it must be changed."""
+    """A body is passed on once it is whole; one longer than `hold_bytes` flows through as it is, if it may."""
 
     __slots__ = (
         "_answer",
@@ -119,6 +119,7 @@ class WholeRelay:
         "_held",
         "_hold_bytes",
         "_lines",
+        "_may_flow",
         "_size",
         "_status",
         "_translate",
@@ -133,14 +134,18 @@ class WholeRelay:
         headers: list[Header],
         hold_bytes: int,
         translate: Callable[[bytes], bytes] | None,
+        *,
+        may_flow: bool,
     ) -> None:
-        """`translate` makes the client's body of the engine's, where that is no error."""
+        """`translate` makes the client's body of the engine's, where that is no error. `may_flow`: an answer that is
+        too long to hold is passed on without it."""
         self._answer = answer
         self._engine_status = status
         self._status = client_status(status)
         self._lines = _lines(headers, is_error=self._status >= 400)
         self._translate = translate if self._status < 400 else None
-        self._hold_bytes = hold_bytes if self._translate is None else hold_bytes * STREAM_OVERHEAD
+        self._may_flow = may_flow or self._status >= 400
+        self._hold_bytes = hold_bytes if self._may_flow else hold_bytes * STREAM_OVERHEAD
         self._held: list[bytes] = []
         self._size = 0
         self._flows = False
@@ -155,7 +160,7 @@ class WholeRelay:
         self._held.append(data)
         self._size += len(data)
         if self._size > self._hold_bytes:
-            if self._translate is not None:
+            if not self._may_flow:
                 raise _failed("it sent more than a blocking answer may hold")
             held = b"".join(self._held)
             self._flows = True

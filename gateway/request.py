@@ -31,6 +31,10 @@ class InferenceRequest:
     """What is asked for in no family's form, once a translation has read it."""
     state: Any = None
     """What a route group keeps with its requests."""
+    id: str = ""
+    """The client knows it as `X-Request-Id`: of it are made the ids of answers that no engine gives one."""
+    received_at: float = 0.0
+    """Unix time in seconds."""
     names_model: bool = True
     """The body has the model's name; else the query has it, or there is only one that it can be."""
 

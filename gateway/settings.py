@@ -42,6 +42,18 @@ class GatewaySettings(BaseSettings):
         description="Serve the routes that change or reveal an engine's inner state: /slots, POST /props, "
         "POST /lora-adapters. With keys they need the scope `admin`.",
     )
+    state: Path = Field(
+        Path("state"),
+        description="Folder that stored responses are kept in, as `responses.db`. One gateway at a time holds it.",
+    )
+    responses_retention_h: float = Field(
+        720,
+        ge=0,
+        description="Hours that a response is stored after it was made or last continued; 0: none is stored.",
+    )
+    responses_max_mib: int = Field(
+        1024, ge=1, description="Most MiB of stored responses; those that were used longest ago make room."
+    )
     queue_limit: int = Field(
         8, ge=0, description="Requests that may wait for each replica of a model that does not say `queue_limit`."
     )
@@ -118,6 +130,11 @@ class GatewaySettings(BaseSettings):
     def max_body_bytes(self) -> int:
         """Largest request body, in bytes."""
         return self.max_body_mib * MIB
+
+    @property
+    def responses_retention_s(self) -> float:
+        """Seconds that a response is stored."""
+        return self.responses_retention_h * 3600
 
     @property
     def answer_buffer_bytes(self) -> int:

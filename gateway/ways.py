@@ -12,11 +12,15 @@ from typing import Final
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.dialects.base import Dialect
+from gateway.dialects.completions_over_chat import COMPLETIONS_OVER_CHAT
+from gateway.dialects.embeddings import EMBEDDINGS
 from gateway.dialects.messages import MESSAGES
+from gateway.dialects.messages_over_chat import MESSAGES_COUNTED_OVER_CHAT, MESSAGES_OVER_CHAT
 from gateway.dialects.native import NATIVE
 from gateway.dialects.openai import CHAT, COMPLETIONS
 from gateway.dialects.plain import PLAIN
-from gateway.dialects.responses import RESPONSES
+from gateway.dialects.rerank import RERANK, RERANK_V2
+from gateway.dialects.responses_over_chat import RESPONSES_COUNT, RESPONSES_OVER_CHAT
 from gateway.request import InferenceRequest
 
 
@@ -29,11 +33,14 @@ class Way:
     dialect: Dialect
     target: str | None = None
     """The engine's path; None: as the client asked."""
+    flawed_in: tuple[str, ...] = ()
+    """Backends whose engines lose a part of what is asked for, or answer in another form than the family's: for them
+    any other way is better."""
 
 
-def _spoken(path: str, dialect: Dialect) -> Way:
+def _spoken(path: str, dialect: Dialect, *, flawed_in: tuple[str, ...] = ()) -> Way:
     """The engine speaks it itself."""
-    return Way(path, dialect)
+    return Way(path, dialect, flawed_in=flawed_in)
 
 
 def _over(engine_path: str, dialect: Dialect) -> Way:
@@ -41,14 +48,32 @@ def _over(engine_path: str, dialect: Dialect) -> Way:
     return Way(engine_path, dialect, engine_path)
 
 
+_FLAWED_MESSAGES: Final = ("llama_server", "vllm_serve")
+"""llama-server's forget named tool choices, `none`, structured output, documents and the order of tool results, never
+say `stop_sequence`, and begin thoughts and calls with blocks that lack a field; vLLM's forget `thinking` and cached
+tokens, and share the last two (by its source)."""
+
 WAYS: Final[Mapping[str, tuple[Way, ...]]] = {
     "/v1/chat/completions": (_spoken("/v1/chat/completions", CHAT),),
-    "/v1/completions": (_spoken("/v1/completions", COMPLETIONS),),
-    "/v1/responses": (_spoken("/v1/responses", RESPONSES),),
-    "/v1/messages": (_spoken("/v1/messages", MESSAGES),),
-    "/v1/messages/count_tokens": (_spoken("/v1/messages/count_tokens", MESSAGES),),
-    "/v1/embeddings": (_spoken("/v1/embeddings", PLAIN),),
-    "/v1/rerank": (_spoken("/v1/rerank", PLAIN),),
+    "/v1/chat/completions/input_tokens": (_spoken("/v1/chat/completions/input_tokens", CHAT),),
+    "/v1/completions": (
+        _spoken("/v1/completions", COMPLETIONS),
+        _over("/v1/chat/completions", COMPLETIONS_OVER_CHAT),
+    ),
+    "/v1/responses": (_over("/v1/chat/completions", RESPONSES_OVER_CHAT),),
+    "/v1/responses/input_tokens": (_over("/v1/chat/completions/input_tokens", RESPONSES_COUNT),),
+    "/v1/messages": (
+        _spoken("/v1/messages", MESSAGES, flawed_in=_FLAWED_MESSAGES),
+        _over("/v1/chat/completions", MESSAGES_OVER_CHAT),
+    ),
+    "/v1/messages/count_tokens": (
+        _spoken("/v1/messages/count_tokens", MESSAGES, flawed_in=_FLAWED_MESSAGES),
+        _over("/v1/chat/completions/input_tokens", MESSAGES_COUNTED_OVER_CHAT),
+    ),
+    "/v1/embeddings": (_spoken("/v1/embeddings", EMBEDDINGS),),
+    "/v1/rerank": (_spoken("/v1/rerank", RERANK),),
+    "/rerank": (_over("/v1/rerank", RERANK),),
+    "/v2/rerank": (_over("/v1/rerank", RERANK_V2),),
     "/tokenize": (_spoken("/tokenize", PLAIN),),
     "/detokenize": (_spoken("/detokenize", PLAIN),),
     "/apply-template": (_spoken("/apply-template", PLAIN),),
@@ -75,7 +100,7 @@ def way_for(path: str, request: InferenceRequest, route: ModelRoute) -> Way:
     for way in WAYS[path]:
         if not apis or way.needs in apis:
             offered = way
-            if way.dialect.takes(request):
+            if route.backend not in way.flawed_in and way.dialect.takes(request):
                 break
     if offered is None:
         listed = ", ".join(offered_paths(route))

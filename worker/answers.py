@@ -96,12 +96,12 @@ class ChatShape(_Envelope):
 
     def chunk(self, piece: Piece) -> Object:
         """Text as `delta.content`."""
-        delta: Object = {}
+        delta = _thought(piece.thought)
         if piece.text:
             delta["content"] = piece.text
         if piece.tool_calls:
             delta["tool_calls"] = list(piece.tool_calls)
-        return self._chunk(delta, piece.finish_reason)
+        return self._chunk(delta, piece.finish_reason, piece.stop_reason)
 
     def counts(self, job: Job) -> Object:
         """After the last chunk."""
@@ -110,14 +110,15 @@ class ChatShape(_Envelope):
     def whole(self, pieces: Sequence[Piece], job: Job) -> Object:
         """One message."""
         message: Object = {"role": "assistant", "content": "".join(piece.text for piece in pieces)}
+        message |= _thought("".join(piece.thought for piece in pieces))
         calls = merge_tool_calls(delta for piece in pieces for delta in piece.tool_calls)
         if calls:
             message |= {"content": message["content"] or None, "tool_calls": calls}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(pieces)}
+        choice = {"index": 0, "message": message, "logprobs": None, **_end(*_end_of(pieces))}
         return {**self.wrap("chat.completion", [choice]), "usage": usage(job)}
 
-    def _chunk(self, delta: Object, finish_reason: FinishReason | None) -> Object:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(self, delta: Object, finish_reason: FinishReason | None, stop_reason: str | None = None) -> Object:
+        choice = {"index": 0, "delta": delta, "logprobs": None, **_end(finish_reason, stop_reason)}
         return self.wrap("chat.completion.chunk", [choice])
 
 
@@ -131,7 +132,8 @@ class CompletionShape(_Envelope):
 
     def chunk(self, piece: Piece) -> Object:
         """Text as `text`."""
-        return self.wrap("text_completion", [_text_choice(piece.text, piece.finish_reason)])
+        choice = _text_choice(piece.text, piece.finish_reason, piece.stop_reason)
+        return self.wrap("text_completion", [choice])
 
     def counts(self, job: Job) -> Object:
         """After the last chunk."""
@@ -140,15 +142,27 @@ class CompletionShape(_Envelope):
     def whole(self, pieces: Sequence[Piece], job: Job) -> Object:
         """One text."""
         text = "".join(piece.text for piece in pieces)
-        return {**self.wrap("text_completion", [_text_choice(text, _finish_reason(pieces))]), "usage": usage(job)}
+        return {**self.wrap("text_completion", [_text_choice(text, *_end_of(pieces))]), "usage": usage(job)}
 
 
-def _text_choice(text: str, finish_reason: FinishReason | None) -> Object:
-    return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+def _text_choice(text: str, finish_reason: FinishReason | None, stop_reason: str | None) -> Object:
+    return {"index": 0, "text": text, "logprobs": None, **_end(finish_reason, stop_reason)}
 
 
-def _finish_reason(pieces: Sequence[Piece]) -> FinishReason:
-    return next((piece.finish_reason for piece in reversed(pieces) if piece.finish_reason), "stop")
+def _end(finish_reason: FinishReason | None, stop_reason: str | None) -> Object:
+    """Why a choice ended. The stop string that ended it is told as vLLM tells it."""
+    stop = {} if stop_reason is None else {"stop_reason": stop_reason}
+    return {"finish_reason": finish_reason, **stop}
+
+
+def _end_of(pieces: Sequence[Piece]) -> tuple[FinishReason, str | None]:
+    last = next((piece for piece in reversed(pieces) if piece.finish_reason), Piece())
+    return last.finish_reason or "stop", last.stop_reason
+
+
+def _thought(text: str) -> Object:
+    """Under both names that clients read."""
+    return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
 def embeddings(vectors: list[list[float]], model: str, encoding: Literal["float", "base64"], job: Job) -> Object:

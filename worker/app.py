@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, cast
 
 from starlette.applications import Starlette
@@ -21,7 +21,7 @@ from worker.answers import ChatShape, CompletionShape, Shape
 from worker.engine import Api, Engine, Job, Piece
 from worker.errors import RequestError
 from worker.metrics import Counters, prometheus_text
-from worker.reply import Reply, StreamReply, WholeReply, error_response
+from worker.reply import Reply, StreamReply, WholeReply, error_response, failure
 from worker.runner import Runner
 from worker.schema import (
     ChatRequest,
@@ -31,6 +31,8 @@ from worker.schema import (
     RequestT,
     parse,
 )
+from worker.stops import until_stop
+from worker.text_routes import TextRoutes
 
 Answer = Response | Reply[Any]
 
@@ -43,6 +45,7 @@ class Worker:
         self.engine = engine
         self.counters = Counters()
         self.runner = Runner(engine.slots, self.counters)
+        self.texts = TextRoutes(engine, self._refusal)
         self._name = served_name
         self._created = int(time.time())
 
@@ -83,6 +86,9 @@ class Worker:
         if refusal := self._refusal("embeddings"):
             return refusal
         asked = await _read(request, EmbeddingRequest)
+        if asked.dimensions is not None:
+            message = "This engine gives embeddings as long as its model makes them: leave `dimensions` out."
+            raise RequestError(message, code="dimensions_unsupported", param="dimensions")
         encoding = asked.encoding_format or "float"
 
         def work(job: Job) -> Iterator[list[list[float]]]:
@@ -90,7 +96,10 @@ class Worker:
 
         return WholeReply(self.runner, work, lambda made, job: answers.embeddings(made[0], self._name, encoding, job))
 
-    def _generate(self, asked: GenerationRequest, shape: Shape, work: Callable[[Job], Iterator[Piece]]) -> Answer:
+    def _generate(self, asked: GenerationRequest, shape: Shape, engine: Callable[[Job], Generator[Piece]]) -> Answer:
+        def work(job: Job) -> Iterator[Piece]:
+            return until_stop(engine(job), asked.stops)
+
         if asked.stream:
             return StreamReply(self.runner, work, shape, include_usage=asked.include_usage)
         return WholeReply(self.runner, work, shape.whole)
@@ -113,9 +122,13 @@ def create_app(worker: Worker, token: str | None) -> Starlette:
         Route("/v1/chat/completions", worker.chat, methods=["POST"]),
         Route("/v1/completions", worker.completions, methods=["POST"]),
         Route("/v1/embeddings", worker.embeddings, methods=["POST"]),
+        Route("/v1/chat/completions/input_tokens", worker.texts.input_tokens, methods=["POST"]),
+        Route("/tokenize", worker.texts.tokenize, methods=["POST"]),
+        Route("/detokenize", worker.texts.detokenize, methods=["POST"]),
+        Route("/apply-template", worker.texts.apply_template, methods=["POST"]),
     ]
     middleware = [Middleware(BearerToken, token=token)] if token else []
-    handlers = {RequestError: _invalid_body, HTTPException: _http_error, Exception: _bug}
+    handlers = {RequestError: _refused, HTTPException: _http_error, Exception: _bug}
     return Starlette(routes=routes, middleware=middleware, exception_handlers=cast("Any", handlers))
 
 
@@ -144,8 +157,8 @@ def _loading() -> Response:
     return error_response("The model is being loaded.", "model_loading", 503)
 
 
-async def _invalid_body(request: Request, error: RequestError) -> Response:
-    return error_response(str(error), error.code, 400, error.param)
+async def _refused(request: Request, error: RequestError) -> Response:
+    return error_response(*failure(error))
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:

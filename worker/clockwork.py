@@ -155,7 +155,9 @@ def interleave_rotary(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArra
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path: Path, vocabulary: Vocabulary, weights: Tensors, context: int) -> None:
+def write_gguf(
+    path: Path, vocabulary: Vocabulary, weights: Tensors, context: int, template: str = CHAT_TEMPLATE
+) -> None:
     """Matrices as float16, norms as float32; `context` in tokens."""
     import gguf
     import numpy as np
@@ -176,6 +178,7 @@ def write_gguf(path: Path, vocabulary: Vocabulary, weights: Tensors, context: in
     writer.add_vocab_size(len(vocabulary.tokens))
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     _add_tokenizer(writer, gguf.TokenType, vocabulary)
+    writer.add_chat_template(template)
     rotary = {"q_proj": HEADS, "k_proj": KV_HEADS}
     for name, weight in weights.items():
         heads = next((heads for part, heads in rotary.items() if part in name), None)
@@ -200,7 +203,6 @@ def _add_tokenizer(writer: Any, token_type: Any, vocabulary: Vocabulary) -> None
     writer.add_eos_token_id(vocabulary.id_of("<|end|>"))
     writer.add_pad_token_id(vocabulary.id_of("<|endoftext|>"))
     writer.add_add_bos_token(False)
-    writer.add_chat_template(CHAT_TEMPLATE)
 
 
 @contextmanager

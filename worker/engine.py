@@ -8,7 +8,7 @@ metrics and signals are the worker's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -16,7 +16,8 @@ from worker.errors import JobCancelledError
 from worker.metrics import Counters
 from worker.schema import ChatRequest, CompletionRequest
 
-Api = Literal["chat", "completions", "embeddings"]
+Api = Literal["chat", "completions", "embeddings", "tokens", "prompts"]
+"""`tokens`: what a text is to the model, and back. `prompts`: what a conversation is to it, and how long."""
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
@@ -25,9 +26,13 @@ class Piece:
     """A part of an answer, in order. The last piece of an answer has the finish reason."""
 
     text: str = ""
+    thought: str = ""
+    """What the model thinks, not says. In one piece it comes before the text."""
     tool_calls: tuple[dict[str, Any], ...] = ()
     """OpenAI's delta form: `index`, `id` and `function.name` once, then parts of `function.arguments`."""
     finish_reason: FinishReason | None = None
+    stop_reason: str | None = None
+    """The stop string that ended the answer."""
 
 
 class Job:
@@ -65,7 +70,11 @@ class Job:
 
 
 class Engine(Protocol):
-    """One model. Methods are called in engine threads, never in the event loop, and may block."""
+    """One model. Methods are called in threads, never in the event loop, and may block.
+
+    Stop strings are not the engine's: its pieces are closed when one is found. `tokenize`, `token_texts`, `prompt` and
+    `count` may be called while jobs run, each from a thread of its own; they are asked for only where `apis` says so.
+    """
 
     slots: int
     """Jobs that run at a time, each in a thread of its own; more wait in order of arrival. Known before `load`."""
@@ -75,11 +84,24 @@ class Engine(Protocol):
     def load(self) -> None:
         """Called once, before anything else. Raises LoadError."""
 
-    def chat(self, request: ChatRequest, job: Job) -> Iterator[Piece]:
+    def chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """Answer a conversation. Raises RequestError before the first piece."""
 
-    def complete(self, request: CompletionRequest, job: Job) -> Iterator[Piece]:
+    def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
         """Continue a text. Raises RequestError before the first piece."""
 
     def embed(self, texts: list[str], job: Job) -> list[list[float]]:
         """One vector of Euclidean length 1 for each text. Raises RequestError."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """The tokens of a text: with those that a prompt begins or ends with, or without; names of special tokens read
+        as these tokens, or as text."""
+
+    def token_texts(self, tokens: list[int]) -> list[bytes]:
+        """What each token stands for, which need not be UTF-8 on its own. Raises RequestError: no such token."""
+
+    def prompt(self, request: ChatRequest) -> str:
+        """What `chat` makes of a conversation for the model. Raises RequestError."""
+
+    def count(self, request: ChatRequest) -> int:
+        """How many tokens that is, as `chat` will count them. Raises RequestError."""

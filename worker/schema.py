@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from worker.errors import RequestError
 
+Text = Annotated[str, Field(min_length=1)]
+
 
 class StreamOptions(BaseModel):
     """How a stream is sent."""
@@ -30,11 +32,23 @@ class GenerationRequest(BaseModel):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    repeat_penalty: float | None = None
+    mirostat_mode: Literal[0, 1, 2] | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], float] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: Text | list[Text] | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """Texts that end the answer."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def token_limit(self) -> int | None:
@@ -56,15 +70,61 @@ class Message(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
+class Function(BaseModel):
+    """A function that the model may call. `parameters` is a JSON Schema."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: Text
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    """The one kind of tool."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(BaseModel):
+    """A function by its name."""
+
+    name: Text
+
+
+class NamedTool(BaseModel):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
 class ChatRequest(GenerationRequest):
     """`/v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     logprobs: Literal[False] | None = None
+    top_logprobs: Literal[0] | None = None
+    modalities: list[Literal["text"]] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    functions: None = None
+    function_call: None = None
     response_format: dict[str, Any] | None = None
+    thinking: Literal["default", "enabled", "disabled"] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    source_lang_code: str | None = None
+    target_lang_code: str | None = None
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model may call, as the client wrote them."""
+        return [] if self.tool_choice == "none" else [tool.model_dump(exclude_unset=True) for tool in self.tools or []]
 
     @property
     def token_limit(self) -> int | None:
@@ -73,15 +133,23 @@ class ChatRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
-    """`/v1/completions`. The prompt is a text, or its token ids."""
+    """`/v1/completions`. The prompt is a text, alone or in a list, or its token ids."""
 
-    prompt: str | list[int]
+    prompt: str | list[int] | list[str]
+    best_of: Literal[1] | None = None
     echo: Literal[False] | None = None
     suffix: None = None
     logprobs: None = None
 
-
-Text = Annotated[str, Field(min_length=1)]
+    @property
+    def text_or_tokens(self) -> str | list[int]:
+        """The one prompt. Raises RequestError."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        texts = [each for each in self.prompt if isinstance(each, str)]
+        if len(texts) > 1:
+            raise RequestError("`prompt` must be one: ask for one text after the other.", param="prompt")
+        return texts[0] if texts else [each for each in self.prompt if isinstance(each, int)]
 
 
 class EmbeddingRequest(BaseModel):
@@ -92,6 +160,7 @@ class EmbeddingRequest(BaseModel):
     model: str | None = None
     input: Text | Annotated[list[Text], Field(min_length=1)]
     encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -99,7 +168,22 @@ class EmbeddingRequest(BaseModel):
         return [self.input] if isinstance(self.input, str) else self.input
 
 
-_TYPES = ("str", "int", "float", "bool", "dict", "list")
+class TokenizeRequest(BaseModel):
+    """`/tokenize`, as llama-server has it: a text, or texts and token ids in a list."""
+
+    content: str | list[str | int]
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(BaseModel):
+    """`/detokenize`, as llama-server has it."""
+
+    tokens: list[int]
+
+
+_TYPES = ("str", "int", "float", "bool", "dict", "list", "Tool", "NamedTool")
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
@@ -115,16 +199,21 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
         raise RequestError(f"The body is not JSON: {first['msg']}", code="invalid_json")
     if not first["loc"]:
         raise RequestError("The body is not a JSON object.", code="invalid_json")
-    field = str(first["loc"][0])
-    where = _path(first["loc"])
-    if first["type"] == "missing":
-        raise RequestError(f"`{where}` is missing.", param=field)
-    # A field of several types gives an error for each: together they say what it may be.
-    messages = dict.fromkeys(error["msg"] for error in errors if _path(error["loc"]) == where)
-    raise RequestError(f"`{where}`: {', or: '.join(messages)}.", param=field)
+    # A field of several types gives an error for each: the type that got furthest is meant, or all that got as far.
+    same = [error for error in errors if error["loc"] and error["loc"][0] == first["loc"][0]]
+    meant = max(same, key=lambda error: len(_parts(error["loc"])))
+    place = _place(meant["loc"])
+    if meant["type"] == "missing":
+        raise RequestError(f"`{place}` is missing.", param=place)
+    messages = dict.fromkeys(error["msg"] for error in same if _place(error["loc"]) == place)
+    raise RequestError(f"`{place}`: {', or: '.join(messages)}.", param=place)
 
 
-def _path(location: tuple[int | str, ...]) -> str:
+def _parts(location: tuple[int | str, ...]) -> list[int | str]:
     # Beside names and indexes pydantic puts the alternatives of a union, such as `str` or `list[str]`.
-    parts = [str(part) for part in location]
-    return ".".join(part for part in parts if part.isdigit() or (part.isidentifier() and part not in _TYPES))
+    return [part for part in location if isinstance(part, int) or (part.isidentifier() and part not in _TYPES)]
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    named = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in _parts(location))
+    return "".join(named).removeprefix(".")

@@ -33,7 +33,13 @@ ROW: Final[dict[str, Any]] = {
             ],
         }
     },
-    "capabilities": {"modalities": ["text"], "multi_turn": True, "thinking_modes": ["default", "enabled", "disabled"]},
+    "capabilities": {
+        "modalities": ["text"],
+        "multi_turn": True,
+        "thinking_modes": ["default", "enabled", "disabled"],
+        "tools": True,
+        "structured_output": True,
+    },
     "definition": {
         "model_path": "google_gemma-4-E2B-it-Q8_0/google_gemma-4-E2B-it-Q8_0.gguf",
         "backend": "llama_cpp",

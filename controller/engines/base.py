@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 from controller.engines.load_fields import LoadFault, LoadField, LoadValue, faults_of
 from controller.schema.admin import Capabilities, PairPresets
 from controller.schema.desired import Definition
+from controller.schema.routing import ThinkingControl
 
 RuntimeKind = Literal["docker", "process"]
 
@@ -118,6 +119,10 @@ class Engine:
     """Requests that one engine can work on at a time, whatever is configured; None: no limit of its own."""
     notices_leaving: ClassVar[bool] = True
     """False: work on a blocking request goes on for a while after its client left."""
+    takes_dimensions: ClassVar[bool] = False
+    """It shortens embeddings itself to the `dimensions` of a request, or refuses; else it may overlook them."""
+    thinking_switch: ClassVar[ThinkingControl] = "chat_template_kwargs"
+    """How it is told to think or not, where it can be told."""
     load_fields: ClassVar[tuple[LoadField, ...]] = ()
     """What a live load may set."""
     load_recommendations: ClassVar[Mapping[str, PairPresets]] = MappingProxyType({})
@@ -146,6 +151,14 @@ class Engine:
     def capabilities(self, definition: Definition) -> Capabilities:
         """What requests it takes."""
         return Capabilities()
+
+    def thinking_control(self, definition: Definition) -> ThinkingControl | None:
+        """How it is told to think or not; None: it takes `default` alone."""
+        return self.thinking_switch if len(self.capabilities(definition).thinking_modes) > 1 else None
+
+    def context_length(self, definition: Definition) -> int | None:
+        """Tokens of one request, prompt and answer, as declared; None: nothing is said. What the engine tells rules."""
+        return None
 
     def artifacts(self, definition: Definition) -> tuple[str, ...]:
         """Model paths whose sizes estimate the memory that a replica takes."""

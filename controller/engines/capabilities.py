@@ -7,7 +7,7 @@ from typing import get_args
 from controller.schema.admin import Capabilities, Modality, ThinkingMode
 from controller.schema.desired import Definition
 
-EMBEDDINGS = Capabilities(multi_turn=False)
+EMBEDDINGS = Capabilities(multi_turn=False, tools=False, structured_output=False)
 """Of a model that serves embeddings or rankings and nothing else."""
 
 
@@ -21,5 +21,12 @@ def declared_over(definition: Definition, derived: Capabilities) -> Capabilities
     if definition.thinking_modes is not None:
         taken = {"default", *definition.thinking_modes}
         thinking = tuple(each for each in get_args(ThinkingMode) if each in taken)
+    tools, structured = definition.tools, definition.structured_output
     # Every field is set, so that none is left out of an answer that leaves out what is not set.
-    return Capabilities(modalities=modalities, multi_turn=multi_turn, thinking_modes=thinking)
+    return Capabilities(
+        modalities=modalities,
+        multi_turn=multi_turn,
+        thinking_modes=thinking,
+        tools=derived.tools if tools is None else tools,
+        structured_output=derived.structured_output if structured is None else structured,
+    )

@@ -12,6 +12,7 @@ from controller.engines.families import ChatFormat, family_of, thinking_modes
 from controller.engines.worker import not_yet, worker_probe
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
+from controller.schema.routing import ThinkingControl
 
 ComputeType = Literal[
     "default",
@@ -53,6 +54,7 @@ class CT2(Engine):
 
     name: ClassVar[str] = "ct2"
     definition = CT2Definition
+    thinking_switch: ClassVar[ThinkingControl] = "thinking"
     hashed_fields: ClassVar[tuple[str, ...]] = (
         "ct2_tokenizer",
         "ct2_compute_type",
@@ -70,8 +72,18 @@ class CT2(Engine):
         """One turn; Qwen3 can be told to think."""
         assert isinstance(definition, CT2Definition)
         family = family_of(definition.prompt_format, definition.model_path)
-        derived = Capabilities(multi_turn=False, thinking_modes=thinking_modes(family, "qwen3"))
+        derived = Capabilities(
+            multi_turn=False,
+            thinking_modes=thinking_modes(family, "qwen3"),
+            tools=False,
+            structured_output=False,
+        )
         return declared_over(definition, derived)
+
+    def context_length(self, definition: Definition) -> int | None:
+        """As declared."""
+        assert isinstance(definition, CT2Definition)
+        return definition.ct2_max_tokens
 
     def artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The folder."""

@@ -16,6 +16,7 @@ from controller.engines.load_fields import LoadFault, LoadField, LoadValue
 from controller.engines.worker import not_yet, worker_probe
 from controller.schema.admin import Capabilities, LoadConstraint, PairPresets
 from controller.schema.desired import Definition
+from controller.schema.routing import ThinkingControl
 
 QUANT: Final = r"^[2-8](,[2-8])?$"
 """`<bits>` for K and V alike, or `<k_bits>,<v_bits>`."""
@@ -99,6 +100,7 @@ class ExLlamaV3(Engine):
         "exllama_tensor_parallel",
         "prompt_format",
     )
+    thinking_switch: ClassVar[ThinkingControl] = "thinking"
     load_fields: ClassVar[tuple[LoadField, ...]] = _LOAD_FIELDS
     load_recommendations: ClassVar[Mapping[str, PairPresets]] = MappingProxyType({"exllama_cache_bit_pairs": _PAIRS})
 
@@ -139,9 +141,18 @@ class ExLlamaV3(Engine):
         assert isinstance(definition, ExLlamaV3Definition)
         family = family_of(definition.prompt_format, definition.model_path)
         derived = Capabilities(
-            multi_turn=definition.prompt_format is not None, thinking_modes=thinking_modes(family, "gemma4", "qwen3")
+            multi_turn=definition.prompt_format is not None,
+            thinking_modes=thinking_modes(family, "gemma4", "qwen3"),
+            tools=False,
+            structured_output=False,
         )
         return declared_over(definition, derived)
+
+    def context_length(self, definition: Definition) -> int | None:
+        """What one request may have of the cache."""
+        assert isinstance(definition, ExLlamaV3Definition)
+        bounds = (definition.exllama_cache_size, definition.exllama_max_rq_tokens)
+        return min((bound for bound in bounds if bound is not None), default=None)
 
     def artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The folder."""

@@ -9,8 +9,9 @@ from pydantic import Field
 from controller.engines.base import Engine, FileCheck, Probe
 from controller.engines.capabilities import declared_over
 from controller.engines.worker import not_yet, worker_chat_probe
-from controller.schema.admin import Capabilities
+from controller.schema.admin import Capabilities, Modality
 from controller.schema.desired import Definition
+from controller.schema.routing import ThinkingControl
 
 
 class LiteRTLMDefinition(Definition):
@@ -34,6 +35,7 @@ class LiteRTLM(Engine):
 
     name: ClassVar[str] = "litert_lm"
     definition = LiteRTLMDefinition
+    thinking_switch: ClassVar[ThinkingControl] = "thinking"
     most_inflight: ClassVar[int | None] = 1
     hashed_fields: ClassVar[tuple[str, ...]] = (
         "litert_lm_backend",
@@ -49,8 +51,14 @@ class LiteRTLM(Engine):
         """One turn; images where they are encoded."""
         assert isinstance(definition, LiteRTLMDefinition)
         images = definition.litert_lm_vision_backend is not None
-        derived = Capabilities(modalities=("text", "image") if images else ("text",), multi_turn=False)
+        modalities: tuple[Modality, ...] = ("text", "image") if images else ("text",)
+        derived = Capabilities(modalities=modalities, multi_turn=False, structured_output=False)
         return declared_over(definition, derived)
+
+    def context_length(self, definition: Definition) -> int | None:
+        """As declared."""
+        assert isinstance(definition, LiteRTLMDefinition)
+        return definition.litert_lm_max_tokens
 
     def artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The file."""

@@ -15,9 +15,10 @@ from controller.engines.families import PromptFormat, family_of, thinking_modes
 from controller.engines.llama_log import dots_progress
 from controller.engines.llama_server import GgmlType
 from controller.engines.load_fields import LoadField
-from controller.engines.worker import WORKER_TOKEN_ENV, worker_probe, worker_program
+from controller.engines.worker import WORKER_CHAT_APIS, WORKER_TOKEN_ENV, worker_probe, worker_program
 from controller.schema.admin import Capabilities, LoadConstraint, PairPresets
 from controller.schema.desired import Definition
+from controller.schema.routing import ThinkingControl
 
 
 class LlamaCppDefinition(Definition):
@@ -91,6 +92,7 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (r"No module named .?llama_cpp", Verdict("llama-cpp-python is not installed (extra `llama-cpp`)", True)),
     (r"not a GGUF", Verdict("not a GGUF file", True)),
     (r"unknown cache type|unrecognized arguments|invalid choice|neither the model nor", Verdict("bad argument", True)),
+    (r"the file has no chat template", Verdict("no chat template in the file", True)),
     (r"out of memory|insufficient memory|failed to allocate|MemoryError", Verdict("out of memory")),
     (r"port .*(taken|in use)|address already in use", Verdict("port taken")),
 )
@@ -105,29 +107,30 @@ class LlamaCpp(Engine):
     hashed_fields: ClassVar[tuple[str, ...]] = ("gguf_embedding", *(field for field, _ in _FLAGS))
     hashed_when_set: ClassVar[tuple[str, ...]] = ("prompt_format",)
     most_inflight: ClassVar[int | None] = 1
+    thinking_switch: ClassVar[ThinkingControl] = "thinking"
     load_fields: ClassVar[tuple[LoadField, ...]] = _LOAD_FIELDS
     load_recommendations: ClassVar[Mapping[str, PairPresets]] = MappingProxyType({"gguf_cache_type_pairs": _PAIRS})
 
-    def missing(self, definition: Definition) -> str | None:
-        """TranslateGemma's prompt. The other formats are what the file's own template makes."""
-        assert isinstance(definition, LlamaCppDefinition)
-        if definition.prompt_format == "translategemma_template":
-            return "prompt_format translategemma_template is not in this version: its structured prompt comes later"
-        return None
-
     def capabilities(self, definition: Definition) -> Capabilities:
-        """One turn for TranslateGemma; Gemma 4 can be told to think."""
+        """TranslateGemma translates one text, and calls nothing; Gemma 4 can be told to think."""
         assert isinstance(definition, LlamaCppDefinition)
         if definition.gguf_embedding:
             return declared_over(definition, EMBEDDINGS)
         family = family_of(definition.prompt_format, definition.model_path)
         if definition.gguf_chat_format is not None:
             family = None  # another template than the file's own
+        translates = definition.prompt_format == "translategemma_template"
         derived = Capabilities(
-            multi_turn=definition.prompt_format != "translategemma_template",
+            multi_turn=not translates,
             thinking_modes=thinking_modes(family, "gemma4"),
+            tools=not translates and definition.gguf_chat_format is None,
         )
         return declared_over(definition, derived)
+
+    def context_length(self, definition: Definition) -> int | None:
+        """As declared."""
+        assert isinstance(definition, LlamaCppDefinition)
+        return definition.gguf_n_ctx
 
     def artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The model."""
@@ -142,6 +145,8 @@ class LlamaCpp(Engine):
             value = getattr(definition, name)
             if value is not None:
                 args += (flag, str(value))
+        if definition.prompt_format is not None:
+            args += ("--prompt-format", definition.prompt_format)
         if definition.gguf_embedding:
             args.append("--embedding")
         args += definition.extra_args
@@ -160,7 +165,9 @@ class LlamaCpp(Engine):
     def apis(self, definition: Definition) -> tuple[str, ...]:
         """An embedding model serves nothing else."""
         assert isinstance(definition, LlamaCppDefinition)
-        return ("/v1/embeddings",) if definition.gguf_embedding else ("/v1/chat/completions", "/v1/completions")
+        if definition.gguf_embedding:
+            return ("/v1/embeddings", "/tokenize", "/detokenize")
+        return WORKER_CHAT_APIS
 
     def progress(self, log_tail: str) -> float | None:
         """By the dots that llama.cpp writes."""

@@ -81,6 +81,7 @@ _PATH_FLAGS: tuple[tuple[str, str], ...] = (
 
 _GENERATING = (
     "/v1/chat/completions",
+    "/v1/chat/completions/input_tokens",
     "/v1/completions",
     "/v1/responses",
     "/v1/messages",
@@ -248,6 +249,11 @@ class LlamaServer(Engine):
             return declared_over(definition, EMBEDDINGS)
         images = definition.llama_server_mmproj is not None
         return declared_over(definition, Capabilities(modalities=("text", "image") if images else ("text",)))
+
+    def context_length(self, definition: Definition) -> int | None:
+        """All of the cache: its slots share one, so a request alone may have it."""
+        assert isinstance(definition, LlamaServerDefinition)
+        return definition.llama_server_n_ctx
 
     def artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The model, and the projector and draft where named."""

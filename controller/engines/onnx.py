@@ -52,6 +52,11 @@ class Onnx(Engine):
         """Embeddings of texts."""
         return declared_over(definition, EMBEDDINGS)
 
+    def context_length(self, definition: Definition) -> int | None:
+        """As declared."""
+        assert isinstance(definition, OnnxDefinition)
+        return definition.onnx_max_tokens
+
     def artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The file."""
         assert isinstance(definition, OnnxDefinition)

@@ -10,6 +10,7 @@ from controller.engines.base import Engine, Remote
 from controller.engines.capabilities import declared_over
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
+from controller.schema.routing import ThinkingControl
 
 
 class OpenAIRemoteDefinition(Definition):
@@ -28,6 +29,11 @@ class OpenAIRemoteDefinition(Definition):
     remote_apis: list[str] = Field(
         default_factory=lambda: ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"],
         description="Paths that the server offers.",
+    )
+    thinking_field: ThinkingControl = Field(
+        default="chat_template_kwargs",
+        description="Field of a chat completion that tells it to think or not, where `thinking_modes` has more than "
+        "`default`.",
     )
     health_path: str = Field(default="/models", description="Path below base_url that answers 200 when all is well.")
 
@@ -49,6 +55,7 @@ class OpenAIRemote(Engine):
     definition = OpenAIRemoteDefinition
     runs: ClassVar[bool] = False
     default_target_inflight: ClassVar[int] = 64
+    takes_dimensions: ClassVar[bool] = True
     hashed_fields: ClassVar[tuple[str, ...]] = (
         "base_url",
         "remote_model",
@@ -74,5 +81,10 @@ class OpenAIRemote(Engine):
         return tuple(definition.remote_apis)
 
     def capabilities(self, definition: Definition) -> Capabilities:
-        """As declared; else text, conversations, and no say in thinking."""
+        """As declared; else text, conversations, tools, JSON, and no say in thinking."""
         return declared_over(definition, Capabilities())
+
+    def thinking_control(self, definition: Definition) -> ThinkingControl | None:
+        """As declared."""
+        assert isinstance(definition, OpenAIRemoteDefinition)
+        return definition.thinking_field if super().thinking_control(definition) else None

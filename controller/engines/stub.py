@@ -9,9 +9,10 @@ from pydantic import Field
 
 from controller.engines.base import Engine, Launch, Probe, RenderContext
 from controller.engines.capabilities import declared_over
-from controller.engines.worker import WORKER_TOKEN_ENV, worker_probe, worker_program
+from controller.engines.worker import WORKER_CHAT_APIS, WORKER_TOKEN_ENV, worker_probe, worker_program
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
+from controller.schema.routing import ThinkingControl
 
 
 class StubDefinition(Definition):
@@ -30,6 +31,7 @@ class Stub(Engine):
     name: ClassVar[str] = "stub"
     definition = StubDefinition
     image_kind: ClassVar[str | None] = "worker"
+    thinking_switch: ClassVar[ThinkingControl] = "thinking"
     hashed_fields: ClassVar[tuple[str, ...]] = ("stub_text", "stub_load_s", "stub_token_delay_ms", "stub_fail")
 
     def render(self, definition: Definition, ctx: RenderContext) -> Launch:
@@ -53,8 +55,8 @@ class Stub(Engine):
         return worker_probe()
 
     def apis(self, definition: Definition) -> tuple[str, ...]:
-        """All that the gateway offers."""
-        return ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+        """All that a worker has."""
+        return (*WORKER_CHAT_APIS, "/v1/embeddings")
 
     def progress(self, log_tail: str) -> float | None:
         """By its last `loading: 40 %`."""
@@ -62,5 +64,5 @@ class Stub(Engine):
         return int(told[-1]) / 100 if told else None
 
     def capabilities(self, definition: Definition) -> Capabilities:
-        """As declared; else text, in conversations."""
-        return declared_over(definition, Capabilities())
+        """As declared; else text, in conversations, and no more."""
+        return declared_over(definition, Capabilities(tools=False, structured_output=False))

@@ -163,12 +163,13 @@ class VllmEngine(Engine):
 
     start_timeout_s: ClassVar[float] = 1800.0
     default_target_inflight: ClassVar[int] = 64
+    takes_dimensions: ClassVar[bool] = True
     renders_inflight: ClassVar[bool] = True
     hashed_fields: ClassVar[tuple[str, ...]] = SHARED_HASHED
     load_fields: ClassVar[tuple[LoadField, ...]] = _LOAD_FIELDS
 
     def capabilities(self, definition: Definition) -> Capabilities:
-        """Images where anything is said about them."""
+        """Images where anything is said about them; tools with the parser of their calls."""
         assert isinstance(definition, VllmFields)
         if definition.vllm_embedding:
             return declared_over(definition, EMBEDDINGS)
@@ -176,8 +177,14 @@ class VllmEngine(Engine):
         derived = Capabilities(
             modalities=("text", "image") if _takes_images(definition) else ("text",),
             thinking_modes=thinking_modes(family, "gemma4", "qwen3"),
+            tools=definition.vllm_tool_call_parser is not None,
         )
         return declared_over(definition, derived)
+
+    def context_length(self, definition: Definition) -> int | None:
+        """As declared."""
+        assert isinstance(definition, VllmFields)
+        return definition.vllm_max_model_len
 
     def artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The model, where it lies in the models folder."""

@@ -8,6 +8,16 @@ from controller.engines.base import Probe, RenderContext
 
 WORKER_TOKEN_ENV = "ROUNDHOUSE_ENGINE_TOKEN"  # noqa: S105 - the variable's name, not its value
 
+WORKER_CHAT_APIS = (
+    "/v1/chat/completions",
+    "/v1/chat/completions/input_tokens",
+    "/v1/completions",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+)
+"""Paths of an engine that knows chats and its own tokens."""
+
 
 def worker_program(engine: str, ctx: RenderContext) -> tuple[str, ...]:
     """The worker's command line up to the engine's own flags."""

@@ -91,6 +91,14 @@ class Definition(BaseModel):
     thinking_modes: list[ThinkingMode] | None = Field(
         default=None, description="Values of a request's `thinking` that it takes; default: by backend."
     )
+    tools: bool | None = Field(default=None, description="Whether it calls tools; default: by backend.")
+    structured_output: bool | None = Field(
+        default=None, description="Whether answers can be held to JSON or a JSON Schema; default: by backend."
+    )
+    matryoshka: bool = Field(
+        default=False,
+        description="Its embeddings mean something also when cut short: the gateway serves a request's `dimensions`.",
+    )
 
     @model_validator(mode="after")
     def _replicas_within_bounds(self) -> Self:

@@ -81,6 +81,9 @@ class ModelRoute(Wire):
     context_length: int | None = Field(
         default=None, description="Tokens of prompt and answer together, of one request; null: not known."
     )
+    takes_dimensions: bool = Field(
+        default=False, description="The engine knows the `dimensions` of a request for embeddings."
+    )
     shortens_embeddings: bool = Field(
         default=False, description="The gateway may cut embeddings to the `dimensions` that a request asks for."
     )

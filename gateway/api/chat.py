@@ -1,23 +1,30 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions, and /v1/chat/completions/input_tokens, which is llama.cpp's own."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
-from gateway.api.schemas import ChatCompletion, ChatCompletionRequest
+from gateway.api.schemas import ChatCompletion, ChatCompletionRequest, InputTokens
 from gateway.parts import Api
 
-APIS = (Api("/v1/chat/completions", streams=True),)
+_CHAT, _COUNT = APIS = (
+    Api("/v1/chat/completions", streams=True),
+    Api("/v1/chat/completions/input_tokens", takes_slot=False),
+)
 
 
 def declare(app: FastAPI) -> None:
-    """Declare the route."""
+    """Declare the routes."""
     declare_inference(
         app,
-        APIS[0],
+        _CHAT,
         request=ChatCompletionRequest,
         answer=ChatCompletion,
         summary="Chat",
         text="Blocking or, with `stream: true`, as server-sent events.",
+    )
+    counted = "The tokens of what would be a request for a chat completion. Takes no slot of the engine."
+    declare_inference(
+        app, _COUNT, request=ChatCompletionRequest, answer=InputTokens, summary="Tokens of a chat", text=counted
     )

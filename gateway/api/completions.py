@@ -19,5 +19,6 @@ def declare(app: FastAPI) -> None:
         request=CompletionRequest,
         answer=Completion,
         summary="Completion of a prompt",
-        text="Blocking or, with `stream: true`, as server-sent events.",
+        text="Blocking or, with `stream: true`, as server-sent events. Where the engine knows conversations alone, the \
+prompt is what a user says, and `echo`, `suffix`, `logprobs`, `best_of`, `n`, tokens and several prompts are refused.",
     )

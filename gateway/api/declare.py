@@ -35,6 +35,7 @@ one model has the route, it need not be named."""
 TAGS: Final[list[dict[str, Any]]] = [
     {"name": "inference", "description": "OpenAI's API, answered by the engine of the model that a request names."},
     {"name": "engines", "description": "Routes of llama.cpp's own, answered by the engine of the model."},
+    {"name": "responses", "description": "Responses that are stored, or being made."},
     {"name": "models", "description": "What can be named in a request."},
     {"name": "operations", "description": "How the gateway is. Never gated."},
 ]
@@ -157,11 +158,19 @@ async def _unreachable(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def declare_inference(
-    app: FastAPI, api: Api, *, request: type[BaseModel] | None, answer: type[BaseModel], summary: str, text: str
+    app: FastAPI,
+    api: Api,
+    *,
+    request: type[BaseModel] | None,
+    answer: type[BaseModel],
+    summary: str,
+    text: str,
+    more_codes: tuple[str, ...] = (),
 ) -> None:
-    """Add the route of `api` to `app`'s document. `request` None: it has no body."""
+    """Add the route of `api` to `app`'s document. `request` None: it has no body. `more_codes`: error codes that no
+    other inference route answers with."""
     name = f"{api.method.lower()}_{api.path.removeprefix('/v1/').strip('/')}"
-    codes = (*INFERENCE, "route_disabled") if api.is_inner_state else INFERENCE
+    codes = (*more_codes, *INFERENCE, "route_disabled") if api.is_inner_state else (*more_codes, *INFERENCE)
     parameters = [_ID] if "{id}" in api.path else []
     if api.is_native:
         text = f"{text}\n\n{_NATIVE}"

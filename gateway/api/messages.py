@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
-from gateway.api.schemas import Anything, MessagesRequest
+from gateway.api.schemas import AnthropicMessage, MessagesRequest, MessagesTokensRequest, MessageTokens
 from gateway.parts import Api
 
 _MESSAGES = Api("/v1/messages", streams=True)
@@ -15,8 +15,10 @@ APIS = (_MESSAGES, _COUNT)
 
 def declare(app: FastAPI) -> None:
     """Declare the routes."""
-    text = "Anthropic's messages, blocking or as server-sent events, where the engine speaks them itself. Errors have \
-Anthropic's form, with the fields of the envelope inside."
-    declare_inference(app, _MESSAGES, request=MessagesRequest, answer=Anything, summary="Messages", text=text)
+    text = "Anthropic's messages, blocking or as server-sent events from `message_start` to `message_stop`, from any \
+model that answers chats. Errors have Anthropic's form, with the fields of the envelope inside; in a stream that has \
+begun, an event `error` is the last one."
+    declare_inference(app, _MESSAGES, request=MessagesRequest, answer=AnthropicMessage, summary="Messages", text=text)
     counted = "The tokens of what would be a request for messages. Takes no slot of the engine."
-    declare_inference(app, _COUNT, request=MessagesRequest, answer=Anything, summary="Tokens of messages", text=counted)
+    summary = "Tokens of messages"
+    declare_inference(app, _COUNT, request=MessagesTokensRequest, answer=MessageTokens, summary=summary, text=counted)

@@ -1,55 +1,137 @@
-"""GET /v1/models and /v1/models/{name}."""
+"""GET /v1/models and /v1/models/{name}, and GET /models, which is the list of llama-server's router."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import FastAPI, Path, Request
 from pydantic import BaseModel, Field
 
+from controller.schema.admin import Capabilities, Modality
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from gateway.api.declare import ANY_OTHER, GATE, errors, listed
 from gateway.live_routes import LiveRoutes
 from gateway.readiness import find
+from gateway.ways import offered_paths
+
+RouterState = Literal["unloaded", "loading", "loaded"]
+_ROUTER_STATES: Final[dict[ModelState, RouterState]] = {
+    ModelState.UNLOADED: "unloaded",
+    ModelState.LOADING: "loading",
+    ModelState.LOADED: "loaded",
+    # llama-server knows neither: one that takes no requests is unloaded to it, and one that failed is so with a mark.
+    ModelState.UNLOADING: "unloaded",
+    ModelState.FAILED: "unloaded",
+}
+"""State to what llama-server's router calls it."""
 
 
 class ModelObject(BaseModel):
-    """OpenAI's model object, and below it what is Roundhouse's own."""
+    """OpenAI's model object with Anthropic's fields, and below them what is Roundhouse's own."""
 
     id: str = Field(description="Its own name.")
     object: Literal["model"] = "model"
     created: int = Field(description="Unix time in seconds at which it was declared.")
     owned_by: Literal["roundhouse"] = "roundhouse"
+    type: Literal["model"] = "model"
+    display_name: str = Field(description="Its own name.")
+    created_at: datetime = Field(description="The time of `created`.")
+    max_input_tokens: int | None = Field(description="The same as `context_length`.")
     state: ModelState = Field(description="unloaded, loading, loaded, unloading or failed.")
     aliases: list[str] = Field(description="Other names for it.")
     backend: str = Field(description="What serves it.")
-    apis: list[str] = Field(description="Paths that its engine offers; empty: not known.")
+    apis: list[str] = Field(
+        description="Paths that are served for it, by its engine itself or by a translation; empty: not known."
+    )
+    capabilities: Capabilities = Field(description="What requests it takes; the others are refused.")
+    modalities: list[Modality] = Field(description="Kinds of input, as in `capabilities`.")
+    context_length: int | None = Field(
+        description="Tokens of one request, prompt and answer together; null: not known, because nothing is declared "
+        "and no engine is ready that tells."
+    )
 
     @classmethod
     def of(cls, route: ModelRoute) -> ModelObject:
         """What clients see of `route`."""
-        return cls(
-            id=route.name,
-            created=route.created,
-            state=route.state,
-            aliases=list(route.aliases),
-            backend=route.backend,
-            apis=list(route.apis),
-        )
+        return cls(**_fields(route))
 
 
 class ModelList(BaseModel):
-    """OpenAI's list of models."""
+    """OpenAI's list of models, and Anthropic's: all of them in one page."""
 
     object: Literal["list"] = "list"
     data: list[ModelObject] = Field(description="In name order.")
+    has_more: Literal[False] = False
+    first_id: str | None = Field(description="Of the first model; null: there is none.")
+    last_id: str | None = Field(description="Of the last model; null: there is none.")
+
+
+class RouterStatus(BaseModel):
+    """A model's state in the words of llama-server's router."""
+
+    value: RouterState
+    args: list[str] = Field(description="Always empty: command lines are the admin API's.")
+    failed: bool = Field(description="The last load failed.")
+
+
+class RouterArchitecture(BaseModel):
+    """What goes in and comes out."""
+
+    input_modalities: list[Modality]
+    output_modalities: list[Literal["text"]]
+
+
+class RouterModel(ModelObject):
+    """A model as llama-server's router lists it, and as GET /v1/models does."""
+
+    tags: list[str] = Field(description="Always empty.")
+    status: RouterStatus
+    architecture: RouterArchitecture
+
+
+class RouterModelList(BaseModel):
+    """The list of llama-server's router."""
+
+    object: Literal["list"] = "list"
+    data: list[RouterModel] = Field(description="In name order.")
+
+
+def _fields(route: ModelRoute) -> dict[str, Any]:
+    return {
+        "id": route.name,
+        "created": route.created,
+        "display_name": route.name,
+        "created_at": datetime.fromtimestamp(route.created, UTC),
+        "max_input_tokens": route.context_length,
+        "state": route.state,
+        "aliases": list(route.aliases),
+        "backend": route.backend,
+        "apis": offered_paths(route),
+        "capabilities": route.capabilities,
+        "modalities": list(route.capabilities.modalities),
+        "context_length": route.context_length,
+    }
+
+
+def _router_model(route: ModelRoute) -> RouterModel:
+    failed = route.state is ModelState.FAILED
+    made = _fields(route)
+    architecture = RouterArchitecture(input_modalities=made["modalities"], output_modalities=["text"])
+    status = RouterStatus(value=_ROUTER_STATES[route.state], args=[], failed=failed)
+    return RouterModel(**made, tags=[], status=status, architecture=architecture)
 
 
 def declare(app: FastAPI, live: LiveRoutes) -> None:
     """Declare the routes."""
     of_all = ("scope_required", *GATE)
     of_one = ("model_not_allowed", "unknown_model", *of_all)
+
+    def seen(request: Request) -> Iterator[ModelRoute]:
+        sees = request.state.caller.sees
+        return (route for route in live.current.models.values() if sees(route))
 
     @app.get(
         "/v1/models",
@@ -60,8 +142,20 @@ def declare(app: FastAPI, live: LiveRoutes) -> None:
         responses=errors(*of_all),
     )
     async def list_models(request: Request) -> ModelList:
-        sees = request.state.caller.sees
-        return ModelList(data=[ModelObject.of(route) for route in live.current.models.values() if sees(route)])
+        models = [ModelObject.of(route) for route in seen(request)]
+        ends = (models[0].id, models[-1].id) if models else (None, None)
+        return ModelList(data=models, first_id=ends[0], last_id=ends[1])
+
+    @app.get(
+        "/models",
+        summary="Declared models, as llama-server's router",
+        description="The same models, with `status.value` in llama-server's words: unloaded, loading or loaded.\n\n"
+        + listed(of_all),
+        tags=["models"],
+        responses=errors(*of_all),
+    )
+    async def list_for_router(request: Request) -> RouterModelList:
+        return RouterModelList(data=[_router_model(route) for route in seen(request)])
 
     @app.get(
         "/v1/models/{name:path}",

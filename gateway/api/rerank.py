@@ -1,17 +1,21 @@
-"""POST /v1/rerank: Jina's."""
+"""POST /v1/rerank and /rerank: Jina's, and Cohere's v1; /v2/rerank: Cohere's v2."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
-from gateway.api.schemas import Anything, RerankRequest
+from gateway.api.schemas import CohereRanking, CohereRerankRequest, Ranking, RerankRequest
 from gateway.parts import Api
 
-APIS = (Api("/v1/rerank"),)
+_V1, _ALIAS, _V2 = APIS = (Api("/v1/rerank"), Api("/rerank"), Api("/v2/rerank"))
 
 
 def declare(app: FastAPI) -> None:
-    """Declare the route."""
-    text = "Documents by how well they answer a query."
-    declare_inference(app, APIS[0], request=RerankRequest, answer=Anything, summary="Rerank", text=text)
+    """Declare the routes."""
+    text = "Documents by how well they answer a query, the best first. Scores are the engine's own: some give \
+probabilities, some logits. Takes the bodies of Jina and of Cohere's v1, and answers what clients of both read."
+    declare_inference(app, _V1, request=RerankRequest, answer=Ranking, summary="Rerank", text=text)
+    declare_inference(app, _ALIAS, request=RerankRequest, answer=Ranking, summary="Rerank", text="As /v1/rerank.")
+    text = "As /v1/rerank, in the form of Cohere's v2."
+    declare_inference(app, _V2, request=CohereRerankRequest, answer=CohereRanking, summary="Rerank, v2", text=text)

@@ -1,17 +1,36 @@
-"""POST /v1/responses."""
+"""POST /v1/responses, and /v1/responses/input_tokens. What is done with stored ones: `stored_responses`."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
-from gateway.api.schemas import Anything, ResponsesRequest
+from gateway.api.schemas import Anything, InputTokens, ResponsesRequest
 from gateway.parts import Api
 
-APIS = (Api("/v1/responses", streams=True),)
+_MAKE, _COUNT = APIS = (
+    Api("/v1/responses", streams=True, state="made"),
+    Api("/v1/responses/input_tokens", takes_slot=False, state="read"),
+)
+_CODES = ("previous_response_not_found", "response_store_failed", "tools_unsupported", "structured_output_unsupported")
 
 
 def declare(app: FastAPI) -> None:
-    """Declare the route."""
-    text = "OpenAI's responses, blocking or as server-sent events, where the engine speaks them itself."
-    declare_inference(app, APIS[0], request=ResponsesRequest, answer=Anything, summary="Responses", text=text)
+    """Declare the routes."""
+    made = (
+        "OpenAI's responses, blocking, as server-sent events, or with `background: true` without the client. The "
+        "gateway makes them of the engine's chat completions, and keeps them itself unless `store` is false."
+    )
+    counted = "The tokens of what would be a request for a response. Takes no slot of the engine."
+    declare_inference(
+        app, _MAKE, request=ResponsesRequest, answer=Anything, summary="Responses", text=made, more_codes=_CODES
+    )
+    declare_inference(
+        app,
+        _COUNT,
+        request=ResponsesRequest,
+        answer=InputTokens,
+        summary="Tokens of a response's input",
+        text=counted,
+        more_codes=_CODES,
+    )

@@ -5,7 +5,7 @@ Requests are passed to the engine as they are, so nothing here validates: an eng
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -65,8 +65,13 @@ class CompletionRequest(_Generation):
 class EmbeddingRequest(_Inference):
     """OpenAI's embedding request. Fields that are not listed reach the engine too."""
 
-    input: str | list[Any]
-    encoding_format: str | None = None
+    input: str | list[Any] = Field(description="A text, tokens, or an array of either.")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="base64: float32, little-endian. Default: as the engine has it, nearly always float."
+    )
+    dimensions: int | None = Field(
+        None, ge=1, description="Length of the vectors, where the model's may be shortened (`matryoshka`)."
+    )
 
 
 class TokenUsage(_Open):
@@ -141,21 +146,112 @@ class ResponsesRequest(_Inference):
     max_output_tokens: int | None = None
 
 
-class MessagesRequest(_Inference):
-    """Anthropic's messages request. Fields that are not listed reach the engine too."""
+class MessagesTokensRequest(_Inference):
+    """A request for the tokens of what would be one of Anthropic's messages requests."""
 
-    messages: list[ChatMessage]
+    messages: list[ChatMessage] = Field(min_length=1)
     system: str | list[Any] | None = None
-    max_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = Field(None, description="With `name` and `input_schema`, which clients run.")
+    tool_choice: dict[str, Any] | None = None
+    thinking: str | dict[str, Any] | None = Field(
+        None,
+        description="Anthropic's object, which a model without a switch passes over; or `default`, `enabled` or "
+        "`disabled`, where the model's capabilities have it.",
+    )
+    output_config: dict[str, Any] | None = Field(None, description="`format` (a JSON Schema) and `effort`.")
+
+
+class MessagesRequest(MessagesTokensRequest):
+    """Anthropic's messages request. Fields that no API knows reach the engine too."""
+
+    max_tokens: int = Field(ge=0, description="Most tokens of the answer, thoughts included.")
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
     stream: bool | None = None
+    metadata: dict[str, Any] | None = None
 
 
-class RerankRequest(_Inference):
-    """Jina's rerank request. Fields that are not listed reach the engine too."""
+class MessageUsage(_Open):
+    """Tokens as the engine counted them. Input is what no cache had."""
 
-    query: str
-    documents: list[Any]
-    top_n: int | None = None
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int | None = None
+
+
+class AnthropicMessage(_Open):
+    """Anthropic's message."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]] = Field(description="Blocks of the types `thinking`, `text` and `tool_use`.")
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessageTokens(_Open):
+    """How many tokens messages are."""
+
+    input_tokens: int
+
+
+class _Reranking(_Inference):
+    query: str = Field(min_length=1)
+    top_n: int | None = Field(None, ge=1, description="Most results; default: all documents.")
+    max_tokens_per_doc: int | None = Field(None, ge=1, description="For engines that know it.")
+
+
+class CohereRerankRequest(_Reranking):
+    """Cohere's v2 rerank request. Fields that are not listed reach the engine too."""
+
+    documents: list[str] = Field(min_length=1)
+
+
+class RerankRequest(_Reranking):
+    """Jina's rerank request, and Cohere's v1. Fields that are not listed reach the engine too."""
+
+    documents: list[str | dict[str, Any]] = Field(min_length=1)
+    return_documents: bool | None = Field(None, description="Each result holds its document.")
+    rank_fields: list[str] | None = Field(
+        None, min_length=1, description="Fields of documents that are objects, compared in this order; default: `text`."
+    )
+    max_chunks_per_doc: int | None = Field(None, ge=1, description="For engines that know it.")
+
+
+class RankedDocument(_Open):
+    """One of the best documents."""
+
+    index: int = Field(description="Its place in the request's `documents`.")
+    relevance_score: float
+    document: dict[str, Any] | None = Field(None, description='The client\'s own; of a string, `{"text": ...}`.')
+
+
+class CohereRanking(_Open):
+    """Cohere's ranking."""
+
+    id: str
+    results: list[RankedDocument] = Field(description="The best first.")
+    meta: dict[str, Any]
+
+
+class Ranking(CohereRanking):
+    """Jina's ranking, and Cohere's v1 in one."""
+
+    object: str
+    model: str
+    usage: TokenUsage | None = None
+
+
+class InputTokens(_Open):
+    """How many tokens the input of a request is."""
+
+    object: str
+    input_tokens: int
 
 
 class Anything(_Open):

@@ -77,6 +77,8 @@ class Dialect(Protocol):
 
     heartbeat: bytes
     """What breaks a stream's silence, between events."""
+    may_flow: bool
+    """A blocking answer that is too long to hold may pass as it is, whatever `whole` would make of it."""
 
     def takes(self, request: InferenceRequest) -> bool:
         """Whether this way of serving the family can do what the request asks for. Where not, the next way is
@@ -116,5 +118,6 @@ class Dialect(Protocol):
         """An engine's own error answer, as JSON in the family's form: as it is where it has that already, and every
         field of our envelope (code a string of ours, status the number) where the form is OpenAI's."""
 
-    def error_as_events(self, body: bytes) -> bytes:
-        """The JSON of `error_body` or `engine_error` as the last events of a stream that is already committed."""
+    def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
+        """The JSON of `error_body` or `engine_error` as the last events of a stream that is already committed, though
+        nothing but heartbeats was sent. `request` is what is answered, where it could be read."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-_LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens")
+_LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 
 
 def differs_as_stream(fields: dict[str, Any]) -> bool:
@@ -23,7 +23,7 @@ def differs_as_stream(fields: dict[str, Any]) -> bool:
     """
     if _stops(fields) and any(fields.get(name) is not None for name in _LIMITS):
         return True
-    if fields.get("continue_final_message") or _goes_on(fields.get("messages")) or _goes_on(fields.get("input")):
+    if fields.get("continue_final_message") or _goes_on(fields.get("messages")):
         return True
     if fields.get("n_indent") or fields.get("verbose") or fields.get("reasoning_format") == "deepseek-legacy":
         return True

@@ -19,6 +19,8 @@ from gateway.sse import data_of
 
 _STOP: Final = re.compile(rb'"type"\s*:\s*"message_stop"')
 _ERROR_NAME: Final = re.compile(rb"(?:^|\n)event: ?error\r?\n")
+_NO_THREADS: Final = {"error_code": "thread_unsupported_request"}
+"""By it the agents of Anthropic's packages know that they are to send the whole conversation each time."""
 
 
 class MessagesEvents(PassingEvents):
@@ -60,6 +62,10 @@ class MessagesDialect(SpokenDialect):
 
     heartbeat: bytes = b'event: ping\ndata: {"type": "ping"}\n\n'
 
+    def takes(self, request: InferenceRequest) -> bool:
+        """See Dialect. `thinking` as a word is nobody's but ours."""
+        return not isinstance(request.fields.get("thinking"), str)
+
     def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
         if as_stream:
@@ -91,7 +97,7 @@ class MessagesDialect(SpokenDialect):
             return body
         return errors.anthropic_body(errors.engine_body(status, body, request_id), request_id)
 
-    def error_as_events(self, body: bytes) -> bytes:
+    def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
         """See Dialect."""
         return as_error_event(body)
 
@@ -101,7 +107,10 @@ MESSAGES: Final = MessagesDialect()
 
 def own_body(error: RoundhouseError, request_id: str | None) -> bytes:
     """An error of ours in Anthropic's form."""
-    return errors.anthropic_body(errors.encoded(error.envelope(request_id).model_dump()), request_id)
+    envelope = error.envelope(request_id).model_dump()
+    if error.param == "thread":
+        envelope["error"]["details"] = _NO_THREADS
+    return errors.anthropic_body(errors.encoded(envelope), request_id)
 
 
 def as_error_event(body: bytes) -> bytes:

@@ -104,8 +104,10 @@ class _Block:
         return block
 
 
-def _input(text: str) -> Any:
+def _input(text: str) -> Fields | None:
+    """What the model wrote, where it is what a call's input must be."""
     try:
-        return json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError):
         return None
+    return fields if isinstance(fields, dict) else None

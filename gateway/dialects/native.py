@@ -167,7 +167,7 @@ class NativeDialect(EnvelopeDialect):
         """See Dialect."""
         return usage_in(body)
 
-    def error_as_events(self, body: bytes) -> bytes:
+    def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
         """See Dialect."""
         return errors.as_event(body)
 

@@ -6,11 +6,12 @@ The usage event has no choices and comes last. It is always asked for, and taken
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
-from gateway.dialects import bodies, errors, usage
+from gateway.dialects import bodies, chat_requests, errors, thoughts, usage
 from gateway.dialects.base import Events, Gathering
 from gateway.dialects.envelope import EnvelopeDialect
 from gateway.dialects.exclusions import differs_as_stream, wants_probabilities
@@ -66,14 +67,45 @@ class OpenAIEvents(PassingEvents):
         return _error_in(event) is not None
 
 
+class ChatEvents(OpenAIEvents):
+    """Of chat completions: what the model thinks is told under both of its names."""
+
+    __slots__ = ()
+
+    def feed(self, chunk: bytes) -> bytes:
+        """See Events."""
+        events = super().feed(chunk)
+        return thoughts.in_events(events) if thoughts.MARK in events else events
+
+    def finish(self) -> bytes:
+        """See Events."""
+        rest = super().finish()
+        return thoughts.in_events(rest) if thoughts.MARK in rest else rest
+
+
+class ChatGathering(OpenAIGathering):
+    """The same, in a blocking answer made of a stream."""
+
+    __slots__ = ()
+
+    def result(self) -> tuple[int, bytes] | None:
+        """See Gathering."""
+        result = super().result()
+        return result if result is None else (result[0], thoughts.in_body(result[1]))
+
+
 class OpenAIDialect(EnvelopeDialect):
     """Chat completions, or completions."""
+
+    may_flow: bool = True
 
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat
 
     def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
+        if self._is_chat:
+            request = chat_requests.for_engine(request, route)
         if as_stream:
             return bodies.as_stream(request, route.served_name, ask_for_usage=True)
         if request.stream and not request.wants_usage:
@@ -82,7 +114,8 @@ class OpenAIDialect(EnvelopeDialect):
 
     def events(self, request: InferenceRequest) -> Events:
         """See Dialect."""
-        return OpenAIEvents(strip_usage=not request.wants_usage)
+        made = ChatEvents if self._is_chat else OpenAIEvents
+        return made(strip_usage=not request.wants_usage)
 
     def gathering(self, request: InferenceRequest) -> Gathering | None:
         """None, beside what `differs_as_stream` says, where probabilities are asked for and a stream of llama-server
@@ -91,9 +124,13 @@ class OpenAIDialect(EnvelopeDialect):
         fields = request.fields
         if differs_as_stream(fields) or (wants_probabilities(fields) and (self._is_chat or fields.get("stop"))):
             return None
-        return OpenAIGathering(is_chat=self._is_chat)
+        return ChatGathering(is_chat=True) if self._is_chat else OpenAIGathering(is_chat=False)
 
-    def error_as_events(self, body: bytes) -> bytes:
+    def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
+        """See Dialect."""
+        return thoughts.in_body if self._is_chat else None
+
+    def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
         """See Dialect."""
         return as_events(body)
 

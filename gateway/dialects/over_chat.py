@@ -16,20 +16,19 @@ from gateway.dialects.openai_gathering import OpenAIGathering
 from gateway.dialects.reading import EventReader
 from gateway.dialects.usage import usage_of
 from gateway.request import InferenceRequest, encode
-from gateway.translation import chat, thinking
+from gateway.translation import chat, llama_server, thinking
 from gateway.translation.conversation import AnswerWriter, Fields, Finish, Prompt, Tokens
+from gateway.translation.tool_choice import narrowed
 
 
-class OverChat(ABC):
-    """Their part of a `Dialect`. The rest, errors and heartbeats, is the family's own dialect's."""
+class ReadForChat(ABC):
+    """What all of them have in common, whatever is asked of the engine: the request is read once and checked."""
+
+    may_flow: bool = False
 
     @abstractmethod
     def read(self, request: InferenceRequest) -> Prompt:
         """What is asked for. Raises RoundhouseError `invalid_request`, whose `param` is the place."""
-
-    @abstractmethod
-    def writer(self, request: InferenceRequest) -> AnswerWriter:
-        """For one answer."""
 
     def takes(self, request: InferenceRequest) -> bool:
         """See Dialect."""
@@ -41,13 +40,26 @@ class OverChat(ABC):
             request.prompt = self.read(request)
         check_prompt(request.prompt, route.capabilities, route.name)
 
-    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """See Dialect."""
+    def _fields(self, request: InferenceRequest, route: ModelRoute) -> Fields:
         prompt = request.prompt
         assert prompt is not None, "checked before"
-        fields = chat.written(prompt)
-        fields = thinking.applied(fields, prompt.thinking, route.thinking_control)
+        fields = thinking.applied(chat.written(prompt), prompt.thinking, route.thinking_control)
+        if route.backend == llama_server.BACKEND:
+            fields = narrowed(fields | llama_server.fields_for(prompt), names_one=True)
         fields["model"] = route.served_name
+        return fields
+
+
+class OverChat(ReadForChat):
+    """Their part of a `Dialect`. The rest, errors and heartbeats, is the family's own dialect's."""
+
+    @abstractmethod
+    def writer(self, request: InferenceRequest) -> AnswerWriter:
+        """For one answer."""
+
+    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+        """See Dialect."""
+        fields = self._fields(request, route)
         if as_stream or request.stream:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
         return encode(fields)
@@ -123,22 +135,26 @@ class TranslatedEvents(EventReader):
             return
         if not self._has_begun:
             self._has_begun = True
-            self._out.append(self._writer.begin())
+            self._out.append(self._writer.begin(chat.id_of(fields)))
         choices = fields.get("choices")
         if choices and isinstance(choices, list) and isinstance(choices[0], dict):
             self._choice(choices[0])
+        if "__verbose" in fields:  # of llama-server: it stands in the first one of its last events
+            self._stop_sequence = llama_server.stop_sequence_in(fields)
         if fields.get("usage"):
             self._tokens = chat.tokens_of(fields["usage"])
             self.usage = usage_of(fields["usage"])
 
     def _choice(self, choice: Fields) -> None:
+        if choice.get("index"):
+            return  # of several answers, the client's family has room for the first one
         delta = choice.get("delta")
         if delta and isinstance(delta, dict):
             self._delta(delta, choice)
         if choice.get("finish_reason") is not None:
             finish = chat.finish_of(choice)
             self._finish = "tool_calls" if finish == "stop" and self._finish == "tool_calls" else finish
-            self._stop_sequence = chat.stop_sequence_of(choice)
+            self._stop_sequence = chat.stop_sequence_of(choice) or self._stop_sequence
 
     def _delta(self, delta: Fields, choice: Fields) -> None:
         writer, out = self._writer, self._out

@@ -27,7 +27,7 @@ class PlainDialect(EnvelopeDialect):
         """Never: there are no streams."""
         return None
 
-    def error_as_events(self, body: bytes) -> bytes:
+    def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
         """See Dialect."""
         return as_events(body)
 

@@ -12,6 +12,8 @@ from gateway.request import InferenceRequest
 class SpokenDialect:
     """Their part of a `Dialect`."""
 
+    may_flow: bool = False
+
     def takes(self, request: InferenceRequest) -> bool:
         """See Dialect."""
         return True

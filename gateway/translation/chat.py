@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from gateway.translation import llama_server
 from gateway.translation.conversation import (
     Answer,
     Assistant,
@@ -64,15 +65,21 @@ def answer_of(fields: Fields) -> Answer:
         message = {}
     calls = tuple(_calls(message.get("tool_calls")))
     return Answer(
+        id=id_of(fields),
         text=_text(message.get("content")),
         thought=thought_in(message),
         refusal=_text(message.get("refusal")),
         calls=calls,
         finish="tool_calls" if calls and choice.get("finish_reason") == "stop" else finish_of(choice),
-        stop_sequence=stop_sequence_of(choice),
+        stop_sequence=stop_sequence_of(choice) or llama_server.stop_sequence_in(fields),
         tokens=tokens_of(fields.get("usage")) or Tokens(),
         logprobs=tuple(logprobs_of(choice) or ()),
     )
+
+
+def id_of(fields: Fields) -> str:
+    """The engine's name for an answer or a part of one; empty where it gives none."""
+    return _text(fields.get("id"))
 
 
 def thought_in(message: Fields) -> str:

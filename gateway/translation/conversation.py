@@ -28,6 +28,8 @@ class Image:
 
     url: str
     detail: str | None = None
+    place: str = field(default="", compare=False)
+    """Where it stands in the client's request, such as `messages[1].content[0]`: for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Audio:
 
     data: str
     format: str
+    place: str = field(default="", compare=False)
 
 
 Part = Text | Image | Audio
@@ -117,6 +120,8 @@ class OutputFormat:
     name: str = "answer"
     description: str | None = None
     strict: bool | None = None
+    place: str = field(default="response_format", compare=False)
+    """The client's field, such as `text.format`: for errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +138,8 @@ class Prompt:
     stop: tuple[str, ...] = ()
     thinking: Literal["enabled", "disabled"] | None = None
     """As the client asked for; None: as the model is configured."""
+    thinking_tokens: int | None = None
+    """Most tokens to think, for engines that can be told."""
     effort: str | None = None
     """How much to think, in OpenAI's words (`reasoning_effort`)."""
     passed: Mapping[str, Any] = field(default_factory=dict)
@@ -154,6 +161,8 @@ class Tokens:
 class Answer:
     """A whole answer."""
 
+    id: str = ""
+    """The engine's own name for it; empty where it gives none."""
     text: str = ""
     thought: str = ""
     refusal: str = ""
@@ -169,8 +178,9 @@ class Answer:
 class AnswerWriter(Protocol):
     """One answer in the client's family: as a stream, event by event, or whole. Holds the state of its stream."""
 
-    def begin(self) -> bytes:
-        """The first events. Called once, before the others, when the engine's first event is there."""
+    def begin(self, answer_id: str) -> bytes:
+        """The first events. Called once, before the others, when the engine's first event is there. `answer_id` is
+        the engine's own name for the answer (`Answer.id`)."""
 
     def text(self, text: str, logprobs: list[Fields] | None) -> bytes:
         """A part of the text, not empty."""

@@ -32,3 +32,5 @@ class ResponseContext:
     """The response object as it was last told, in the stream or whole: set by the writer."""
     input_items: tuple[Fields, ...] = ()
     """The request's own input as items, each with an id: set by whoever reads the request."""
+    cancel: Callable[[], bytes] | None = None
+    """Ends the stream because somebody wants it to end: its last events. Set by the writer when the stream begins."""

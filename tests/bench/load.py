@@ -14,11 +14,20 @@ _KEPT = len(_EVENT) - 1
 """Bytes that are looked at again with the next read: what is searched for may lie across two."""
 
 
+TEXT = "x" * 100
+CHAT = "/v1/chat/completions"
+
+
 def request_bytes(port: int, secret: str, **fields: Any) -> bytes:
     """A chat completion request as it goes over the wire."""
-    body = json.dumps({"model": "bench", "messages": [{"role": "user", "content": "x" * 100}], **fields}).encode()
+    return post_bytes(port, secret, CHAT, messages=[{"role": "user", "content": TEXT}], **fields)
+
+
+def post_bytes(port: int, secret: str, path: str, **fields: Any) -> bytes:
+    """A request to any path."""
+    body = json.dumps({"model": "bench", **fields}).encode()
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
         f"authorization: Bearer {secret}\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

@@ -22,7 +22,7 @@ import psutil
 from controller.schema.keys import Key
 from tests.bench import litellm
 from tests.bench.environment import UnavailableError
-from tests.bench.load import close, connect, request_bytes
+from tests.bench.load import CHAT, close, connect, request_bytes
 from tests.fakes.fake_controller import FakeController, route
 
 NO_PROXY, NGINX, LITELLM, GATEWAY = "no proxy", "nginx", "LiteLLM", "gateway"
@@ -161,13 +161,15 @@ async def _start_gateway(setting: Setting, module: list[str]) -> Target:
     env = {
         "ROUNDHOUSE_PORT": str(port),
         "ROUNDHOUSE_CONTROLLER_URL": controller.url,
+        "ROUNDHOUSE_STATE": str(setting.folder),
         "ROUNDHOUSE_LOG_LEVEL": "error",
     }
     command = [sys.executable, "-m", *module]
     started = await setting.stack.enter_async_context(process(command, out=asyncio.subprocess.DEVNULL, env=env))
     engine = f"http://127.0.0.1:{setting.engine_port}"
     await controller.publish(
-        route("bench", [engine], target_inflight=4096, queue_limit=4096), keys=declared_keys(setting.secret)
+        route("bench", [engine], target_inflight=4096, queue_limit=4096, apis=(CHAT,)),
+        keys=declared_keys(setting.secret),
     )
     return Target(GATEWAY, port, started.pid)
 

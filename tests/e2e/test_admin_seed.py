@@ -73,6 +73,8 @@ async def test_the_list_is_the_uis_source_of_truth(admin: AdminApi, walked: Hous
         "modalities": ["text"],
         "multi_turn": True,
         "thinking_modes": ["default"],
+        "tools": True,
+        "structured_output": True,
     }
 
 

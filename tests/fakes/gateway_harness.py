@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,6 +15,7 @@ import aiohttp
 from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
 from gateway.__main__ import Server, listen, server_of
+from gateway.app import open_store
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import DEADLINE_S, FakeController
 from tests.fakes.mock_engine import MockEngine
@@ -37,19 +40,23 @@ async def serving(settings: GatewaySettings) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def server_running(settings: GatewaySettings) -> AsyncIterator[tuple[str, Server]]:
-    """The same, with the server itself, for who looks inside."""
-    listener = listen(settings.host, 0)
-    server = server_of(settings)
-    setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the test runner's
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    await until(lambda: server.started or task.done(), "the gateway starts")
-    try:
-        host, port = listener.getsockname()[:2]
-        scheme = "https" if settings.tls_cert else "http"
-        yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", server
-    finally:
-        server.should_exit = True
-        await task
+    """The same, with the server itself, for who looks inside. Its responses are stored in a folder of its own, where
+    the settings name none."""
+    with tempfile.TemporaryDirectory(prefix="rh") as folder:
+        if "state" not in settings.model_fields_set:
+            settings = settings.model_copy(update={"state": Path(folder)})
+        listener = listen(settings.host, 0)
+        server = server_of(settings, open_store(settings))
+        setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the test runner's
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        await until(lambda: server.started or task.done(), "the gateway starts")
+        try:
+            host, port = listener.getsockname()[:2]
+            scheme = "https" if settings.tls_cert else "http"
+            yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", server
+        finally:
+            server.should_exit = True
+            await task
 
 
 @dataclass

@@ -195,6 +195,12 @@ class _Connection(asyncio.Protocol):
                 "model": "mock",
                 "usage": {"prompt_tokens": PROMPT_TOKENS, "total_tokens": PROMPT_TOKENS},
             }
+        elif request.path.endswith("/rerank"):
+            payload = {
+                "model": "mock",
+                "usage": {"prompt_tokens": PROMPT_TOKENS, "total_tokens": PROMPT_TOKENS},
+                "results": [{"index": 0, "relevance_score": 0.5}],
+            }
         else:
             payload = _completion(request.path, " ".join(self.engine.words), len(self.engine.words))
         body = json.dumps(payload, separators=(",", ":")).encode()
@@ -213,7 +219,8 @@ class _Connection(asyncio.Protocol):
         for number in range(count):
             if number == after and await self.fails_mid_stream(fault):
                 return
-            self.chunk(_word_event(self.engine.words[number % len(self.engine.words)]).replace(b"\n", line), fault)
+            word = self.engine.words[number % len(self.engine.words)]
+            self.chunk(_word_event(word, is_last=number == count - 1).replace(b"\n", line), fault)
             await asyncio.sleep(float(body.get("pause", 0)))
         if fault == "no_done":
             tail.pop()
@@ -298,8 +305,9 @@ def _chunk_payload(choices: list[dict[str, Any]]) -> dict[str, Any]:
     return {"id": "mock-1", "object": "chat.completion.chunk", "created": 1, "model": "mock", "choices": choices}
 
 
-def _word_event(word: str) -> bytes:
-    choice = {"index": 0, "delta": {"content": f"{word} "}, "text": f"{word} ", "finish_reason": None}
+def _word_event(word: str, *, is_last: bool) -> bytes:
+    finish = "stop" if is_last else None
+    choice = {"index": 0, "delta": {"content": f"{word} "}, "text": f"{word} ", "finish_reason": finish}
     return _event(_chunk_payload([choice]))
 
 

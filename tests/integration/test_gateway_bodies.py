@@ -33,16 +33,14 @@ CHAT = (
 BODIES = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": '"prompt": ["a", [1, 2]], "logprobs": 2, "suffix": "b", "echo": true',
-    "/v1/responses": f'"input": {json.dumps(PARTS)}, "text": {{"format": {{"type": "json_object"}}}}, "store": false',
     "/v1/messages": f'"messages": [{{"role": "user", "content": {json.dumps(PARTS)}}}], "system": "s", "max_tokens": 9',
     "/v1/messages/count_tokens": '"messages": [], "tools": []',
-    "/v1/embeddings": '"input": ["a", [1, 2]], "encoding_format": "base64", "dimensions": 3',
-    "/v1/rerank": '"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1',
+    "/v1/embeddings": '"input": ["a", [1, 2], {"content": []}], "encoding_format": "base64", "dimensions": 3',
     "/tokenize": '"content": "a", "with_pieces": true',
     "/apply-template": '"messages": []',
     "/infill": '"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "c"}]',
 }
-GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/infill")
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/infill")
 
 
 def raw_body(path: str, model: str, stream: str = "") -> bytes:
@@ -53,7 +51,7 @@ def raw_body(path: str, model: str, stream: str = "") -> bytes:
 def table(url: str, *, served_name: str = "m", gathers: bool = False) -> ModelRoute:
     """The model `m`, alias `other`."""
     made = route("m", [url], aliases=("other",), served_name=served_name, capabilities=TAKES_ALL)
-    return made.model_copy(update={"notices_leaving": not gathers})
+    return made.model_copy(update={"notices_leaving": not gathers, "takes_dimensions": True})
 
 
 async def sent(made: dict[str, Any], path: str, raw: bytes) -> bytes:

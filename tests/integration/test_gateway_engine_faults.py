@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import uvloop
@@ -18,17 +17,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from controller.schema.errors import ERROR_CODES
-from tests.fakes.fake_controller import route
 from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, Then, script, scripted
 from tests.fakes.gateway_harness import House, house
-from tests.support.api_families import ENDS, EVENTS, FAMILIES, STREAMING
+from tests.support.api_families import FAMILIES, Family
 from tests.support.gateway_rest import nothing_left
 
 AT_ONCE = 12
 """Requests of one example, each to an engine of its own."""
 DEADLINE_S = 0.5
 
-WHOLE = b'{"id":"x","object":"whatever","usage":{"prompt_tokens":1,"total_tokens":1}}'
 GARBAGE = st.one_of(
     st.binary(max_size=200),
     st.sampled_from(
@@ -40,6 +37,8 @@ GARBAGE = st.one_of(
             b'data: {"error":{"message":"out of cells"}}\n\n',
             b'error: {"message":"old"}\n\n',
             b'data: {"choices":7}\n\n',
+            b'data: {"choices":[{"delta":{"content":7,"tool_calls":[7,{"index":"x","function":7}]}}]}\n\n',
+            b'data: {"choices":[{"delta":{"tool_calls":[{"index":9,"function":{"arguments":"{"}}]}}]}\n\n',
             b'data: {"choices":[7],"usage":[]}\n\n',
             b'data: {"usage":{"prompt_tokens":"many"},"choices":[]}\n\n',
             b'data: {"type":"response.completed"}\n\n',
@@ -107,7 +106,7 @@ class Answer:
 class Asked:
     """One request, and what its engine does."""
 
-    path: str
+    family: Family
     stream: bool
     gathers: bool
     """The gateway is to ask for a stream, whatever the client asks for."""
@@ -117,19 +116,18 @@ class Asked:
     def reads_events(self) -> bool:
         """The engine's answer is a stream of events that was asked for."""
         is_stream = self.answer.status == 200 and self.answer.kind.startswith("text/event-stream")
-        return is_stream and self.path in STREAMING and (self.stream or self.gathers)
+        return is_stream and self.family.streams and (self.stream or self.gathers)
 
 
 @st.composite
 def asked(draw: st.DrawFn) -> Asked:
-    path = draw(st.sampled_from(FAMILIES))
-    events = list(EVENTS[path])
+    family = draw(st.sampled_from(FAMILIES))
+    events = list(family.events)
     kind = draw(TYPES)
     if draw(st.booleans()):
         events.insert(draw(st.integers(0, len(events))), draw(GARBAGE))
-    body = (
-        b"".join(events) if "event-stream" in kind else draw(st.sampled_from([WHOLE, WHOLE, b"{", b"", b"<p>No</p>"]))
-    )
+    whole = st.sampled_from([family.whole, family.whole, b"{", b"", b"<p>No</p>"])
+    body = b"".join(events) if "event-stream" in kind else draw(whole)
     if draw(st.integers(0, 2)) == 0:
         body = body[: draw(st.integers(0, len(body)))]
     answer = Answer(
@@ -141,11 +139,12 @@ def asked(draw: st.DrawFn) -> Asked:
         draw(st.sampled_from(["keep", "keep", "close", "close", "reset", "stall", "deaf"])),
         draw(st.integers(0, 9)) == 0,
     )
-    return Asked(path, path in STREAMING and draw(st.booleans()), draw(st.booleans()), answer)
+    return Asked(family, family.streams and draw(st.booleans()), draw(st.booleans()), answer)
 
 
 class Place:
-    """A gateway, and engines; `m3` is the model of the fourth, and `g3`, of which the gateway asks streams."""
+    """A gateway, and engines; `m3-0` is the model of the fourth for the first family, and `g3-0`, of which the gateway
+    asks streams."""
 
     def __init__(self, here: House, engines: list[ScriptedEngine]) -> None:
         self.here = here
@@ -154,23 +153,30 @@ class Place:
     async def ask(self, number: int, one: Asked) -> None:
         """One request, and what its client must see."""
         self.engines[number].scripts = [one.answer.script()] * 3
-        body: dict[str, Any] = {
-            "model": f"{'g' if one.gathers else 'm'}{number}",
-            "stream": one.stream,
-            "max_tokens": 5,
-        }
-        body |= {"messages": [{"role": "user", "content": "Hi"}], "input": "Hi", "prompt": "Hi"}
-        async with asyncio.timeout(20), self.here.client.post(self.here.url + one.path, json=body) as answer:
+        family = one.family
+        model = f"{'g' if one.gathers else 'm'}{number}-{FAMILIES.index(family)}"
+        url, body = self.here.url + family.path, family.body(model, stream=one.stream)
+        async with asyncio.timeout(20), self.here.client.post(url, json=body) as answer:
             content = await answer.read()  # raises where the connection breaks
         assert answer.headers["x-request-id"]
         if answer.status >= 400:
             check_error(one, answer.status, content)
         elif not one.reads_events:
-            assert (answer.status, content) == (one.answer.status, one.answer.promised)
+            check_whole(one, answer.status, content)
         elif one.stream:
-            assert ENDS[one.path].search(content), content[-400:]
+            assert family.ends.search(content), content[-400:]
         else:
             assert isinstance(json.loads(content), dict)
+
+
+def check_whole(one: Asked, status: int, content: bytes) -> None:
+    """The engine's own answer, or what was made of it."""
+    if not one.family.is_translated:
+        assert (status, content) == (one.answer.status, one.answer.promised)
+    else:
+        assert one.answer.promised == one.family.whole
+        assert b"Hi" in content
+        assert isinstance(json.loads(content), dict)
 
 
 def check_error(one: Asked, status: int, content: bytes) -> None:
@@ -178,7 +184,7 @@ def check_error(one: Asked, status: int, content: bytes) -> None:
     fields = json.loads(content)
     error = fields["error"]
     assert isinstance(error["message"], str)
-    if one.path == "/v1/messages":
+    if one.family.path == "/v1/messages":
         assert fields["type"] == "error"
         assert error["type"]
         return
@@ -211,9 +217,10 @@ async def _tables(place: Place) -> None:
     models = []
     for number, engine in enumerate(place.engines):
         for letter in "mg":
-            made = route(f"{letter}{number}", [engine.url], target_inflight=1)
-            endpoint = made.endpoints[0].model_copy(update={"replica": f"{letter}{number}-{seq}"})
-            models.append(made.model_copy(update={"endpoints": (endpoint,), "notices_leaving": letter == "m"}))
+            for index, family in enumerate(FAMILIES):
+                made = family.route(f"{letter}{number}-{index}", engine.url, target_inflight=1)
+                endpoint = made.endpoints[0].model_copy(update={"replica": f"{made.name}-{seq}"})
+                models.append(made.model_copy(update={"endpoints": (endpoint,), "notices_leaving": letter == "m"}))
     await place.here.publish(*models)
 
 

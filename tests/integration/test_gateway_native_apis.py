@@ -120,7 +120,6 @@ CASES: list[tuple[str, str, Fields]] = [
     ("caller", "/v1/chat/completions", {**HI, "reasoning_format": "none"}),
     ("plain", "/v1/completions", {"prompt": "<|assistant|>", "temperature": 0, "logprobs": 2}),
     ("plain", "/v1/completions", {"prompt": ["<|assistant|>", "<|assistant|>The"], "temperature": 0, "max_tokens": 4}),
-    ("caller", "/v1/responses", {"input": "Hi", "temperature": 0}),
     ("plain", "/v1/messages", LETTER),
     ("caller", "/v1/messages", {**LETTER, "tools": [{"name": "get_weather", "input_schema": PARAMETERS}],
                                 "tool_choice": {"type": "any"}}),
@@ -128,7 +127,8 @@ CASES: list[tuple[str, str, Fields]] = [
     ("plain", "/v1/messages/count_tokens", LETTER),
     ("vectors", "/v1/embeddings", {"input": ["one", "two"]}),
     ("vectors", "/v1/embeddings", {"input": "one", "encoding_format": "base64"}),
-    ("ranks", "/v1/rerank", {"query": "a", "documents": ["a", "b"]}),
+    ("plain", "/v1/chat/completions/input_tokens", HI),
+    ("caller", "/v1/chat/completions/input_tokens", {**HI, "tools": [TOOL], "stream": True}),
     ("plain", "/tokenize", {"content": SENTENCE, "with_pieces": True}),
     ("plain", "/detokenize", {"tokens": [72, 105]}),
     ("caller", "/apply-template", HI),
@@ -137,7 +137,7 @@ CASES: list[tuple[str, str, Fields]] = [
     # What it refuses, it refuses in its own words.
     ("plain", "/v1/chat/completions", {"messages": 3}),
     ("plain", "/v1/completions", {"prompt": "a", "grammar": "root ::= broken"}),
-    ("plain", "/v1/responses", {"input": 3}),
+    ("plain", "/v1/chat/completions/input_tokens", {"messages": 3}),
 ]  # fmt: skip
 
 
@@ -173,18 +173,16 @@ async def test_the_cases_are_what_they_seem(here: House) -> None:
     assert {result["index"] for result in ranked["results"]} == {0, 1}
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/infill"]
-)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/infill"])
 async def test_streams_pass_to_their_end(here: House, path: str) -> None:
-    fields = {"/v1/completions": {"prompt": "<|assistant|>"}, "/v1/responses": {"input": "Hi"}, "/infill": GAP}
+    fields = {"/v1/completions": {"prompt": "<|assistant|>"}, "/infill": GAP}
     body = {"model": "caller", "stream": True, **fields.get(path, LETTER)}
     async with here.client.post(here.url + path, json=body) as answer:
         assert answer.status == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.headers["x-queue-position"] == "1"
         content = (await answer.read()).decode()
-    ends = {"/v1/responses": "response.completed", "/v1/messages": "message_stop", "/infill": '"stop":true'}
+    ends = {"/v1/messages": "message_stop", "/infill": '"stop":true'}
     assert ends.get(path, "data: [DONE]\n\n") in content
     assert '"error"' not in content
     said = "".join(content.split('"')[1::2]) if path == "/infill" else content
@@ -226,8 +224,10 @@ async def test_without_a_model_the_only_one_that_has_the_route_is_meant(
         ("vectors", "/v1/responses", {"input": "a"}),
         ("vectors", "/v1/messages", LETTER),
         ("ranks", "/v1/messages/count_tokens", LETTER),
+        ("vectors", "/v1/chat/completions/input_tokens", HI),
         ("plain", "/v1/embeddings", {"input": "a"}),
         ("plain", "/v1/rerank", {"query": "a", "documents": ["a"]}),
+        ("vectors", "/v2/rerank", {"query": "a", "documents": ["a"]}),
         ("ranks", "/infill", GAP),
     ],
 )

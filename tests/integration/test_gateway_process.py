@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -50,20 +51,22 @@ def free_port() -> str:
 
 @contextlib.asynccontextmanager
 async def running(**settings: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, House]]:
-    """A gateway process that knows a fake controller."""
+    """A gateway process that knows a fake controller. Its state goes with it, unless `settings` name a folder."""
     controller = FakeController()
     await controller.start()
     port = free_port()
-    process = await start(ROUNDHOUSE_PORT=port, ROUNDHOUSE_CONTROLLER_URL=controller.url, **settings)
-    try:
-        async with aiohttp.ClientSession() as client:
-            await until(lambda: bool(controller.reports), "the gateway connects")
-            yield process, House(controller, f"http://127.0.0.1:{port}", client)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        await controller.stop()
+    with tempfile.TemporaryDirectory(prefix="rh") as folder:
+        own = {"ROUNDHOUSE_PORT": port, "ROUNDHOUSE_CONTROLLER_URL": controller.url, "ROUNDHOUSE_STATE": folder}
+        process = await start(**{**own, **settings})
+        try:
+            async with aiohttp.ClientSession() as client:
+                await until(lambda: bool(controller.reports), "the gateway connects")
+                yield process, House(controller, f"http://127.0.0.1:{port}", client)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+            await controller.stop()
 
 
 async def test_a_taken_port_is_told_in_one_line() -> None:

@@ -18,8 +18,12 @@ from tests.fakes.gateway_harness import House, engines, house
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 SEES = [{"role": "user", "content": [{"type": "text", "text": "?"}, IMAGE]}]
 TALKS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-TAKES_LITTLE = Capabilities(multi_turn=False)
+TAKES_LITTLE = Capabilities(multi_turn=False, tools=False, structured_output=False)
 TAKES_ALL = Capabilities(modalities=("text", "image"), thinking_modes=("default", "enabled", "disabled"))
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 async def refusal(here: House, **fields: Any) -> tuple[int, dict[str, str], ErrorBody]:
@@ -34,6 +38,8 @@ REFUSED = [
     ({"thinking": "sometimes"}, "invalid_request", "thinking"),
     ({"messages": SEES}, "modality_unsupported", "messages[0].content[1]"),
     ({"messages": TALKS}, "multi_turn_unsupported", "messages[2]"),
+    ({"tools": [TOOL]}, "tools_unsupported", "tools"),
+    ({"response_format": {"type": "json_object"}}, "structured_output_unsupported", "response_format"),
 ]
 
 
@@ -48,6 +54,58 @@ async def test_what_the_model_does_not_take_never_reaches_its_engine(
         assert (status, error.code, error.param) == (400, code, param)
         assert headers.get("x-should-retry") == ("false" if ERROR_CODES[code].retry is False else None)
         assert error.next_steps
+        assert not engine.requests
+
+
+SAYS = {"input": "Hi"}
+WRITES: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
+PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+IN_OTHER_FAMILIES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("/v1/responses", SAYS | {"thinking": "enabled"}, "thinking_unsupported", "thinking"),
+    (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}]}]},
+        "modality_unsupported",
+        "input[0].content[0]",
+    ),
+    ("/v1/responses", {"input": TALKS}, "multi_turn_unsupported", "input[2]"),
+    ("/v1/responses", SAYS | {"tools": [{"type": "function", **TOOL["function"]}]}, "tools_unsupported", "tools"),  # type: ignore[dict-item]
+    (
+        "/v1/responses",
+        SAYS | {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
+        "structured_output_unsupported",
+        "text.format",
+    ),
+    ("/v1/messages", WRITES | {"thinking": "enabled"}, "thinking_unsupported", "thinking"),
+    (
+        "/v1/messages",
+        WRITES | {"messages": [{"role": "user", "content": [PICTURE]}]},
+        "modality_unsupported",
+        "messages[0].content[0]",
+    ),
+    ("/v1/messages", WRITES | {"messages": TALKS}, "multi_turn_unsupported", "messages[2]"),
+    ("/v1/messages", WRITES | {"tools": [{"name": "f", "input_schema": SCHEMA}]}, "tools_unsupported", "tools"),
+    (
+        "/v1/messages",
+        WRITES | {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        "structured_output_unsupported",
+        "output_config.format",
+    ),
+    ("/v1/completions", {"prompt": "Hi", "grammar": "root ::= [0-9]"}, "structured_output_unsupported", "grammar"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "code", "param"), IN_OTHER_FAMILIES)
+@pytest.mark.parametrize("apis", [(), ("/v1/chat/completions", "/v1/completions")], ids=["spoken", "over chat"])
+async def test_the_rules_hold_in_every_family(
+    path: str, fields: dict[str, Any], code: str, param: str, apis: tuple[str, ...]
+) -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url], capabilities=TAKES_LITTLE, apis=apis))
+        async with here.post(path, model="m", **fields) as answer:
+            error = (await answer.json())["error"]
+            assert answer.status == 400
+        assert (error["code"], error["param"]) == (code, param)
         assert not engine.requests
 
 
@@ -71,9 +129,9 @@ async def test_an_api_that_the_engine_does_not_offer_loads_nothing_either() -> N
 @pytest.mark.parametrize(
     "fields",
     [
-        {"thinking": "default"},
-        {"thinking": "enabled"},
         {"thinking": {"type": "enabled"}},
+        {"tools": [TOOL], "tool_choice": "auto"},
+        {"response_format": {"type": "json_object"}},
         {"messages": SEES},
         {"messages": TALKS},
     ],
@@ -85,6 +143,18 @@ async def test_what_it_takes_reaches_the_engine_as_it_came(fields: dict[str, Any
         async with here.client.post(here.url + "/v1/chat/completions", data=raw) as answer:
             assert answer.status == 200
         assert engine.requests[0].raw == raw
+
+
+@pytest.mark.parametrize(
+    ("thinking", "told"), [("default", {}), ("disabled", {"chat_template_kwargs": {"enable_thinking": False}})]
+)
+async def test_a_word_about_thinking_reaches_the_engine_in_its_own_words(thinking: str, told: dict[str, Any]) -> None:
+    async with house() as here, engines(1) as (engine,):
+        made = route("m", [engine.url], capabilities=TAKES_ALL)
+        await here.publish(made.model_copy(update={"thinking_control": "chat_template_kwargs"}))
+        async with here.post("/v1/chat/completions", model="m", messages=[], thinking=thinking) as answer:
+            assert answer.status == 200
+        assert json.loads(engine.requests[0].raw) == {"model": "m", "messages": [], **told}
 
 
 async def test_a_request_that_waited_is_held_to_what_the_model_takes_by_then() -> None:

@@ -27,7 +27,7 @@ from tests.fakes.mock_engine import MockEngine
 from tests.support.queueing import key
 
 UNGATED = {"/health", "/metrics"}
-Kind = Literal["inference", "admin", "models", "listing", "absent", "ungated"]
+Kind = Literal["inference", "stored", "admin", "models", "listing", "absent", "ungated"]
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,19 @@ class Route:
     def target(self) -> str:
         """With everything filled in; the model is `org/m`."""
         target = self.path.replace("{id}", "0").replace("{name}", "org/m").replace("{operation}", "1")
+        target = target.replace("{response_id}", "resp_1")
         native = self.api is not None and self.api.is_native
         return f"{target}?model=org%2Fm" if native else target
 
     @property
     def body(self) -> bytes:
         """JSON that the route takes."""
-        if self.method == "GET":
+        if self.method in ("GET", "DELETE"):
             return b""
-        return json.dumps({"model": "org/m", "messages": [], "input": "Hi", "prompt": "Hi"}).encode()
+        if self.path.startswith("/v1/responses"):
+            return b'{"model": "org/m", "input": "Hi"}'
+        asked = {"messages": [], "input": "Hi", "prompt": "Hi", "query": "Hi", "documents": ["Hi"]}
+        return json.dumps({"model": "org/m", **asked}).encode()
 
 
 def inference_routes() -> Iterator[Route]:
@@ -86,8 +90,10 @@ def kind_of(path: str) -> Kind:
     """By where it is."""
     if path in UNGATED:
         return "ungated"
-    if path.startswith("/v1/models"):
+    if path.startswith(("/v1/models", "/models")):
         return "models"
+    if path.startswith("/v1/responses/"):
+        return "stored"
     return "admin" if path.startswith("/v1/admin/") else "listing"
 
 
@@ -133,7 +139,8 @@ def verdict(asked: Route, who: str) -> tuple[int, str | None]:
     """Status and code that the route owes to who has that key; 0: none of the gate's refusals."""
     if asked.kind == "ungated":
         return 0, None
-    scope = asked.api.scope if asked.api is not None else {"admin": "admin", "models": "inference"}.get(asked.kind)
+    by_kind = {"admin": "admin", "models": "inference", "stored": "inference"}
+    scope = asked.api.scope if asked.api is not None else by_kind.get(asked.kind)
     if (who == "inference" and scope == "admin") or (who == "admin" and scope == "inference"):
         return 403, "scope_required"
     names_model = asked.api is not None or asked.path in ("/v1/models/{name}", "/v1/models/a-n")
@@ -147,6 +154,8 @@ async def guarded(*keys: Key, **settings: Any) -> AsyncIterator[tuple[House, Moc
     """A gateway with keys, whose model `org/m` is also called `an-alias` and `a-n`."""
     async with house(engine_state_routes=True, **settings) as here, engines(1) as (engine,):
         engine.answers["/slots"] = engine.answers["/props"] = b"HTTP/1.1 200 X\r\ncontent-length: 2\r\n\r\n{}"
+        counted = b'HTTP/1.1 200 X\r\ncontent-length: 19\r\n\r\n{"input_tokens": 1}'
+        engine.answers["/v1/chat/completions/input_tokens"] = counted
         model = route("org/m", [engine.url], aliases=("an-alias", "a-n"), token="replica-token")
         await here.publish(model, route("x"), keys=keys)
         yield here, engine
@@ -237,6 +246,8 @@ async def test_a_key_opens_what_it_says_and_no_more(who: str, caplog: pytest.Log
                     check_refusal(asked, said, status, code, who)
                 elif asked.kind == "absent":
                     assert said[0] in (404, 405), (asked, said)
+                elif asked.kind == "stored":
+                    check_refusal(asked, said, 404, "response_not_found", who)
                 else:
                     assert said[0] == 200, (asked, who, said)
                 if asked.kind == "inference":
@@ -313,8 +324,9 @@ async def use_up(here: House, engine: MockEngine, stack: contextlib.AsyncExitSta
 async def test_models_are_listed_for_whom_they_are() -> None:
     async with guarded(*KEYS) as (here, _):
         for who, names in (("all", ["org/m", "x"]), ("other", ["x"]), ("alias", ["org/m"]), ("nothing", [])):
-            async with here.client.get(here.url + "/v1/models", headers=bearer(who)) as answer:
-                assert [one["id"] for one in (await answer.json())["data"]] == names, who
+            for path in ("/v1/models", "/models"):
+                async with here.client.get(here.url + path, headers=bearer(who)) as answer:
+                    assert [one["id"] for one in (await answer.json())["data"]] == names, (who, path)
 
 
 async def test_what_a_key_is_not_for_cannot_be_told_from_its_alias() -> None:

@@ -268,12 +268,19 @@ async def test_the_openapi_document_describes_the_routes() -> None:
         document = await answer.json()
     assert set(document["paths"]) == {
         "/v1/chat/completions",
+        "/v1/chat/completions/input_tokens",
         "/v1/completions",
         "/v1/responses",
+        "/v1/responses/input_tokens",
+        "/v1/responses/{response_id}",
+        "/v1/responses/{response_id}/cancel",
+        "/v1/responses/{response_id}/input_items",
         "/v1/messages",
         "/v1/messages/count_tokens",
         "/v1/embeddings",
         "/v1/rerank",
+        "/rerank",
+        "/v2/rerank",
         "/tokenize",
         "/detokenize",
         "/apply-template",
@@ -284,6 +291,7 @@ async def test_the_openapi_document_describes_the_routes() -> None:
         "/slots/{id}",
         "/v1/models",
         "/v1/models/{name}",
+        "/models",
         "/health",
         "/metrics",
     }

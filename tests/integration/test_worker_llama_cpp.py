@@ -92,8 +92,16 @@ def test_exact_text_and_counts_through_the_openai_sdk(start: Start) -> None:
 
 def test_sampling_fields_reach_the_engine(start: Start) -> None:
     worker = start().ready()
-    answer = worker.openai().completions.create(model="demo", prompt="<|assistant|>", stop=" fox")
-    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("The quick brown", "stop")
+
+    def said(**fields: object) -> str:
+        wild = {"temperature": 1000, "top_p": 1, "min_p": 0}
+        body = {"prompt": "<|assistant|>", "max_tokens": COMPLETION_TOKENS, **wild, **fields}
+        text: str = json.loads(worker.ask("POST", "/v1/completions", body)[1])["choices"][0]["text"]
+        return text
+
+    assert said(top_k=1) == said(top_p=0.001) == said(min_p=0.9) == said(temperature=0) == SENTENCE
+    assert said(seed=1) == said(seed=1) != said(seed=2)
+    assert len({said() for _ in range(3)}) == 3, "without a seed every answer has its own"
 
 
 def test_a_forced_tool_call_has_the_tool_s_name_and_arguments_in_its_schema(start: Start) -> None:

@@ -85,6 +85,47 @@ def test_a_stream_on_the_wire(start: Start) -> None:
     assert events[-2:] == ["data: [DONE]", ""]
 
 
+def test_a_stop_string_ends_the_text_and_the_work(start: Start) -> None:
+    worker = start("--text", "one two three four").ready()
+    client = worker.openai()
+    chat = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}], stop=["o th", "zzz"])
+    assert (chat.choices[0].message.content, chat.choices[0].finish_reason) == ("one tw", "stop")
+    assert (chat.choices[0].model_extra or {})["stop_reason"] == "o th"
+    assert chat.usage is not None
+    assert worker.figure("tokens_predicted_total") == chat.usage.completion_tokens == 3
+    *parts, last = client.completions.create(model="m", prompt="x", stop="o th", stream=True)
+    assert "".join(part.choices[0].text for part in [*parts, last]) == "one tw"
+    assert (last.choices[0].model_extra or {})["stop_reason"] == "o th"
+    assert all("stop_reason" not in (part.choices[0].model_extra or {}) for part in parts)
+
+
+def test_words_are_its_tokens_in_llama_server_s_shapes(start: Start) -> None:
+    worker = start(token="secret").ready()
+
+    def asked(path: str, **fields: object) -> object:
+        status, body = worker.ask("POST", path, fields)
+        assert status == 200, body
+        return json.loads(body)
+
+    assert asked("/tokenize", content="one two one") == {"tokens": [0, 1, 2]}
+    pieces = [{"id": 1, "piece": " two"}, {"id": 0, "piece": "one"}]
+    assert asked("/tokenize", content=[1, "one"], with_pieces=True) == {"tokens": pieces}
+    assert asked("/detokenize", tokens=[0, 1, 2]) == {"content": "one two one"}
+    assert asked("/apply-template", **HELLO) == {"prompt": "hello"}
+    counted = {"input_tokens": 1, "object": "response.input_tokens"}
+    assert asked("/v1/chat/completions/input_tokens", **HELLO) == counted
+    assert worker.figure("prompt_tokens_total") == 0
+    for path, body, param in (
+        ("/tokenize", {}, "content"),
+        ("/detokenize", {"tokens": [9]}, "tokens"),
+        ("/apply-template", {"messages": []}, "messages"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 8}, "dimensions"),
+        ("/v1/chat/completions", {**HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ):
+        status, text = worker.ask("POST", path, body)
+        assert (status, json.loads(text)["error"]["param"]) == (400, param)
+
+
 def test_embeddings_as_the_sdk_asks_for_them_and_as_numbers(start: Start) -> None:
     worker = start().ready()
     client = worker.openai()
@@ -121,6 +162,7 @@ def test_everything_but_health_needs_the_token(start: Start) -> None:
     for method, path, body in (
         *(("GET", "/metrics", None), ("GET", "/v1/models", None), ("GET", "/nothing", None)),
         *(("POST", "/v1/chat/completions", HELLO), ("POST", "/v1/embeddings", {"input": "a"})),
+        *(("POST", "/tokenize", {"content": "a"}), ("POST", "/apply-template", HELLO)),
     ):
         status, text = worker.ask(method, path, body, token="wrong")
         assert (status, json.loads(text)["error"]["code"]) == (401, "invalid_api_key")
@@ -132,8 +174,9 @@ def test_while_it_loads_it_says_so_and_then_it_serves(start: Start) -> None:
     worker = start("--load-s", "1")
     eventually("it listens", lambda: worker.status_of("/health"))
     assert worker.status_of("/health") == 503
-    status, body = worker.ask("POST", "/v1/chat/completions", HELLO)
-    assert (status, json.loads(body)["error"]["code"]) == (503, "model_loading")
+    for path in ("/v1/chat/completions", "/v1/chat/completions/input_tokens"):
+        status, body = worker.ask("POST", path, HELLO)
+        assert (status, json.loads(body)["error"]["code"]) == (503, "model_loading")
     worker.ready()
     assert worker.ask("POST", "/v1/chat/completions", HELLO)[0] == 200
 

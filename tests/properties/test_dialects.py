@@ -15,10 +15,9 @@ from gateway.dialects.base import Dialect, EventTooLongError
 from gateway.dialects.messages import MESSAGES
 from gateway.dialects.native import NATIVE
 from gateway.dialects.openai import CHAT, COMPLETIONS
-from gateway.dialects.responses import RESPONSES
 from gateway.request import InferenceRequest, parse_request
 
-FAMILIES: list[Dialect] = [CHAT, COMPLETIONS, RESPONSES, MESSAGES, NATIVE]
+FAMILIES: list[Dialect] = [CHAT, COMPLETIONS, MESSAGES, NATIVE]
 BLOCKING = b'{"model":"m"}'
 STREAM = b'{"model":"m","stream":true}'
 TRICKY = [
@@ -51,8 +50,6 @@ def fields_of(dialect: Dialect, word: str, number: int) -> dict[str, Any]:
         return {"choices": [{"index": 0, "delta": {"content": word, "tool_calls": [call]}, "finish_reason": None}]}
     if dialect is COMPLETIONS:
         return {"choices": [{"index": number % 2, "text": word, "finish_reason": None}], "usage": None}
-    if dialect is RESPONSES:
-        return {"type": "response.output_text.delta", "delta": word, "sequence_number": number}
     if dialect is MESSAGES:
         return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": word}}
     return {"index": 0, "content": word, "stop": False, "tokens_predicted": number}
@@ -62,8 +59,6 @@ def ends_of(dialect: Dialect) -> list[dict[str, Any]]:
     """The data of the last events."""
     if dialect in (CHAT, COMPLETIONS):
         return [{"choices": [], "usage": USAGE}]
-    if dialect is RESPONSES:
-        return [{"type": "response.completed", "response": {"status": "completed", "usage": USAGE}}]
     if dialect is MESSAGES:
         return [{"type": "message_delta", "delta": {}, "usage": USAGE}, {"type": "message_stop"}]
     return [{"index": 0, "content": "", "stop": True, "stop_type": "eos", "tokens_predicted": 3, "tokens_evaluated": 7}]

@@ -16,11 +16,12 @@ from gateway.dialects.base import Dialect
 from gateway.dialects.messages import MESSAGES
 from gateway.dialects.native import NATIVE
 from gateway.dialects.openai import CHAT
-from gateway.dialects.responses import RESPONSES
+from gateway.dialects.responses_over_chat import RESPONSES_OVER_CHAT
 from gateway.engine_errors import client_status
 from gateway.request import parse_request
+from tests.support.responses import context
 
-DIALECTS: tuple[Dialect, ...] = (CHAT, MESSAGES, NATIVE, RESPONSES)
+DIALECTS: tuple[Dialect, ...] = (CHAT, MESSAGES, NATIVE, RESPONSES_OVER_CHAT)
 
 FIELDS = {"message": str, "type": str, "code": str, "status": int, "actionable": bool, "next_steps": list}
 
@@ -88,6 +89,7 @@ def test_any_bytes_become_an_error_in_every_form(body: bytes, status: int) -> No
 
 def _stream(dialect: Dialect, event: bytes) -> None:
     request = parse_request(b'{"model":"m","stream":true}', may_stream=True)
+    request.state = context()
     events = dialect.events(request)
     assert events is not None
     events.feed(event)

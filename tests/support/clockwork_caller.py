@@ -16,6 +16,9 @@ TEMPLATE = """\
 {%- for t in m['tool_calls'] or [] %}[TOOL_CALLS]{{ t['function']['name'] }}[ARGS]
 {{- t['function']['arguments'] | tojson }}{% endfor %}<|end|>{% endfor %}
 """
+AGENT_TEMPLATE = TEMPLATE.rstrip() + "{%- if messages[-1]['role'] == 'tool' %}.{% endif %}\n"
+"""With it, the model says `DONE_SAID` to the result of a tool, and stops."""
+DONE_SAID = "And then it sleeps!"
 _MARKS = ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 _FOLLOWS = (
     ("<|end|>", "[THINK]"),

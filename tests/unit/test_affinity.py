@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.affinity import BLOCK, MOST_KEYS, Affinity, prefix_keys
+from gateway.translation.conversation import (
+    Assistant,
+    Call,
+    Image,
+    Prompt,
+    System,
+    Text,
+    ToolResult,
+    Turn,
+    User,
+)
 
 
 def _said(*texts: str) -> dict[str, Any]:
@@ -51,6 +63,50 @@ def test_parts_tools_and_roles_count() -> None:
     keys = [prefix_keys(body)[0] for body in bodies]
     assert len(set(keys)) == len(bodies)
     assert [prefix_keys(body)[0] for body in bodies] == keys
+
+
+def test_a_key_of_the_clients_own_comes_first() -> None:
+    plain = prefix_keys(_said("hello"))
+    keyed = prefix_keys(_said("hello") | {"prompt_cache_key": "agent-7"})
+    other = prefix_keys({"input": "good-bye", "prompt_cache_key": "agent-7"})
+    assert keyed == [*other, *plain]
+    assert len(other) == 1
+    assert prefix_keys({"prompt_cache_key": "agent-8"}) != other
+    for nothing in ("", None, 7, ["a"]):
+        assert prefix_keys(_said("hello") | {"prompt_cache_key": nothing}) == plain
+
+
+def test_what_a_translation_has_read_has_a_key_for_each_turn() -> None:
+    def read(*turns: Turn) -> list[int]:
+        return prefix_keys({"input": "x"}, Prompt(turns=turns))
+
+    system, said = System("be nice"), User((Text("hello"),), place="input[0]")
+    before = read(system, said)
+    after = read(system, replace(said, place="input[1]"), Assistant("hi!"), ToolResult("c", (Text("1"),)))
+    assert (len(before), len(after)) == (2, 4)
+    assert after[2:] == before
+    long = "x" * 100_000
+    others = [
+        read(system, User((Text("hello "),))),
+        read(system, ToolResult("c", (Text("hello"),))),
+        read(system, User((Text("hello"), Text("hello")))),
+        read(system, User((Image("hello"),))),
+        read(system, User((Image(long),))),
+        read(system, User((Image(long + "y"),))),
+        read(system, Assistant("hello")),
+        read(system, Assistant("", "hello")),
+        read(system, Assistant("", calls=(Call("c", "f", "{}"),))),
+    ]
+    assert len({keys[0] for keys in [before, *others]}) == len(others) + 1
+    assert {keys[1] for keys in others} == {before[1]}
+
+
+def test_anthropics_system_is_a_beginning_too() -> None:
+    plain = prefix_keys(_said("hello"))
+    first, second = (prefix_keys(_said("hello") | {"system": text}) for text in ("be nice", "be rude"))
+    assert len(first) == len(second) == 2
+    assert len({*plain, *first, *second}) == 5
+    assert prefix_keys(_said("other") | {"system": "be nice"})[1] == first[1]
 
 
 def test_a_prompt_has_a_key_for_each_whole_block() -> None:

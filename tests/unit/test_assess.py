@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from controller.assess import assess
+from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.openai_remote import OpenAIRemoteDefinition
 from controller.engines.stub import StubDefinition
 from controller.plan import plan
@@ -114,8 +117,28 @@ def test_only_ready_and_undrained_replicas_are_routed_to_with_their_tokens() -> 
     assert (route.state, route.aliases, route.created) == (ModelState.LOADED, ("em",), 5)
 
 
+@pytest.mark.parametrize(("told", "length"), [((4096, 2048), 2048), ((4096, None), 4096), ((None, None), 8192)])
+def test_the_context_length_is_what_every_engine_takes_or_what_is_declared(
+    told: tuple[int | None, ...], length: int
+) -> None:
+    definition = LlamaServerDefinition(model_path="m.gguf", llama_server_n_ctx=8192, matryoshka=True)
+    model = replace(MODEL, definition=definition, backend="llama_server")
+    desired = DesiredState(1, {"m": model})
+    observed = _seen(*(_replica(index, context_length=each) for index, each in enumerate(told)))
+    [route] = routes(desired, observed, assess(desired, observed, plan(desired, observed, NOW)), lambda name: None)
+    assert (route.context_length, route.shortens_embeddings, route.thinking_control) == (length, True, None)
+    [before] = routes(desired, _seen(), assess(desired, _seen(), plan(desired, _seen(), NOW)), lambda name: None)
+    assert before.context_length == 8192
+
+
 def test_a_remote_is_as_well_as_its_last_answer() -> None:
-    definition = OpenAIRemoteDefinition(backend="openai_remote", base_url="https://x.example/v1", remote_model="there")
+    definition = OpenAIRemoteDefinition(
+        backend="openai_remote",
+        base_url="https://x.example/v1",
+        remote_model="there",
+        thinking_modes=["disabled"],
+        thinking_field="thinking",
+    )
     remote = DesiredModel("m", definition, "openai_remote", "h", 1, Statement("file", 5.0, "enabled"), runs=False)
     assert _status(ObservedState(NOW), remote).state is ModelState.LOADING
     down = _status(ObservedState(NOW, remotes={"m": "no route"}), remote)
@@ -127,3 +150,4 @@ def test_a_remote_is_as_well_as_its_last_answer() -> None:
     assert (route.served_name, route.endpoints[0].base_url, route.endpoints[0].api_prefix) == (
         "there", "https://x.example/v1", ""
     )  # fmt: skip
+    assert (route.thinking_control, route.context_length) == ("thinking", None)

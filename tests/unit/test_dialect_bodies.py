@@ -12,7 +12,6 @@ from gateway.dialects.messages import MESSAGES
 from gateway.dialects.native import NATIVE
 from gateway.dialects.openai import CHAT
 from gateway.dialects.plain import PLAIN
-from gateway.dialects.responses import RESPONSES
 from gateway.request import parse_native, parse_request
 from tests.fakes.fake_controller import route
 
@@ -23,7 +22,7 @@ def asked(dialect: Dialect, raw: bytes, served: str = "m", *, as_stream: bool = 
     return dialect.body_for(parse_request(raw, may_stream=True), route(served), as_stream=as_stream)
 
 
-@pytest.mark.parametrize("dialect", [CHAT, RESPONSES, MESSAGES, NATIVE, PLAIN])
+@pytest.mark.parametrize("dialect", [CHAT, MESSAGES, NATIVE, PLAIN])
 def test_a_blocking_body_is_the_clients_own(dialect: Dialect) -> None:
     raw = b'{ "model":"m",\n "x": 1e3 }'
     assert asked(dialect, raw) is raw
@@ -38,7 +37,7 @@ def test_a_stream_of_openais_is_asked_for_usage() -> None:
     assert json.loads(asked(CHAT, other))["stream_options"] == {"include_usage": True, "y": 2}
 
 
-@pytest.mark.parametrize("dialect", [RESPONSES, MESSAGES, NATIVE])
+@pytest.mark.parametrize("dialect", [MESSAGES, NATIVE])
 def test_other_families_tell_usage_unasked(dialect: Dialect) -> None:
     raw = b'{"model":"m","stream":true}'
     assert asked(dialect, raw) is raw
@@ -57,7 +56,7 @@ def test_other_families_tell_usage_unasked(dialect: Dialect) -> None:
     ],
 )
 @pytest.mark.parametrize("served", ["m", 'other "name"'])
-@pytest.mark.parametrize("dialect", [CHAT, RESPONSES, MESSAGES, NATIVE])
+@pytest.mark.parametrize("dialect", [CHAT, MESSAGES, NATIVE])
 def test_a_blocking_call_becomes_a_stream(dialect: Dialect, served: str, extra: dict[str, Any]) -> None:
     fields = {"model": "m", "messages": ["ü"], **extra}
     body = json.loads(asked(dialect, json.dumps(fields, ensure_ascii=False).encode(), served, as_stream=True))

@@ -14,9 +14,9 @@ from gateway.dialects.messages import MESSAGES
 from gateway.dialects.native import NATIVE
 from gateway.dialects.openai import CHAT, COMPLETIONS
 from gateway.dialects.plain import PLAIN
-from gateway.dialects.responses import RESPONSES
+from gateway.dialects.responses_over_chat import RESPONSES_OVER_CHAT
 
-OPENAI_FORM = [CHAT, COMPLETIONS, RESPONSES, NATIVE, PLAIN]
+OPENAI_FORM = [CHAT, COMPLETIONS, RESPONSES_OVER_CHAT, NATIVE, PLAIN]
 LLAMA = b'{"error":{"code":400,"message":"too long","type":"exceed_context_size_error","n_ctx":4096}}'
 BUSY = RoundhouseError("queue_full", "Full.", param=None)
 
@@ -112,12 +112,11 @@ def test_errors_as_the_last_events_of_a_stream() -> None:
         assert (done, end) == (b"data: [DONE]", b"")
     assert NATIVE.error_as_events(pretty).count(b"\n") == 2
     assert body(NATIVE.error_as_events(pretty).removeprefix(b"data: ")) == body(pretty)
-    name, data, *rest = RESPONSES.error_as_events(pretty).split(b"\n")
-    assert (name, rest) == (b"event: error", [b"", b""])
+    name, data, *rest = RESPONSES_OVER_CHAT.error_as_events(pretty).split(b"\n")
+    assert (name, rest) == (b"event: error", [b"", b"data: [DONE]", b"", b""])
     told = body(data.removeprefix(b"data: "))
-    assert {"type": "error", "code": "queue_full", "message": "Full.", "param": None, "sequence_number": 0}.items() <= (
-        told.items()
-    )
+    openai = {"type": "error", "code": "queue_full", "message": "Full.", "param": None, "sequence_number": 0}
+    assert told == {**openai, **body(pretty)}
     name, data, *rest = MESSAGES.error_as_events(MESSAGES.error_body(BUSY, "r")).split(b"\n")
     assert (name, rest) == (b"event: error", [b"", b""])
     assert errors.is_anthropic(body(data.removeprefix(b"data: ")))

@@ -12,10 +12,9 @@ from gateway.dialects.messages import MESSAGES
 from gateway.dialects.native import NATIVE
 from gateway.dialects.openai import CHAT, COMPLETIONS
 from gateway.dialects.plain import PLAIN
-from gateway.dialects.responses import RESPONSES
 from gateway.request import parse_request
 
-FAMILIES: list[Dialect] = [CHAT, COMPLETIONS, RESPONSES, MESSAGES, NATIVE]
+FAMILIES: list[Dialect] = [CHAT, COMPLETIONS, MESSAGES, NATIVE]
 DONE = b"data: [DONE]\n\n"
 
 
@@ -83,6 +82,7 @@ def test_a_chat_with_everything() -> None:
                     "content": "ab",
                     "refusal": None,
                     "reasoning_content": "I think",
+                        "reasoning": "I think",
                     "annotations": [1, 2],
                     "audio": {"id": "x", "data": "AB"},
                     "tool_calls": [
@@ -179,27 +179,9 @@ def test_a_message_whose_start_was_left_out() -> None:
     assert result[1]["model"] == "m"
 
 
-@pytest.mark.parametrize("kind", ["response.completed", "response.failed", "response.incomplete"])
-def test_a_response_is_that_of_the_last_event(kind: str) -> None:
-    response = {"id": "r", "status": kind.removeprefix("response."), "completed_at": 5}
-    created = typed("response.created", response={"id": "r", "status": "in_progress", "error": None})
-    text = typed("response.output_text.delta", delta='"type":"response.completed"')
-    assert made(RESPONSES, created, text, typed(kind, response=response), DONE) == (200, response)
-
-
-def test_what_llama_server_says_of_blocking_responses_alone_is_added() -> None:
-    response = {"status": "completed", "created_at": 5, "output": [{"type": "reasoning"}, {"type": "message"}]}
-    result = made(RESPONSES, typed("response.completed", response=response))
-    assert result is not None
-    assert result[1]["completed_at"] == 5
-    assert result[1]["output"] == [{"type": "reasoning", "status": "completed"}, {"type": "message"}]
-
-
 ERRORS: list[tuple[Dialect, bytes, int]] = [
     (CHAT, data(error={"code": 400, "message": "x"}), 400),
     (COMPLETIONS, data(error={"message": "x"}), 500),
-    (RESPONSES, typed("error", code="server_error", message="x", param=None, sequence_number=3), 500),
-    (RESPONSES, data(error={"code": 503, "message": "x"}), 503),
     (MESSAGES, typed("error", error={"type": "rate_limit_error", "message": "x"}), 429),
     (MESSAGES, b'event: error\ndata: {"code":500,"message":"x","type":"server_error"}\n\n', 500),
     (NATIVE, data(error={"code": 400, "message": "x"}), 400),
@@ -254,8 +236,6 @@ EXCLUDED: list[tuple[Dialect, dict[str, Any]]] = [
     (CHAT, {"messages": [{"role": "user"}, {"role": "assistant"}]}),
     (MESSAGES, {"messages": [{"role": "assistant"}]}),
     (MESSAGES, {"stop_sequences": ["x"], "max_tokens": 5}),
-    (RESPONSES, {"input": [{"role": "assistant"}]}),
-    (RESPONSES, {"background": True}),
     (NATIVE, {"return_tokens": True}),
     (NATIVE, {"response_fields": ["content"]}),
     (NATIVE, {"n_probs": 1, "stop": ["x"]}),

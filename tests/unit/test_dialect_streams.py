@@ -12,11 +12,10 @@ from gateway.dialects.base import HOLD_LIMIT, Dialect, Events, EventTooLongError
 from gateway.dialects.messages import MESSAGES
 from gateway.dialects.native import NATIVE
 from gateway.dialects.openai import CHAT, COMPLETIONS
-from gateway.dialects.responses import RESPONSES
 from gateway.request import parse_request
 
 LOST = RoundhouseError("engine_disconnected", "Gone.")
-FAMILIES: list[Dialect] = [CHAT, COMPLETIONS, RESPONSES, MESSAGES, NATIVE]
+FAMILIES: list[Dialect] = [CHAT, COMPLETIONS, MESSAGES, NATIVE]
 
 
 def stream_of(dialect: Dialect, **fields: Any) -> Events:
@@ -44,11 +43,6 @@ DONE = b"data: [DONE]\n\n"
 ENDS: list[tuple[Dialect, bytes]] = [
     (CHAT, DONE),
     (COMPLETIONS, b"data:[DONE]\r\n\r\n"),
-    (RESPONSES, typed("response.completed", response={})),
-    (RESPONSES, typed("response.failed", response={})),
-    (RESPONSES, typed("response.incomplete", response={})),
-    (RESPONSES, typed("error", code="x", message="y")),
-    (RESPONSES, DONE),
     (MESSAGES, typed("message_stop")),
     (MESSAGES, typed("error", error={"type": "api_error", "message": "x"})),
     (NATIVE, data(stop=True, stop_type="eos", content="")),
@@ -58,7 +52,6 @@ ENDS: list[tuple[Dialect, bytes]] = [
 PARTS: dict[Dialect, bytes] = {
     CHAT: data(choices=[{"index": 0, "delta": {"content": "a"}}]),
     COMPLETIONS: data(choices=[{"index": 0, "text": "a"}]),
-    RESPONSES: typed("response.output_text.delta", delta="a"),
     MESSAGES: typed("content_block_delta", index=0, delta={"type": "text_delta", "text": "a"}),
     NATIVE: data(content="a", stop=False),
 }
@@ -127,15 +120,6 @@ def test_native_errors_are_the_end() -> None:
         assert events.is_complete
 
 
-def test_llama_servers_errors_of_responses_become_the_familys() -> None:
-    events = stream_of(RESPONSES)
-    part = typed("response.output_text.delta", delta="a", sequence_number=4)
-    out = passed(events, part + data(error=LLAMA_ERROR)).removeprefix(part)
-    assert out.startswith(b"event: error\n")
-    assert told(out).items() >= {"type": "error", "sequence_number": 5, "message": "Compute error"}.items()
-    assert events.is_complete
-
-
 def test_llama_servers_errors_of_messages_become_the_familys() -> None:
     events = stream_of(MESSAGES)
     raw = b"event: error\ndata: " + json.dumps(LLAMA_ERROR).encode() + b"\n\n"
@@ -153,10 +137,6 @@ def test_failures_of_ours() -> None:
         assert out.endswith(b"\n\n" + DONE)
     assert told(stream_of(NATIVE).failure(LOST, "r")) == LOST.envelope("r").model_dump()
     assert told(stream_of(MESSAGES).failure(LOST, "r"))["request_id"] == "r"
-    assert told(stream_of(RESPONSES).failure(LOST, "r"))["sequence_number"] == 0
-    numbered = stream_of(RESPONSES)
-    numbered.feed(typed("response.output_text.delta", delta='"sequence_number":99', sequence_number=6))
-    assert told(numbered.failure(LOST, "r"))["sequence_number"] == 7
 
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
@@ -194,14 +174,6 @@ def test_usage_of_several_choices() -> None:
 
 
 def test_usage_of_the_other_families() -> None:
-    events = stream_of(RESPONSES)
-    usage = {"input_tokens": 5, "output_tokens": 2, "total_tokens": 7}
-    passed(
-        events,
-        typed("response.created", response={"usage": None}),
-        typed("response.completed", response={"usage": usage}),
-    )
-    assert events.usage == Usage(5, 2)
     events = stream_of(MESSAGES)
     start = {"usage": {"input_tokens": 4, "cache_read_input_tokens": 3, "output_tokens": 0}}
     events.feed(typed("message_start", message=start))
@@ -223,7 +195,7 @@ def test_usage_of_the_other_families() -> None:
     ("dialect", "body", "usage"),
     [
         (CHAT, {"usage": USAGE}, Usage(7, 3)),
-        (RESPONSES, {"usage": {"input_tokens": 1, "output_tokens": 2}}, Usage(1, 2)),
+        (MESSAGES, {"usage": {"input_tokens": 1, "output_tokens": 2}}, Usage(1, 2)),
         (MESSAGES, {"usage": {"input_tokens": 1, "cache_creation_input_tokens": 4, "output_tokens": 2}}, Usage(5, 2)),
         (MESSAGES, {"input_tokens": 5}, None),
         (NATIVE, {"tokens_predicted": 3, "tokens_evaluated": 9, "prompt": '"tokens_predicted":99'}, Usage(9, 3)),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.engines import ENGINES
+from controller.engines import ENGINES, spec_hash
 from controller.engines.families import family_of
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
@@ -94,15 +94,117 @@ def test_by_backend(
     assert (found.modalities, found.multi_turn, found.thinking_modes) == (modalities, multi_turn, thinking)
 
 
+@pytest.mark.parametrize(
+    ("backend", "fields", "tools", "structured_output"),
+    [
+        ("llama_server", {}, True, True),
+        ("llama_server", {"llama_server_embedding": True}, False, False),
+        ("llama_server", {"llama_server_reranking": True}, False, False),
+        ("llama_cpp", {}, True, True),
+        ("llama_cpp", {"prompt_format": "translategemma_template"}, False, True),
+        ("llama_cpp", {"gguf_chat_format": "chatml"}, False, True),
+        ("llama_cpp", {"gguf_embedding": True}, False, False),
+        *(
+            each
+            for vllm in ("vllm", "vllm_serve")
+            for each in (
+                (vllm, {}, False, True),
+                (vllm, {"vllm_tool_call_parser": "hermes"}, True, True),
+                (vllm, {"vllm_tool_call_parser": "hermes", "vllm_embedding": True}, False, False),
+            )
+        ),
+        ("exllamav3", {}, False, False),
+        ("ct2", {}, False, False),
+        ("litert_lm", {}, True, False),
+        ("onnx", {}, False, False),
+        ("openai_remote", {}, True, True),
+        ("stub", {}, False, False),
+    ],
+)
+def test_tools_and_structured_output_by_backend(
+    backend: str, fields: dict[str, Any], tools: bool, structured_output: bool
+) -> None:
+    found = _capabilities(backend, **fields)
+    assert (found.tools, found.structured_output) == (tools, structured_output)
+
+
 @pytest.mark.parametrize("backend", ENGINES)
 def test_what_is_declared_rules(backend: str) -> None:
     derived = _capabilities(backend)
     declared = _capabilities(
-        backend, modalities=["audio"], multi_turn=not derived.multi_turn, thinking_modes=["enabled"]
+        backend,
+        modalities=["audio"],
+        multi_turn=not derived.multi_turn,
+        thinking_modes=["enabled"],
+        tools=not derived.tools,
+        structured_output=not derived.structured_output,
     )
     assert declared == Capabilities(
-        modalities=("audio",), multi_turn=not derived.multi_turn, thinking_modes=("default", "enabled")
+        modalities=("audio",),
+        multi_turn=not derived.multi_turn,
+        thinking_modes=("default", "enabled"),
+        tools=not derived.tools,
+        structured_output=not derived.structured_output,
     )
+
+
+SWITCHES = {
+    "llama_server": "chat_template_kwargs",
+    "llama_cpp": "thinking",
+    "vllm_serve": "chat_template_kwargs",
+    "vllm": "chat_template_kwargs",
+    "exllamav3": "thinking",
+    "ct2": "thinking",
+    "litert_lm": "thinking",
+    "openai_remote": "chat_template_kwargs",
+    "stub": "thinking",
+}
+"""Backend to how it is told to think or not."""
+
+
+@pytest.mark.parametrize(("backend", "switch"), SWITCHES.items())
+def test_how_an_engine_is_told_to_think(backend: str, switch: str) -> None:
+    engine = ENGINES[backend]
+    assert engine.thinking_control(_definition(backend, thinking_modes=["disabled"])) == switch
+    assert engine.thinking_control(_definition(backend)) is None
+    assert engine.thinking_control(_definition(backend, thinking_modes=["default"])) is None
+
+
+def test_a_remote_says_how_itself() -> None:
+    remote = _definition("openai_remote", thinking_modes=["enabled"], thinking_field="reasoning_effort")
+    assert ENGINES["openai_remote"].thinking_control(remote) == "reasoning_effort"
+    silent = _definition("openai_remote", thinking_field="reasoning_effort")
+    assert ENGINES["openai_remote"].thinking_control(silent) is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "fields", "length"),
+    [
+        ("llama_server", {"llama_server_n_ctx": 8192, "target_inflight": 4}, 8192),
+        ("llama_cpp", {"gguf_n_ctx": 4096}, 4096),
+        ("vllm_serve", {"vllm_max_model_len": 512}, 512),
+        ("vllm", {"vllm_max_model_len": 512}, 512),
+        ("exllamav3", {"exllama_cache_size": 1024, "exllama_max_rq_tokens": 700}, 700),
+        ("exllamav3", {"exllama_cache_size": 1024}, 1024),
+        ("ct2", {"ct2_max_tokens": 100}, 100),
+        ("litert_lm", {"litert_lm_max_tokens": 100}, 100),
+        ("onnx", {"onnx_max_tokens": 100}, 100),
+        *((backend, {}, None) for backend in ENGINES),
+    ],
+)
+def test_the_declared_context_length(backend: str, fields: dict[str, Any], length: int | None) -> None:
+    assert ENGINES[backend].context_length(_definition(backend, **fields)) == length
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tools": False}, {"structured_output": False}, {"matryoshka": True}, {"thinking_modes": ["enabled"]}]
+)
+def test_what_is_said_of_requests_restarts_nothing(fields: dict[str, Any]) -> None:
+    for backend in ENGINES:
+        before, after = _definition(backend), _definition(backend, **fields)
+        assert spec_hash(before, None, "m") == spec_hash(after, None, "m"), backend
+    remote = _definition("openai_remote", thinking_field="thinking")
+    assert spec_hash(remote, None, "m") == spec_hash(_definition("openai_remote"), None, "m")
 
 
 @pytest.mark.parametrize(

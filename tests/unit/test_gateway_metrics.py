@@ -13,6 +13,7 @@ from gateway.dialects.base import Usage
 from gateway.ledger import Ledger
 from gateway.live_routes import LiveRoutes
 from gateway.metrics import UNKNOWN_MODEL, LinkState, Metrics
+from gateway.responses.stored import Stored
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -24,6 +25,7 @@ def everything() -> Metrics:
     link.table_at = 1.0
     ledger.enter("m", "r", "req-1")
     metrics.show_connections(idle=lambda: 3, busy=lambda: 2)
+    metrics.show_stored(lambda: Stored(5, 4096), lambda: 1)
     metrics.key("team-a").finished(Usage(3, 4))
     series = metrics.series("m", "/v1/chat/completions")
     series.finished(200, 1.0, 0.5, Usage(3, 4))

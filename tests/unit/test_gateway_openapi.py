@@ -153,7 +153,7 @@ Envelope: Any = create_model("ErrorEnvelope", rows=(list[int], ...))
 
 def own_document() -> dict[str, Any]:
     """The gateway's own."""
-    framework: Any = create_gateway(GatewaySettings(controller_url="unix:/nowhere")).app._framework
+    framework: Any = create_gateway(GatewaySettings(controller_url="unix:/nowhere"), None).app._framework
     described: dict[str, Any] = framework.openapi()
     return described
 

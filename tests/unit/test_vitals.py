@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from controller.state import Health
-from controller.vitals import STALL_S, Outcome, Vitals, after, metric_sum
+from controller.vitals import STALL_S, Outcome, Vitals, after, context_length_in, metric_sum
 
 WELL = Outcome(healthy=True, generated=True, busy=0, progress=10)
 
@@ -71,3 +73,32 @@ def test_metrics_are_summed_over_names_and_labels() -> None:
     text = '# HELP a x\na{slot="0"} 1\na{slot="1"} 2.5\nb 4\nab 100\n'
     assert metric_sum(text, ("a", "b")) == 7.5
     assert metric_sum(text, ("c",)) is None
+
+
+def test_a_context_length_that_was_told_once_stays() -> None:
+    told = after(Vitals(), Outcome(healthy=True, generated=True, context_length=4096), 0.0)
+    assert told.context_length == 4096
+    assert after(told, WELL, 1.0).context_length == 4096
+    assert after(told, Outcome(healthy=True, generated=True, context_length=512), 1.0).context_length == 512
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ('{"data": [{"id": "m", "meta": {"n_ctx": 4096, "n_ctx_train": 8192}}]}', 4096),
+        ('{"data": [{"id": "m", "max_model_len": 32768}]}', 32768),
+        ('{"data": [{"id": "m", "max_model_len": null, "meta": {"n_ctx": 4096}}]}', 4096),
+        ('{"data": [{"id": "m"}]}', None),
+        ('{"data": [{"id": "m", "meta": null}]}', None),
+        ('{"data": []}', None),
+        ('{"data": [5]}', None),
+        ('{"data": [{"meta": {"n_ctx": true}}]}', None),
+        ('{"data": [{"meta": {"n_ctx": 0}}]}', None),
+        ('{"data": [{"meta": {"n_ctx": "4096"}}]}', None),
+        ("[]", None),
+        ("<html>", None),
+        ("[" * 100_000, None),
+    ],
+)
+def test_the_context_length_in_a_list_of_models(text: str, length: int | None) -> None:
+    assert context_length_in(text) == length

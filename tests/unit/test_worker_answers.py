@@ -62,6 +62,33 @@ def test_tool_calls_keep_the_order_of_their_index() -> None:
     assert [call["id"] for call in merge_tool_calls([second, CALL, REST])] == ["call_1", "b"]
 
 
+@pytest.mark.parametrize("kind", [ChatShape, CompletionShape])
+def test_the_stop_string_that_ended_an_answer_is_told_with_the_reason(
+    kind: type[ChatShape] | type[CompletionShape], job: Job
+) -> None:
+    shape = kind("c", "m", 1, with_usage=False)
+    end = Piece("lo", finish_reason="stop", stop_reason="\n")
+    for choice in (shape.whole([Piece("Hel"), end], job)["choices"][0], shape.chunk(end)["choices"][0]):
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "\n")
+    for choice in (
+        shape.whole([Piece("a", finish_reason="stop")], job)["choices"][0],
+        shape.chunk(Piece("a"))["choices"][0],
+    ):
+        assert "stop_reason" not in choice
+
+
+def test_thoughts_have_both_names_in_use(job: Job) -> None:
+    shape = ChatShape("c", "m", 1, with_usage=False)
+    whole = shape.whole([Piece(thought="h"), Piece("Hi", thought="m"), Piece(finish_reason="stop")], job)
+    assert whole["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "Hi",
+        "reasoning_content": "hm",
+        "reasoning": "hm",
+    }
+    assert shape.chunk(Piece(thought="h"))["choices"][0]["delta"] == {"reasoning_content": "h", "reasoning": "h"}
+
+
 def test_a_stream_says_the_role_first_and_counts_last(job: Job) -> None:
     shape = ChatShape("c", "m", 1, with_usage=True)
     opening = shape.opening()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from controller.engines import ENGINES
 from controller.engines.base import RenderContext
+from controller.engines.families import PromptFormat
 from worker import __main__ as worker_main
+from worker.llama_prompts import PROMPT_FORMATS
 from worker.llama_server_flags import parse, value_of
 
 LLAMA_SERVER = {
@@ -39,6 +41,7 @@ LLAMA_CPP = {
     "gguf_embedding": True,
     "gguf_chat_format": "chatml",
 }
+PROMPT = {"prompt_format": "translategemma_template"}
 STUB = {"stub_text": "-- hi", "stub_load_s": 0.5, "stub_token_delay_ms": 20, "stub_fail": "no"}
 
 
@@ -73,9 +76,19 @@ def test_every_llama_server_field_reaches_the_embedded_server(name: str | None) 
 
 
 @pytest.mark.parametrize(
-    ("backend", "fields"), [("stub", STUB), ("llama_cpp", LLAMA_CPP), ("stub", {}), ("llama_cpp", {})]
+    ("backend", "fields"),
+    [("stub", STUB), ("llama_cpp", LLAMA_CPP), ("stub", {}), ("llama_cpp", {}), ("llama_cpp", PROMPT)],
 )
 def test_every_field_of_a_worker_engine_is_taken(backend: str, fields: dict[str, Any]) -> None:
     engine, *flags = rendered(backend, fields)
     args = worker_main.parse_engine(engine, flags)[1]
     assert (args.host, args.port, args.served_name) == ("127.0.0.1", 8099, "a/model:1")
+
+
+def test_the_worker_learns_what_the_template_is() -> None:
+    engine, *flags = rendered("llama_cpp", PROMPT)
+    assert worker_main.parse_engine(engine, flags)[1].prompt_format == "translategemma_template"
+
+
+def test_the_worker_knows_every_prompt_format() -> None:
+    assert get_args(PromptFormat) == PROMPT_FORMATS

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
 
 from worker.engine import Job, Piece
-from worker.engines.llama_cpp import chat_pieces, flash_attention, mean, padded, plain, response_format, sampling, unit
+from worker.engines.llama_cpp import call_id, flash_attention, mean, padded, sampling, unit
 from worker.engines.stub import DIMENSIONS, Stub, embedding, split
 from worker.errors import RequestError
 from worker.metrics import Counters
-from worker.schema import CompletionRequest, Message, parse
+from worker.schema import ChatRequest, CompletionRequest, parse
 
 
 @pytest.mark.parametrize("text", ["", " ", "one", "two words", " lead  and\nlines\n", "à la ☺ mode. "])
@@ -28,6 +29,47 @@ def test_the_stub_keeps_to_the_token_limit_and_counts() -> None:
     assert (job.prompt_tokens, job.completion_tokens) == (2, 2)
     assert list(stub.complete(CompletionRequest(prompt=[1, 2, 3]), job))[-1] == Piece(finish_reason="stop")
     assert job.prompt_tokens == 2 + 3
+
+
+def chat(**fields: Any) -> ChatRequest:
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "one two"}]},
+        {"role": "user", "content": "three"},
+    ]
+    return parse(ChatRequest, json.dumps({"messages": messages, **fields}).encode())
+
+
+def test_the_stub_s_tokens_are_words_and_it_counts_as_it_does_when_it_answers() -> None:
+    stub, job = Stub("x"), Job(Counters())
+    tokens = stub.tokenize("one two  one two", add_special=True, parse_special=True)
+    assert b"".join(stub.token_texts(tokens)) == b"one two  one two"
+    assert len({*tokens}) == 3, "the space before a word is the word's"
+    assert stub.tokenize(" two", add_special=False, parse_special=True) == tokens[1:2]
+    for unknown in (3, -1):
+        with pytest.raises(RequestError, match=f"no token {unknown}"):
+            stub.token_texts([unknown])
+    assert stub.prompt(chat()) == "one two\nthree"
+    assert list(stub.chat(chat(), job))[-1].finish_reason == "stop"
+    assert stub.count(chat()) == job.prompt_tokens == 3
+
+
+def test_the_stub_refuses_what_it_would_overlook() -> None:
+    stub, tools = Stub("x"), [{"type": "function", "function": {"name": "f"}}]
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"tools": tools}, "tools_unsupported"),
+        ({"response_format": {"type": "json_object"}}, "structured_output_unsupported"),
+    ]
+    for fields, code in refused:
+        with pytest.raises(RequestError) as raised:
+            stub.chat(chat(**fields), Job(Counters()))
+        assert raised.value.code == code
+    taken: dict[str, Any] = {
+        "tools": tools,
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "thinking": "enabled",
+    }
+    assert list(stub.chat(chat(**taken), Job(Counters())))
 
 
 def test_the_stub_s_vectors_tell_texts_apart() -> None:
@@ -58,46 +100,15 @@ def test_a_context_is_rounded_up_as_llama_cpp_does(asked: int, got: int) -> None
 
 
 def test_only_what_a_request_sets_is_passed_to_the_sampler() -> None:
-    body = b'{"prompt": "x", "temperature": 0, "min_p": 0.1, "seed": null, "stop": ["a"], "user": "u", "top_k": null}'
-    assert sampling(parse(CompletionRequest, body)) == {"temperature": 0, "min_p": 0.1, "stop": ["a"]}
+    body = b'{"prompt": "x", "top_p": 0.5, "min_p": 0.1, "seed": null, "stop": ["a"], "user": "u", "top_k": null}'
+    assert sampling(parse(CompletionRequest, body)) == {"top_p": 0.5, "min_p": 0.1}
 
 
-def test_a_message_in_parts_becomes_one_text() -> None:
-    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-    assert plain(Message(role="user", content=parts)) == {"role": "user", "content": "one two"}
-    assert plain(Message(role="assistant", tool_calls=[])) == {"role": "assistant", "tool_calls": []}
-    with pytest.raises(RequestError, match="reads text, not image_url"):
-        plain(Message(role="user", content=[*parts, {"type": "image_url"}]))
-
-
-def test_a_json_schema_in_the_library_s_words() -> None:
-    schema = {"type": "object"}
-    asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-    assert response_format(asked) == {"type": "json_object", "schema": schema}
-    assert response_format({"type": "json_object"}) == {"type": "json_object"}
-    assert response_format(None) is None
-
-
-def chunk(finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
-
-
-def test_chunks_become_pieces_and_the_one_with_the_role_vanishes() -> None:
-    chunks = [chunk(role="assistant"), chunk(content="Hi"), chunk(content=None), chunk("stop")]
-    assert list(chat_pieces(chunks)) == [Piece("Hi"), Piece(finish_reason="stop")]
-
-
-def test_a_tool_call_s_id_and_name_are_sent_once() -> None:
-    def part(arguments: str) -> dict[str, Any]:
-        return {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
-
-    pieces = list(chat_pieces([chunk(tool_calls=[part("{")]), chunk(tool_calls=[part("}")]), chunk("tool_calls")]))
-    assert [piece.tool_calls for piece in pieces] == [
-        (part("{"),),
-        ({"index": 0, "function": {"arguments": "}"}},),
-        (),
-    ]
-    assert pieces[-1].finish_reason == "tool_calls"
+def test_a_call_s_id_is_one_that_mistral_s_templates_take() -> None:
+    one, other = call_id(), call_id()
+    assert one != other
+    assert len(one) == 9
+    assert one.isalnum()
 
 
 def test_vectors() -> None:

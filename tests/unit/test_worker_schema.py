@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pydantic import BaseModel
 
 from worker.errors import RequestError
-from worker.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
+from worker.schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest, parse
 
 HELLO = b'"messages": [{"role": "user", "content": "hello"}]'
 
@@ -19,18 +21,36 @@ HELLO = b'"messages": [{"role": "user", "content": "hello"}]'
         (ChatRequest, b"[]", None, "not a JSON object"),
         (ChatRequest, b"{}", "messages", "`messages` is missing."),
         (ChatRequest, b'{"messages": []}', "messages", "at least 1 item"),
-        (ChatRequest, b'{"messages": [{"content": "x"}]}', "messages", "`messages.0.role` is missing."),
+        (ChatRequest, b'{"messages": [{"content": "x"}]}', "messages[0].role", "`messages[0].role` is missing."),
         (ChatRequest, b"{" + HELLO + b', "n": 2}', "n", "`n`: Input should be 1."),
         (ChatRequest, b"{" + HELLO + b', "max_tokens": 0}', "max_tokens", "greater than or equal to 1"),
         (ChatRequest, b"{" + HELLO + b', "max_tokens": "5"}', "max_tokens", "valid integer"),
         (ChatRequest, b"{" + HELLO + b', "stop": 1}', "stop", "string, or: Input should be a valid array"),
+        (ChatRequest, b"{" + HELLO + b', "stop": ["a", ""]}', "stop[1]", "at least 1 character"),
+        (ChatRequest, b"{" + HELLO + b', "thinking": "yes"}', "thinking", "'default', 'enabled' or 'disabled'"),
+        (ChatRequest, b"{" + HELLO + b', "tools": [{"type": "x"}]}', "tools[0].type", "'function'"),
+        (
+            ChatRequest,
+            b"{" + HELLO + b', "tools": [{"type": "function", "function": {}}]}',
+            "tools[0].function.name",
+            "`tools[0].function.name` is missing.",
+        ),
+        (ChatRequest, b"{" + HELLO + b', "tool_choice": "x"}', "tool_choice", "'none', 'auto' or 'required', or: "),
+        (ChatRequest, b"{" + HELLO + b', "tool_choice": {"type": "function"}}', "tool_choice.function", "is missing"),
+        (ChatRequest, b"{" + HELLO + b', "functions": []}', "functions", "should be null"),
+        (ChatRequest, b"{" + HELLO + b', "top_logprobs": 2}', "top_logprobs", "should be 0"),
+        (ChatRequest, b"{" + HELLO + b', "modalities": ["text", "audio"]}', "modalities[1]", "should be 'text'"),
+        (ChatRequest, b"{" + HELLO + b', "logit_bias": {"x": 1}}', "logit_bias.x", "pattern"),
+        (TokenizeRequest, b'{"content": ["a", 1.5]}', "content[1]", "valid string, or: Input should be a valid int"),
+        (TokenizeRequest, b"{}", "content", "`content` is missing."),
+        (DetokenizeRequest, b'{"tokens": "1"}', "tokens", "valid array"),
         (ChatRequest, b"{" + HELLO + b', "logprobs": true}', "logprobs", "`logprobs`: Input should be False."),
         (CompletionRequest, b'{"prompt": "x", "echo": true}', "echo", "`echo`: Input should be False."),
         (CompletionRequest, b"{}", "prompt", "`prompt` is missing."),
         (CompletionRequest, b'{"prompt": {}}', "prompt", "`prompt`: "),
         (EmbeddingRequest, b'{"input": ""}', "input", "at least 1 character"),
         (EmbeddingRequest, b'{"input": []}', "input", "at least 1 item"),
-        (EmbeddingRequest, b'{"input": [1, 2]}', "input", "`input`: Input should be a valid string."),
+        (EmbeddingRequest, b'{"input": [1, 2]}', "input[0]", "`input[0]`: Input should be a valid string."),
         (EmbeddingRequest, b'{"input": "a", "encoding_format": "hex"}', "encoding_format", "'float'"),
     ],
 )
@@ -44,10 +64,10 @@ def test_a_bad_request_is_told_what_and_where(
 
 
 def test_fields_that_are_null_count_as_left_out_and_unknown_ones_are_kept() -> None:
-    request = parse(ChatRequest, b"{" + HELLO + b', "stop": null, "stream": null, "min_p": 0.1}')
-    assert request.stop is None
+    request = parse(ChatRequest, b"{" + HELLO + b', "stop": null, "stream": null, "service_tier": "auto"}')
+    assert request.stops == []
     assert not request.stream
-    assert (request.model_extra or {})["min_p"] == 0.1
+    assert request.model_extra == {"service_tier": "auto"}
     assert request.token_limit is None
 
 
@@ -67,5 +87,29 @@ def test_one_text_or_several(sent: bytes, texts: list[str]) -> None:
     assert parse(EmbeddingRequest, b'{"input": ' + sent + b"}").texts == texts
 
 
-def test_a_prompt_may_be_token_ids() -> None:
-    assert parse(CompletionRequest, b'{"prompt": [1, 2]}').prompt == [1, 2]
+@pytest.mark.parametrize(
+    ("sent", "prompt"), [(b'"a"', "a"), (b'["a"]', "a"), (b"[1, 2]", [1, 2]), (b'""', ""), (b"[]", [])]
+)
+def test_a_prompt_is_a_text_or_token_ids(sent: bytes, prompt: str | list[int]) -> None:
+    assert parse(CompletionRequest, b'{"prompt": ' + sent + b"}").text_or_tokens == prompt
+
+
+def test_several_prompts_are_refused() -> None:
+    with pytest.raises(RequestError, match="must be one") as raised:
+        _ = parse(CompletionRequest, b'{"prompt": ["a", "b"]}').text_or_tokens
+    assert raised.value.param == "prompt"
+
+
+def test_fields_that_say_nothing_about_the_answer_are_taken() -> None:
+    harmless = (
+        b'"parallel_tool_calls": true, "service_tier": "flex", "user": "u", "safety_identifier": "s", "metadata": {},'
+        b'"prompt_cache_key": "k", "reasoning_effort": "low", "store": true, "verbosity": "low", "modalities": ["text"]'
+    )
+    parse(ChatRequest, b"{" + HELLO + b", " + harmless + b"}")
+
+
+def test_tools_are_offered_as_they_were_sent_unless_none_may_be_called() -> None:
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [tool]}
+    assert parse(ChatRequest, json.dumps(body).encode()).offered_tools == [tool]
+    assert parse(ChatRequest, json.dumps({**body, "tool_choice": "none"}).encode()).offered_tools == []

@@ -5,21 +5,34 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+import uuid
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Generator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from worker.engine import Api, Job, Piece
+from worker import grammars, tool_calls
+from worker.chat_template import variables
+from worker.engine import Api, FinishReason, Job, Piece
 from worker.errors import LoadError, RequestError
+from worker.llama_prompts import PROMPT_FORMATS, Form, Forms, Prompt
+from worker.llama_vocabulary import LlamaVocabulary, TokenReader
 from worker.preflight import KV_CACHE_TYPES, check_gguf
-from worker.schema import ChatRequest, CompletionRequest, GenerationRequest, Message
+from worker.schema import ChatRequest, CompletionRequest, GenerationRequest
+from worker.stops import until_stop
+from worker.thoughts import is_open, separated
 
-SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop", "logit_bias"),
-    *("presence_penalty", "frequency_penalty", "repeat_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta"),
+SAMPLING: Final = (
+    *("top_p", "top_k", "min_p", "typical_p", "mirostat_mode", "mirostat_tau", "mirostat_eta"),
+    *("presence_penalty", "frequency_penalty", "repeat_penalty"),
 )
-"""Fields of a request that llama-cpp-python takes under the same name."""
+"""Fields of a request that `Llama.generate` takes under the same name."""
+
+CHAT_TEMPERATURE: Final = 0.2
+COMPLETION_TEMPERATURE: Final = 0.8
+"""The library's own, where a request says nothing."""
 
 CONTEXT_MULTIPLE = 256
 EMBEDDING_TOKENS = 2048
@@ -35,7 +48,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--type-k", choices=KV_CACHE_TYPES, default="f16", help="type of the K cache")
     parser.add_argument("--type-v", choices=KV_CACHE_TYPES, default="f16", help="type of the V cache")
     parser.add_argument("--embedding", action="store_true", help="serve embeddings, and nothing else")
-    parser.add_argument("--chat-format", metavar="F", help="a chat format of llama-cpp-python's; default: the model's")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--chat-format", metavar="F", help="a chat format of llama-cpp-python's; default: the model's")
+    form.add_argument("--prompt-format", choices=PROMPT_FORMATS, help="what the chat template in the file is")
 
 
 def create(args: Namespace) -> LlamaCpp:
@@ -59,20 +74,23 @@ class LlamaCpp:
     slots = 1
 
     def __init__(self, args: Namespace) -> None:
-        self.apis: frozenset[Api] = frozenset({"embeddings"} if args.embedding else {"chat", "completions"})
+        self.apis: frozenset[Api] = frozenset(
+            {"embeddings", "tokens"} if args.embedding else {"chat", "completions", "tokens", "prompts"}
+        )
         self._args = args
+        # Untyped on purpose: type checks must not depend on whether the extra is installed.
+        self._llama_cpp: Any = None
         self._llama: Any = None
         self._log: _Log
-        self._generate: Callable[..., Iterator[int]]
-        self._bad_request: tuple[type[Exception], ...] = ()
+        self._vocabulary: LlamaVocabulary
+        self._forms: Forms
 
     def load(self) -> None:
         """Load the file. llama.cpp's log of it goes to stderr; the lines about single requests do not."""
         args = self._args
         check_gguf(args.model)
         try:
-            # Untyped on purpose: type checks must not depend on whether the extra is installed.
-            llama_cpp: Any = importlib.import_module("llama_cpp")
+            llama_cpp = self._llama_cpp = importlib.import_module("llama_cpp")
         except (ImportError, OSError, RuntimeError) as error:
             raise LoadError(f"llama-cpp-python cannot be used: {error} (it is the extra `llama-cpp`)") from None
         self._log = _Log(llama_cpp)
@@ -88,36 +106,52 @@ class LlamaCpp:
                 type_k=cache_type(llama_cpp, args.type_k),
                 type_v=cache_type(llama_cpp, args.type_v),
                 embedding=args.embedding,
-                chat_format=args.chat_format,
                 verbose=True,
                 **batch,
             )
-        except (ValueError, RuntimeError, MemoryError) as error:
+        except (ValueError, RuntimeError, MemoryError, llama_cpp.llama_chat_format.jinja2.TemplateError) as error:
             raise LoadError(f"llama.cpp cannot load {args.model}: {self._log.first_error or error}") from error
-        self._check_chat_format(llama_cpp)
+        self._vocabulary = LlamaVocabulary(llama_cpp, self._llama)
+        if not args.embedding:
+            formats = {"chat_format": args.chat_format, "prompt_format": args.prompt_format}
+            self._forms = Forms(llama_cpp, self._llama, self._vocabulary, **formats)
         self._log.quiet()
         self._llama.verbose = False
-        self._generate = self._llama.generate
-        self._bad_request = (ValueError, LookupError, TypeError, llama_cpp.llama_chat_format.jinja2.TemplateError)
 
-    def chat(self, request: ChatRequest, job: Job) -> Iterator[Piece]:
+    def chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """Through the model's own chat template, or the format that was asked for."""
-        options = {
-            **sampling(request),
-            "messages": [plain(message) for message in request.messages],
-            "max_tokens": request.token_limit,
-            "response_format": response_format(request.response_format),
-            "tools": request.tools,
-            "tool_choice": request.tool_choice,
-        }
-        return self._stream(lambda: self._llama.create_chat_completion(stream=True, **options), job, chat_pieces)
+        form = self._forms.of(request)
+        prompt = form.prompt(request)
+        must_call = tool_calls.forced(request)
+        if request.offered_tools and not must_call and not form.tells_tools:
+            message = "The model's chat template knows no tools: name the one to call in `tool_choice`, or send none."
+            raise RequestError(message, code="tools_unsupported", param="tools")
+        gbnf = self._grammar(request, form, prompt, must_call)
+        texts = (*((form.marks.begin, form.marks.end) if form.marks else ()),)
+        if request.offered_tools and form.markup:
+            texts += form.markup.tokens
+        shown = self._vocabulary.special_in(texts)
+        pieces = self._generated(prompt.tokens, request, job, CHAT_TEMPERATURE, gbnf, shown)
+        if prompt.stops:
+            pieces = _quietly(until_stop(pieces, prompt.stops))
+        if form.marks:
+            pieces = separated(pieces, form.marks, opened=is_open(prompt.text, form.marks))
+        if must_call:
+            return _must_call(pieces, [*must_call])
+        if request.offered_tools and form.markup:
+            schemas = tool_calls.schemas_of(request.offered_tools)
+            several = request.parallel_tool_calls is not False
+            return tool_calls.called(pieces, form.markup, schemas, call_id, several=several)
+        return pieces
 
-    def complete(self, request: CompletionRequest, job: Job) -> Iterator[Piece]:
+    def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
         """The prompt as it is, without a template."""
-        options = {**sampling(request), "prompt": request.prompt}
-        if request.token_limit is not None:
-            options["max_tokens"] = request.token_limit
-        return self._stream(lambda: self._llama.create_completion(stream=True, **options), job, completion_pieces)
+        prompt = request.text_or_tokens
+        tokens = self.tokenize(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else prompt
+        self._vocabulary.check(tokens, "prompt")
+        if not tokens:
+            raise RequestError("`prompt` is empty, and this model has no token to begin with.", param="prompt")
+        return self._generated(tokens, request, job, COMPLETION_TEMPERATURE, None, ())
 
     def embed(self, texts: list[str], job: Job) -> list[list[float]]:
         """The model's pooled vectors; the mean over tokens where the model pools nothing."""
@@ -132,37 +166,109 @@ class LlamaCpp:
             vectors.append(unit(mean(vector) if vector and isinstance(vector[0], list) else vector))
         return vectors
 
-    def _stream(
-        self, start: Callable[[], Iterable[Any]], job: Job, pieces: Callable[[Iterable[Any]], Iterator[Piece]]
-    ) -> Iterator[Piece]:
-        # All of llama-cpp-python's ways to answer call `generate`: the one place that sees every token.
-        self._llama.generate = lambda tokens, *args, **kwargs: self._metered(job, tokens, args, kwargs)
-        try:
-            yield from pieces(start())
-        except self._bad_request as error:
-            code = "context_length_exceeded" if "exceed context window" in str(error) else "invalid_request"
-            reason = f"{error}" if isinstance(error, ValueError) else repr(error)
-            raise RequestError(f"llama.cpp cannot answer this request: {reason}", code=code) from error
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """See Engine."""
+        return self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
 
-    def _metered(self, job: Job, tokens: Any, args: Any, kwargs: Any) -> Iterator[int]:
+    def token_texts(self, tokens: list[int]) -> list[bytes]:
+        """See Engine."""
+        return self._vocabulary.texts(tokens)
+
+    def prompt(self, request: ChatRequest) -> str:
+        """See Engine."""
+        return self._forms.of(request).prompt(request).text
+
+    def count(self, request: ChatRequest) -> int:
+        """See Engine."""
+        return len(self._forms.of(request).prompt(request).tokens)
+
+    def _grammar(
+        self, request: ChatRequest, form: Form, prompt: Prompt, must_call: dict[str, dict[str, Any]]
+    ) -> str | None:
+        schema, place = grammars.schema_asked(request.response_format)
+        if must_call:
+            [*schemas], place = must_call.values(), "tools"
+            schema = schemas[0] if len(schemas) == 1 else grammars.one_of(must_call)
+        if schema is None:
+            return None
+        gbnf = grammars.gbnf_of(schema, place, self._llama_cpp.llama_grammar.json_schema_to_gbnf)
+        if form.marks is not None:
+            opened = is_open(prompt.text, form.marks)
+            if opened or variables(request).get("enable_thinking") is not False:
+                gbnf = grammars.after_thought(gbnf, form.marks, opened=opened)
+        self._vocabulary.check_grammar(gbnf, place)
+        return gbnf
+
+    def _generated(
+        self,
+        tokens: list[int],
+        request: GenerationRequest,
+        job: Job,
+        temperature: float,
+        gbnf: str | None,
+        shown: Collection[int],
+    ) -> Generator[Piece]:
+        room = self._llama.n_ctx() - len(tokens)
+        if room <= 0:
+            message = f"The prompt has {len(tokens)} tokens, which exceed context window of {self._llama.n_ctx()}."
+            raise RequestError(message, code="context_length_exceeded")
+        limit = min(request.token_limit or room, room)
         job.check()
-        counted = False
-        for token in self._generate(tokens, *args, **kwargs):
-            if not counted:
-                job.count_prompt(len(tokens))
-                counted = True
-            job.count_token()
-            yield token
-            job.check()
+        self._llama.set_seed(self._llama_cpp.LLAMA_DEFAULT_SEED if request.seed is None else request.seed)
+        made = self._llama.generate(
+            tokens,
+            temp=temperature if request.temperature is None else request.temperature,
+            logits_processor=self._bias(request),
+            grammar=None if gbnf is None else self._llama_cpp.LlamaGrammar.from_string(gbnf, verbose=False),
+            **sampling(request),
+        )
+        reader = TokenReader(self._vocabulary, shown)
+        finish: FinishReason = "length"
+        with closing(made):
+            for number, token in enumerate(made, 1):
+                if number == 1:
+                    job.count_prompt(len(tokens))
+                job.count_token()
+                if self._vocabulary.ends(token):
+                    finish = "stop"
+                    break
+                if text := reader.feed(token):
+                    yield Piece(text)
+                if number >= limit:
+                    break
+                job.check()
+        yield Piece(reader.rest(), finish_reason=finish)
 
-    def _check_chat_format(self, llama_cpp: Any) -> None:
-        name = self._args.chat_format
-        if name is None or name == "chat_template.default" or f"tokenizer.chat_template.{name}" in self._llama.metadata:
-            return
-        try:
-            llama_cpp.llama_chat_format.get_chat_completion_handler(name)
-        except Exception as error:
-            raise LoadError(f"--chat-format {name}: neither the model nor llama-cpp-python has it") from error
+    def _bias(self, request: GenerationRequest) -> Any:
+        if not request.logit_bias:
+            return None
+        values = {int(token): value for token, value in request.logit_bias.items()}
+        self._vocabulary.check(values, "logit_bias")
+
+        def biased(tokens: Any, logits: Any) -> Any:
+            for token, value in values.items():
+                logits[token] += value
+            return logits
+
+        return self._llama_cpp.LogitsProcessorList([biased])
+
+
+def _must_call(pieces: Generator[Piece], names: list[str]) -> Generator[Piece]:
+    if len(names) == 1:
+        return tool_calls.called_by_name(pieces, names[0], call_id)
+    return tool_calls.called_as_json(pieces, call_id)
+
+
+def _quietly(pieces: Generator[Piece]) -> Generator[Piece]:
+    """A chat format's own stops are no news to a client."""
+    with closing(pieces):
+        for piece in pieces:
+            yield replace(piece, stop_reason=None)
+
+
+def call_id() -> str:
+    """Nine letters and digits: what Mistral's templates insist on, and others take."""
+    return uuid.uuid4().hex[:9]
 
 
 class _Log:
@@ -200,55 +306,7 @@ def cache_type(llama_cpp: Any, name: str) -> int:
 
 def sampling(request: GenerationRequest) -> dict[str, Any]:
     """The sampling fields that the request sets. What it leaves out, the library decides."""
-    given = request.model_dump(include=set(SAMPLING), exclude_none=True)
-    extra = {name: value for name, value in (request.model_extra or {}).items() if name in SAMPLING}
-    return given | {name: value for name, value in extra.items() if value is not None}
-
-
-def plain(message: Message) -> dict[str, Any]:
-    """A message as chat templates know it, its content one text. Raises RequestError for images and the like."""
-    fields = message.model_dump(exclude_unset=True)
-    if isinstance(message.content, list):
-        if other := next((part for part in message.content if part.get("type") != "text"), None):
-            raise RequestError(f"This engine reads text, not {other.get('type')}.", param="messages")
-        fields["content"] = "".join(str(part.get("text", "")) for part in message.content)
-    return fields
-
-
-def response_format(asked: dict[str, Any] | None) -> dict[str, Any] | None:
-    """OpenAI's `json_schema` in llama-cpp-python's words."""
-    if asked is not None and asked.get("type") == "json_schema":
-        return {"type": "json_object", "schema": asked.get("json_schema", {}).get("schema", {})}
-    return asked
-
-
-def completion_pieces(chunks: Iterable[Any]) -> Iterator[Piece]:
-    """Pieces from the chunks of `create_completion`."""
-    for chunk in chunks:
-        choice = chunk["choices"][0]
-        yield Piece(choice["text"], finish_reason=choice["finish_reason"])
-
-
-def chat_pieces(chunks: Iterable[Any]) -> Iterator[Piece]:
-    """Pieces from the chunks of `create_chat_completion`.
-
-    The library repeats a tool call's id and name in every chunk; clients add them up, so they are kept once.
-    """
-    named: set[int] = set()
-    for chunk in chunks:
-        choice = chunk["choices"][0]
-        text = choice["delta"].get("content") or ""
-        calls = choice["delta"].get("tool_calls") or []
-        if text or calls or choice["finish_reason"]:
-            yield Piece(text, tuple(_call_part(call, named) for call in calls), choice["finish_reason"])
-
-
-def _call_part(call: Any, named: set[int]) -> dict[str, Any]:
-    index = call["index"]
-    if index in named:
-        return {"index": index, "function": {"arguments": call["function"]["arguments"]}}
-    named.add(index)
-    return {"index": index, "id": call["id"], "type": "function", "function": dict(call["function"])}
+    return request.model_dump(include=set(SAMPLING), exclude_none=True)
 
 
 def mean(vectors: list[list[float]]) -> list[float]:

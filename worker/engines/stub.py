@@ -6,12 +6,13 @@ import hashlib
 import math
 import re
 import sys
+import threading
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from worker.engine import Api, Job, Piece
-from worker.errors import LoadError
+from worker.errors import LoadError, RequestError
 from worker.schema import ChatRequest, CompletionRequest, GenerationRequest
 
 TEXT = "This is a stub: it answers every request with this one sentence."
@@ -37,13 +38,16 @@ class Stub:
     """A token is a word with the space before it."""
 
     slots = SLOTS
-    apis: frozenset[Api] = frozenset({"chat", "completions", "embeddings"})
+    apis: frozenset[Api] = frozenset({"chat", "completions", "embeddings", "tokens", "prompts"})
 
     def __init__(self, text: str, *, token_delay_s: float = 0, load_s: float = 0, fail: str | None = None) -> None:
         self._tokens = split(text)
         self._token_delay_s = token_delay_s
         self._load_s = load_s
         self._fail = fail
+        self._words: dict[str, int] = {}
+        """Every word that was ever made a token, with its number."""
+        self._lock = threading.Lock()
 
     def load(self) -> None:
         """Take the time that was asked for and say how far it is, then fail if that was asked for."""
@@ -54,22 +58,50 @@ class Stub:
         if self._fail is not None:
             raise LoadError(self._fail)
 
-    def chat(self, request: ChatRequest, job: Job) -> Iterator[Piece]:
+    def chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """The text, whatever was said."""
-        prompt = sum(count_words(message.content) for message in request.messages)
-        return self._answer(request, prompt, job)
+        self._check(request)
+        return self._answer(request, self.count(request), job)
 
-    def complete(self, request: CompletionRequest, job: Job) -> Iterator[Piece]:
+    def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
         """The text, whatever the prompt."""
-        prompt = count_words(request.prompt) if isinstance(request.prompt, str) else len(request.prompt)
-        return self._answer(request, prompt, job)
+        prompt = request.text_or_tokens
+        return self._answer(request, count_words(prompt) if isinstance(prompt, str) else len(prompt), job)
 
     def embed(self, texts: list[str], job: Job) -> list[list[float]]:
         """One vector for each text, the same for the same text."""
         job.count_prompt(sum(count_words(text) for text in texts))
         return [embedding(text) for text in texts]
 
-    def _answer(self, request: GenerationRequest, prompt_tokens: int, job: Job) -> Iterator[Piece]:
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Its words, numbered in the order in which they were first seen. None of them is special."""
+        with self._lock:
+            return [self._words.setdefault(word, len(self._words)) for word in split(text)]
+
+    def token_texts(self, tokens: list[int]) -> list[bytes]:
+        """The words."""
+        with self._lock:
+            words = [*self._words]
+        if unknown := [token for token in tokens if not 0 <= token < len(words)]:
+            raise RequestError(f"There is no token {unknown[0]}: the stub has seen {len(words)}.", param="tokens")
+        return [words[token].encode(errors="replace") for token in tokens]
+
+    def prompt(self, request: ChatRequest) -> str:
+        """What was said, a line for each text."""
+        return "\n".join(text for message in request.messages for text in texts_of(message.content))
+
+    def count(self, request: ChatRequest) -> int:
+        """Words."""
+        return count_words(self.prompt(request))
+
+    def _check(self, request: ChatRequest) -> None:
+        if request.offered_tools:
+            raise RequestError("The stub calls no tools.", code="tools_unsupported", param="tools")
+        if (request.response_format or {}).get("type", "text") != "text":
+            message = "The stub answers its text, not JSON."
+            raise RequestError(message, code="structured_output_unsupported", param="response_format")
+
+    def _answer(self, request: GenerationRequest, prompt_tokens: int, job: Job) -> Generator[Piece]:
         job.count_prompt(prompt_tokens)
         tokens = self._tokens[: request.token_limit]
         for token in tokens:
@@ -84,12 +116,17 @@ def split(text: str) -> list[str]:
     return re.findall(r"\s*\S+|\s+$", text)
 
 
-def count_words(content: object) -> int:
-    """Words of a text, or of the text parts of a message's content."""
+def count_words(text: str) -> int:
+    """Words of a text."""
+    return len(text.split())
+
+
+def texts_of(content: object) -> list[str]:
+    """A text, or the text parts of a message's content."""
     if isinstance(content, str):
-        return len(content.split())
+        return [content]
     parts = content if isinstance(content, list) else []
-    return sum(count_words(part.get("text")) for part in parts)
+    return [part["text"] for part in parts if isinstance(part.get("text"), str)]
 
 
 def embedding(text: str) -> list[float]:

@@ -1,0 +1,166 @@
+"""GET and DELETE /v1/responses/{response_id}, its cancellation, and its input items."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import FastAPI, Path, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from controller.schema.errors import RoundhouseError
+from gateway.api.declare import ANY_OTHER, GATE, errors, listed
+from gateway.dialects.errors import encoded
+from gateway.responses.pages import page
+from gateway.responses.responses import Responses
+from gateway.translation.conversation import Fields
+
+PATH: Final = "/v1/responses/{response_id}"
+MOST_ITEMS: Final = 100
+USUAL_ITEMS: Final = 20
+_CODES: Final = ("scope_required", "response_not_found", "response_store_failed", *GATE)
+_ASKING: Final = ("invalid_request", *_CODES)
+_LIST_PARAMETERS: Final[list[dict[str, Any]]] = [
+    {
+        "name": "after",
+        "in": "query",
+        "required": False,
+        "schema": {"type": "string"},
+        "description": "Id of the item after which the list begins.",
+    },
+    {
+        "name": "limit",
+        "in": "query",
+        "required": False,
+        "schema": {"type": "integer", "minimum": 1, "maximum": MOST_ITEMS, "default": USUAL_ITEMS},
+        "description": "Most items of the list.",
+    },
+    {
+        "name": "order",
+        "in": "query",
+        "required": False,
+        "schema": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+        "description": "`asc`: the oldest first.",
+    },
+]
+_STREAM_PARAMETER: Final[list[dict[str, Any]]] = [
+    {
+        "name": "stream",
+        "in": "query",
+        "required": False,
+        "schema": {"type": "boolean", "const": False},
+        "description": "Only `false`: a response's events are sent to the request that makes it.",
+    }
+]
+
+
+class StoredResponseObject(BaseModel):
+    """OpenAI's response object, with all its fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    object: Literal["response"]
+    created_at: int = Field(description="Unix time in seconds.")
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    model: str
+    output: list[dict[str, Any]] = Field(description="Items; none while it is being made.")
+    error: dict[str, Any] | None = Field(description="Why it failed.")
+
+
+class DeletedResponse(BaseModel):
+    """What is said of a response that is no more."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ResponseItems(BaseModel):
+    """OpenAI's list of items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+ResponseId = Annotated[str, Path(description="As the response's `id`.")]
+
+
+def declare(app: FastAPI, responses: Responses) -> None:
+    """Declare the routes."""
+
+    @app.get(
+        PATH,
+        summary="A response",
+        description="A stored response, or one that is being made, as far as it has come.\n\n" + listed(_ASKING),
+        tags=["responses"],
+        responses=errors(*_ASKING) | ANY_OTHER,
+        response_model=StoredResponseObject,
+        openapi_extra={"parameters": _STREAM_PARAMETER},
+    )
+    async def get_response(request: Request, response_id: ResponseId) -> Response:
+        if request.query_params.get("stream", "").lower() in ("true", "1"):
+            message = "`stream` must be false: a response's events are sent to the request that makes it."
+            raise RoundhouseError("invalid_request", message, param="stream")
+        return _answer(await responses.get(request.state.caller, response_id))
+
+    @app.delete(
+        PATH,
+        summary="Delete a response",
+        description="What is being made is cancelled first. What continues the response cannot be continued any "
+        "more.\n\n" + listed(_CODES),
+        tags=["responses"],
+        responses=errors(*_CODES) | ANY_OTHER,
+        response_model=DeletedResponse,
+    )
+    async def delete_response(request: Request, response_id: ResponseId) -> Response:
+        await responses.delete(request.state.caller, response_id)
+        return _answer({"id": response_id, "object": "response", "deleted": True})
+
+    @app.post(
+        f"{PATH}/cancel",
+        summary="Cancel a response",
+        description="Ends one that is being made, in the background or as a stream, and answers what it is then. One "
+        "that is over stays as it is.\n\n" + listed(_CODES),
+        tags=["responses"],
+        responses=errors(*_CODES) | ANY_OTHER,
+        response_model=StoredResponseObject,
+    )
+    async def cancel_response(request: Request, response_id: ResponseId) -> Response:
+        return _answer(await responses.cancel(request.state.caller, response_id))
+
+    @app.get(
+        f"{PATH}/input_items",
+        summary="What a response was made of",
+        description="Its own input, and before it the items of the responses that it continues, as far as they are "
+        "still stored.\n\n" + listed(_ASKING),
+        tags=["responses"],
+        responses=errors(*_ASKING) | ANY_OTHER,
+        response_model=ResponseItems,
+        openapi_extra={"parameters": _LIST_PARAMETERS},
+    )
+    async def list_input_items(request: Request, response_id: ResponseId) -> Response:
+        asked = request.query_params
+        order = asked.get("order", "desc")
+        if order not in ("asc", "desc"):
+            message = f"`order` must be asc or desc; it is {order!r:.60}."
+            raise RoundhouseError("invalid_request", message, param="order")
+        limit = _limit(asked.get("limit"))
+        items = await responses.input_of(request.state.caller, response_id)
+        return _answer(page(items, asked.get("after"), limit, is_ascending=order == "asc"))
+
+
+def _limit(told: str | None) -> int:
+    if told is None:
+        return USUAL_ITEMS
+    if not (told.isascii() and told.isdigit() and len(told) <= 3 and 1 <= int(told) <= MOST_ITEMS):
+        message = f"`limit` must be a whole number from 1 to {MOST_ITEMS}; it is {told!r:.60}."
+        raise RoundhouseError("invalid_request", message, param="limit")
+    return int(told)
+
+
+def _answer(fields: Fields) -> Response:
+    return Response(encoded(fields), media_type="application/json")

@@ -1,0 +1,59 @@
+"""A chat completion request in the words of the model's engine. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, cast
+
+from controller.schema.routing import ModelRoute
+from gateway.dialects.thoughts import in_message
+from gateway.request import InferenceRequest, encode
+from gateway.translation import thinking
+from gateway.translation.conversation import Fields
+from gateway.translation.tool_choice import narrowed
+
+_REMOTE: Final = "openai_remote"
+"""It may be OpenAI itself, which knows what is said in its own words, and refuses what it does not know."""
+_LLAMA_SERVER: Final = "llama_server"
+
+
+def for_engine(request: InferenceRequest, route: ModelRoute) -> InferenceRequest:
+    """The request as the model's engine understands it; the same one where nothing must change. Raises RoundhouseError.
+
+    - `thinking` and `reasoning_effort: none` as `route.thinking_control` says;
+    - thoughts of earlier answers under both names, since engines read one or the other;
+    - a `tool_choice` that the engine does not know as fewer `tools`.
+    """
+    fields = request.fields
+    made = fields
+    if "thinking" in fields or "reasoning_effort" in fields:
+        made = _thinking(made, route)
+    messages = fields.get("messages")
+    if isinstance(messages, list):
+        for message in messages:
+            if (
+                isinstance(message, dict)
+                and ("reasoning" in message or "reasoning_content" in message)
+                and in_message(message) is not message
+            ):
+                made = made | {"messages": [in_message(each) for each in messages]}
+                break
+    if "tool_choice" in fields and route.backend != _REMOTE:
+        made = narrowed(made, names_one=route.backend == _LLAMA_SERVER)
+    return request if made is fields else replace(request, raw=encode(made), fields=made)
+
+
+def _thinking(fields: Fields, route: ModelRoute) -> Fields:
+    control, word, effort = route.thinking_control, fields.get("thinking"), fields.get("reasoning_effort")
+    asked = cast("thinking.Asked", word) if isinstance(word, str) and word != "default" else None
+    dropped = {"thinking"} if isinstance(word, str) else set()
+    if effort == "none" and control not in (None, "reasoning_effort"):
+        if asked is None and "disabled" in route.capabilities.thinking_modes:
+            asked = "disabled"
+        if asked is not None:
+            dropped.add("reasoning_effort")
+    if dropped == {"thinking"} and control == "thinking" and asked is not None:
+        return fields  # the word is the engine's own
+    if dropped:
+        fields = {name: value for name, value in fields.items() if name not in dropped}
+    return thinking.applied(fields, asked, control)

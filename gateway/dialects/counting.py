@@ -1,0 +1,42 @@
+"""Tokens of a prompt, counted by an engine that counts those of chat completions. Pure."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
+from gateway.dialects import errors
+from gateway.dialects.over_chat import ReadForChat
+from gateway.request import InferenceRequest, encode
+from gateway.translation.conversation import Fields
+
+
+class CountedOverChat(ReadForChat):
+    """Their part of a `Dialect`: for a path that counts, by an engine's `/v1/chat/completions/input_tokens`.
+
+    A subclass gives `read` and the answer; the rest is the family's own dialect's.
+    """
+
+    @abstractmethod
+    def counted(self, tokens: int) -> Fields:
+        """The client's answer."""
+
+    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+        """See Dialect."""
+        return encode(self._fields(request, route))
+
+    def gathering(self, request: InferenceRequest) -> None:
+        """See Dialect: there are no streams."""
+
+    def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
+        """See Dialect."""
+        return self._translated
+
+    def _translated(self, body: bytes) -> bytes:
+        fields = errors.decoded(body)
+        tokens = fields.get("input_tokens") if isinstance(fields, dict) else None
+        if not isinstance(tokens, int) or isinstance(tokens, bool):
+            raise RoundhouseError("engine_disconnected", "The engine failed: its answer counts no tokens.")
+        return errors.encoded(self.counted(tokens))

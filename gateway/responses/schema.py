@@ -1,0 +1,118 @@
+"""The SQLite file of stored responses: its tables, how it is opened, and what is done with a damaged one."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+SCHEMA_VERSION: Final = 1
+BUSY_S: Final = 2.0
+"""How long a predecessor may take to let go of the file."""
+_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_SIDE_FILES: Final = ("-wal", "-shm", "-journal")
+
+_TABLES: Final = """
+CREATE TABLE responses (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    model TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    used_at REAL NOT NULL,
+    previous TEXT,
+    status TEXT NOT NULL,
+    items INTEGER NOT NULL,
+    bytes INTEGER NOT NULL
+);
+CREATE INDEX responses_by_use ON responses (used_at, number);
+CREATE INDEX responses_running ON responses (number) WHERE status IN ('queued', 'in_progress');
+CREATE TABLE objects (
+    number INTEGER PRIMARY KEY REFERENCES responses ON DELETE CASCADE,
+    object TEXT NOT NULL
+);
+CREATE TABLE items (
+    number INTEGER NOT NULL REFERENCES responses ON DELETE CASCADE,
+    is_output INTEGER NOT NULL,
+    place INTEGER NOT NULL,
+    id TEXT,
+    item TEXT NOT NULL,
+    PRIMARY KEY (number, is_output, place)
+);
+CREATE INDEX items_by_id ON items (id) WHERE id IS NOT NULL;
+"""
+
+
+class NewerDatabaseError(sqlite3.DatabaseError):
+    """A newer Roundhouse wrote the file: it is neither read nor written."""
+
+
+def opened(path: Path) -> sqlite3.Connection:
+    """The file, made if it is missing, readable by its owner alone, and locked: one gateway at a time has it, and the
+    lock ends with its process. May raise sqlite3.Error and OSError."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    path.chmod(0o600)
+    # Opened in one thread and used in another, one after the other.
+    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        version = _version_of(db)
+        if not version:
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts before the first table only
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA journal_size_limit = 16777216")
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA foreign_keys = ON")
+        with transaction(db):
+            if not version:
+                _make_tables(db)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _version_of(db: sqlite3.Connection) -> int:
+    """0: there is nothing in it. Raises NewerDatabaseError before anything is written."""
+    [version] = db.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise NewerDatabaseError(f"a newer Roundhouse wrote it (schema version {version})")
+    return int(version)
+
+
+def _make_tables(db: sqlite3.Connection) -> None:
+    for statement in _TABLES.split(";")[:-1]:
+        db.execute(statement)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All of it, or nothing."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def is_damaged(error: BaseException) -> bool:
+    """Whether the error says that the file's content is broken, which no further try mends."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in _DAMAGED
+
+
+def move_aside(path: Path) -> Path:
+    """Put a damaged file out of the way, over an earlier one. Where it is now. Raises OSError."""
+    aside = path.with_name(f"{path.name}.damaged")
+    path.replace(aside)
+    for suffix in _SIDE_FILES:
+        # Belongs to the damaged file; a new one would take it for its own.
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    return aside

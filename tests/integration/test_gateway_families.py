@@ -1,0 +1,173 @@
+"""What every API family keeps to, in its own form, whether its engine speaks it or is spoken to in another: waiting in
+the queue, heartbeats meanwhile, refusals, and a client that leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from controller.schema.status import ModelState
+from tests.fakes.fake_controller import route
+from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, script, scripted
+from tests.fakes.gateway_harness import House, house
+from tests.support.api_families import FAMILIES, STREAMING, Family
+from tests.support.gateway_rest import nothing_left
+from tests.support.wait import until
+
+each_family = pytest.mark.parametrize("family", FAMILIES, ids=str)
+each_stream = pytest.mark.parametrize("family", STREAMING, ids=str)
+
+
+def whole(family: Family) -> Script:
+    """A blocking answer of its engine."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return script(head % len(family.whole) + family.whole)
+
+
+def stream(family: Family) -> Script:
+    """A stream of its engine."""
+    events = b"".join(family.events)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    return script(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events))
+
+
+STALL = script(b"", "stall")
+
+
+@contextlib.asynccontextmanager
+async def one_slot(family: Family, *scripts: Script, **options: Any) -> AsyncIterator[tuple[House, ScriptedEngine]]:
+    """A gateway in front of an engine with one slot and these scripts; nothing may be left behind."""
+    async with scripted(*scripts) as engine, house(**options) as here:
+        await here.publish(family.route("m", engine.url, target_inflight=1, queue_limit=1))
+        yield here, engine
+        await nothing_left(here)
+
+
+async def ask(here: House, family: Family, **fields: Any) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of one answer; on a connection of its own."""
+    url, body = here.url + family.path, family.body("m", **fields)
+    async with aiohttp.ClientSession() as client, client.post(url, json=body) as answer:
+        return answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()
+
+
+async def takes_the_slot(here: House, family: Family, engine: ScriptedEngine) -> asyncio.Task[Any]:
+    """A request that the engine does not answer."""
+    task = asyncio.create_task(ask(here, family, stream=family.streams))
+    await until("the engine has it", lambda: len(engine.requests) == 1)
+    return task
+
+
+async def waits(here: House, family: Family, **fields: Any) -> asyncio.Task[Any]:
+    """A request that stands in the queue."""
+    task = asyncio.create_task(ask(here, family, **fields))
+
+    async def stands() -> bool:
+        async with here.client.get(f"{here.url}/health") as answer:
+            return bool((await answer.json())["queue_depth"] == 1)
+
+    await until("it waits", stands)
+    return task
+
+
+async def leaves(task: asyncio.Task[Any]) -> None:
+    """Its client closes the connection."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+@each_family
+async def test_the_next_in_the_queue_gets_the_slot_of_a_client_that_leaves(family: Family) -> None:
+    async with one_slot(family, STALL, whole(family)) as (here, engine):
+        first = await takes_the_slot(here, family, engine)
+        second = await waits(here, family)
+        await leaves(first)
+        status, headers, body = await second
+        assert (status, headers["x-queue-position"], headers["x-queue-depth"]) == (200, "2", "2")
+        assert (b"Hi" in body) is (b"Hi" in family.whole)
+        assert len(engine.requests) == 2
+
+
+@each_stream
+async def test_a_stream_that_waits_gets_heartbeats_of_its_family_and_then_its_answer(family: Family) -> None:
+    async with one_slot(family, STALL, stream(family), heartbeat_s=0.05, hold_headers_s=0.05) as (here, engine):
+        first = await takes_the_slot(here, family, engine)
+        second = await waits(here, family, stream=True)
+        await asyncio.sleep(0.3)
+        await leaves(first)
+        status, headers, body = await second
+        assert (status, headers["x-queue-position"]) == (200, "2")
+        assert body.startswith(family.heartbeat * 2)
+        assert family.begins in body
+        assert family.ends.search(body)
+        assert b"error" not in body.replace(b'"error":null', b"")
+
+
+@each_stream
+async def test_a_client_that_leaves_in_the_middle_frees_the_engine(family: Family) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    begun = script(head + b"%x\r\n%b\r\n" % (len(family.events[0]), family.events[0]), "stall")
+    async with one_slot(family, begun) as (here, engine):
+        url, body = here.url + family.path, family.body("m", stream=True)
+        async with aiohttp.ClientSession() as client, client.post(url, json=body) as answer:
+            assert (await answer.content.readany()).startswith(family.begins[:10])
+            assert engine.peers
+        await until("the engine's connection is closed", lambda: not engine.peers)
+
+
+@each_family
+async def test_a_full_queue_refuses_in_the_familys_form(family: Family) -> None:
+    async with one_slot(family, STALL, whole(family)) as (here, engine):
+        first = await takes_the_slot(here, family, engine)
+        second = await waits(here, family)
+        status, headers, body = await ask(here, family, stream=family.streams)
+        error = family.error_in(body)
+        assert (status, error["code"], error["status"]) == (429, "queue_full", 429)
+        assert int(headers["retry-after"]) >= 1
+        await leaves(second)
+        await leaves(first)
+
+
+@each_stream
+async def test_a_load_that_fails_while_a_stream_waits_ends_it_in_the_familys_form(family: Family) -> None:
+    async with house(heartbeat_s=0.05, hold_headers_s=0.05) as here:
+        wanted: dict[str, Any] = {"apis": (family.speaks,), "autoload": True}
+        await here.publish(route("m", state=ModelState.LOADING, **wanted))
+        task = await waits(here, family, stream=True)
+        await asyncio.sleep(0.15)
+        await here.publish(route("m", state=ModelState.FAILED, last_error="out of memory", **wanted))
+        status, _, body = await task
+        assert status == 200, "it was committed by its heartbeats"
+        assert body.startswith(family.heartbeat)
+        assert family.last_error(body)["code"] == "model_failed"
+        await nothing_left(here)
+
+
+@each_family
+async def test_an_error_of_the_engine_keeps_its_status_and_message(family: Family) -> None:
+    said = b'{"error":{"code":400,"message":"the prompt is too long","type":"exceed_context_size_error"}}'
+    head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    async with one_slot(family, *[script(head % len(said) + said)] * 2) as (here, _):
+        for streams in {False, family.streams}:
+            status, _, body = await ask(here, family, stream=streams)
+            error = family.error_in(body)
+            assert (status, error["message"], error["status"]) == (400, "the prompt is too long", 400)
+
+
+@each_stream
+async def test_an_error_of_the_engine_in_a_stream_is_told_in_the_familys_form(family: Family) -> None:
+    said = b'data: {"error":{"code":500,"message":"out of cells","type":"server_error"}}\n\n'
+    if not family.is_translated and family.path == "/v1/messages":
+        said = b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"out of cells"}}\n\n'
+    events = family.events[0] + said
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with one_slot(family, script(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events))) as (here, _):
+        status, _, body = await ask(here, family, stream=True)
+        assert status == 200
+        assert body.startswith(family.begins)
+        assert family.last_error(body)["message"] == "out of cells"

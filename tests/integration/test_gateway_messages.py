@@ -1,0 +1,305 @@
+"""The `anthropic` package, unmodified, against a gateway in front of real engines that speak chat completions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Literal
+
+import anthropic
+import pydantic
+import pytest
+from anthropic.types import Message, MessageParam, ToolParam
+
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import House
+from tests.support.clockwork_caller import SPOKEN, THOUGHT
+from tests.support.llama_servers import Kind, needed
+from tests.support.messages_house import TOKEN, client_of, llama_servers, messages_house, stub_worker
+from tests.support.messages_schema import checked_events, checked_message
+from tests.support.queueing import key
+from tests.support.worker_process import Worker
+from worker.clockwork import COMPLETION_TOKENS, SENTENCE
+from worker.engines.stub import TEXT
+
+pytestmark = pytest.mark.embedded
+
+HI: list[MessageParam] = [{"role": "user", "content": "Hi"}]
+COLD: Any = {"extra_body": {"temperature": 0}}
+SCHEMA: dict[str, object] = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+SUM: dict[str, object] = {"type": "object", "properties": {"x": {"enum": [[1, 2]]}}, "required": ["x"]}
+WEATHER: ToolParam = {"name": "get_weather", "input_schema": SCHEMA}
+TOOLS: list[ToolParam] = [WEATHER, {"name": "sum", "input_schema": SUM}]
+YES: Any = {"type": "text", "text": "Yes?"}
+NEWS: Any = {"type": "text", "media_type": "text/plain", "data": "News"}
+PNG: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+
+
+@pytest.fixture(scope="module", params=["embedded", "binary"])
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
+    kind: Kind = request.param
+    needed(kind)
+    with llama_servers(kind, tmp_path_factory.mktemp("servers")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with stub_worker(tmp_path_factory.mktemp("stub")) as made:
+        yield made
+
+
+@pytest.fixture
+async def here(servers: dict[str, Worker], stub: Worker) -> AsyncIterator[House]:
+    async with messages_house(servers, stub) as built:
+        yield built
+
+
+@pytest.fixture
+async def client(here: House) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with client_of(here) as made:
+        yield made
+
+
+def seen(message: Message) -> dict[str, Any]:
+    """A message without what no two have in common."""
+    checked_message(message.to_dict())
+    fields = message.to_dict()
+    usage = message.usage
+    cached = usage.cache_read_input_tokens or 0
+    blocks = [{**block, "id": ""} if "id" in block else block for block in fields["content"]]  # type: ignore[attr-defined]
+    counted = (usage.input_tokens + cached, usage.output_tokens)
+    return {**fields, "id": "", "content": blocks, "usage": counted, "stop_details": None}
+
+
+async def both(client: anthropic.AsyncAnthropic, **asked: Any) -> Message:
+    """The message of a blocking call, after a look whether a stream comes to the same."""
+    asked = {"max_tokens": 60, "messages": HI, **COLD, **asked}
+    blocking: Message = await client.messages.create(**asked)
+    async with client.messages.stream(**asked) as stream:
+        streamed = await stream.get_final_message()
+    assert seen(streamed) == seen(blocking)
+    assert streamed.id != blocking.id
+    assert streamed.id.startswith("msg_")
+    return blocking
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "tokens"), [("plain", SENTENCE, (5, COMPLETION_TOKENS)), ("stub", TEXT, None)]
+)
+async def test_text(client: anthropic.AsyncAnthropic, model: str, text: str, tokens: tuple[int, int] | None) -> None:
+    message = await both(client, model=model)
+    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": text}]
+    assert (message.model, message.stop_reason, message.stop_sequence) == (model, "end_turn", None)
+    assert tokens is None or seen(message)["usage"] == tokens
+    count = await client.messages.count_tokens(model=model, messages=HI)
+    assert count.input_tokens == seen(message)["usage"][0]
+
+
+async def test_the_synchronous_client(here: House) -> None:
+    def calls() -> None:
+        with anthropic.Anthropic(base_url=here.url, api_key="none", max_retries=0) as client:
+            asked: Any = {"model": "plain", "max_tokens": 60, "messages": HI}
+            first = client.messages.create(**asked).content[0]
+            assert first.type == "text"
+            assert first.text == SENTENCE
+            with client.messages.stream(**asked) as stream:
+                assert "".join(stream.text_stream) == SENTENCE
+            assert client.messages.count_tokens(model="plain", messages=HI).input_tokens == 5
+            assert client.beta.messages.create(**asked, betas=["context-1m-2025-08-07"]).stop_reason == "end_turn"
+            with pytest.raises(anthropic.NotFoundError):
+                client.messages.create(**{**asked, "model": "nobody"})
+
+    await asyncio.to_thread(calls)
+
+
+async def test_thoughts_text_and_a_call(client: anthropic.AsyncAnthropic) -> None:
+    message = await both(client, model="caller", tools=[WEATHER], tool_choice={"type": "any"})
+    thought, text, call = message.content
+    assert thought.to_dict() == {"type": "thinking", "thinking": THOUGHT, "signature": ""}
+    assert text.to_dict() == {"type": "text", "text": SPOKEN}
+    assert call.type == "tool_use"
+    assert (call.name, call.input, message.stop_reason) == ("get_weather", {"city": "Paris"}, "tool_use")
+
+
+async def test_the_choice_of_tools(client: anthropic.AsyncAnthropic) -> None:
+    for name, arguments in (("get_weather", {"city": "Paris"}), ("sum", {"x": [1, 2]})):
+        message = await both(client, model="caller", tools=TOOLS, tool_choice={"type": "tool", "name": name})
+        call = message.content[-1]
+        assert call.type == "tool_use"
+        assert (call.name, call.input) == (name, arguments)
+    message = await both(client, model="caller", tools=TOOLS, tool_choice={"type": "none"}, max_tokens=20)
+    assert [block.type for block in message.content] == ["thinking", "text"]
+
+
+async def test_an_agent_with_tools(client: anthropic.AsyncAnthropic) -> None:
+    # The model calls whenever it may; told not to, it goes on as if to call, which the stop sequence ends.
+    messages: list[MessageParam] = [{"role": "user", "content": "How is the weather?"}]
+    asked: Any = {"model": "caller", "max_tokens": 60, "tools": TOOLS, **COLD}
+    results = []
+    for more in (
+        {"tool_choice": {"type": "tool", "name": "get_weather"}},
+        {"tool_choice": {"type": "tool", "name": "sum"}},
+        {"tool_choice": {"type": "none"}, "stop_sequences": ["[TOOL_CALLS]"]},
+    ):
+        async with client.messages.stream(**asked, messages=messages, **more) as stream:
+            message = await stream.get_final_message()
+        calls = [block for block in message.content if block.type == "tool_use"]
+        messages.append({"role": "assistant", "content": message.content})
+        if message.stop_reason != "tool_use":
+            break
+        results += [(call.name, call.input) for call in calls]
+        content: Any = [
+            {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "Rain"}]}
+            for call in calls
+        ]
+        messages.append({"role": "user", "content": [*content, {"type": "text", "text": "Go on."}]})
+    assert results == [("get_weather", {"city": "Paris"}), ("sum", {"x": [1, 2]})]
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "[TOOL_CALLS]")
+    assert message.content[-1].to_dict() == {"type": "text", "text": SPOKEN}
+
+
+async def test_the_packages_own_agent(client: anthropic.AsyncAnthropic) -> None:
+    asked = []
+
+    @anthropic.beta_async_tool
+    async def get_weather(n: int) -> str:
+        """The weather."""
+        asked.append(n)
+        return "Rain"
+
+    runner = client.beta.messages.tool_runner(
+        model="caller", max_tokens=100, tools=[get_weather], messages=[{"role": "user", "content": "Hi"}],
+        max_iterations=2, **COLD,
+    )  # fmt: skip
+    messages = [message async for message in runner]
+    assert [message.stop_reason for message in messages] == ["tool_use", "tool_use"]
+    assert len(asked) == 2
+
+
+class Place(pydantic.BaseModel):
+    """What the answer is to be."""
+
+    city: Literal["Paris"]
+
+
+async def test_structured_output(client: anthropic.AsyncAnthropic) -> None:
+    parsed = await client.messages.parse(
+        model="plain", max_tokens=60, messages=HI, output_format=Place, extra_body={"temperature": 0}
+    )
+    assert parsed.parsed_output == Place(city="Paris")
+    message = await both(client, model="plain", output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
+    assert json.loads(message.content[0].to_dict()["text"]) == {"city": "Paris"}  # type: ignore[arg-type]
+
+
+async def test_why_it_stops(client: anthropic.AsyncAnthropic) -> None:
+    short = await both(client, model="plain", max_tokens=3)
+    assert (short.stop_reason, short.content[0].to_dict()["text"]) == ("max_tokens", "The quick brown")
+    ended = await both(client, model="plain", stop_sequences=["never", " fox"])
+    assert (ended.stop_reason, ended.stop_sequence) == ("stop_sequence", " fox")
+    assert ended.content[0].to_dict()["text"] == "The quick brown"
+
+
+async def test_an_answer_that_was_begun(client: anthropic.AsyncAnthropic) -> None:
+    message = await both(client, model="plain", messages=[*HI, {"role": "assistant", "content": "The quick brown"}])
+    assert message.content[0].to_dict()["text"] == SENTENCE.removeprefix("The quick brown")
+
+
+async def test_a_conversation_and_its_count(client: anthropic.AsyncAnthropic) -> None:
+    asked: Any = {
+        "model": "plain",
+        "system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            *HI,
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "signature": "x"}, YES]},
+            {"role": "user", "content": [{"type": "document", "source": NEWS}]},
+        ],
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }  # fmt: skip
+    message = await both(client, **asked, metadata={"user_id": "u1"}, service_tier="auto")
+    assert message.content[0].to_dict()["text"] == SENTENCE
+    count = await client.messages.count_tokens(**asked)
+    # Each message has two marks beside its text, which this vocabulary has as bytes, and the answer's begins with one.
+    assert count.input_tokens == len("Be kind.HiYes?News") + 4 * 2 + 1
+    assert seen(message)["usage"] == (count.input_tokens, COMPLETION_TOKENS)
+
+
+REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"messages": [{"role": "user", "content": [PNG]}]}, "modality_unsupported", "messages[0].content[0]"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "invalid_request", "tools[0].type"),
+    ({"extra_body": {"thinking": "enabled"}}, "thinking_unsupported", "thinking"),
+    ({"extra_body": {"max_tokens": None}}, "invalid_request", "max_tokens"),
+    ({"messages": [{"role": "user", "content": "x" * 9000}]}, "engine_error", None),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("asked", "code", "param"), REFUSED)
+async def test_refusals_are_the_packages_own_errors(
+    client: anthropic.AsyncAnthropic, asked: dict[str, Any], code: str, param: str | None, stream: bool
+) -> None:
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        await client.messages.create(**{"model": "plain", "max_tokens": 9, "messages": HI, "stream": stream, **asked})
+    body: Any = refused.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+    assert (body["error"]["code"], body["error"].get("param")) == (code, param)
+    assert body["request_id"] == refused.value.response.headers["x-request-id"]
+
+
+async def test_an_engines_failure_is_the_packages_own_error(servers: dict[str, Worker], here: House) -> None:
+    from controller.schema.admin import Capabilities
+
+    seeing = Capabilities(modalities=("text", "image"))
+    url = f"http://127.0.0.1:{servers['plain'].port}"
+    chat = ("/v1/chat/completions",)
+    await here.publish(route("m", [url], token=TOKEN, served_name="inner-plain", apis=chat, capabilities=seeing))
+    async with client_of(here) as client:
+        with pytest.raises(anthropic.InternalServerError, match="image input is not supported") as failed:
+            await client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": [PNG]}])
+        assert failed.value.body["error"]["type"] == "api_error"  # type: ignore[index]
+        with pytest.raises(anthropic.APIStatusError) as lacking:
+            await client.messages.count_tokens(model="m", messages=HI)
+        assert lacking.value.body["error"]["code"] == "not_supported"  # type: ignore[index]
+
+
+STREAMS: list[dict[str, Any]] = [
+    {"model": "plain"},
+    {"model": "plain", "stop_sequences": ["fox"]},
+    {"model": "caller", "tools": TOOLS, "tool_choice": {"type": "any"}},
+    {"model": "stub"},
+]
+
+
+@pytest.mark.parametrize("asked", STREAMS)
+async def test_every_event_is_as_published(here: House, asked: dict[str, Any]) -> None:
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "a-2025-01-01,b-2026-01-01", "x-api-key": "whoever"}
+    body = {"max_tokens": 60, "messages": HI, "temperature": 0, "stream": True, **asked}
+    async with here.client.post(f"{here.url}/v1/messages?beta=true", json=body, headers=headers) as answer:
+        assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        events = checked_events(await answer.read())
+    assert events[-1] == {"type": "message_stop"}
+    if asked["model"] == "caller":
+        begun = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
+        assert begun == ["thinking", "text", "tool_use"]
+
+
+async def test_a_key_as_anthropics_clients_send_it(servers: dict[str, Worker], here: House) -> None:
+    url = f"http://127.0.0.1:{servers['plain'].port}"
+    await here.publish(
+        route("m", [url], token=TOKEN, served_name="inner-plain", apis=("/v1/chat/completions",)), keys=(key("alice"),)
+    )
+
+    async def first_block(client: anthropic.AsyncAnthropic) -> dict[str, object]:
+        return (await client.messages.create(model="m", max_tokens=60, messages=HI)).content[0].to_dict()
+
+    ways: list[Callable[[], anthropic.AsyncAnthropic]] = [
+        lambda: client_of(here, "secret-alice"),
+        lambda: anthropic.AsyncAnthropic(base_url=here.url, auth_token="secret-alice", api_key=None, max_retries=0),
+    ]
+    for make_client in ways:
+        async with make_client() as client:
+            assert (await first_block(client))["text"] == SENTENCE
+    async with client_of(here, "wrong") as stranger:
+        with pytest.raises(anthropic.AuthenticationError):
+            await first_block(stranger)

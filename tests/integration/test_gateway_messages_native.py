@@ -1,0 +1,179 @@
+"""The same conversation on the same model, through an engine's own messages and through ours: what comes to the same,
+and why llama-server's own are not used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pydantic
+import pytest
+from anthropic.types import ThinkingBlock, ToolUseBlock
+
+from tests.fakes.gateway_harness import House
+from tests.support.llama_servers import Kind, needed
+from tests.support.messages_house import llama_servers, messages_house
+from tests.support.messages_schema import checked_events, checked_message
+from tests.support.worker_process import Worker
+
+pytestmark = pytest.mark.embedded
+
+Fields = dict[str, Any]
+
+HI: list[Fields] = [{"role": "user", "content": "Hi"}]
+COLD: Fields = {"messages": HI, "max_tokens": 60, "temperature": 0}
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+WEATHER = {"name": "get_weather", "description": "Now.", "input_schema": SCHEMA}
+SUM = {"name": "sum", "input_schema": {"type": "object", "properties": {"x": {"enum": [[1, 2]]}}, "required": ["x"]}}
+CALLED: Fields = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Paris"}}
+RESULT: Fields = {"type": "tool_result", "tool_use_id": "t1", "content": "Rain"}
+
+
+@pytest.fixture(scope="module", params=["embedded", "binary"])
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
+    kind: Kind = request.param
+    needed(kind)
+    with llama_servers(kind, tmp_path_factory.mktemp("servers")) as made:
+        yield made
+
+
+@pytest.fixture
+async def here(servers: dict[str, Worker]) -> AsyncIterator[House]:
+    async with messages_house(servers) as built:
+        yield built
+
+
+async def ask(here: House, model: str, asked: Fields) -> Fields:
+    """A blocking answer."""
+    async with here.post("/v1/messages", model=model, **asked) as answer:
+        assert answer.status == 200, await answer.text()
+        fields: Fields = await answer.json()
+        return fields
+
+
+async def stream(here: House, model: str, asked: Fields) -> bytes:
+    """A stream."""
+    async with here.post("/v1/messages", model=model, stream=True, **asked) as answer:
+        assert answer.status == 200, await answer.text()
+        sent: bytes = await answer.read()
+        return sent
+
+
+def visible(message: Fields) -> Fields:
+    """A message without what no two have in common, and without the engine's own name for the model."""
+    usage = message["usage"]
+    counted = usage["input_tokens"] + usage.get("cache_read_input_tokens", 0), usage["output_tokens"]
+    blocks = [{name: value for name, value in block.items() if name != "id"} for block in message["content"]]
+    ended = message["stop_reason"], message["stop_sequence"]
+    return {"content": blocks, "usage": counted, "ended": ended}
+
+
+def events_of(stream: bytes) -> list[Fields]:
+    """The data of its events."""
+    return [json.loads(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: ")]
+
+
+def said(stream: bytes) -> dict[str, str]:
+    """What its deltas say, kind by kind."""
+    deltas = [event["delta"] for event in events_of(stream) if event["type"] == "content_block_delta"]
+    kinds = ("thinking", "text", "partial_json")
+    return {kind: "".join([delta.get(kind, "") for delta in deltas]) for kind in kinds}
+
+
+SAME: list[tuple[str, Fields]] = [
+    ("plain", COLD),
+    ("plain", {**COLD, "max_tokens": 3}),
+    ("plain", {**COLD, "system": "Be kind.", "top_k": 5, "top_p": 0.9}),
+    (
+        "plain",
+        {**COLD, "messages": [*HI, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "No."}]},
+    ),
+    ("plain", {**COLD, "temperature": 1.5, "seed": 7, "max_tokens": 20, "top_k": 1}),
+    ("caller", {**COLD, "max_tokens": 9}),
+    ("caller", {**COLD, "tools": [WEATHER], "tool_choice": {"type": "any"}}),
+    ("caller", {**COLD, "tools": [WEATHER, SUM], "tool_choice": {"type": "auto"}}),
+    (
+        "caller",
+        {
+            **COLD,
+            "tools": [WEATHER],
+            "messages": [*HI, {"role": "assistant", "content": [CALLED]}, {"role": "user", "content": [RESULT]}],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "asked"), SAME)
+async def test_both_ways_come_to_the_same(here: House, model: str, asked: Fields) -> None:
+    native, ours = await ask(here, f"native-{model}", asked), await ask(here, model, asked)
+    checked_message(native)
+    checked_message(ours)
+    assert visible(ours) == visible(native)
+    checked_events(told := await stream(here, model, asked))
+    assert said(told) == said(await stream(here, f"native-{model}", asked))
+
+
+@pytest.mark.parametrize("model", ["plain", "caller"])
+async def test_both_ways_count_the_same(here: House, model: str) -> None:
+    conversation = [*HI, {"role": "assistant", "content": [CALLED]}, {"role": "user", "content": [RESULT]}]
+    for asked in (
+        {"messages": HI},
+        {"messages": HI, "system": "Be kind."},
+        {"messages": conversation, "tools": [WEATHER]},
+    ):
+        counts = []
+        for name in (model, f"native-{model}"):
+            async with here.post("/v1/messages/count_tokens", model=name, **asked) as answer:
+                counts.append((answer.status, await answer.json()))
+        assert counts[0] == counts[1]
+        assert counts[0][1].keys() == {"input_tokens"}
+
+
+async def test_what_llama_servers_own_lose(here: House) -> None:
+    """Each of these is a reason for `ways.WAYS` to translate. Where one fails, llama-server has learned."""
+
+    async def last_block(model: str, **more: Any) -> Any:
+        return (await ask(here, model, {**COLD, **more}))["content"][-1]
+
+    named: Fields = {"tools": [WEATHER, SUM], "tool_choice": {"type": "tool", "name": "get_weather"}}
+    assert (await last_block("caller", **named))["name"] == "get_weather"
+    assert (await last_block("native-caller", **named))["name"] == "sum"
+    none: Fields = {"tools": [WEATHER], "tool_choice": {"type": "none"}}
+    assert (await last_block("caller", **none))["type"] == "text"
+    assert (await last_block("native-caller", **none))["type"] == "tool_use"
+    form: Fields = {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+    assert (await last_block("plain", **form))["text"].startswith("{")
+    assert (await last_block("native-plain", **form))["text"].startswith("The quick")
+    stop = {**COLD, "stop_sequences": ["fox"]}
+    assert visible(await ask(here, "plain", stop))["ended"] == ("stop_sequence", "fox")
+    assert visible(await ask(here, "native-plain", stop))["ended"] == ("end_turn", "fox")
+    begun: Fields = {"messages": [*HI, {"role": "assistant", "content": "The quick"}]}
+    assert (await last_block("plain", **begun))["text"].startswith(" brown")
+    assert (await last_block("native-plain", **begun))["text"].startswith("The quick brown")
+
+
+async def count(here: House, model: str, **asked: Any) -> int:
+    """The tokens of a request."""
+    async with here.post("/v1/messages/count_tokens", model=model, **asked) as answer:
+        tokens: int = (await answer.json())["input_tokens"]
+        return tokens
+
+
+async def test_llama_servers_own_leave_documents_out(here: House) -> None:
+    news = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "News"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, news]}]
+    assert await count(here, "plain", messages=messages) == await count(here, "plain", messages=HI) + len("\nNews")
+    assert await count(here, "native-plain", messages=messages) == await count(here, "native-plain", messages=HI)
+
+
+async def test_llama_servers_own_streams_are_not_as_published(here: House) -> None:
+    asked = {**COLD, "tools": [WEATHER], "tool_choice": {"type": "any"}}
+    checked_events(await stream(here, "caller", asked))
+    told = events_of(await stream(here, "native-caller", asked))
+    begun = {event["content_block"]["type"]: event["content_block"] for event in told if "content_block" in event}
+    for block, kind, field in (("thinking", ThinkingBlock, "signature"), ("tool_use", ToolUseBlock, "input")):
+        with pytest.raises(pydantic.ValidationError, match=rf"{field}\s+Field required"):
+            kind.model_validate(begun[block], strict=True)
+    rows = [event["type"] for event in told if event["type"] in ("content_block_start", "content_block_stop")]
+    assert rows == ["content_block_start"] * 3 + ["content_block_stop"] * 3  # not one after the other

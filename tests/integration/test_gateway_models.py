@@ -1,0 +1,152 @@
+"""What clients see of the models: OpenAI's list, Anthropic's, llama-server's router's, and how Open WebUI connects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from controller.schema.admin import Capabilities
+from controller.schema.keys import Key
+from controller.schema.routing import ModelRoute
+from controller.schema.status import ModelState
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import House, house
+from tests.support.queueing import key
+
+SEES = Capabilities(modalities=("text", "image"), multi_turn=False, thinking_modes=("default", "disabled"), tools=False)
+CHATS = ("/v1/chat/completions", "/props")
+ROUTER_STATES = {
+    "unloaded": "unloaded",
+    "loading": "loading",
+    "loaded": "loaded",
+    "unloading": "unloaded",
+    "failed": "unloaded",
+}
+
+
+def seeing(**fields: Any) -> ModelRoute:
+    """A model of which everything is told."""
+    made = route("org/m:8b", ["http://127.0.0.1:9"], aliases=("m", "gpt-4o"), apis=CHATS, capabilities=SEES)
+    return made.model_copy(
+        update={"backend": "llama_server", "context_length": 8192, "created": 1_700_000_000, **fields}
+    )
+
+
+async def get(here: House, path: str) -> Any:
+    """The JSON of a GET."""
+    async with here.client.get(here.url + path) as answer:
+        assert answer.status == 200
+        return await answer.json()
+
+
+async def test_everything_that_is_told_of_a_model() -> None:
+    async with house() as here:
+        await here.publish(seeing(), route("b", state=ModelState.UNLOADED, apis=()))
+        listed = await get(here, "/v1/models")
+        one, other = listed["data"]
+        served = one.pop("apis")
+        assert one == {
+            "id": "org/m:8b",
+            "object": "model",
+            "created": 1_700_000_000,
+            "owned_by": "roundhouse",
+            "type": "model",
+            "display_name": "org/m:8b",
+            "created_at": "2023-11-14T22:13:20Z",
+            "max_input_tokens": 8192,
+            "state": "loaded",
+            "aliases": ["m", "gpt-4o"],
+            "backend": "llama_server",
+            "capabilities": {
+                "modalities": ["text", "image"],
+                "multi_turn": False,
+                "thinking_modes": ["default", "disabled"],
+                "tools": False,
+                "structured_output": True,
+            },
+            "modalities": ["text", "image"],
+            "context_length": 8192,
+        }
+        assert {"/v1/chat/completions", "/props", "/v1/responses", "/v1/messages"} <= set(served), "translated ones too"
+        assert "/v1/embeddings" not in served
+        assert (other["state"], other["context_length"], other["apis"]) == ("unloaded", None, [])
+        assert {name: value for name, value in listed.items() if name != "data"} == {
+            "object": "list", "has_more": False, "first_id": "org/m:8b", "last_id": "b"
+        }  # fmt: skip
+        for name in ("org/m:8b", "m", "gpt-4o"):
+            assert await get(here, f"/v1/models/{name}") == one | {"apis": served}, "under its own name"
+        await here.publish()
+        assert await get(here, "/v1/models") == {
+            "object": "list", "data": [], "has_more": False, "first_id": None, "last_id": None
+        }  # fmt: skip
+
+
+async def test_the_list_of_llama_servers_router() -> None:
+    async with house() as here:
+        await here.publish(seeing(), *(route(f"m-{state}", state=state) for state in ModelState))
+        own = {model["id"]: model for model in (await get(here, "/v1/models"))["data"]}
+        listed = await get(here, "/models")
+        assert listed["object"] == "list"
+        for model in listed["data"]:
+            status, architecture, tags = (model.pop(name) for name in ("status", "architecture", "tags"))
+            assert model == own[model["id"]]
+            failed = model["state"] == "failed"
+            assert status == {"value": ROUTER_STATES[model["state"]], "args": [], "failed": failed}
+            assert architecture == {"input_modalities": model["modalities"], "output_modalities": ["text"]}
+            assert tags == []
+
+
+async def probe(here: House, base: str, bearer: str | None) -> tuple[int, list[tuple[str, str]]]:
+    """Open WebUI's probe of a connection, and what it makes of the answer: status, and each model's id and name.
+
+    `GET {base}/models` with the key as a bearer, which is empty where none is given; 200 with JSON is good. It takes
+    `data`, of each that has an `id` that, and `name`, or the id where there is none.
+    """
+    headers = {"Content-Type": "application/json"} | ({} if bearer is None else {"Authorization": f"Bearer {bearer}"})
+    async with here.client.get(f"{here.url}{base}/models", headers=headers) as answer:
+        told = await answer.json()
+        if answer.status != 200:
+            assert told["error"]["message"]
+            return answer.status, []
+        assert "error" not in told
+        return answer.status, [(model["id"], model.get("name", model["id"])) for model in told["data"]]
+
+
+KEYS: tuple[tuple[Key, ...], ...] = ((), (key("ui"), key("far", models=("other",))))
+
+
+@pytest.mark.parametrize("base", ["/v1", ""])
+@pytest.mark.parametrize("keys", KEYS, ids=["open", "keys"])
+async def test_open_webuis_connection_probe(base: str, keys: tuple[Key, ...]) -> None:
+    async with house() as here:
+        await here.publish(seeing(), keys=keys)
+        good = (200, [("org/m:8b", "org/m:8b")])
+        refused: tuple[int, list[tuple[str, str]]] = (401, []) if keys else good
+        assert await probe(here, base, "secret-ui") == good
+        assert await probe(here, base, "secret-far") == ((200, []) if keys else good)
+        assert await probe(here, base, "secret-wrong") == refused
+        assert await probe(here, base, "") == refused
+        assert await probe(here, base, None) == refused
+
+
+async def test_both_sdks_list_and_retrieve() -> None:
+    async with house() as here:
+        await here.publish(seeing(), route("b"))
+        async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="none", max_retries=0) as client:
+            assert [model.id async for model in client.models.list()] == ["org/m:8b", "b"]
+            found = await client.models.retrieve("gpt-4o")
+            assert (found.id, found.created, found.owned_by) == ("org/m:8b", 1_700_000_000, "roundhouse")
+            assert found.model_extra is not None
+            assert found.model_extra["context_length"] == 8192
+            with pytest.raises(openai.NotFoundError) as caught:
+                await client.models.retrieve("nobody")
+            assert caught.value.code == "unknown_model"
+        async with anthropic.AsyncAnthropic(base_url=here.url, api_key="none", max_retries=0) as other:
+            assert [model.display_name async for model in other.models.list()] == ["org/m:8b", "b"]
+            info = await other.models.retrieve("m")
+            assert (info.id, info.created_at.timestamp(), info.max_input_tokens) == ("org/m:8b", 1_700_000_000, 8192)
+            with pytest.raises(anthropic.NotFoundError):
+                await other.models.retrieve("nobody")

@@ -1,0 +1,189 @@
+"""Rankings through a gateway, from real llama-servers, in Jina's form and in both of Cohere's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import House, house
+from tests.support.llama_servers import Kind, needed, started
+from tests.support.worker_process import Worker
+from worker.clockwork import make
+
+pytestmark = pytest.mark.embedded
+
+TOKEN = "replica-token"
+PATHS = ("/v1/rerank", "/rerank", "/v2/rerank")
+QUERY = "a fox"
+DOCUMENTS = ["a", "b", "The quick brown fox", "a fox", "", "jumps over a lazy dog"]
+
+
+class Told(BaseModel):
+    """An object of a published schema: nothing but its fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Document(BaseModel):
+    """Cohere's: a text, and whatever the client's had beside it."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    text: str
+
+
+class Version(Told):
+    """Cohere's `ApiMetaApiVersion`."""
+
+    version: str
+    is_deprecated: bool | None = None
+    is_experimental: bool | None = None
+
+
+class Tokens(Told):
+    """Cohere's `ApiMetaTokens`."""
+
+    input_tokens: float | None = None
+    output_tokens: float | None = None
+
+
+class Meta(Told):
+    """Cohere's `ApiMeta`, as far as it is about what we have."""
+
+    api_version: Version
+    tokens: Tokens | None = None
+
+
+class Usage(Told):
+    """Jina's."""
+
+    total_tokens: int
+    prompt_tokens: int
+
+
+class Result(Told):
+    """Of Jina and Cohere's v1."""
+
+    index: int
+    relevance_score: float
+    document: Document | None = None
+
+
+class First(Told):
+    """Jina's answer, with the `id` and `meta` of Cohere's `RerankResponse`."""
+
+    model: str
+    object: str
+    usage: Usage
+    results: list[Result]
+    id: str
+    meta: Meta
+
+
+class SecondResult(Told):
+    """Cohere's `V2RerankResponseResultsItem`."""
+
+    index: int
+    relevance_score: float
+
+
+class Second(Told):
+    """Cohere's `V2RerankResponse`."""
+
+    id: str
+    results: list[SecondResult]
+    meta: Meta
+
+
+@pytest.fixture(scope="module", params=["embedded", "binary"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A llama-server that ranks: by the demo model's whim, but always the same. It has no head for ranking, and of such
+    a model llama.cpp reads all but the first score of a batch at the wrong place; with one slot, a batch is one."""
+    kind: Kind = request.param
+    needed(kind)
+    folder = tmp_path_factory.mktemp("ranks")
+    make(folder / "m.gguf")
+    with started(kind, folder, "ranks", folder / "m.gguf", "--reranking", "--parallel", "1", token=TOKEN) as made:
+        yield made.ready()
+
+
+@pytest.fixture
+async def here(engine: Worker) -> AsyncIterator[House]:
+    """A gateway that knows it as `ranks`."""
+    definition = LlamaServerDefinition.model_validate({"model_path": "m.gguf", "llama_server_reranking": True})
+    known: dict[str, Any] = {"token": TOKEN, "served_name": "inner-ranks", "apis": LlamaServer().apis(definition)}
+    async with house() as built:
+        await built.publish(route("ranks", [f"http://127.0.0.1:{engine.port}"], **known))
+        yield built
+
+
+async def ranked(here: House, path: str = "/v1/rerank", **fields: Any) -> tuple[Any, str]:
+    """The answer, which has the published form, and the request's id."""
+    async with here.post(path, **{"model": "ranks", "query": QUERY, "documents": DOCUMENTS} | fields) as answer:
+        assert answer.status == 200, await answer.text()
+        made = await answer.json()
+        (Second if path == "/v2/rerank" else First).model_validate(made)
+        return made, answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_the_engines_scores_the_best_first(here: House, engine: Worker, path: str) -> None:
+    own = json.loads(engine.ask("POST", "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})[1])
+    scores = {result["index"]: result["relevance_score"] for result in own["results"]}
+    assert len(set(scores.values())) > 3, "the demo model tells documents apart"
+    assert max(scores.values()) > 1, "logits, no probabilities"
+    made, request_id = await ranked(here, path)
+    assert made["id"] == request_id
+    told = [(result["index"], result["relevance_score"]) for result in made["results"]]
+    assert [index for index, _ in told] == sorted(scores, key=lambda index: (-scores[index], index))
+    assert all(abs(score - scores[index]) < 1e-4 for index, score in told)
+    assert made["meta"]["tokens"]["input_tokens"] == own["usage"]["total_tokens"]
+    assert made["meta"]["api_version"]["version"] == ("2" if path == "/v2/rerank" else "1")
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_as_many_as_asked_for(here: House, path: str) -> None:
+    whole, _ = await ranked(here, path)
+    for top_n in (1, 3, 99):
+        made, _ = await ranked(here, path, top_n=top_n)
+        assert [each["index"] for each in made["results"]] == [each["index"] for each in whole["results"]][:top_n]
+
+
+async def test_documents_of_every_form_are_ranked_alike_and_come_back(here: House) -> None:
+    plain, _ = await ranked(here)
+    objects = [{"text": text, "n": number} if number % 2 else text for number, text in enumerate(DOCUMENTS)]
+    made, _ = await ranked(here, documents=objects, return_documents=True, max_chunks_per_doc=10)
+    assert [each["index"] for each in made["results"]] == [each["index"] for each in plain["results"]]
+    for result in made["results"]:
+        document = objects[result["index"]]
+        assert result["document"] == (document if isinstance(document, dict) else {"text": document})
+    titled = [{"title": text, "text": "x"} for text in DOCUMENTS]
+    by_title, _ = await ranked(here, "/rerank", documents=titled, rank_fields=["title"])
+    assert [each["index"] for each in by_title["results"]] == [each["index"] for each in plain["results"]]
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"documents": []}, "documents"),
+    ({"documents": ["a", 5]}, "documents[1]"),
+    ({"query": None}, "query"),
+    ({"top_n": -1}, "top_n"),
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_what_is_wrong_is_told_with_its_place(here: House, path: str) -> None:
+    for fields, param in WRONG:
+        body = {"model": "ranks", "query": QUERY, "documents": DOCUMENTS} | fields
+        async with here.post(path, **body) as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", param)
+
+
+async def test_tokens_are_counted(here: House) -> None:
+    used = sum([(await ranked(here, path))[0]["meta"]["tokens"]["input_tokens"] for path in PATHS])
+    assert f'roundhouse_gateway_tokens_total{{direction="in",model="ranks"}} {used:.1f}' in await here.metrics()

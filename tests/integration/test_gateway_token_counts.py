@@ -1,0 +1,107 @@
+"""How many tokens a chat is, before it is asked: as the engine counts when it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
+from controller.schema.admin import Capabilities
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import House, house
+from tests.support.clockwork_caller import TEMPLATE, make_caller
+from tests.support.llama_servers import Kind, needed, started
+from tests.support.worker_process import Worker
+
+pytestmark = pytest.mark.embedded
+
+TOKEN = "replica-token"
+CHAT = "/v1/chat/completions"
+COUNT = f"{CHAT}/input_tokens"
+SWITCHED = TEMPLATE + "{%- if enable_thinking is defined and not enable_thinking %}[THINK][/THINK]{% endif %}"
+HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(scope="module", params=["embedded", "binary"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A llama-server whose prompts are longer where thinking is switched off."""
+    kind: Kind = request.param
+    needed(kind)
+    folder = tmp_path_factory.mktemp("engine")
+    make_caller(folder / "m.gguf")
+    (folder / "m.jinja").write_text(SWITCHED)
+    flags = ("--chat-template-file", str(folder / "m.jinja"))
+    with started(kind, folder, "m", folder / "m.gguf", *flags, token=TOKEN) as made:
+        yield made.ready()
+
+
+@pytest.fixture
+async def here(engine: Worker) -> AsyncIterator[House]:
+    """A gateway that knows it as `m`, and one slot of it."""
+    known: dict[str, Any] = {
+        "token": TOKEN,
+        "served_name": "inner-m",
+        "apis": LlamaServer().apis(LlamaServerDefinition(model_path="m.gguf")),
+        "capabilities": Capabilities(thinking_modes=("default", "enabled", "disabled")),
+        "thinking_control": "chat_template_kwargs",
+        "target_inflight": 1,
+    }
+    async with house() as built:
+        await built.publish(route("m", [f"http://127.0.0.1:{engine.port}"], aliases=("alias",), **known))
+        yield built
+
+
+async def counted(here: House, **fields: Any) -> int:
+    """By the route that counts."""
+    async with here.post(COUNT, **{"model": "m", **HI} | fields) as answer:
+        assert answer.status == 200, await answer.text()
+        assert "x-queue-position" not in answer.headers, "no slot is taken"
+        told = await answer.json()
+        assert told == {"input_tokens": told["input_tokens"], "object": "response.input_tokens"}
+        tokens: int = told["input_tokens"]
+        return tokens
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"messages": [{"role": "system", "content": "Be brief."}, *HI["messages"]]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
+        {"tools": [TOOL]},
+        {"thinking": "default"},
+        {"thinking": "disabled"},
+        {"thinking": "enabled"},
+        {"model": "alias", "stream": True, "max_tokens": 9},
+    ],
+    ids=str,
+)
+async def test_as_many_as_the_chat_itself_is_told_to_have(here: House, fields: dict[str, Any]) -> None:
+    body = {"model": "m", **HI} | fields | {"max_tokens": 1, "stream": False}
+    async with here.post(CHAT, **body) as answer:
+        used = (await answer.json())["usage"]["prompt_tokens"]
+    assert await counted(here, **fields) == used
+
+
+async def test_thinking_is_told_to_the_engine_as_in_a_chat(here: House) -> None:
+    assert await counted(here, thinking="disabled") > await counted(here)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"thinking": "maybe"}, "invalid_request", "thinking"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "modality_unsupported",
+            "messages[0].content[0]",
+        ),
+    ],
+)
+async def test_what_a_chat_would_be_refused_for_is_refused(here: House, fields: Any, code: str, param: str) -> None:
+    async with here.post(COUNT, **{"model": "m", **HI} | fields) as answer:
+        error = (await answer.json())["error"]
+    assert (answer.status, error["code"], error["param"]) == (400, code, param)

@@ -1,0 +1,72 @@
+"""A gateway in front of real engines, each published twice where it speaks messages itself: once so that its messages
+are translated, and once so that they pass through."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import anthropic
+
+from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
+from controller.schema.routing import ModelRoute
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import House, house
+from tests.support.clockwork_caller import TEMPLATE, make_caller
+from tests.support.llama_servers import Kind, started
+from tests.support.worker_process import Worker, free_port
+from worker.clockwork import make
+
+TOKEN = "replica-token"
+NATIVE = ("/v1/messages", "/v1/messages/count_tokens")
+TRANSLATED = ("/v1/chat/completions", "/v1/chat/completions/input_tokens")
+_OF_LLAMA_SERVER = LlamaServer().apis(LlamaServerDefinition.model_validate({"model_path": "m.gguf"}))
+
+
+@contextlib.contextmanager
+def llama_servers(kind: Kind, folder: Path) -> Iterator[dict[str, Worker]]:
+    """`plain` says the sentence, `caller` thinks and calls tools."""
+    make(folder / "plain.gguf")
+    make_caller(folder / "caller.gguf")
+    (folder / "caller.jinja").write_text(TEMPLATE)
+    template = ("--chat-template-file", str(folder / "caller.jinja"))
+    with ExitStack() as stack:
+        plain = stack.enter_context(started(kind, folder, "plain", folder / "plain.gguf", token=TOKEN))
+        caller = stack.enter_context(started(kind, folder, "caller", folder / "caller.gguf", *template, token=TOKEN))
+        yield {"plain": plain.ready(), "caller": caller.ready()}
+
+
+@contextlib.contextmanager
+def stub_worker(folder: Path) -> Iterator[Worker]:
+    """Our own worker, with its stub engine."""
+    port = free_port()
+    args = ("stub", "--host", "127.0.0.1", "--port", str(port), "--served-name", "inner-stub")
+    with Worker(folder / "stub.log", port, *args) as worker:
+        yield worker.ready()
+
+
+def routes_of(name: str, server: Worker) -> tuple[ModelRoute, ...]:
+    """The models of a llama-server: as the controller publishes it, and `native-NAME`, whose messages pass through."""
+    url = f"http://127.0.0.1:{server.port}"
+    as_it_is = route(name, [url], token=TOKEN, served_name=f"inner-{name}", apis=_OF_LLAMA_SERVER, target_inflight=4)
+    native = route(f"native-{name}", [url], token=TOKEN, served_name=f"inner-{name}", apis=NATIVE, target_inflight=4)
+    own = {"backend": "llama_server", "notices_leaving": LlamaServer.notices_leaving}
+    return as_it_is.model_copy(update=own), native.model_copy(update=own)
+
+
+@contextlib.asynccontextmanager
+async def messages_house(servers: Mapping[str, Worker], stub: Worker | None = None) -> AsyncIterator[House]:
+    """A gateway that knows them all; the stub as `stub`."""
+    models = [model for name, server in servers.items() for model in routes_of(name, server)]
+    if stub is not None:
+        models.append(route("stub", [f"http://127.0.0.1:{stub.port}"], served_name="inner-stub", apis=TRANSLATED))
+    async with house() as here:
+        await here.publish(*models)
+        yield here
+
+
+def client_of(here: House, key: str = "none") -> anthropic.AsyncAnthropic:
+    """The SDK as anybody uses it, without retries."""
+    return anthropic.AsyncAnthropic(base_url=here.url, api_key=key, max_retries=0)

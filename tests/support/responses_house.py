@@ -1,0 +1,52 @@
+"""A gateway in front of real engines, for responses and for chats."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
+from controller.schema.routing import ModelRoute
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import House, house
+from tests.support.clockwork_caller import AGENT_TEMPLATE, make_caller
+from tests.support.llama_servers import Kind, started
+from tests.support.messages_house import TOKEN, TRANSLATED, stub_worker
+from tests.support.worker_process import Worker
+from worker.clockwork import make
+
+_OF_LLAMA_SERVER = LlamaServer().apis(LlamaServerDefinition.model_validate({"model_path": "m.gguf"}))
+
+
+@contextlib.contextmanager
+def engines(kind: Kind, folder: Path) -> Iterator[dict[str, Worker]]:
+    """llama-servers: `plain` says the sentence, `agent` thinks, calls tools, and stops when it has their results. And
+    `stub`, our own worker."""
+    make(folder / "plain.gguf")
+    make_caller(folder / "agent.gguf")
+    (folder / "agent.jinja").write_text(AGENT_TEMPLATE)
+    template = ("--chat-template-file", str(folder / "agent.jinja"))
+    with ExitStack() as stack:
+        plain = stack.enter_context(started(kind, folder, "plain", folder / "plain.gguf", token=TOKEN))
+        agent = stack.enter_context(started(kind, folder, "agent", folder / "agent.gguf", *template, token=TOKEN))
+        stub = stack.enter_context(stub_worker(folder))
+        yield {"plain": plain.ready(), "agent": agent.ready(), "stub": stub}
+
+
+def route_of(name: str, engine: Worker) -> ModelRoute:
+    """The table's entry, as the controller makes it."""
+    url = f"http://127.0.0.1:{engine.port}"
+    if name == "stub":
+        return route(name, [url], served_name="inner-stub", apis=TRANSLATED)
+    made = route(name, [url], token=TOKEN, served_name=f"inner-{name}", apis=_OF_LLAMA_SERVER, target_inflight=4)
+    return made.model_copy(update={"backend": "llama_server", "notices_leaving": LlamaServer.notices_leaving})
+
+
+@contextlib.asynccontextmanager
+async def responses_house(made: Mapping[str, Worker]) -> AsyncIterator[House]:
+    """A gateway that knows them all."""
+    async with house() as here:
+        await here.publish(*(route_of(name, engine) for name, engine in made.items()))
+        yield here

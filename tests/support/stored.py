@@ -1,0 +1,65 @@
+"""Responses to be stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.responses.database import Database
+from gateway.responses.stored import StoredResponse
+
+HOUR = 3600.0
+MIB = 1024 * 1024
+
+
+@dataclass
+class Clock:
+    """Time that moves when it is told to."""
+
+    now: float = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def message(item_id: str, text: str, role: str = "user") -> dict[str, Any]:
+    """An item."""
+    kind = "output_text" if role == "assistant" else "input_text"
+    content = [{"type": kind, "text": text}]
+    return {"id": item_id, "type": "message", "role": role, "status": "completed", "content": content}
+
+
+def response(name: str, previous: str | None = None, status: str = "completed", said: str = "yes") -> dict[str, Any]:
+    """A response object whose fields tell it from others."""
+    over = status in ("completed", "incomplete")
+    return {
+        "id": f"resp_{name}",
+        "object": "response",
+        "created_at": 7,
+        "status": status,
+        "previous_response_id": None if previous is None else f"resp_{previous}",
+        "error": None,
+        "output": [message(f"msg_{name}_out", said, "assistant")] if over else [],
+        "metadata": {"name": name},
+    }
+
+
+def stored(
+    name: str,
+    previous: str | None = None,
+    *,
+    tenant: str = "t",
+    model: str = "m",
+    status: str = "completed",
+    asked: str = "really?",
+    said: str = "yes",
+) -> StoredResponse:
+    """The response called `name`, which continues `previous`."""
+    made = response(name, previous, status, said)
+    return StoredResponse.of(tenant, model, made, [message(f"msg_{name}_in", asked)])
+
+
+def opened(folder: Path, clock: Clock, *, max_mib: float = 64, retention_h: float = 1) -> Database:
+    """A database in this folder."""
+    return Database(folder / "responses.db", max_bytes=int(max_mib * MIB), retention_s=retention_h * HOUR, clock=clock)

@@ -1,0 +1,335 @@
+"""What an engine's chat completions become for Anthropic's clients: the events and the message, to the letter."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.schema.errors import RoundhouseError
+from gateway.dialects.messages_over_chat import MESSAGES_COUNTED_OVER_CHAT, MESSAGES_OVER_CHAT
+from gateway.request import InferenceRequest, parse_request
+from tests.fakes.fake_controller import route
+from tests.support.messages_schema import checked_events, checked_message
+
+Fields = dict[str, Any]
+Delta = dict[str, Any]
+
+ASKED: Fields = {"model": "claude-alias", "max_tokens": 99, "messages": [{"role": "user", "content": "Hi"}]}
+USAGE = {
+    "prompt_tokens": 12,
+    "completion_tokens": 7,
+    "prompt_tokens_details": {"cached_tokens": 4},
+    "completion_tokens_details": {"reasoning_tokens": 3},
+}
+COUNTED = {
+    "input_tokens": 8,
+    "cache_read_input_tokens": 4,
+    "output_tokens": 7,
+    "output_tokens_details": {"thinking_tokens": 3},
+}
+
+
+def asked(**fields: Any) -> InferenceRequest:
+    """A request that was checked."""
+    request = parse_request(json.dumps({**ASKED, **fields}).encode(), may_stream=True)
+    MESSAGES_OVER_CHAT.check(request, route("m"))
+    return request
+
+
+def chunk(delta: Delta, finish: str | None = None, *, index: int = 0, **more: Any) -> bytes:
+    """An event of the engine's."""
+    choice = {"index": index, "delta": delta, "finish_reason": finish, **more}
+    return b"data: " + json.dumps({"id": "chatcmpl-7", "choices": [choice]}).encode() + b"\n\n"
+
+
+def call(index: int, arguments: str, name: str | None = None) -> Delta:
+    """A part of a call; the first one has a name."""
+    function = {"arguments": arguments} if name is None else {"name": name, "arguments": arguments}
+    return {"tool_calls": [{"index": index, "function": function} | ({} if name is None else {"id": f"id{index}"})]}
+
+
+def streamed(*chunks: bytes, usage: Fields | None = USAGE, done: bytes = b"data: [DONE]\n\n", **fields: Any) -> bytes:
+    """What the client gets of the engine's events."""
+    events = MESSAGES_OVER_CHAT.events(asked(stream=True, **fields))
+    told = (
+        b"" if usage is None else b"data: " + json.dumps({"id": "x", "choices": [], "usage": usage}).encode() + b"\n\n"
+    )
+    out = b"".join([events.feed(each) for each in (*chunks, told, done)]) + events.finish()
+    assert events.is_complete
+    checked_events(out)
+    return out
+
+
+def lines(*events: Fields) -> bytes:
+    """Events as they are sent."""
+    made = [(each["type"], json.dumps(each, ensure_ascii=False, separators=(",", ":"))) for each in events]
+    return "".join([f"event: {kind}\ndata: {data}\n\n" for kind, data in made]).encode()
+
+
+def started(index: int, **block: Any) -> Fields:
+    """A block begins."""
+    return {"type": "content_block_start", "index": index, "content_block": block}
+
+
+def grew(index: int, kind: str, **delta: Any) -> Fields:
+    """A block grows."""
+    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **delta}}
+
+
+def stopped(index: int) -> Fields:
+    """A block ends."""
+    return {"type": "content_block_stop", "index": index}
+
+
+def ended(reason: str, usage: Fields = COUNTED, sequence: str | None = None) -> tuple[Fields, Fields]:
+    """The message ends."""
+    delta = {"stop_reason": reason, "stop_sequence": sequence}
+    return {"type": "message_delta", "delta": delta, "usage": usage}, {"type": "message_stop"}
+
+
+BEGUN: Fields = {
+    "type": "message_start",
+    "message": {
+        "id": "msg_7",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude-alias",
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": 0, "output_tokens": 0},
+    },
+}
+TEXT: Fields = {"type": "text", "text": ""}
+THINKING: Fields = {"type": "thinking", "thinking": "", "signature": ""}
+
+
+def test_text() -> None:
+    out = streamed(
+        chunk({"role": "assistant", "content": None}),
+        chunk({"content": 'He said "ü'}),
+        chunk({"content": '€"\n'}),
+        chunk({}, "stop"),
+    )
+    assert out == lines(
+        BEGUN,
+        started(0, **TEXT),
+        grew(0, "text_delta", text='He said "ü'),
+        grew(0, "text_delta", text='€"\n'),
+        stopped(0),
+        *ended("end_turn"),
+    )
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_thoughts_text_and_calls(name: str) -> None:
+    out = streamed(
+        chunk({name: "Hm"}),
+        chunk({name: "m."}),
+        chunk({"content": "Let me see."}),
+        chunk(call(0, "", "get_weather")),
+        chunk(call(0, '{"city":')),
+        chunk(call(0, '"Paris"}')),
+        chunk(call(1, "{}", "get_time")),
+        chunk({}, "tool_calls"),
+    )
+    assert out == lines(
+        BEGUN,
+        started(0, **THINKING),
+        grew(0, "thinking_delta", thinking="Hm"),
+        grew(0, "thinking_delta", thinking="m."),
+        grew(0, "signature_delta", signature=""),
+        stopped(0),
+        started(1, **TEXT),
+        grew(1, "text_delta", text="Let me see."),
+        stopped(1),
+        started(2, type="tool_use", id="id0", name="get_weather", input={}),
+        grew(2, "input_json_delta", partial_json='{"city":'),
+        grew(2, "input_json_delta", partial_json='"Paris"}'),
+        stopped(2),
+        started(3, type="tool_use", id="id1", name="get_time", input={}),
+        grew(3, "input_json_delta", partial_json="{}"),
+        stopped(3),
+        *ended("tool_use"),
+    )
+
+
+def test_thoughts_may_come_again() -> None:
+    kinds = [
+        event["content_block"]["type"]
+        for event in checked_events(
+            streamed(
+                chunk({"content": "a"}),
+                chunk({"reasoning": "b", "content": "c"}),
+                chunk(call(0, "{}", "f")),
+                chunk({"content": "d"}),
+                chunk({}, "stop"),
+            )
+        )
+        if event["type"] == "content_block_start"
+    ]
+    assert kinds == ["text", "thinking", "text", "tool_use", "text"]
+
+
+ENDINGS: list[tuple[bytes, Fields | None, tuple[Fields, Fields]]] = [
+    (chunk({}, "length"), USAGE, ended("max_tokens")),
+    (chunk({}, "content_filter"), USAGE, ended("refusal")),
+    (chunk({}, "stop", stop_reason="fox"), USAGE, ended("stop_sequence", sequence="fox")),
+    (chunk({}, "stop", stop_reason=128001), USAGE, ended("end_turn")),
+    (chunk({}, "whatever"), USAGE, ended("end_turn")),
+    (chunk({}, "stop"), None, ended("end_turn", {"output_tokens": 0})),
+    (
+        chunk({}, "stop"),
+        {"prompt_tokens": 2, "completion_tokens": 1},
+        ended("end_turn", {"input_tokens": 2, "cache_read_input_tokens": 0, "output_tokens": 1}),
+    ),
+    (
+        b'data: {"choices":[{"index":0,"delta":{"content":""},"finish_reason":null}],'
+        b'"__verbose":{"stop_type":"word","stopping_word":"fox"}}\n\n' + chunk({}, "stop"),
+        USAGE,
+        ended("stop_sequence", sequence="fox"),
+    ),
+    (
+        b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],'
+        b'"__verbose":{"stop_type":"eos","stopping_word":""}}\n\n',
+        USAGE,
+        ended("end_turn"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("last", "usage", "expected"), ENDINGS)
+def test_how_a_stream_ends(last: bytes, usage: Fields | None, expected: tuple[Fields, Fields]) -> None:
+    out = streamed(chunk({"content": "a"}), last, usage=usage)
+    assert out == lines(BEGUN, started(0, **TEXT), grew(0, "text_delta", text="a"), stopped(0), *expected)
+
+
+def test_calls_that_end_with_stop_are_calls() -> None:
+    assert streamed(chunk(call(0, "{}", "f")), chunk({}, "stop")).endswith(lines(*ended("tool_use")))
+
+
+def test_a_refusal_is_text_and_the_reason() -> None:
+    out = streamed(chunk({"refusal": "No."}), chunk({}, "stop"))
+    assert out == lines(BEGUN, started(0, **TEXT), grew(0, "text_delta", text="No."), stopped(0), *ended("refusal"))
+
+
+def test_an_empty_answer_has_no_blocks() -> None:
+    assert streamed(chunk({}), chunk({}, "stop")) == lines(BEGUN, *ended("end_turn"))
+
+
+def test_of_several_answers_the_first_counts() -> None:
+    out = streamed(
+        chunk({"content": "a"}), chunk({"content": "b"}, index=1), chunk({}, "length", index=1), chunk({}, "stop")
+    )
+    assert b'"b"' not in out
+    assert out.endswith(lines(*ended("end_turn")))
+
+
+PREFILLED: list[tuple[list[str], str]] = [
+    (["The answer", " is", " 4"], " 4"),
+    (["The answer is 4"], " 4"),
+    (["The ", "answ", "er is", " ", "4"], " 4"),
+    ([" 4"], " 4"),
+    (["The apple"], "The apple"),
+    (["The a", "nswers are"], "The answers are"),
+    (["The answer"], "The answer"),
+    (["The answer is"], ""),
+]
+
+
+@pytest.mark.parametrize(("parts", "text"), PREFILLED)
+def test_what_an_answer_goes_on_with_is_not_said_again(parts: list[str], text: str) -> None:
+    messages = [*ASKED["messages"], {"role": "assistant", "content": "The answer is"}]
+    out = streamed(*(chunk({"content": part}) for part in parts), chunk({}, "stop"), messages=messages)
+    told = "".join([each["delta"]["text"] for each in checked_events(out) if each["type"] == "content_block_delta"])
+    assert told == text
+    if "".join(parts) != "The answer":
+        assert whole({"content": "".join(parts)}, messages=messages)["content"] == (
+            [{"type": "text", "text": text}] if text else []
+        )
+
+
+def test_what_is_held_back_comes_before_what_follows() -> None:
+    messages = [*ASKED["messages"], {"role": "assistant", "content": "The answer is"}]
+    out = streamed(chunk({"content": "The"}), chunk(call(0, "{}", "f")), chunk({}, "stop"), messages=messages)
+    assert out.startswith(lines(BEGUN, started(0, **TEXT), grew(0, "text_delta", text="The"), stopped(0)))
+
+
+@pytest.mark.parametrize("before", [b"", chunk({"content": "a"})])
+def test_an_engines_error_is_the_end(before: bytes) -> None:
+    event = b"data: " + json.dumps({"error": {"message": "Out of luck.", "code": 503}}).encode() + b"\n\n"
+    events = MESSAGES_OVER_CHAT.events(asked(stream=True))
+    out = events.feed(before) + events.feed(event) + events.feed(b"data: [DONE]\n\n") + events.finish()
+    assert events.is_complete
+    last = out.split(b"\n\n")[-2] + b"\n\n"
+    told = json.loads(last.removeprefix(b"event: error\ndata: "))
+    assert (told["type"], told["error"]["type"]) == ("error", "overloaded_error")
+    assert (told["error"]["message"], told["error"]["status"]) == ("Out of luck.", 503)
+
+
+@pytest.mark.parametrize("before", [b"", chunk({"content": "a"})])
+def test_an_error_of_ours_is_the_end(before: bytes) -> None:
+    events = MESSAGES_OVER_CHAT.events(asked(stream=True))
+    out = events.feed(before) + events.failure(RoundhouseError("engine_disconnected", "It broke."), "req-1")
+    assert events.is_complete
+    assert events.failure(RoundhouseError("engine_disconnected", "Again."), "req-1") == b""
+    told = json.loads(out.rsplit(b"event: error\ndata: ", 1)[1])
+    assert (told["type"], told["error"]["type"], told["error"]["code"]) == ("error", "api_error", "engine_disconnected")
+    assert (told["error"]["message"], told["request_id"]) == ("It broke.", "req-1")
+
+
+def whole(message: Fields, finish: str = "stop", usage: Fields | None = USAGE, **fields: Any) -> Fields:
+    """What the client gets of a blocking answer."""
+    answer: Fields = {"id": "chatcmpl-7", "choices": [{"index": 0, "message": message, "finish_reason": finish}]}
+    translate = MESSAGES_OVER_CHAT.whole(asked(**fields))
+    assert translate is not None
+    made: Fields = json.loads(translate(json.dumps(answer | ({} if usage is None else {"usage": usage})).encode()))
+    checked_message(made)
+    return made
+
+
+def test_a_whole_message() -> None:
+    calls = [
+        {"id": "id0", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Paris"}'}},
+        {"id": "id1", "type": "function", "function": {"name": "get_time", "arguments": "[1]"}},
+        {"id": "id2", "type": "function", "function": {"name": "get_time", "arguments": '{"cut'}},
+    ]
+    message = {"role": "assistant", "content": "Let me see.", "reasoning_content": "Hmm.", "tool_calls": calls}
+    assert whole(message) == {
+        "id": "msg_7",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude-alias",
+        "content": [
+            {"type": "thinking", "thinking": "Hmm.", "signature": ""},
+            {"type": "text", "text": "Let me see."},
+            {"type": "tool_use", "id": "id0", "name": "get_weather", "input": {"city": "Paris"}},
+            {"type": "tool_use", "id": "id1", "name": "get_time", "input": {}},
+            {"type": "tool_use", "id": "id2", "name": "get_time", "input": {}},
+        ],
+        "stop_reason": "tool_use",
+        "stop_sequence": None,
+        "usage": COUNTED,
+    }
+
+
+def test_other_whole_messages() -> None:
+    assert whole({"content": "a"}, "length")["stop_reason"] == "max_tokens"
+    assert whole({"content": "", "refusal": "No."})["content"] == [{"type": "text", "text": "No."}]
+    assert whole({"content": None, "refusal": "No."})["stop_reason"] == "refusal"
+    assert whole({"content": ""}, usage=None)["usage"] == {
+        "input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": 0,
+    }
+
+
+def test_a_count() -> None:
+    translate = MESSAGES_COUNTED_OVER_CHAT.whole(asked())
+    assert translate is not None
+    assert translate(b'{"object":"response.input_tokens","input_tokens":12}') == b'{"input_tokens":12}'
+    for wrong in (b"{}", b'{"input_tokens":true}', b"[]", b"x"):
+        with pytest.raises(RoundhouseError, match="counts no tokens"):
+            translate(wrong)

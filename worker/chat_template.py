@@ -1,0 +1,77 @@
+"""What a chat template is given: messages in the form that templates know, and variables. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from worker.errors import RequestError
+from worker.schema import ChatRequest, Message
+
+RESERVED: Final = frozenset(
+    {"messages", "tools", "tool_choice", "functions", "function_call", "add_generation_prompt"}
+    | {"bos_token", "eos_token", "raise_exception", "strftime_now"}
+)
+"""Variables that are not the client's to set."""
+
+
+def variables(request: ChatRequest) -> dict[str, Any]:
+    """The client's own, and those that say how much to think. Raises RequestError."""
+    own = request.chat_template_kwargs or {}
+    if taken := sorted(RESERVED & own.keys()):
+        place = f"chat_template_kwargs.{taken[0]}"
+        raise RequestError(f"`{place}` cannot be set.", param=place)
+    made: dict[str, Any] = {}
+    if request.reasoning_effort == "none":
+        made["enable_thinking"] = False
+    elif request.reasoning_effort is not None:
+        made["reasoning_effort"] = request.reasoning_effort
+    made |= own
+    if request.thinking in ("enabled", "disabled"):
+        made["enable_thinking"] = request.thinking == "enabled"
+    return made
+
+
+def messages_for(request: ChatRequest, template: str) -> list[dict[str, Any]]:
+    """The conversation for this template. Raises RequestError."""
+    messages = [plain(message, number) for number, message in enumerate(request.messages)]
+    if "developer" not in template:
+        for message in messages:
+            message["role"] = "system" if message["role"] == "developer" else message["role"]
+    return messages
+
+
+def plain(message: Message, number: int = 0) -> dict[str, Any]:
+    """A message with one text as its content, calls whose arguments are objects (templates write them as JSON), and
+    its thoughts, whatever their name, as `reasoning_content`. Raises RequestError for images and the like."""
+    fields = message.model_dump(exclude_unset=True)
+    fields["content"] = _text(message, number)
+    thought = fields.pop("reasoning", None) or fields.get("reasoning_content")
+    if thought:
+        fields["reasoning_content"] = thought
+    if isinstance(fields.get("tool_calls"), list):
+        fields["tool_calls"] = [_with_object(call) for call in fields["tool_calls"]]
+    return fields
+
+
+def _text(message: Message, number: int) -> str:
+    if not isinstance(message.content, list):
+        return message.content or ""
+    texts = []
+    for at, part in enumerate(message.content):
+        if part.get("type") != "text":
+            place = f"messages[{number}].content[{at}].type"
+            raise RequestError(f"This engine reads text, not {part.get('type')}.", param=place)
+        texts.append(str(part.get("text", "")))
+    return "\n".join(texts)
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        return call
+    return call | {"function": function | {"arguments": arguments}}

@@ -1,0 +1,87 @@
+"""llama.cpp's tokens and the texts they stand for, through llama-cpp-python's bindings."""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from worker.errors import RequestError
+
+
+class LlamaVocabulary:
+    """The vocabulary of a loaded model. It never changes, so any thread may read it."""
+
+    def __init__(self, llama_cpp: Any, llama: Any) -> None:
+        # Untyped on purpose: type checks must not depend on whether the extra is installed.
+        self._llama_cpp = llama_cpp
+        self._llama = llama
+        self._vocab = llama_cpp.llama_model_get_vocab(llama.model)
+        self._size: int = llama.n_vocab()
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """The tokens of a text. What UTF-8 cannot hold (half of a surrogate pair) becomes `?`."""
+        tokens: list[int] = self._llama.tokenize(
+            text.encode(errors="replace"), add_bos=add_special, special=parse_special
+        )
+        return tokens
+
+    def text(self, token: int, *, with_special: bool) -> bytes:
+        """What a token stands for; nothing for a special one, unless these are told too."""
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            length = self._llama_cpp.llama_token_to_piece(self._vocab, token, buffer, size, 0, with_special)
+            if length >= 0:
+                return buffer.raw[:length]
+            size = -length
+
+    def texts(self, tokens: list[int]) -> list[bytes]:
+        """What each token stands for. Raises RequestError: there is no such token."""
+        self.check(tokens, "tokens")
+        return [self.text(token, with_special=True) for token in tokens]
+
+    def check(self, tokens: Iterable[int], place: str) -> None:
+        """Raises RequestError unless all are tokens of this model."""
+        for token in tokens:
+            if not 0 <= token < self._size:
+                raise RequestError(f"There is no token {token}: the model has {self._size}.", param=place)
+
+    def name(self, token: int) -> str:
+        """A special token as templates write it; empty for none (-1)."""
+        return "" if token < 0 else str(self._llama_cpp.llama_vocab_get_text(self._vocab, token).decode())
+
+    def ends(self, token: int) -> bool:
+        """Whether an answer ends with it."""
+        return bool(self._llama_cpp.llama_vocab_is_eog(self._vocab, token))
+
+    def special_in(self, texts: Iterable[str]) -> frozenset[int]:
+        """The tokens of these texts."""
+        return frozenset(
+            token for text in texts for token in self.tokenize(text, add_special=False, parse_special=True)
+        )
+
+    def check_grammar(self, gbnf: str, place: str) -> None:
+        """Raises RequestError where llama.cpp cannot read it: a sampler with such a grammar would crash."""
+        sampler = self._llama_cpp.llama_sampler_init_grammar(self._vocab, gbnf.encode(), b"root")
+        if not sampler:
+            raise RequestError(f"`{place}` cannot be followed: llama.cpp makes no grammar of it.", param=place)
+        self._llama_cpp.llama_sampler_free(sampler)
+
+
+class TokenReader:
+    """The text of tokens that come one by one. A character may take several."""
+
+    def __init__(self, vocabulary: LlamaVocabulary, shown: Collection[int] = ()) -> None:
+        self._vocabulary = vocabulary
+        self._shown = shown
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, token: int) -> str:
+        """What the token adds. Of special tokens only those that are shown have a text."""
+        return self._decoder.decode(self._vocabulary.text(token, with_special=token in self._shown))
+
+    def rest(self) -> str:
+        """What is left at the end: a character that was never finished."""
+        return self._decoder.decode(b"", final=True)

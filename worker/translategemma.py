@@ -1,0 +1,81 @@
+"""TranslateGemma's own shape of a request: one user message with one part, which names both languages. Pure.
+
+Its chat template (google/translategemma-*-it) takes nothing else: no system message, no list of several parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from worker.errors import RequestError
+from worker.schema import ChatRequest
+
+SOURCE: Final = "source_lang_code"
+TARGET: Final = "target_lang_code"
+MIXED: Final = frozenset({"auto", "mixed"})
+"""Values of the source language that leave it to the model."""
+DETECT: Final = (
+    "The text may be in several languages: detect the source language of each segment, and translate all of them.\n\n"
+)
+"""Goes before a text whose source language is left to the model."""
+
+
+def structured(request: ChatRequest) -> list[dict[str, Any]]:
+    """The messages for the template. The languages are those of the text part, else those of the request.
+
+    Raises:
+        RequestError: `multi_turn_unsupported`, `tools_unsupported` or `invalid_request`, with the place.
+    """
+    if request.tools:
+        raise RequestError("TranslateGemma calls no tools.", code="tools_unsupported", param="tools")
+    part = _part(request)
+    target = _code(part, request, TARGET)
+    if target is None:
+        raise RequestError(
+            f"`{TARGET}` is missing: name the language to translate into, such as `de` or `pt-BR`.", param=TARGET
+        )
+    text, source = part["text"], _code(part, request, SOURCE)
+    if source is None or source in MIXED:
+        text, source = DETECT + text, _fallback(target)
+    content = {"type": "text", SOURCE: source, TARGET: target, "text": text}
+    return [{"role": "user", "content": [content]}]
+
+
+def _part(request: ChatRequest) -> dict[str, Any]:
+    for number, message in enumerate(request.messages):
+        if message.role not in ("user", "assistant"):
+            raise RequestError(
+                f"TranslateGemma takes no {message.role} message: send the text to translate as the user's.",
+                param=f"messages[{number}].role",
+            )
+    if len(request.messages) > 1:
+        raise RequestError("TranslateGemma takes one turn only.", code="multi_turn_unsupported", param="messages[1]")
+    message = request.messages[0]
+    if message.role != "user":
+        raise RequestError("The text to translate must be the user's.", param="messages[0].role")
+    content = message.content
+    if isinstance(content, str):
+        return {"type": "text", "text": content}
+    if not content or len(content) > 1:
+        raise RequestError("TranslateGemma takes one text part.", param="messages[0].content")
+    part = content[0]
+    if part.get("type") != "text":
+        raise RequestError(f"This engine reads text, not {part.get('type')}.", param="messages[0].content[0].type")
+    if not isinstance(part.get("text"), str):
+        raise RequestError("`text` must be a text.", param="messages[0].content[0].text")
+    return part
+
+
+def _code(part: dict[str, Any], request: ChatRequest, name: str) -> str | None:
+    own = part.get(name)
+    if own is None:
+        code: str | None = getattr(request, name)
+        return code or None
+    if not isinstance(own, str):
+        raise RequestError(f"`{name}` must be a text.", param=f"messages[0].content[0].{name}")
+    return own or None
+
+
+def _fallback(target: str) -> str:
+    """A language that the template knows, and that is not the one to translate into."""
+    return "es" if target.lower().startswith("en") else "en"
