@@ -113,7 +113,6 @@ def _digest_of_any(value: object) -> int:
             seen.append(len(each))
             ahead.extend(each[:_NODES])
         elif is_dataclass(each):  # a turn, or what it is made of
-            seen.append(type(each))
             ahead.extend(getattr(each, part.name) for part in dataclass_fields(each) if part.compare)
         else:
             seen.append(each)

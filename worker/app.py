@@ -61,8 +61,15 @@ class Worker:
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Answer:
-        """The one model."""
-        model = {"id": self._name, "object": "model", "created": self._created, "owned_by": "roundhouse"}
+        """The one model; how long its requests may be is told as llama-server does."""
+        model: answers.Object = {
+            "id": self._name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "roundhouse",
+        }
+        if self.engine.context_length is not None:
+            model["meta"] = {"n_ctx": self.engine.context_length}
         return JSONResponse({"object": "list", "data": [model]})
 
     async def chat(self, request: Request) -> Answer:

@@ -80,6 +80,8 @@ class Engine(Protocol):
     """Jobs that run at a time, each in a thread of its own; more wait in order of arrival. Known before `load`."""
     apis: frozenset[Api]
     """What the engine serves. Known before `load`."""
+    context_length: int | None
+    """Tokens of one request, prompt and answer, once it is loaded; None: it has no bound."""
 
     def load(self) -> None:
         """Called once, before anything else. Raises LoadError."""

@@ -19,7 +19,7 @@ def declare(app: FastAPI) -> None:
         request=EmbeddingRequest,
         answer=EmbeddingList,
         summary="Embeddings",
-        text="One vector for each input. `dimensions` is for models that are declared with `matryoshka`, whose vectors the \
-gateway shortens, and for engines that do it themselves; else only the model's own length is taken.",
+        text="One vector for each input. `dimensions` is for models that are declared with `matryoshka`, whose vectors \
+the gateway shortens, and for engines that do it themselves; else only the model's own length is taken.",
         more_codes=("dimensions_unsupported",),
     )

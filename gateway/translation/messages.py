@@ -126,7 +126,7 @@ def _thinking(told: Any) -> tuple[Thinking | None, int | None]:
         return _MODES[one_of(told, _MODES, "thinking")], None
     thinking: Fields = needed(told, dict, "thinking")
     kind = field(thinking, "type", str, "thinking")
-    tokens = optional(thinking, "budget_tokens", int, "thinking.") if kind == "enabled" else None
+    tokens = optional(thinking, "budget_tokens", int, "thinking.")
     if tokens is not None and tokens < 1:
         raise wrong("thinking.budget_tokens", f"must be at least 1; it is {tokens}")
     return _MODES.get(kind), tokens

@@ -16,7 +16,7 @@ from tests.support.house import SENTENCE, House
 from tests.support.sites import ProcessSite, Site
 
 LLAMA = {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096}
-EMBEDDING = LLAMA | {"llama_server_embedding": True, "llama_server_pooling": "mean"}
+EMBEDDING = {"model_path": "clockwork.gguf", "llama_server_embedding": True, "llama_server_pooling": "mean"}
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 
 
@@ -31,6 +31,9 @@ async def test_the_openai_sdk_unmodified(house: House, site: Site) -> None:
     async with _client(house) as client:
         listed = {model.id async for model in client.models.list()}
         assert {"chat", "embed"} <= listed
+        # Declared of the one; of the other, the engine tells what its model has.
+        for name in ("chat", "gpt-4o", "embed"):
+            assert ((await client.models.retrieve(name)).model_extra or {})["context_length"] == 4096, name
         for name in ("chat", "gpt-4o"):
             answer = await client.chat.completions.create(model=name, messages=HELLO)
             assert answer.choices[0].message.content == SENTENCE

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import until
+from tests.fakes.gateway_harness import engines, until
 from tests.fakes.mock_engine import PROMPT_TOKENS, WORDS
 from tests.support.gateway_rest import nothing_left
 from tests.support.queueing import key
@@ -19,7 +19,7 @@ from tests.support.raw_http import raw, request
 from tests.support.response_state import Site, refusal, settled, site
 
 TEXT = " ".join(WORDS)
-ONE_SLOT = {"target_inflight": 1, "queue_limit": 2}
+ONE_SLOT: dict[str, Any] = {"target_inflight": 1, "queue_limit": 2}
 NOT_FOUND = (404, "response_not_found", "response_id")
 
 
@@ -41,7 +41,7 @@ async def test_it_goes_on_without_its_client(notices_leaving: bool) -> None:
         assert (over.status, over.output_text.strip(), over.created_at) == ("completed", TEXT, made.created_at)
         assert over.usage is not None
         assert over.usage.input_tokens == PROMPT_TOKENS
-        assert here.messages() == [("user", "one"), ("assistant", TEXT), ("user", "two")]
+        assert here.messages() == [("user", "one"), ("assistant", first.output_text), ("user", "two")]
         await here.make("three", previous_response_id=made.id)
         assert here.messages()[-2][0] == "assistant"
         assert not here.running
@@ -269,10 +269,11 @@ async def test_a_stream_that_is_cancelled_ends_with_a_word(background: bool) -> 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_running_one_is_cancelled_before_it_is_deleted(stream: bool) -> None:
     async with site() as here:
-        asked = {"model": "m", "input": "x", "background": True, "stream": stream, "fault": "pause_until_release"}
-        async with here.here.post("/v1/responses", **asked) as answer, contextlib.AsyncExitStack() as stack:
-            stack.callback(here.engine.release.set)
+        fault = "pause_until_release" if stream else "hold"
+        asked = {"model": "m", "input": "x", "background": True, "stream": stream, "fault": fault}
+        async with here.here.post("/v1/responses", **asked) as answer:
             await answer.content.readany()
+            await until(lambda: here.engine.running == 1, "it runs")
             [run] = here.running.values()
             await here.client.responses.delete(run.context.id)
             assert await refusal(here.client.responses.retrieve(run.context.id)) == NOT_FOUND
@@ -299,20 +300,21 @@ async def test_others_cannot_cancel_it() -> None:
         here.engine.release.set()
 
 
-async def test_the_gateways_end_waits_for_it_and_then_ends_it_with_a_word(tmp_path: Any) -> None:
-    async with site(state=tmp_path, shutdown_grace_s=10) as here:
-        made = await here.make(background=True, fault="hold")
-        await until(lambda: here.engine.running == 1, "it runs")
-        server: Any = here.here.server
-        server.should_exit = True
-        asyncio.get_running_loop().call_later(0.3, here.engine.release.set)
-        await until(lambda: not server._gateway.is_busy, "it is over")
-    async with site(state=tmp_path, shutdown_grace_s=0) as here:
-        assert (await here.client.responses.retrieve(made.id)).output_text.strip() == TEXT
-        late = await here.make(background=True, fault="hold")
-        await until(lambda: here.engine.running == 1, "it runs")
-    async with site(state=tmp_path) as here:
-        found = await here.client.responses.retrieve(late.id)
+async def test_the_gateways_end_waits_for_it_and_then_ends_it_with_a_word(tmp_path: Path) -> None:
+    async with engines(1) as (engine,):
+        slow = route("slow", [engine.url])
+        async with site(slow, state=tmp_path, shutdown_grace_s=10) as here:
+            made = await here.make(model="slow", background=True, fault="hold")
+            await until(lambda: engine.running == 1, "it runs")
+            asyncio.get_running_loop().call_later(0.5, engine.release.set)
+        async with site(slow, state=tmp_path, shutdown_grace_s=0) as here:
+            assert (await here.client.responses.retrieve(made.id)).output_text.strip() == TEXT
+            engine.release.clear()
+            late = await here.make(model="slow", background=True, fault="hold")
+            await until(lambda: engine.running == 1, "it runs")
+        await until(lambda: engine.cancelled == 1, "the engine stops")
+        async with site(state=tmp_path) as here:
+            found = await here.client.responses.retrieve(late.id)
         assert found.error is not None
         assert (found.status, found.error.to_dict()["reason"]) == ("failed", "gateway_stopping")
         assert "before the answer was complete" in found.error.message

@@ -20,14 +20,16 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 from controller.engines import ENGINES
+from controller.probes import MODELS_PATH
 from controller.schema.routing import ModelRoute
+from controller.vitals import context_length_in
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import House, house
 from tests.support import clockwork_caller, llama_servers
 from tests.support.clockwork_speaker import make_speaker
 from tests.support.require import require
 from tests.support.worker_process import Worker, free_port
-from worker.clockwork import SENTENCE, make
+from worker.clockwork import CONTEXT, SENTENCE, make
 
 pytestmark = pytest.mark.embedded
 
@@ -320,6 +322,11 @@ async def test_thinking_on_and_off_and_thoughts_under_both_names(engine: Engine,
         await sdk.create("plain", extra_body={"thinking": "disabled"})
     async with refused("invalid_request"):
         await sdk.create(extra_body={"thinking": "hard"})
+
+
+def test_every_engine_tells_its_context_length(engine: Engine) -> None:
+    for name, each in engine.workers.items():
+        assert context_length_in(each.ask("GET", MODELS_PATH)[1]) == CONTEXT, name
 
 
 async def test_thoughts_of_earlier_answers_reach_the_template_by_either_name(engine: Engine, sdk: Sdk) -> None:

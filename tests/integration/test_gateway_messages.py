@@ -12,16 +12,16 @@ import pydantic
 import pytest
 from anthropic.types import Message, MessageParam, ToolParam
 
+from controller.schema.admin import Capabilities
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import House
 from tests.support.clockwork_caller import SPOKEN, THOUGHT
 from tests.support.llama_servers import Kind, needed
-from tests.support.messages_house import TOKEN, client_of, llama_servers, messages_house, stub_worker
+from tests.support.messages_house import TOKEN, client_of, llama_servers, messages_house, worker_of_ours
 from tests.support.messages_schema import checked_events, checked_message
 from tests.support.queueing import key
 from tests.support.worker_process import Worker
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE
-from worker.engines.stub import TEXT
 
 pytestmark = pytest.mark.embedded
 
@@ -45,14 +45,14 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    with stub_worker(tmp_path_factory.mktemp("stub")) as made:
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with worker_of_ours(tmp_path_factory.mktemp("worker")) as made:
         yield made
 
 
 @pytest.fixture
-async def here(servers: dict[str, Worker], stub: Worker) -> AsyncIterator[House]:
-    async with messages_house(servers, stub) as built:
+async def here(servers: dict[str, Worker], worker: Worker) -> AsyncIterator[House]:
+    async with messages_house(servers, worker) as built:
         yield built
 
 
@@ -85,16 +85,13 @@ async def both(client: anthropic.AsyncAnthropic, **asked: Any) -> Message:
     return blocking
 
 
-@pytest.mark.parametrize(
-    ("model", "text", "tokens"), [("plain", SENTENCE, (5, COMPLETION_TOKENS)), ("stub", TEXT, None)]
-)
-async def test_text(client: anthropic.AsyncAnthropic, model: str, text: str, tokens: tuple[int, int] | None) -> None:
+@pytest.mark.parametrize("model", ["plain", "worker"])
+async def test_text(client: anthropic.AsyncAnthropic, model: str) -> None:
     message = await both(client, model=model)
-    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": text}]
+    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": SENTENCE}]
     assert (message.model, message.stop_reason, message.stop_sequence) == (model, "end_turn", None)
-    assert tokens is None or seen(message)["usage"] == tokens
     count = await client.messages.count_tokens(model=model, messages=HI)
-    assert count.input_tokens == seen(message)["usage"][0]
+    assert seen(message)["usage"] == (count.input_tokens, COMPLETION_TOKENS)
 
 
 async def test_the_synchronous_client(here: House) -> None:
@@ -123,20 +120,22 @@ async def test_thoughts_text_and_a_call(client: anthropic.AsyncAnthropic) -> Non
     assert (call.name, call.input, message.stop_reason) == ("get_weather", {"city": "Paris"}, "tool_use")
 
 
-async def test_the_choice_of_tools(client: anthropic.AsyncAnthropic) -> None:
+@pytest.mark.parametrize("model", ["caller", "worker"])
+async def test_the_choice_of_tools(client: anthropic.AsyncAnthropic, model: str) -> None:
     for name, arguments in (("get_weather", {"city": "Paris"}), ("sum", {"x": [1, 2]})):
-        message = await both(client, model="caller", tools=TOOLS, tool_choice={"type": "tool", "name": name})
+        message = await both(client, model=model, tools=TOOLS, tool_choice={"type": "tool", "name": name})
         call = message.content[-1]
         assert call.type == "tool_use"
-        assert (call.name, call.input) == (name, arguments)
-    message = await both(client, model="caller", tools=TOOLS, tool_choice={"type": "none"}, max_tokens=20)
-    assert [block.type for block in message.content] == ["thinking", "text"]
+        assert (call.name, call.input, message.stop_reason) == (name, arguments, "tool_use")
+    message = await both(client, model=model, tools=TOOLS, tool_choice={"type": "none"}, max_tokens=20)
+    assert "tool_use" not in [block.type for block in message.content]
 
 
-async def test_an_agent_with_tools(client: anthropic.AsyncAnthropic) -> None:
-    # The model calls whenever it may; told not to, it goes on as if to call, which the stop sequence ends.
+@pytest.mark.parametrize(("model", "text"), [("caller", SPOKEN), ("worker", SENTENCE)])
+async def test_an_agent_with_tools(client: anthropic.AsyncAnthropic, model: str, text: str) -> None:
+    # `caller` calls whenever it may; told not to, it goes on as if to call, which the stop sequence ends.
     messages: list[MessageParam] = [{"role": "user", "content": "How is the weather?"}]
-    asked: Any = {"model": "caller", "max_tokens": 60, "tools": TOOLS, **COLD}
+    asked: Any = {"model": model, "max_tokens": 60, "tools": TOOLS, **COLD}
     results = []
     for more in (
         {"tool_choice": {"type": "tool", "name": "get_weather"}},
@@ -156,8 +155,8 @@ async def test_an_agent_with_tools(client: anthropic.AsyncAnthropic) -> None:
         ]
         messages.append({"role": "user", "content": [*content, {"type": "text", "text": "Go on."}]})
     assert results == [("get_weather", {"city": "Paris"}), ("sum", {"x": [1, 2]})]
-    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "[TOOL_CALLS]")
-    assert message.content[-1].to_dict() == {"type": "text", "text": SPOKEN}
+    assert message.stop_reason == ("stop_sequence" if model == "caller" else "end_turn")
+    assert message.content[-1].to_dict() == {"type": "text", "text": text}
 
 
 async def test_the_packages_own_agent(client: anthropic.AsyncAnthropic) -> None:
@@ -184,25 +183,28 @@ class Place(pydantic.BaseModel):
     city: Literal["Paris"]
 
 
-async def test_structured_output(client: anthropic.AsyncAnthropic) -> None:
+@pytest.mark.parametrize("model", ["plain", "worker"])
+async def test_structured_output(client: anthropic.AsyncAnthropic, model: str) -> None:
     parsed = await client.messages.parse(
-        model="plain", max_tokens=60, messages=HI, output_format=Place, extra_body={"temperature": 0}
+        model=model, max_tokens=60, messages=HI, output_format=Place, extra_body={"temperature": 0}
     )
     assert parsed.parsed_output == Place(city="Paris")
-    message = await both(client, model="plain", output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
+    message = await both(client, model=model, output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
     assert json.loads(message.content[0].to_dict()["text"]) == {"city": "Paris"}  # type: ignore[arg-type]
 
 
-async def test_why_it_stops(client: anthropic.AsyncAnthropic) -> None:
-    short = await both(client, model="plain", max_tokens=3)
+@pytest.mark.parametrize("model", ["plain", "worker"])
+async def test_why_it_stops(client: anthropic.AsyncAnthropic, model: str) -> None:
+    short = await both(client, model=model, max_tokens=3)
     assert (short.stop_reason, short.content[0].to_dict()["text"]) == ("max_tokens", "The quick brown")
-    ended = await both(client, model="plain", stop_sequences=["never", " fox"])
+    ended = await both(client, model=model, stop_sequences=["never", " fox"])
     assert (ended.stop_reason, ended.stop_sequence) == ("stop_sequence", " fox")
     assert ended.content[0].to_dict()["text"] == "The quick brown"
 
 
-async def test_an_answer_that_was_begun(client: anthropic.AsyncAnthropic) -> None:
-    message = await both(client, model="plain", messages=[*HI, {"role": "assistant", "content": "The quick brown"}])
+@pytest.mark.parametrize("model", ["plain", "worker"])
+async def test_an_answer_that_was_begun(client: anthropic.AsyncAnthropic, model: str) -> None:
+    message = await both(client, model=model, messages=[*HI, {"role": "assistant", "content": "The quick brown"}])
     assert message.content[0].to_dict()["text"] == SENTENCE.removeprefix("The quick brown")
 
 
@@ -234,22 +236,20 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("asked", "code", "param"), REFUSED)
-async def test_refusals_are_the_packages_own_errors(
-    client: anthropic.AsyncAnthropic, asked: dict[str, Any], code: str, param: str | None, stream: bool
-) -> None:
-    with pytest.raises(anthropic.BadRequestError) as refused:
-        await client.messages.create(**{"model": "plain", "max_tokens": 9, "messages": HI, "stream": stream, **asked})
-    body: Any = refused.value.body
-    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
-    assert (body["error"]["code"], body["error"].get("param")) == (code, param)
-    assert body["request_id"] == refused.value.response.headers["x-request-id"]
+async def test_refusals_are_the_packages_own_errors(client: anthropic.AsyncAnthropic) -> None:
+    for stream in (False, True):
+        for asked, code, param in REFUSED:
+            with pytest.raises(anthropic.BadRequestError) as refused:
+                await client.messages.create(
+                    **{"model": "plain", "max_tokens": 9, "messages": HI, "stream": stream, **asked}
+                )
+            body: Any = refused.value.body
+            assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+            assert (body["error"]["code"], body["error"].get("param")) == (code, param)
+            assert body["request_id"] == refused.value.response.headers["x-request-id"]
 
 
 async def test_an_engines_failure_is_the_packages_own_error(servers: dict[str, Worker], here: House) -> None:
-    from controller.schema.admin import Capabilities
-
     seeing = Capabilities(modalities=("text", "image"))
     url = f"http://127.0.0.1:{servers['plain'].port}"
     chat = ("/v1/chat/completions",)
@@ -267,21 +267,17 @@ STREAMS: list[dict[str, Any]] = [
     {"model": "plain"},
     {"model": "plain", "stop_sequences": ["fox"]},
     {"model": "caller", "tools": TOOLS, "tool_choice": {"type": "any"}},
-    {"model": "stub"},
+    {"model": "worker", "tools": TOOLS, "tool_choice": {"type": "any"}},
 ]
 
 
-@pytest.mark.parametrize("asked", STREAMS)
-async def test_every_event_is_as_published(here: House, asked: dict[str, Any]) -> None:
+async def test_every_event_is_as_published(here: House) -> None:
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "a-2025-01-01,b-2026-01-01", "x-api-key": "whoever"}
-    body = {"max_tokens": 60, "messages": HI, "temperature": 0, "stream": True, **asked}
-    async with here.client.post(f"{here.url}/v1/messages?beta=true", json=body, headers=headers) as answer:
-        assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-        events = checked_events(await answer.read())
-    assert events[-1] == {"type": "message_stop"}
-    if asked["model"] == "caller":
-        begun = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
-        assert begun == ["thinking", "text", "tool_use"]
+    for asked in STREAMS:
+        body = {"max_tokens": 60, "messages": HI, "temperature": 0, "stream": True, **asked}
+        async with here.client.post(f"{here.url}/v1/messages?beta=true", json=body, headers=headers) as answer:
+            assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+            assert checked_events(await answer.read())[-1] == {"type": "message_stop"}
 
 
 async def test_a_key_as_anthropics_clients_send_it(servers: dict[str, Worker], here: House) -> None:

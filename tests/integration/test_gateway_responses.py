@@ -16,14 +16,16 @@ from langchain_core.messages.ai import add_ai_message_chunks
 from langchain_openai import ChatOpenAI
 from openai.types.responses import Response, ResponseFunctionToolCall, ResponseReasoningItem
 
-from tests.fakes.gateway_harness import House
+from tests.fakes.fake_controller import route
+from tests.fakes.fake_scripted_engine import script, scripted
+from tests.fakes.gateway_harness import House, house
+from tests.support.api_families import CHAT_EVENTS
 from tests.support.clockwork_caller import DONE_SAID, SPOKEN, THOUGHT
 from tests.support.llama_servers import needed
 from tests.support.responses import Fields, check_response, folded
 from tests.support.responses_house import engines, responses_house
 from tests.support.worker_process import Worker
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE
-from worker.engines.stub import TEXT
 
 pytestmark = pytest.mark.embedded
 
@@ -111,18 +113,18 @@ async def blocking(here: House, **fields: Any) -> Fields:
     return response
 
 
-@pytest.mark.parametrize(("model", "says"), [("plain", SENTENCE), ("stub", TEXT)])
-async def test_a_text(make: Make, model: str, says: str) -> None:
+@pytest.mark.parametrize("model", ["plain", "worker"])
+async def test_a_text(make: Make, model: str) -> None:
     response: Response = await make(model=model, input="Hi", instructions="Be brief.")
-    assert (response.output_text, response.model, response.status) == (says, model, "completed")
+    assert (response.output_text, response.model, response.status) == (SENTENCE, model, "completed")
     assert response.usage is not None
-    assert response.usage.output_tokens == (COMPLETION_TOKENS if model == "plain" else len(TEXT.split()))
+    assert response.usage.output_tokens == COMPLETION_TOKENS
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
     events = await make(model=model, input="Hi", instructions="Be brief.", stream=True)
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == says
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == SENTENCE
     assert seen(events[-1].response.to_dict()) == seen(response.to_dict())
     gathered = await make(by="stream", model=model, input=[{"role": "user", "content": "Hi"}])
-    assert gathered.output_text == says
+    assert gathered.output_text == SENTENCE
 
 
 async def test_an_answer_that_must_have_a_form(make: Make) -> None:
@@ -186,7 +188,7 @@ async def test_the_tool_that_is_chosen_is_called(here: House, choice: Fields, ca
                                      {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Hi"}]},
         {"model": "plain", "input": "Hi", "text": {"format": FORM}},
         {"model": "agent", "input": "Hi", "tools": [WEATHER], "instructions": "Be brief."},
-        {"model": "stub", "input": "Hi", "max_output_tokens": 3},
+        {"model": "worker", "input": "Hi", "max_output_tokens": 3},
     ],
 )  # fmt: skip
 async def test_a_stream_is_the_blocking_answer(here: House, fields: Fields) -> None:
@@ -237,6 +239,30 @@ async def test_tokens_of_the_input(here: House) -> None:
             assert counted.object == "response.input_tokens"
             assert made.usage is not None
             assert counted.input_tokens == made.usage.input_tokens
+
+
+async def test_an_engine_that_breaks_off_raises_what_broke() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    part = CHAT_EVENTS[0]
+    async with scripted(script(head + b"%x\r\n%b\r\n" % (len(part), part), then="close")) as engine, house() as here:
+        await here.publish(route("m", [engine.url], apis=("/v1/chat/completions",)))
+        said: list[Any] = []
+
+        async def hear() -> None:
+            async with openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as client:
+                stream = await client.responses.create(model="m", input="Hi", stream=True)
+                async for event in stream:
+                    said.append(event)  # noqa: PERF401 - it is to hold what came before the end
+
+        with pytest.raises(openai.APIError) as caught:
+            await hear()
+        assert [event.delta for event in said if event.type == "response.output_text.delta"] == ["Hi"]
+        assert caught.value.code == "engine_disconnected"
+        kept = await here.client.get(f"{here.url}/v1/responses/{said[0].response.id}")
+        response = await kept.json()
+    check_response(response)
+    assert (response["status"], response["error"]["reason"]) == ("failed", "engine_disconnected")
+    assert response["output"][0]["content"][0]["text"] == "Hi"
 
 
 # Agents.

@@ -35,8 +35,10 @@ class Engine:
 
 
 @contextlib.asynccontextmanager
-async def probed(engine: Engine, ready_since: float | None) -> AsyncIterator[tuple[Prober, list[None]]]:
-    """A prober of `engine`, every 10 ms, and a list that grows when it wakes the reconciler."""
+async def probed(
+    engine: Engine, ready_since: float | None, interval_s: float = 0.01
+) -> AsyncIterator[tuple[Prober, list[None]]]:
+    """A prober of `engine`, and a list that grows when it wakes the reconciler."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", engine.answer)
     runner = web.AppRunner(app)
@@ -46,7 +48,7 @@ async def probed(engine: Engine, ready_since: float | None) -> AsyncIterator[tup
     [(_, port)] = runner.addresses
     woken: list[None] = []
     async with aiohttp.ClientSession() as session:
-        prober = Prober(session, interval_s=0.01, timeout_s=5, wake=lambda: woken.append(None), clock=time.time)
+        prober = Prober(session, interval_s=interval_s, timeout_s=5, wake=lambda: woken.append(None), clock=time.time)
         prober.track({"m-0": Target(f"http://127.0.0.1:{port}", worker_probe(), None, ready_since)})
         try:
             yield prober, woken
@@ -70,6 +72,12 @@ async def test_a_ready_engine_is_asked_once_for_its_context_length(ready_since: 
         seen = engine.probed
         await until("it is probed on", lambda: engine.probed > seen + 3)
         assert (engine.asked, prober.vitals("m-0").context_length) == (1, 4096)
+
+
+async def test_it_is_told_when_the_engine_becomes_ready() -> None:
+    async with probed(Engine(lambda _: listing(max_model_len=512)), None, interval_s=3600) as (prober, _):
+        await until("it is ready", lambda: prober.vitals("m-0").health is Health.READY)
+        assert prober.vitals("m-0").context_length == 512
 
 
 async def test_an_engine_that_could_not_tell_is_asked_again_and_one_that_does_not_tell_is_not() -> None:

@@ -145,6 +145,7 @@ async def test_what_llama_servers_own_lack(here: House, made: dict[str, Worker])
                 found[event["type"]] |= lacking(OPEN_EVENTS[event["type"]], event)
     assert found == OF_EVENTS
     assert found.keys().isdisjoint(NEVER_SENT)
+    assert "[DONE]" not in own(made, CONVERSATIONS["a text"], stream=True)
     whole = json.loads(own(made, CONVERSATIONS["a text"]))
     assert lacking(open_responses.ResponseResource, whole) == {"output_tokens_details", *ABSENT} - {"created_at"}
 

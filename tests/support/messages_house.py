@@ -4,6 +4,7 @@ are translated, and once so that they pass through."""
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import House, house
 from tests.support.clockwork_caller import TEMPLATE, make_caller
 from tests.support.llama_servers import Kind, started
+from tests.support.require import require
 from tests.support.worker_process import Worker, free_port
 from worker.clockwork import make
 
@@ -39,11 +41,13 @@ def llama_servers(kind: Kind, folder: Path) -> Iterator[dict[str, Worker]]:
 
 
 @contextlib.contextmanager
-def stub_worker(folder: Path) -> Iterator[Worker]:
-    """Our own worker, with its stub engine."""
+def worker_of_ours(folder: Path) -> Iterator[Worker]:
+    """Our own worker with llama-cpp-python, which says the sentence."""
+    require("llama_cpp", importlib.util.find_spec("llama_cpp") is not None, "llama-cpp-python is not installed")
+    make(folder / "plain.gguf")
     port = free_port()
-    args = ("stub", "--host", "127.0.0.1", "--port", str(port), "--served-name", "inner-stub")
-    with Worker(folder / "stub.log", port, *args) as worker:
+    args = ("--host", "127.0.0.1", "--port", str(port), "--served-name", "inner", "--model", str(folder / "plain.gguf"))
+    with Worker(folder / "worker.log", port, "llama_cpp", *args) as worker:
         yield worker.ready()
 
 
@@ -57,11 +61,11 @@ def routes_of(name: str, server: Worker) -> tuple[ModelRoute, ...]:
 
 
 @contextlib.asynccontextmanager
-async def messages_house(servers: Mapping[str, Worker], stub: Worker | None = None) -> AsyncIterator[House]:
-    """A gateway that knows them all; the stub as `stub`."""
+async def messages_house(servers: Mapping[str, Worker], worker: Worker | None = None) -> AsyncIterator[House]:
+    """A gateway that knows them all; our worker as `worker`."""
     models = [model for name, server in servers.items() for model in routes_of(name, server)]
-    if stub is not None:
-        models.append(route("stub", [f"http://127.0.0.1:{stub.port}"], served_name="inner-stub", apis=TRANSLATED))
+    if worker is not None:
+        models.append(route("worker", [f"http://127.0.0.1:{worker.port}"], served_name="inner", apis=TRANSLATED))
     async with house() as here:
         await here.publish(*models)
         yield here

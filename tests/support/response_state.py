@@ -50,7 +50,9 @@ class Site:
     async def make(self, said: str = "Hi", **fields: Any) -> Response:
         """A response, blocking. What the SDK does not know reaches the engine: see MockEngine."""
         extra = {name: fields.pop(name) for name in ("fault", "then", "after", "pause") if name in fields}
-        made: Response = await self.client.responses.create(model="m", input=said, extra_body=extra, **fields)
+        made: Response = await self.client.responses.create(
+            model=fields.pop("model", "m"), input=said, extra_body=extra, **fields
+        )
         return made
 
     async def over(self, response_id: str) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,17 +14,21 @@ from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import House, house
 from tests.support.clockwork_caller import AGENT_TEMPLATE, make_caller
 from tests.support.llama_servers import Kind, started
-from tests.support.messages_house import TOKEN, TRANSLATED, stub_worker
-from tests.support.worker_process import Worker
+from tests.support.require import require
+from tests.support.worker_process import Worker, free_port
 from worker.clockwork import make
 
+TOKEN = "replica-token"
+_OF_WORKER = ("/v1/chat/completions", "/v1/chat/completions/input_tokens")
 _OF_LLAMA_SERVER = LlamaServer().apis(LlamaServerDefinition.model_validate({"model_path": "m.gguf"}))
 
 
 @contextlib.contextmanager
 def engines(kind: Kind, folder: Path) -> Iterator[dict[str, Worker]]:
     """llama-servers: `plain` says the sentence, `agent` thinks, calls tools, and stops when it has their results. And
-    `stub`, our own worker."""
+    `worker`, our own with llama-cpp-python, which says the sentence too."""
+    require("llama_cpp", importlib.util.find_spec("llama_cpp") is not None, "llama-cpp-python is not installed")
+    port = free_port()
     make(folder / "plain.gguf")
     make_caller(folder / "agent.gguf")
     (folder / "agent.jinja").write_text(AGENT_TEMPLATE)
@@ -31,15 +36,17 @@ def engines(kind: Kind, folder: Path) -> Iterator[dict[str, Worker]]:
     with ExitStack() as stack:
         plain = stack.enter_context(started(kind, folder, "plain", folder / "plain.gguf", token=TOKEN))
         agent = stack.enter_context(started(kind, folder, "agent", folder / "agent.gguf", *template, token=TOKEN))
-        stub = stack.enter_context(stub_worker(folder))
-        yield {"plain": plain.ready(), "agent": agent.ready(), "stub": stub}
+        args = ("--host", "127.0.0.1", "--port", str(port), "--served-name", "inner-worker")
+        args += ("--model", str(folder / "plain.gguf"))
+        worker = stack.enter_context(Worker(folder / "worker.log", port, "llama_cpp", *args))
+        yield {"plain": plain.ready(), "agent": agent.ready(), "worker": worker.ready()}
 
 
 def route_of(name: str, engine: Worker) -> ModelRoute:
     """The table's entry, as the controller makes it."""
     url = f"http://127.0.0.1:{engine.port}"
-    if name == "stub":
-        return route(name, [url], served_name="inner-stub", apis=TRANSLATED)
+    if name == "worker":
+        return route(name, [url], served_name="inner-worker", apis=_OF_WORKER)
     made = route(name, [url], token=TOKEN, served_name=f"inner-{name}", apis=_OF_LLAMA_SERVER, target_inflight=4)
     return made.model_copy(update={"backend": "llama_server", "notices_leaving": LlamaServer.notices_leaving})
 

@@ -72,6 +72,7 @@ class LlamaCpp:
     """One `llama_cpp.Llama`, which serves one request at a time."""
 
     slots = 1
+    context_length: int | None = None
 
     def __init__(self, args: Namespace) -> None:
         self.apis: frozenset[Api] = frozenset(
@@ -111,6 +112,7 @@ class LlamaCpp:
             )
         except (ValueError, RuntimeError, MemoryError, llama_cpp.llama_chat_format.jinja2.TemplateError) as error:
             raise LoadError(f"llama.cpp cannot load {args.model}: {self._log.first_error or error}") from error
+        self.context_length = self._llama.n_ctx()
         self._vocabulary = LlamaVocabulary(llama_cpp, self._llama)
         if not args.embedding:
             formats = {"chat_format": args.chat_format, "prompt_format": args.prompt_format}

@@ -38,6 +38,7 @@ class Stub:
     """A token is a word with the space before it."""
 
     slots = SLOTS
+    context_length: int | None = None
     apis: frozenset[Api] = frozenset({"chat", "completions", "embeddings", "tokens", "prompts"})
 
     def __init__(self, text: str, *, token_delay_s: float = 0, load_s: float = 0, fail: str | None = None) -> None:

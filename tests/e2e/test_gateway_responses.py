@@ -1,0 +1,145 @@
+"""Responses in the background on a real llama-server: they go on alone, and a cancellation frees the engine's slot."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.support.house import House
+from tests.support.llama_slots import ENDLESS, LONG_CONTEXT, LlamaSlots, make_endless, slots_of
+from tests.support.sites import ProcessSite
+from tests.support.wait import until
+
+pytestmark = pytest.mark.embedded
+
+SECOND = 1.0
+MOST_TIME = 20.0
+"""Seconds after which the engine has not been stopped: it generates for longer than that."""
+
+
+@pytest.fixture
+async def house(folder: Path) -> AsyncIterator[House]:
+    """A house with a llama-server of four slots that generates for as long as it is asked to."""
+    made = House(folder, "process")
+    make_endless(made.models / "long.gguf")
+    made.declare({"chat": {"model_path": "long.gguf", "llama_server_n_ctx": LONG_CONTEXT, "llama_server_threads": 1}})
+    await made.open()
+    try:
+        yield made
+    finally:
+        await made.close()
+    assert ProcessSite().left(made) == []
+
+
+@contextlib.asynccontextmanager
+async def client_of(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The SDK's."""
+    async with openai.AsyncOpenAI(base_url=house.url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def freed(slots: LlamaSlots, task: int, since: float) -> float:
+    """Wait until the engine works on that no more: seconds since then."""
+
+    async def look() -> bool:
+        return all(slot["id_task"] != task for slot in await slots.busy())
+
+    await until("the engine stops", look, MOST_TIME)
+    return time.monotonic() - since
+
+
+async def test_a_cancellation_frees_the_engines_slot(house: House) -> None:
+    limits = itertools.count(ENDLESS + 1)
+    times: list[float] = []
+    async with slots_of(house, "chat") as slots, client_of(house) as client:
+        for cancels in (True, True, False):
+            limit = next(limits)
+            made = await client.responses.create(
+                model="chat", input="Hi", background=True, max_output_tokens=limit, temperature=0
+            )
+            assert made.status == "queued"
+            task = await slots.task_of(limit)
+            assert (await client.responses.retrieve(made.id)).status == "in_progress"
+            since = time.monotonic()
+            if cancels:
+                assert (await client.responses.cancel(made.id)).status == "cancelled"
+                assert (await client.responses.retrieve(made.id)).status == "cancelled"
+            else:
+                await client.responses.delete(made.id)
+                with pytest.raises(openai.NotFoundError):
+                    await client.responses.retrieve(made.id)
+            times.append(await freed(slots, task, since))
+        times.append(await cancelled_stream(client, slots, next(limits)))
+        await slots.idle()
+        print(f"stopped after {statistics.median(times):.3f} s (median), {max(times):.3f} s (worst)")
+        predicted = (await slots.figures())["tokens_predicted_total"]
+        assert predicted < ENDLESS * len(times), "they would have been generated otherwise"
+
+
+async def cancelled_stream(client: openai.AsyncOpenAI, slots: LlamaSlots, limit: int) -> float:
+    """Cancel a stream that somebody reads: seconds until its slot is free."""
+    stream = await client.responses.create(
+        model="chat", input="Hi", stream=True, max_output_tokens=limit, temperature=0
+    )
+    task, since, response_id, told = 0, 0.0, "", ""
+    async for event in stream:
+        if event.type == "response.created":
+            response_id = event.response.id
+        if event.type == "response.output_text.delta":
+            told += event.delta
+            if not task:
+                task = await slots.task_of(limit)
+                since = time.monotonic()
+                await client.responses.cancel(response_id)
+        last = event
+    assert last.type == "response.incomplete"
+    assert last.response.status == "cancelled"
+    assert last.response.output_text == told
+    assert await client.responses.retrieve(response_id) == last.response
+    return await freed(slots, task, since)
+
+
+async def test_a_conversation_goes_on_over_a_gateway_that_was_killed(house: House) -> None:
+    await house.loaded("chat")
+    async with client_of(house) as client:
+        first = await client.responses.create(model="chat", input="Hi", max_output_tokens=12, temperature=0)
+        assert first.status == "incomplete"
+        stream = await client.responses.create(
+            model="chat", input="Go on", previous_response_id=first.id, stream=True, background=True,
+            max_output_tokens=400, temperature=0,
+        )  # fmt: skip
+        response_id = ""
+        async for event in stream:
+            if event.type == "response.created":
+                response_id = event.response.id
+            if event.type == "response.output_text.delta":
+                break
+        await stream.close()  # it goes on
+
+        async def over() -> bool:
+            return (await client.responses.retrieve(response_id)).status == "incomplete"
+
+        await until("it is over", over)
+        second = await client.responses.retrieve(response_id)
+        assert second.usage is not None
+        assert second.usage.output_tokens == 400
+        running = await client.responses.create(model="chat", input="Hi", background=True, max_output_tokens=ENDLESS)
+        house.kill("gateway")
+        house.start("gateway")
+        await until("the gateway answers", house._connected)
+        assert await client.responses.retrieve(second.id) == second
+        assert (await client.responses.retrieve(running.id)).status == "failed"
+        third = await client.responses.create(
+            model="chat", input="And", previous_response_id=second.id, max_output_tokens=5, temperature=0
+        )
+        assert third.usage is not None
+        assert third.usage.input_tokens > second.usage.input_tokens + 400
+        items = [item.to_dict()["type"] async for item in client.responses.input_items.list(third.id)]
+        assert items == ["message"] * 5

@@ -1,0 +1,54 @@
+"""Which APIs the models of each backend have: the table of docs/models.md, as the code says it.
+
+`python -m tests.support.api_table` prints it, to be pasted into the page.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.engines import ENGINES
+from gateway.request import InferenceRequest
+from gateway.ways import WAYS, offered_paths, way_for
+from tests.fakes.fake_controller import route
+
+_NEEDED: dict[str, dict[str, Any]] = {"openai_remote": {"base_url": "http://x/v1"}, "stub": {}}
+_ANY = InferenceRequest(b"{}", {}, "m", stream=False, wants_usage=False)
+
+
+def native_apis(backend: str, **fields: Any) -> tuple[str, ...]:
+    """What an engine of such a definition speaks itself."""
+    needed = _NEEDED.get(backend, {"model_path": "m.gguf"})
+    definition = ENGINES[backend].definition.model_validate({"backend": backend, **needed, **fields})
+    return ENGINES[backend].apis(definition)
+
+
+def modes() -> list[tuple[str, ...]]:
+    """Backend, and the field that makes it serve something else than text."""
+    return [
+        mode
+        for name, engine in ENGINES.items()
+        if name != "openai_remote"
+        for mode in [
+            (name,),
+            *((name, field) for field in engine.definition.model_fields if field.endswith(("_embedding", "_reranking"))),
+        ]
+    ]
+
+
+def api_rows() -> list[str]:
+    """One row per backend and mode: model, what is passed through, what is translated."""
+    rows = []
+    for backend, *mode in modes():
+        made = route("m", apis=native_apis(backend, **dict.fromkeys(mode, True))).model_copy(update={"backend": backend})
+        passed, translated = [], []
+        for path in offered_paths(made):
+            way = way_for(path, _ANY, made)
+            (passed if way.target is None else translated).append(f"`{path}`")
+        name = f"`{backend}`" + "".join(f" with `{field}`" for field in mode)
+        rows.append(f"| {name} | {', '.join(passed)} | {', '.join(translated)} |")
+    return rows
+
+
+if __name__ == "__main__":
+    print("\n".join(api_rows()))

@@ -1,0 +1,77 @@
+"""`python -m gateway` as a process of its own, with these settings and no others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+
+import aiohttp
+
+from tests.fakes.fake_controller import FakeController
+from tests.fakes.gateway_harness import House, until
+
+SETTINGS = {"ROUNDHOUSE_CONTROLLER_URL": "unix:/nowhere/controller.sock"}
+
+
+async def start(**settings: str) -> asyncio.subprocess.Process:
+    """The process; its settings are only these."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "gateway",
+        env={**clean, **SETTINGS, **settings},
+        stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+
+
+async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
+    """Exit code, and all that was said."""
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, (out + err).decode()
+
+
+def free_port() -> str:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def running(**settings: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, House]]:
+    """A gateway process that knows a fake controller. Its state goes with it, unless `settings` name a folder."""
+    controller = FakeController()
+    await controller.start()
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="rh") as folder:
+        own = {"ROUNDHOUSE_PORT": port, "ROUNDHOUSE_CONTROLLER_URL": controller.url, "ROUNDHOUSE_STATE": folder}
+        process = await start(**{**own, **settings})
+        try:
+            async with aiohttp.ClientSession() as client:
+                await until(lambda: bool(controller.reports), "the gateway connects")
+                yield process, House(controller, f"http://127.0.0.1:{port}", client)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+            await controller.stop()
+
+
+async def refused(here: House) -> None:
+    """Wait until the gateway accepts no new connection."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                async with aiohttp.ClientSession() as fresh, fresh.get(here.url + "/health"):
+                    await asyncio.sleep(0.02)
+            except aiohttp.ClientConnectorError:
+                return
