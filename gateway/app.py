@@ -30,7 +30,7 @@ from gateway.limits import Limits
 from gateway.live_routes import LiveRoutes
 from gateway.metrics import LinkState, Metrics
 from gateway.parts import Parts
-from gateway.responses.responses import Responses
+from gateway.responses.registry import Responses
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import Bounds
 from gateway.settings import MIB, GatewaySettings

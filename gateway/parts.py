@@ -20,7 +20,7 @@ from gateway.limits import Limits
 from gateway.live_routes import LiveRoutes
 from gateway.metrics import Metrics
 from gateway.request import BodyKind, InferenceRequest, parse_native, parse_request
-from gateway.responses.responses import Responses
+from gateway.responses.registry import Responses
 from gateway.routing import Routes
 from gateway.settings import GatewaySettings
 from gateway.ways import WAYS

@@ -57,6 +57,8 @@ INFERENCE: Final = (
     "thinking_unsupported",
     "modality_unsupported",
     "multi_turn_unsupported",
+    "tools_unsupported",
+    "structured_output_unsupported",
     "scope_required",
     "model_not_allowed",
     "unknown_model",

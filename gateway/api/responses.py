@@ -12,7 +12,7 @@ _MAKE, _COUNT = APIS = (
     Api("/v1/responses", streams=True, state="made"),
     Api("/v1/responses/input_tokens", takes_slot=False, state="read"),
 )
-_CODES = ("previous_response_not_found", "response_store_failed", "tools_unsupported", "structured_output_unsupported")
+_CODES = ("previous_response_not_found", "response_store_failed")
 
 
 def declare(app: FastAPI) -> None:

@@ -39,6 +39,9 @@ class ChatMessage(_Open):
 
     role: str
     content: str | list[dict[str, Any]] | None = None
+    reasoning_content: str | None = Field(None, description="What the model thought; engines get it under both names.")
+    reasoning: str | None = Field(None, description="The same.")
+    tool_calls: list[dict[str, Any]] | None = None
 
 
 class ChatCompletionRequest(_Generation):
@@ -51,9 +54,20 @@ class ChatCompletionRequest(_Generation):
         "is the engine's own field.",
         examples=["default"],
     )
+    reasoning_effort: str | None = Field(
+        None, description="`none` is `thinking: disabled`, where the model has that; all else is the engine's."
+    )
+    max_completion_tokens: int | None = Field(None, description="The newer name of `max_tokens`.")
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
+    service_tier: str | None = Field(
+        None, description="`priority`, `default` or `flex`: the place in the queue among those of the key's tenant."
+    )
+    prompt_cache_key: str | None = Field(
+        None, description="Requests with the same one go to the same replica, where its load allows."
+    )
 
 
 class CompletionRequest(_Generation):

@@ -12,7 +12,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.api.declare import ANY_OTHER, GATE, errors, listed
 from gateway.dialects.errors import encoded
 from gateway.responses.pages import page
-from gateway.responses.responses import Responses
+from gateway.responses.registry import Responses
 from gateway.translation.conversation import Fields
 
 PATH: Final = "/v1/responses/{response_id}"

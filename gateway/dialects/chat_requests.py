@@ -27,7 +27,7 @@ def for_engine(request: InferenceRequest, route: ModelRoute) -> InferenceRequest
     fields = request.fields
     made = fields
     if "thinking" in fields or "reasoning_effort" in fields:
-        made = _thinking(made, route)
+        made = thought_of(made, route)
     messages = fields.get("messages")
     if isinstance(messages, list):
         for message in messages:
@@ -43,7 +43,8 @@ def for_engine(request: InferenceRequest, route: ModelRoute) -> InferenceRequest
     return request if made is fields else replace(request, raw=encode(made), fields=made)
 
 
-def _thinking(fields: Fields, route: ModelRoute) -> Fields:
+def thought_of(fields: Fields, route: ModelRoute) -> Fields:
+    """The fields with `thinking` and `reasoning_effort: none` in the words of the model's engine."""
     control, word, effort = route.thinking_control, fields.get("thinking"), fields.get("reasoning_effort")
     asked = cast("thinking.Asked", word) if isinstance(word, str) and word != "default" else None
     dropped = {"thinking"} if isinstance(word, str) else set()

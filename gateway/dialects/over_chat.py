@@ -11,12 +11,13 @@ from controller.schema.routing import ModelRoute
 from gateway.capabilities import check_prompt
 from gateway.dialects import errors
 from gateway.dialects.base import Events, Gathering, Usage
+from gateway.dialects.chat_requests import thought_of
 from gateway.dialects.openai import CHAT
 from gateway.dialects.openai_gathering import OpenAIGathering
 from gateway.dialects.reading import EventReader
 from gateway.dialects.usage import usage_of
 from gateway.request import InferenceRequest, encode
-from gateway.translation import chat, llama_server, thinking
+from gateway.translation import chat, llama_server
 from gateway.translation.conversation import AnswerWriter, Fields, Finish, Prompt, Tokens
 from gateway.translation.tool_choice import narrowed
 
@@ -43,7 +44,8 @@ class ReadForChat(ABC):
     def _fields(self, request: InferenceRequest, route: ModelRoute) -> Fields:
         prompt = request.prompt
         assert prompt is not None, "checked before"
-        fields = thinking.applied(chat.written(prompt), prompt.thinking, route.thinking_control)
+        asked = {} if prompt.thinking is None else {"thinking": prompt.thinking}
+        fields = thought_of(chat.written(prompt) | asked, route)
         if route.backend == llama_server.BACKEND:
             fields = narrowed(fields | llama_server.fields_for(prompt), names_one=True)
         fields["model"] = route.served_name

@@ -23,7 +23,7 @@ from gateway.translation.response_object import begun, failed
 
 
 class ResponseExchange(Exchange):
-    """A `responses.Run`, from the time when it is accepted."""
+    """A `registry.Run`, from the time when it is accepted."""
 
     __slots__ = ("_asked", "_context", "_goes_on", "_is_cancelled", "_is_settled", "_queued")
 
@@ -70,7 +70,7 @@ class ResponseExchange(Exchange):
         self._request.state = self._context
         self._context.stores = asked.stores
         if asked.loads:
-            self._enter(size)
+            self._answer.lines = self._lines(self._enter(size))
             responses.history(self._caller, asked).add_done_callback(self._loaded)
         else:
             super()._take_up(route, size)
@@ -100,7 +100,7 @@ class ResponseExchange(Exchange):
         self._goes_on = True
         self._queued = queued = {**begun(self._request.fields, self._context), "status": "queued"}
         responses.began(self)
-        saving = responses.save(self, queued)
+        saving = responses.save_first(self, queued)
         if self._streams:
             saving.add_done_callback(self._saved)
         else:

@@ -41,9 +41,9 @@ class StoreError(Exception):
 
 class _Job(NamedTuple):
     work: Callable[[Database], Any]
-    answer: asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop
     size: int
+    answer: asyncio.Future[Any] | None = None
+    """None: nobody waits for it."""
 
 
 class ResponseStore:
@@ -62,8 +62,9 @@ class ResponseStore:
         )
         self._database: Database | None = _first_opened(self._path, self._open)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._waiting = 0
-        self._waiting_bytes = 0
+        # Each of these is written by one thread alone.
+        self._asked = self._done = 0
+        self._asked_bytes = self._done_bytes = 0
         self.stored = Stored()
         """As it was when last looked at."""
         self.failures = 0
@@ -71,12 +72,21 @@ class ResponseStore:
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
         self._thread.start()
 
-    def save(self, made: StoredResponse) -> asyncio.Future[None]:
-        """Write a response, instead of an earlier one of its id. Who does not look at the future need not: that it
-        could not be written is said in the log."""
-        saving = self._ask(lambda database: database.save(made), made.size)
-        saving.add_done_callback(lambda done: self._look_at_saved(done, made.id))
-        return saving
+    @property
+    def waiting(self) -> int:
+        """What was asked, and is not done."""
+        return self._asked - self._done
+
+    def save(self, made: StoredResponse) -> None:
+        """Write a response, instead of an earlier one of its id. That it could not be written is said in the log."""
+        if self._is_full(made.size):
+            _say_lost(made.id, "too much waits for the database")
+        else:
+            self._put(_Job(lambda database: self._save(database, made), made.size))
+
+    def save_first(self, made: StoredResponse) -> asyncio.Future[None]:
+        """The same, where somebody waits for it."""
+        return self._ask(lambda database: self._save(database, made), made.size)
 
     def find(self, tenant: str, response_id: str) -> asyncio.Future[Found | None]:
         """One response of a tenant."""
@@ -102,31 +112,22 @@ class ResponseStore:
         await asyncio.to_thread(self._thread.join)
 
     def _ask(self, work: Callable[[Database], T], size: int = 0) -> asyncio.Future[T]:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-        if self._waiting >= MOST_WAITING or self._waiting_bytes + size > MOST_WAITING_BYTES:
-            self.failures += 1
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        if self._is_full(size):
             answer.set_exception(_failed("too much waits for it"))
-            return answer
-        self._waiting += 1
-        self._waiting_bytes += size
-        self._jobs.put(_Job(work, answer, loop, size))
+        else:
+            self._put(_Job(work, size, answer))
         return answer
 
-    def _answer(self, job: _Job, result: Any, error: Exception | None) -> None:
-        self._waiting -= 1
-        self._waiting_bytes -= job.size
-        if job.answer.done():
-            return  # cancelled: nobody waits for it any more
-        if error is None:
-            job.answer.set_result(result)
-        else:
-            job.answer.set_exception(error)
+    def _is_full(self, size: int) -> bool:
+        is_full = self.waiting >= MOST_WAITING or self._asked_bytes - self._done_bytes + size > MOST_WAITING_BYTES
+        self.failures += is_full
+        return is_full
 
-    def _look_at_saved(self, saving: asyncio.Future[None], response_id: str) -> None:
-        error = None if saving.cancelled() else saving.exception()
-        if error is not None:
-            logger.error("the response %s is not stored: %s", response_id, error)
+    def _put(self, job: _Job) -> None:
+        self._asked += 1
+        self._asked_bytes += job.size
+        self._jobs.put(job)
 
     # In the thread
 
@@ -159,8 +160,19 @@ class ResponseStore:
         except Exception as failure:
             logger.exception("the database of stored responses failed")
             error = _failed(repr(failure))
-        with contextlib.suppress(RuntimeError):  # a loop that was closed waits for nothing
-            job.loop.call_soon_threadsafe(self._answer, job, result, error)
+        self._done += 1
+        self._done_bytes += job.size
+        if job.answer is not None:
+            with contextlib.suppress(RuntimeError):  # a loop that was closed waits for nothing
+                job.answer.get_loop().call_soon_threadsafe(_give, job.answer, result, error)
+
+    def _save(self, database: Database, made: StoredResponse) -> None:
+        try:
+            database.save(made)
+        except (sqlite3.Error, OSError) as error:
+            if not is_damaged(error):
+                _say_lost(made.id, error)
+            raise
 
     def _tried(self, work: Callable[[Database], T]) -> T:
         """Work done; in a new database where the old one proves to be damaged."""
@@ -204,6 +216,19 @@ def _first_opened(path: Path, open_it: Callable[[], Database]) -> Database:
     except (OSError, sqlite3.Error) as error:
         why = "another gateway uses it" if _is_locked(error) else getattr(error, "strerror", None) or str(error)
         raise StoreError(f"cannot keep responses in {path}: {why}") from error
+
+
+def _give(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if answer.done():
+        return  # cancelled: nobody waits for it any more
+    if error is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(error)
+
+
+def _say_lost(response_id: str, why: object) -> None:
+    logger.error("the response %s is not stored: %s", response_id, why)
 
 
 def _put_aside(path: Path, error: sqlite3.DatabaseError) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import struct
 from collections.abc import Sequence
@@ -49,7 +48,7 @@ def check(fields: Fields) -> None:
 
 
 def shortened(answer: Any, asked: Shortening) -> Fields | None:
-    """An engine's answer with vectors of `asked.dimensions`, of length 1; None: they have as many as they are.
+    """An engine's answer with vectors of `asked.dimensions`, of length 1; None: nothing has to change.
 
     Raises:
         RoundhouseError: `dimensions_unsupported`, or `engine_disconnected`: the answer holds no embeddings.
@@ -64,6 +63,8 @@ def shortened(answer: Any, asked: Shortening) -> Fields | None:
 def unit(vector: Sequence[float]) -> list[float]:
     """The vector, scaled to Euclidean length 1; one of zeros stays."""
     length = math.hypot(*vector) or 1.0
+    if not math.isfinite(length):
+        raise _no_embeddings()  # which JSON could not write either
     return [number / length for number in vector]
 
 
@@ -102,7 +103,7 @@ def _is_to_be_cut(own: int, asked: Shortening) -> bool:
 def _bytes_of(encoded: str) -> bytes:
     try:
         packed = base64.b64decode(encoded, validate=True)
-    except binascii.Error:
+    except ValueError:
         raise _no_embeddings() from None
     if not packed or len(packed) % 4:
         raise _no_embeddings()

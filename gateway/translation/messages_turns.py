@@ -180,8 +180,8 @@ def _blocks(content: Any, place: str) -> Iterator[tuple[Fields, str]]:
     """Each with its place; all have a type."""
     if not isinstance(content, list):
         raise wrong(place, f"must be a string or an array of blocks; {found(content)}")
-    for number, told in enumerate(content):
+    for number, block in enumerate(content):
         block_place = f"{place}[{number}]"
-        block: Fields = needed(told, dict, block_place)
-        field(block, "type", str, block_place)
+        if type(block) is not dict or type(block.get("type")) is not str:
+            field(needed(block, dict, block_place), "type", str, block_place)
         yield block, block_place

@@ -40,6 +40,28 @@ async def test_a_conversation_goes_where_its_beginning_is_cached() -> None:
         assert sorted(len(engine.requests) for engine in three) == [0, 0, 4]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_what_a_client_says_belongs_together_goes_to_one_replica(path: str) -> None:
+    async with house() as here, engines(3) as three:
+        await here.publish(route("m", [engine.url for engine in three]))
+        for number in range(4):
+            texts = {"messages": [{"role": "user", "content": f"Hi {number}"}], "input": f"Hi {number}"}
+            async with here.post(path, model="m", prompt_cache_key="agent", **texts) as answer:
+                assert answer.status == 200, await answer.text()
+        assert sorted(len(engine.requests) for engine in three) == [0, 0, 4]
+
+
+async def test_a_response_goes_where_its_beginning_is_cached() -> None:
+    async with house() as here, engines(3) as three:
+        await here.publish(route("m", [engine.url for engine in three]))
+        items = [{"role": "user", "content": "Hi"}]
+        for turn in range(4):
+            async with here.post("/v1/responses", model="m", input=items) as answer:
+                assert answer.status == 200
+            items += [{"role": "assistant", "content": "Ho"}, {"role": "user", "content": f"{turn}"}]
+        assert sorted(len(engine.requests) for engine in three) == [0, 0, 4]
+
+
 async def test_the_replica_with_less_inside_gets_the_next_request() -> None:
     async with house() as here, engines(2) as (busy, free):
         await here.publish(route("m", [busy.url, free.url]))

@@ -102,9 +102,10 @@ async def ask(here: House, method: str, path: str, body: Any = None, **headers: 
 
 
 def known(value: Any) -> Any:
-    """An answer without the values that no two answers have in common."""
+    """An answer without the values that no two answers have in common; thoughts under both of their names."""
     if isinstance(value, dict):
-        return {name: None if name in UNKNOWABLE + CACHED else known(each) for name, each in value.items()}
+        made = {name: None if name in UNKNOWABLE + CACHED else known(each) for name, each in value.items()}
+        return made | {"reasoning": made["reasoning_content"]} if "reasoning_content" in made else made
     return [known(each) for each in value] if isinstance(value, list) else value
 
 

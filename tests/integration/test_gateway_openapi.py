@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +16,13 @@ from schemathesis.specs.openapi.checks import content_type_conformance, status_c
 
 from gateway.api import INFERENCE_GROUPS
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import engines, house
+from tests.fakes.gateway_harness import House, engines, house
 from tests.support.queueing import key
 from tests.support.raw_http import spotless
 
 CASES = 60
 """Per operation and mode."""
+STORED = 4 * CASES
 MODELS = ("m", "org/m", "alias", "loading", "nobody")
 SECRETS = ("all", "all", "all", "inference", "other", "nobody", None)
 STREAMING = {api.path for group in INFERENCE_GROUPS for api in group.APIS if api.streams}
@@ -44,7 +46,8 @@ async def test_the_document_passes_a_validator_and_generated_requests_find_nothi
         ) as answer:
             document = await answer.json()
         OpenAPIV31SpecValidator(document).validate()
-        asked = await asyncio.to_thread(ask_everything, document, here.url)
+        known = [await stored_response(here) for _ in range(STORED)]
+        asked = await asyncio.to_thread(ask_everything, document, here.url, iter(known))
         assert asked == set(document["paths"])
         assert "Traceback" not in caplog.text
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
@@ -53,19 +56,28 @@ async def test_the_document_passes_a_validator_and_generated_requests_find_nothi
         await spotless(here)
 
 
-def ask_everything(document: dict[str, Any], url: str) -> set[str]:
-    """Ask every operation, as documented and not; the paths."""
+async def stored_response(here: House) -> str:
+    """The id of one."""
+    headers = {"authorization": "Bearer secret-all"}
+    async with here.client.post(
+        here.url + "/v1/responses", json={"model": "m", "input": "Hi"}, headers=headers
+    ) as answer:
+        return str((await answer.json())["id"])
+
+
+def ask_everything(document: dict[str, Any], url: str, known: Iterator[str]) -> set[str]:
+    """Ask every operation, as documented and not; the paths. `known`: ids of stored responses, each used once."""
     asked = set()
     for found in schemathesis.openapi.from_dict(document).get_all_operations():
         operation: Any = found.ok()  # type: ignore[union-attr] # what is no operation has no `ok`, and fails here
         asked.add(operation.path)
-        ask(operation, schemathesis.GenerationMode.POSITIVE, url)
+        ask(operation, schemathesis.GenerationMode.POSITIVE, url, known)
         if list(operation.body):
-            ask(operation, schemathesis.GenerationMode.NEGATIVE, url)
+            ask(operation, schemathesis.GenerationMode.NEGATIVE, url, known)
     return asked
 
 
-def ask(operation: Any, mode: schemathesis.GenerationMode, url: str) -> None:
+def ask(operation: Any, mode: schemathesis.GenerationMode, url: str, known: Iterator[str]) -> None:
     """Generated requests for one operation, most with a name of a model and a key that opens it."""
 
     @settings(
@@ -83,6 +95,8 @@ def ask(operation: Any, mode: schemathesis.GenerationMode, url: str) -> None:
     )
     def one(case: Any, model: str | None, secret: str | None) -> None:
         name_model(case, model)
+        if model == "m" and case.path_parameters and "response_id" in case.path_parameters:
+            case.path_parameters["response_id"] = next(known)
         headers = {"authorization": f"Bearer secret-{secret}"} if secret else {}
         answer = case.call_and_validate(
             base_url=url,

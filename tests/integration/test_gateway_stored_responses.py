@@ -254,12 +254,15 @@ async def test_a_response_is_kept_for_its_time(clock: Clock) -> None:
     async with site(responses_retention_h=2) as here:
         first = await here.make("one")
         lonely = await here.make("alone")
+        await here.client.responses.retrieve(lonely.id)  # by now it is stored
         clock.now += 1.5 * 3600
         second = await here.make("two", previous_response_id=first.id)
+        await here.client.responses.retrieve(second.id)
         clock.now += 1.5 * 3600
         assert await refusal(here.client.responses.retrieve(lonely.id)) == NOT_FOUND
         assert await here.client.responses.retrieve(first.id) == first
-        await here.make("three", previous_response_id=second.id)
+        third = await here.make("three", previous_response_id=second.id)
+        await here.client.responses.retrieve(third.id)
         clock.now += 2.1 * 3600
         assert await refusal(here.make("four", previous_response_id=second.id)) == NO_PREVIOUS
 
@@ -278,7 +281,7 @@ async def test_who_leaves_while_the_history_loads_is_not_served() -> None:
         first = await here.make()
         async with here.held_store():
             leaving = asyncio.create_task(here.make("two", previous_response_id=first.id))
-            await until(lambda: here.store._waiting == 2, "it loads")
+            await until(lambda: here.store.waiting == 2, "it loads")
             leaving.cancel()
             server: Any = here.here.server
             exchanges = server._gateway.inference._parts.exchanges
@@ -297,6 +300,7 @@ async def test_a_history_that_loads_for_too_long_ends_the_request(stream: bool) 
         async with here.held_store(), here.here.post("/v1/responses", **asked) as answer:
             text = await answer.text()
             assert answer.status == (200 if stream else 408)
+            assert answer.headers["x-request-id"]
         assert '"request_timeout"' in text
         assert (": ka\n\n" in text) is stream
         await here.make("two", previous_response_id=first.id)
@@ -312,13 +316,13 @@ async def test_the_table_may_change_while_the_history_loads() -> None:
 
         async with here.held_store():
             moved = asyncio.create_task(ask())
-            await until(lambda: here.store._waiting == 2, "it loads")
+            await until(lambda: here.store.waiting == 2, "it loads")
             await here.here.publish(route("m", [other.url]), route("n", [here.engine.url], aliases=("alias",)))
         await moved
         assert len(other.requests) == 1, "the model that was meant, at its new place"
         async with here.held_store():
             lost = asyncio.create_task(refusal(ask()))
-            await until(lambda: here.store._waiting == 2, "it loads")
+            await until(lambda: here.store.waiting == 2, "it loads")
             await here.here.publish()
         assert await lost == (404, "unknown_model", "model")
 
@@ -328,7 +332,7 @@ async def test_a_key_may_be_revoked_while_the_history_loads() -> None:
         first = await here.make()
         async with here.held_store():
             asking = asyncio.create_task(refusal(here.make("two", previous_response_id=first.id)))
-            await until(lambda: here.store._waiting == 2, "it loads")
+            await until(lambda: here.store.waiting == 2, "it loads")
             await here.here.publish(route("m", [here.engine.url]), keys=(key("b"),))
         assert (await asking)[:2] == (401, "invalid_api_key")
         assert len(here.engine.requests) == 1
@@ -347,7 +351,7 @@ async def test_a_rate_limit_is_looked_at_before_the_disk() -> None:
         async with here.held_store():
             asking = here.make("two", previous_response_id=made.id)
             assert (await refusal(asking))[:2] == (429, "rate_limit_exceeded")
-            assert here.store._waiting == 1
+            assert here.store.waiting == 1
 
 
 async def test_a_request_that_its_history_makes_impossible_costs_no_tokens() -> None:
@@ -451,6 +455,8 @@ async def test_a_database_that_fails_is_told(caplog: pytest.LogCaptureFixture) -
         assert await refusal(here.client.responses.retrieve(made.id)) == failed
         assert await refusal(here.make("x", previous_response_id=made.id)) == failed
         assert await refusal(here.make("x", background=True)) == failed
+        async with here.here.post("/v1/responses", model="m", input="x", background=True, stream=True) as answer:
+            assert '"response_store_failed"' in await answer.text()
         assert (await here.make("x")).output_text == TEXT
         assert not here.running
 

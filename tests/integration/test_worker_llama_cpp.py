@@ -139,7 +139,7 @@ def test_requests_that_the_engine_cannot_serve(start: Start) -> None:
         status, body = worker.ask("POST", "/v1/chat/completions", {**long, "stream": stream})
         error = json.loads(body)["error"]
         assert (status, error["code"]) == (400, "context_length_exceeded")
-        assert "exceed context window of 256" in error["message"]
+        assert "more than fit the context of 256" in error["message"]
     unknown = {**HELLO, "tools": [], "tool_choice": {"type": "function", "function": {"name": "no"}}}
     assert worker.ask("POST", "/v1/chat/completions", unknown)[0] == 400
     status, body = worker.ask("POST", "/v1/embeddings", {"input": "x"})

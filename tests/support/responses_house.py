@@ -36,7 +36,7 @@ def engines(kind: Kind, folder: Path) -> Iterator[dict[str, Worker]]:
     with ExitStack() as stack:
         plain = stack.enter_context(started(kind, folder, "plain", folder / "plain.gguf", token=TOKEN))
         agent = stack.enter_context(started(kind, folder, "agent", folder / "agent.gguf", *template, token=TOKEN))
-        args = ("--host", "127.0.0.1", "--port", str(port), "--served-name", "inner-worker")
+        args: tuple[str, ...] = ("--host", "127.0.0.1", "--port", str(port), "--served-name", "inner-worker")
         args += ("--model", str(folder / "plain.gguf"))
         worker = stack.enter_context(Worker(folder / "worker.log", port, "llama_cpp", *args))
         yield {"plain": plain.ready(), "agent": agent.ready(), "worker": worker.ready()}

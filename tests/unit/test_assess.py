@@ -127,6 +127,7 @@ def test_the_context_length_is_what_every_engine_takes_or_what_is_declared(
     observed = _seen(*(_replica(index, context_length=each) for index, each in enumerate(told)))
     [route] = routes(desired, observed, assess(desired, observed, plan(desired, observed, NOW)), lambda name: None)
     assert (route.context_length, route.shortens_embeddings, route.thinking_control) == (length, True, None)
+    assert not route.takes_dimensions
     [before] = routes(desired, _seen(), assess(desired, _seen(), plan(desired, _seen(), NOW)), lambda name: None)
     assert before.context_length == 8192
 
@@ -147,6 +148,7 @@ def test_a_remote_is_as_well_as_its_last_answer() -> None:
     status = _status(well, remote)
     assert (status.state, status.loaded_replicas) == (ModelState.LOADED, 1)
     [route] = routes(DesiredState(1, {"m": remote}), well, [status], lambda name: "key")
+    assert route.takes_dimensions
     assert (route.served_name, route.endpoints[0].base_url, route.endpoints[0].api_prefix) == (
         "there", "https://x.example/v1", ""
     )  # fmt: skip

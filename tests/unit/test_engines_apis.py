@@ -39,3 +39,12 @@ def test_the_table_has_every_backend_and_every_mode() -> None:
 )
 def test_a_remote_offers_what_it_declares(fields: dict[str, Any], apis: tuple[str, ...]) -> None:
     assert native_apis("openai_remote", **fields) == apis
+
+
+def test_which_engines_know_the_dimensions_of_embeddings() -> None:
+    # To any other they are never sent: llama-server answers with its own, as if nothing had been asked for.
+    assert {name for name, engine in ENGINES.items() if engine.takes_dimensions} == {
+        "vllm",
+        "vllm_serve",
+        "openai_remote",
+    }

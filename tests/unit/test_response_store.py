@@ -55,7 +55,7 @@ async def found(store: ResponseStore, name: str) -> Any:
 async def test_what_is_asked_later_sees_what_was_saved_before(tmp_path: Path) -> None:
     async with opened(tmp_path / "new" / "folder") as store:
         with held(store):
-            saving = store.save(stored("a"))
+            saving = store.save_first(stored("a"))
             finding = store.find("t", "resp_a")
             deleting = store.delete("t", "resp_a")
             again = store.find("t", "resp_a")
@@ -88,7 +88,7 @@ async def test_who_does_not_wait_any_more_disturbs_nobody(tmp_path: Path) -> Non
             staying = store.find("t", "resp_a")
             leaving.cancel()
         assert await staying is None
-    assert store._waiting == store._waiting_bytes == 0
+    assert store.waiting == 0
 
 
 async def test_a_database_that_hangs_is_given_only_so_much(
@@ -100,28 +100,29 @@ async def test_a_database_that_hangs_is_given_only_so_much(
             for name in "ab":
                 store.save(stored(name))
             with pytest.raises(RoundhouseError, match="too much waits for it") as caught:
-                await store.save(stored("c"))
+                await store.save_first(stored("c"))
             assert caught.value.entry.code == "response_store_failed"
+            store.save(stored("lost"))
             monkeypatch.setattr(stores, "MOST_WAITING", 5)
             asked = [store.find("t", f"resp_{name}") for name in "abc"]
             with pytest.raises(RoundhouseError, match="too much waits for it"):
                 await asked.pop()
         assert all([await each for each in asked])
-        await store.save(stored("d"))
-    assert "the response resp_c is not stored" in caplog.text
-    assert store.failures == 2
+        await store.save_first(stored("d"))
+    assert "the response resp_lost is not stored: too much waits" in caplog.text
+    assert store.failures == 3
 
 
 async def test_a_full_disk_is_told_and_the_rest_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with opened(tmp_path) as store:
-        await store.save(stored("a"))
+        await store.save_first(stored("a"))
         database: Any = store._database
         await store._ask(lambda _: database._db.execute("PRAGMA max_page_count = 30").fetchall())
         with pytest.raises(RoundhouseError, match="database or disk is full"):
-            await store.save(stored("b", asked="x" * 200_000))
+            await store.save_first(stored("b", asked="x" * 200_000))
         assert await found(store, "a") == response("a")
         assert await found(store, "b") is None
-        await store.save(stored("c"))
+        await store.save_first(stored("c"))
         assert await found(store, "c") == response("c")
     assert "the response resp_b is not stored" in caplog.text
     assert store.failures == 1
@@ -130,7 +131,7 @@ async def test_a_full_disk_is_told_and_the_rest_goes_on(tmp_path: Path, caplog: 
 async def test_what_is_larger_than_all_that_may_be_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with opened(tmp_path, max_bytes=MIB) as store:
         with pytest.raises(RoundhouseError, match="larger than all that may be stored"):
-            await store.save(stored("b", asked="x" * MIB))
+            await store.save_first(stored("b", asked="x" * MIB))
     assert "the response resp_b is not stored" in caplog.text
 
 
@@ -139,7 +140,7 @@ async def test_a_damaged_file_is_put_aside_when_it_is_opened(tmp_path: Path, cap
     (tmp_path / "responses.db").write_bytes(damage)
     (tmp_path / "responses.db-wal").write_bytes(damage)
     async with opened(tmp_path) as store:
-        await store.save(stored("a"))
+        await store.save_first(stored("a"))
     assert (tmp_path / "responses.db.damaged").read_bytes() == damage
     assert "is damaged" in caplog.text
     assert "responses.db.damaged" in caplog.text
@@ -150,14 +151,14 @@ async def test_a_damaged_file_is_put_aside_when_it_is_opened(tmp_path: Path, cap
 async def test_damage_that_shows_later_is_put_aside_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with opened(tmp_path) as store:
         for number in range(20):
-            await store.save(stored(f"r{number}", asked="x" * 10_000))
+            await store.save_first(stored(f"r{number}", asked="x" * 10_000))
     path = tmp_path / "responses.db"
     with path.open("r+b") as file:
         file.seek(12 * 4096)
         file.write(b"\xff" * (path.stat().st_size - 12 * 4096))
     async with opened(tmp_path) as store:
         assert [await found(store, f"r{number}") for number in range(20)][-1] is None
-        await store.save(stored("a"))
+        await store.save_first(stored("a"))
         assert await found(store, "a") == response("a")
     with (tmp_path / "responses.db.damaged").open("rb") as file:
         file.seek(12 * 4096)
@@ -181,9 +182,9 @@ async def test_a_database_that_could_not_be_begun_anew_is_tried_again(tmp_path: 
         with pytest.raises(RoundhouseError, match="No space left"):
             await store._ask(fail)
         with pytest.raises(RoundhouseError, match="No space left"):
-            await store.save(stored("a"))
+            await store.save_first(stored("a"))
         store._open = open_it
-        await store.save(stored("a"))
+        await store.save_first(stored("a"))
         assert await found(store, "a") == response("a")
 
 
@@ -211,7 +212,7 @@ async def test_another_gateways_folder_is_left_to_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         with pytest.raises(StoreError, match="another gateway uses it"):
             made(tmp_path)
-        await store.save(stored("a"))
+        await store.save_first(stored("a"))
         assert await found(store, "a") == response("a")
 
 

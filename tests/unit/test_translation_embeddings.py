@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import struct
 from typing import Any
 
@@ -195,6 +196,8 @@ def test_what_cannot_be_had_is_refused_and_names_the_models_own(shortens: bool, 
         {"data": [{"embedding": [[1.0, 2.0, 3.0]]}]},
         {"data": [{"embedding": [1.0, None, 3.0]}]},
         {"data": [{"embedding": "%%%"}]},
+        {"data": [{"embedding": "ü"}]},
+        {"data": [{"embedding": packed([1.0, math.nan, 3.0])}]},
         {"data": [{"embedding": "%" + packed(OWN)}]},
         {"data": [{"embedding": ""}]},
         {"data": [{"embedding": base64.b64encode(b"12345").decode()}]},

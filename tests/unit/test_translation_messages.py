@@ -293,6 +293,7 @@ REFUSED: list[tuple[Fields, str]] = [
     ({**ASKED, "output_format": {"type": "json_schema"}}, "output_format.schema"),
     ({**ASKED, "container": "c1"}, "container"),
     ({**ASKED, "mcp_servers": [{"name": "x"}]}, "mcp_servers"),
+    ({**ASKED, "thread": {"type": "create"}}, "thread"),
     ({**ASKED, "metadata": "me"}, "metadata"),
 ]  # fmt: skip
 

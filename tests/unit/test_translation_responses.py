@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import pytest
 
+from controller.schema.admin import Capabilities
 from controller.schema.errors import RoundhouseError
+from gateway.dialects.openai import CHAT
+from gateway.dialects.responses_over_chat import RESPONSES_OVER_CHAT
+from gateway.request import InferenceRequest, parse_request
 from gateway.translation import chat
 from gateway.translation.conversation import Assistant, Call, Prompt, System, Text, Tool, ToolChoice, ToolResult, User
 from gateway.translation.responses import read
+from tests.fakes.fake_controller import route
 from tests.support.responses import Fields, context
 
 CALL: Fields = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
@@ -252,3 +258,21 @@ def test_input_is_listed_with_ids_where_it_is_kept() -> None:
     made = context()
     prompt(made, input=items)
     assert made.input_items == ()
+
+
+@pytest.mark.parametrize("control", ["chat_template_kwargs", "thinking", "reasoning_effort", None])
+@pytest.mark.parametrize("word", ["enabled", "disabled", "default", None])
+@pytest.mark.parametrize("effort", ["none", "high", None])
+def test_engines_are_asked_to_think_as_by_a_chat(control: Any, word: str | None, effort: str | None) -> None:
+    model = route(
+        "m", capabilities=Capabilities(thinking_modes=("default", "enabled", "disabled")), thinking_control=control
+    )
+    thinking = {} if word is None else {"thinking": word}
+    said = {} if effort is None else {"reasoning_effort": effort}
+    asked = {"model": "m", "input": "Hi", **thinking, "reasoning": {"effort": effort}}
+    request = InferenceRequest(b"", asked, "m", stream=False, wants_usage=False, state=context())
+    RESPONSES_OVER_CHAT.check(request, model)
+    ours = json.loads(RESPONSES_OVER_CHAT.body_for(request, model, as_stream=False))
+    told = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **thinking, **said}
+    chat_request = parse_request(json.dumps(told).encode(), may_stream=True)
+    assert ours == json.loads(CHAT.body_for(chat_request, model, as_stream=False))

@@ -212,7 +212,7 @@ class LlamaCpp:
     ) -> Generator[Piece]:
         room = self._llama.n_ctx() - len(tokens)
         if room <= 0:
-            message = f"The prompt has {len(tokens)} tokens, which exceed context window of {self._llama.n_ctx()}."
+            message = f"The prompt has {len(tokens)} tokens, more than fit the context of {self._llama.n_ctx()}."
             raise RequestError(message, code="context_length_exceeded")
         limit = min(request.token_limit or room, room)
         job.check()

@@ -107,10 +107,13 @@ class Responses:
         """It cannot be asked for any more, except where it is stored."""
         self._running.pop(run.context.id, None)
 
-    def save(self, run: Run, response: Fields) -> asyncio.Future[None]:
-        """Store what it is now."""
-        assert self._store is not None, "it was asked for"
-        return self._store.save(StoredResponse.of(run.tenant, run.model, response, run.context.input_items))
+    def save(self, run: Run, response: Fields) -> None:
+        """Store what it has come to."""
+        self._kept().save(_stored(run, response))
+
+    def save_first(self, run: Run, response: Fields) -> asyncio.Future[None]:
+        """Store what it is at its beginning, if that can be."""
+        return self._kept().save_first(_stored(run, response))
 
     # For requests that ask for them. Each raises RoundhouseError `response_not_found` or `response_store_failed`.
 
@@ -164,10 +167,18 @@ class Responses:
         route = self._live.current.models.get(model)
         return caller.sees_name(model) if route is None else caller.sees(route)
 
+    def _kept(self) -> ResponseStore:
+        assert self._store is not None, "what is not stored is not saved"
+        return self._store
+
     def _of(self, response_id: str) -> ResponseStore:
         if self._store is None:
             raise response_not_found(response_id)
         return self._store
+
+
+def _stored(run: Run, response: Fields) -> StoredResponse:
+    return StoredResponse.of(run.tenant, run.model, response, run.context.input_items)
 
 
 def _new_id(prefix: str) -> str:

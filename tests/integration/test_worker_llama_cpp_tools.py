@@ -1,0 +1,190 @@
+"""Calls of tools, and answers that follow a schema, of real llama-cpp-python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.speakers import (
+    THOUGHT,
+    USER,
+    Serve,
+    choice,
+    error,
+    joined,
+    speakers,
+    streamed,
+    thinking_worker,
+    told,
+)
+from tests.support.worker_process import Worker
+
+CALLER_TEMPLATE = """\
+{%- if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif %}
+{%- for m in messages %}<|{{ m.role }}|>{{ m.content }}
+{%- for t in m.tool_calls or [] %}<tool_call>{{ t.function.arguments.day }}</tool_call>{% endfor %}<|end|>{% endfor -%}
+<|assistant|>"""
+FIRST = '\n{"name": "plan", "arguments": {"day": "mon"}}\n'
+SECOND = '<tool_call>{"name": "plan", "arguments": {"day": "tue"}}</tool_call>'
+CALLER = ["Well.", "\n", "<tool_call>", FIRST, "</tool_call>", SECOND]
+
+DAYS = {"type": "object", "properties": {"day": {"enum": ["mon", "tue"]}}, "required": ["day"]}
+PLAN = {"type": "function", "function": {"name": "plan", "parameters": DAYS}}
+REST = {"type": "function", "function": {"name": "rest"}}
+NAMED = {"type": "function", "function": {"name": "plan"}}
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    with speakers(tmp_path_factory.mktemp("speakers")) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def thinker(serve: Serve) -> Worker:
+    return thinking_worker(serve)
+
+
+@pytest.fixture(scope="module")
+def caller(serve: Serve) -> Worker:
+    return serve(CALLER, CALLER_TEMPLATE, hidden=["<tool_call>", "</tool_call>"])
+
+
+@pytest.fixture(scope="module")
+def plain(serve: Serve) -> Worker:
+    return serve(["Hi"])
+
+
+def calls_in(message: Any) -> list[tuple[str, Any]]:
+    return [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in message["tool_calls"]]
+
+
+BOTH = [("plan", {"day": "mon"}), ("plan", {"day": "tue"})]
+
+
+@pytest.mark.parametrize(("fields", "calls"), [({}, BOTH), ({"parallel_tool_calls": False}, BOTH[:1])])
+def test_the_model_s_own_calls(caller: Worker, fields: dict[str, Any], calls: list[Any]) -> None:
+    ended = choice(caller, tools=[PLAN, REST], **fields)
+    assert (ended["message"]["content"], ended["finish_reason"]) == ("Well.", "tool_calls")
+    assert calls_in(ended["message"]) == calls
+    assert len({each["id"] for each in ended["message"]["tool_calls"]}) == len(calls)
+    chunks = streamed(caller, tools=[PLAN, REST], **fields)
+    deltas = [each for chunk in chunks for each in chunk["delta"].get("tool_calls", ())]
+    assert [each["index"] for each in deltas] == [*range(len(calls))]
+    assert calls_in({"tool_calls": deltas}) == calls
+    assert (joined(chunks, "content"), chunks[-1]["finish_reason"]) == ("Well.", "tool_calls")
+
+
+def test_without_tools_there_are_no_calls(caller: Worker) -> None:
+    for fields in ({}, {"tools": [PLAN], "tool_choice": "none"}):
+        ended = choice(caller, **fields)
+        assert "tool_calls" not in ended["message"]
+        assert ended["finish_reason"] == "stop"
+        assert FIRST in ended["message"]["content"]
+        assert "plan" not in told(caller, "/apply-template", **fields)["prompt"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("tools", "chosen"), [([PLAN], "required"), ([PLAN, REST], NAMED)])
+def test_a_call_that_must_be(caller: Worker, tools: list[Any], chosen: Any, stream: bool) -> None:
+    fields = {"tools": tools, "tool_choice": chosen, "max_tokens": 200, "seed": 1}
+    if stream:
+        chunks = streamed(caller, **fields)
+        parts = [each for chunk in chunks for each in chunk["delta"].get("tool_calls", ())]
+        assert len(parts) > 2, "as it is made"
+        assert [("id" in part, part["index"]) for part in parts] == [(number == 0, 0) for number in range(len(parts))]
+        function = parts[0]["function"]["name"], "".join(part["function"]["arguments"] for part in parts)
+        finish = chunks[-1]["finish_reason"]
+    else:
+        ended = choice(caller, **fields)
+        assert not ended["message"]["content"]
+        (call,) = ended["message"]["tool_calls"]
+        function, finish = (call["function"]["name"], call["function"]["arguments"]), ended["finish_reason"]
+    assert (function[0], finish) == ("plan", "tool_calls")
+    assert json.loads(function[1])["day"] in ("mon", "tue")
+
+
+def test_one_of_two_tools_must_be_called(caller: Worker) -> None:
+    (call,) = calls_in(choice(caller, tools=[PLAN, REST], tool_choice="required", max_tokens=200)["message"])
+    assert call in (*BOTH, ("rest", {}))
+
+
+def test_earlier_calls_and_their_results_reach_the_template(caller: Worker) -> None:
+    call = {"id": "i", "type": "function", "function": {"name": "plan", "arguments": '{"day": "mon"}'}}
+    conversation = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "i", "content": [{"type": "text", "text": "done"}]},
+    ]
+    prompt = told(caller, "/apply-template", messages=conversation)["prompt"]
+    assert prompt == (
+        "<|user|>hello<|end|><|assistant|><tool_call>mon</tool_call><|end|><|tool|>done<|end|><|assistant|>"
+    )
+
+
+def test_a_template_that_knows_no_tools(plain: Worker) -> None:
+    assert error(plain, tools=[PLAN]) == (400, "tools_unsupported", "tools")
+    (call,) = calls_in(choice(plain, tools=[PLAN], tool_choice="required", max_tokens=200)["message"])
+    assert call in BOTH
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "day": {"enum": ["mon", "tue"]},
+        "hours": {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+    },
+    "required": ["day", "hours"],
+    "additionalProperties": False,
+}
+
+
+def fits(text: str) -> bool:
+    value = json.loads(text)
+    whole = all(isinstance(hour, int) for hour in value["hours"]) and len(value["hours"]) <= 2
+    return {*value} == {"day", "hours"} and value["day"] in ("mon", "tue") and whole
+
+
+def test_an_answer_follows_its_schema(plain: Worker, thinker: Worker) -> None:
+    strict = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}
+    for seed in range(3):
+        asked = {"response_format": strict, "max_tokens": 400, "seed": seed}
+        assert fits(choice(plain, **asked)["message"]["content"])
+        for fields in ({}, {"chat_template_kwargs": {"begun": True}}):
+            message = choice(thinker, **asked, **fields)["message"]
+            assert message["reasoning"] == THOUGHT, "the grammar begins behind the thought"
+            assert fits(message["content"])
+        message = choice(thinker, **asked, thinking="disabled")["message"]
+        assert "reasoning" not in message
+        assert fits(message["content"])
+
+
+def test_any_json_object(plain: Worker) -> None:
+    ended = choice(plain, response_format={"type": "json_object"}, max_tokens=1000, seed=3)
+    assert ended["message"]["content"].startswith("{")
+    assert ended["finish_reason"] == "length" or isinstance(json.loads(ended["message"]["content"]), dict)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "nonsense"},
+        {"$ref": "https://example.org/schema"},
+        {"type": "object", "properties": 5},
+        {"type": "string", "pattern": "no anchors"},
+        {"type": "string", "pattern": "^[z-a$"},
+        {"type": "string", "pattern": r"^\d$"},
+        {"enum": []},
+        {"type": "array", "items": {"type": "string"}, "maxItems": 10**9},
+    ],
+)
+def test_a_schema_that_cannot_be_followed(plain: Worker, schema: dict[str, Any]) -> None:
+    asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    status, code, param = error(plain, response_format=asked)
+    assert (status, code, param) == (400, "invalid_request", "response_format.json_schema.schema")
+    bad = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    assert error(plain, tools=[bad], tool_choice="required") == (400, "invalid_request", "tools")
+    assert choice(plain)["message"]["content"] == "Hi", "the worker lives"
