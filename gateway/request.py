@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 from urllib.parse import parse_qsl, urlencode
 
+import orjson
+
 from controller.schema.errors import RoundhouseError
 from gateway.translation.conversation import Prompt
 
@@ -126,13 +128,20 @@ def _not_json(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a JSON number")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_not_json)
+def _finite(number: str) -> float:
+    value = float(number)
+    if value - value != 0:  # infinite: it could not be written again
+        raise RoundhouseError("invalid_request", f"A number in the body is too large: {number:.40}.")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_not_json, parse_float=_finite)
 
 
 def encode(fields: dict[str, Any]) -> bytes:
-    """A body with these fields. Raises RoundhouseError."""
+    """A body with these fields."""
     try:
-        # ASCII, so that lone surrogates, which JSON can write and UTF-8 cannot, survive.
-        return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
-    except ValueError:
-        raise RoundhouseError("invalid_request", "A number in the body is too large.") from None
+        return orjson.dumps(fields)
+    except TypeError:
+        # Integers of more than 64 bits, and lone surrogates, which JSON can write in ASCII and UTF-8 cannot.
+        return json.dumps(fields, separators=(",", ":")).encode()

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+import orjson
+
 from controller.schema.errors import ERROR_CODES, RoundhouseError
 from gateway.engine_errors import ENGINE_ERROR, client_status
 
@@ -131,8 +133,14 @@ def decoded(body: bytes) -> Any:
 def encoded(value: Any) -> bytes:
     """Compact JSON. UTF-8, unless a string holds half a surrogate pair: then ASCII, which can write it."""
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
+        return orjson.dumps(value)
+    except TypeError:
+        return _slowly_encoded(value)
+
+
+def _slowly_encoded(value: Any) -> bytes:
+    """What orjson does not write: integers of more than 64 bits, halves of surrogate pairs, 254 levels."""
+    try:
         return json.dumps(value, separators=(",", ":")).encode()
     except RecursionError:
         return _TOO_DEEP

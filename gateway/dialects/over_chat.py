@@ -12,13 +12,13 @@ from gateway.capabilities import check_prompt
 from gateway.dialects import errors
 from gateway.dialects.base import Events, Gathering, Usage
 from gateway.dialects.chat_requests import thought_of
-from gateway.dialects.openai import CHAT
+from gateway.dialects.exclusions import differs_as_stream, wants_probabilities
 from gateway.dialects.openai_gathering import OpenAIGathering
 from gateway.dialects.reading import EventReader
 from gateway.dialects.usage import usage_of
 from gateway.request import InferenceRequest, encode
 from gateway.translation import chat, llama_server
-from gateway.translation.conversation import AnswerWriter, Fields, Finish, Prompt, Tokens
+from gateway.translation.conversation import AnswerWriter, Assistant, Fields, Finish, Prompt, Tokens
 from gateway.translation.tool_choice import narrowed
 
 
@@ -73,15 +73,24 @@ class OverChat(ReadForChat):
     def gathering(self, request: InferenceRequest) -> Gathering | None:
         """See Dialect. All that `exclusions` knows are fields that reach the engine, and a blocking chat that cannot be
         gathered goes as it is."""
-        assert request.prompt is not None, "checked before"
-        asked = chat.written(request.prompt)
-        native = InferenceRequest(b"", asked, request.model, stream=False, wants_usage=False)
-        return TranslatedGathering(self.writer(request)) if CHAT.gathering(native) is not None else None
+        prompt = request.prompt
+        assert prompt is not None, "checked before"
+        asked = _outline(prompt)
+        if wants_probabilities(asked) or differs_as_stream(asked):
+            return None
+        return TranslatedGathering(self.writer(request))
 
     def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """See Dialect."""
         writer = self.writer(request)
         return lambda body: translated(body, writer)
+
+
+def _outline(prompt: Prompt) -> Fields:
+    """What `exclusions` looks at of the chat request, without writing the conversation once more."""
+    goes_on = isinstance(prompt.turns[-1], Assistant)
+    messages = [{"role": "assistant"}] if goes_on else []
+    return {**prompt.passed, "messages": messages, "stop": prompt.stop, "max_tokens": prompt.max_tokens}
 
 
 class TranslatedEvents(EventReader):
@@ -178,9 +187,9 @@ class TranslatedEvents(EventReader):
     def _failed(self, error: Any) -> None:
         if self._is_over:
             return
-        self._is_over = True
         envelope = errors.completed(errors.status_of(error), {"error": error}, b"", None)
         self._out.append(self._writer.failure(envelope["error"]))
+        self._is_over = True
 
 
 class TranslatedGathering:

@@ -6,6 +6,7 @@ NORMAL), never the file.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from controller.schema.errors import RoundhouseError
 from gateway.responses.refusals import not_continuable, previous_not_found, too_long
 from gateway.responses.schema import opened, transaction
-from gateway.responses.stored import CONTINUABLE, Bounds, Found, History, Stored, StoredResponse, encoded
+from gateway.responses.stored import CONTINUABLE, Bounds, Found, History, Stored, StoredResponse, encoded, response_of
 from gateway.translation.conversation import Fields
 from gateway.translation.response_object import failed
 
@@ -37,18 +38,30 @@ WITH RECURSIVE chain (number, model, previous, status, items, bytes, depth) AS (
 SELECT number, model, previous, status, items, bytes FROM chain ORDER BY depth
 """
 _FIND: Final = """
-SELECT number, model, object FROM responses JOIN objects USING (number) WHERE id = ? AND tenant = ? AND used_at >= ?
+SELECT model, response, output FROM responses JOIN documents USING (number) WHERE id = ? AND tenant = ? AND used_at >= ?
 """
+_ITEMS: Final = "SELECT input, output FROM documents WHERE number = ?"
 _REFERENCED: Final = """
-SELECT number, item FROM items JOIN responses USING (number)
-WHERE items.id = ? AND tenant = ? AND used_at >= ? ORDER BY number DESC LIMIT 1
+SELECT number, bytes, input, output FROM responses JOIN documents USING (number)
+WHERE id = ? AND tenant = ? AND used_at >= ?
 """
-_INPUT: Final = "SELECT item FROM items WHERE number = ? AND NOT is_output ORDER BY place"
-_OUTPUT: Final = "SELECT item FROM items WHERE number = ? AND is_output ORDER BY place"
 _USE: Final = "UPDATE responses SET used_at = max(used_at, ?) WHERE number = ?"
-_RUNNING: Final = (
-    "SELECT number, object FROM responses JOIN objects USING (number) WHERE status IN ('queued', 'in_progress')"
+_USE_CHAINS: Final = """
+WITH RECURSIVE chain (id, tenant) AS (
+    VALUES {}
+    UNION
+    SELECT r.previous, r.tenant FROM chain JOIN responses AS r ON r.id = chain.id AND r.tenant = chain.tenant
+    WHERE r.previous IS NOT NULL
 )
+UPDATE responses SET used_at = max(used_at, ?) WHERE used_at >= ? AND (id, tenant) IN chain
+"""
+_INSERT: Final = """
+INSERT INTO responses (number, id, tenant, model, created_at, used_at, previous, status, items, bytes) VALUES {}
+"""
+_INSERT_DOCUMENTS: Final = "INSERT INTO documents (number, response, input, output) VALUES {}"
+_RUNNING: Final = """
+SELECT number, response FROM responses JOIN documents USING (number) WHERE status IN ('queued', 'in_progress')
+"""
 _EVICT: Final = """
 DELETE FROM responses WHERE number =
     (SELECT number FROM responses WHERE status NOT IN ('queued', 'in_progress') ORDER BY used_at, number LIMIT 1)
@@ -85,6 +98,8 @@ class Database:
         try:
             self._page_size = self._pragma("page_size")
             self._max_pages = max_bytes // self._page_size
+            [number] = self._db.execute("SELECT coalesce(max(number), 0) FROM responses").fetchone()
+            self._next_number = number + 1
             self._end_running()
         except BaseException:
             self._db.close()
@@ -95,44 +110,42 @@ class Database:
         with transaction(self._db):
             for number, response in self._db.execute(_RUNNING).fetchall():
                 ended = encoded(failed(json.loads(response), [], error))
-                self._db.execute("UPDATE objects SET object = ? WHERE number = ?", (ended, number))
+                self._db.execute("UPDATE documents SET response = ? WHERE number = ?", (ended, number))
                 self._db.execute("UPDATE responses SET status = 'failed' WHERE number = ?", (number,))
 
     # What requests ask for
 
-    def save(self, made: StoredResponse) -> None:
-        """Write a response, instead of an earlier one of its id. What was used longest ago makes room; what the
-        response continues counts as used now.
+    def save(self, *made: StoredResponse) -> None:
+        """Write responses, all or none, each instead of an earlier one of its id; each id once. What was used longest
+        ago makes room; what they continue counts as used now. Many at once cost little more than one.
 
         Raises:
-            FullError: it is larger than all that may be stored.
+            FullError: they are larger than all that may be stored.
         """
         now = self._clock()
+        first = self._next_number
+        self._next_number += len(made)
+        rows, documents = [], []
+        for number, each in enumerate(made, first):
+            row = (number, each.id, each.tenant, each.model, each.created_at, now, each.previous, each.status)
+            rows.append((*row, each.items, each.items_size))
+            documents.append((number, each.response, each.input, each.output))
         with transaction(self._db):
-            self._db.execute("DELETE FROM responses WHERE id = ?", (made.id,))
-            if made.previous is not None:
-                self._use(self._chain(made.tenant, made.previous, now), now)
-            self._make_room(made.size)
-            row = (made.id, made.tenant, made.model, made.created_at, now, made.previous, made.status)
-            sizes = len(made.items), sum(len(item.json) for item in made.items)
-            number = self._db.execute(
-                "INSERT INTO responses (id, tenant, model, created_at, used_at, previous, status, items, bytes)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*row, *sizes),
-            ).lastrowid
-            self._db.execute("INSERT INTO objects VALUES (?, ?)", (number, made.response))
-            self._db.executemany(
-                "INSERT INTO items VALUES (?, ?, ?, ?, ?)",
-                ((number, item.is_output, place, item.id, item.json) for place, item in enumerate(made.items)),
-            )
+            self._execute("DELETE FROM responses WHERE (id) IN (VALUES {})", [(each.id,) for each in made])
+            continued = [(each.previous, each.tenant) for each in made if each.previous is not None]
+            if continued:
+                self._execute(_USE_CHAINS, continued, now, self._cutoff(now))
+            self._make_room(sum(each.size for each in made), len(made))
+            self._execute(_INSERT, rows)
+            self._execute(_INSERT_DOCUMENTS, documents)
 
     def find(self, tenant: str, response_id: str) -> Found | None:
         """One response of a tenant."""
         found = self._db.execute(_FIND, (response_id, tenant, self._cutoff(self._clock()))).fetchone()
         if found is None:
             return None
-        number, model, response = found
-        return Found(model, {**json.loads(response), "output": self._items(_OUTPUT, number)})
+        model, response, output = found
+        return Found(model, {**json.loads(response), "output": json.loads(output)})
 
     def input_of(self, tenant: str, response_id: str) -> tuple[str, list[Fields]] | None:
         """The own name of the model that made a response, and all items that it was made of: of the responses before
@@ -141,7 +154,8 @@ class Database:
         if not chain:
             return None
         last, *before = chain
-        return last.model, [*self._all_items(before), *self._items(_INPUT, last.number)]
+        [own, _] = self._db.execute(_ITEMS, (last.number,)).fetchone()
+        return last.model, [*self._items(before), *json.loads(own)]
 
     def history(self, tenant: str, previous: str | None, references: Sequence[str], bounds: Bounds) -> History:
         """What a request continues and refers to, which counts as used now.
@@ -155,7 +169,7 @@ class Database:
             chain = self._continued(tenant, previous, now, bounds) if previous is not None else []
             self._use(chain, now)
             referenced = self._referenced(tenant, references, now, bounds)
-            return History(chain[0].model if chain else None, tuple(self._all_items(chain)), referenced)
+            return History(chain[0].model if chain else None, tuple(self._items(chain)), referenced)
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """Delete one response of a tenant. Whether there was one."""
@@ -205,8 +219,13 @@ class Database:
     def _used_pages(self) -> int:
         return self._pragma("page_count") - self._pragma("freelist_count")
 
-    def _make_room(self, size: int) -> None:
-        pages = size // self._page_size + 8  # a few for what is around it
+    def _execute(self, statement: str, rows: Sequence[tuple[Any, ...]], *more: Any) -> None:
+        """One statement for all rows: SQLite gives up Python's lock for each, and waits for it again."""
+        values = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * len(rows))
+        self._db.execute(statement.format(values), [*itertools.chain.from_iterable(rows), *more])
+
+    def _make_room(self, size: int, responses: int) -> None:
+        pages = size // self._page_size + 8 * responses  # a few for what is around each
         if pages > self._max_pages:
             raise FullError("it is larger than all that may be stored")
         while self._used_pages() + pages > self._max_pages:
@@ -235,26 +254,24 @@ class Database:
     def _use(self, chain: Sequence[_Link], now: float) -> None:
         self._db.executemany(_USE, ((now, link.number) for link in chain))
 
-    def _all_items(self, chain: Sequence[_Link]) -> list[Fields]:
+    def _items(self, chain: Sequence[_Link]) -> list[Fields]:
+        """Of these responses, the oldest first."""
         items: list[Fields] = []
         for link in reversed(chain):
-            items += self._items(_INPUT, link.number) + self._items(_OUTPUT, link.number)
+            [own, output] = self._db.execute(_ITEMS, (link.number,)).fetchone()
+            items += json.loads(own) + json.loads(output)
         return items
-
-    def _items(self, statement: str, number: int) -> list[Fields]:
-        return [json.loads(item) for (item,) in self._db.execute(statement, (number,))]
 
     def _referenced(self, tenant: str, ids: Sequence[str], now: float, bounds: Bounds) -> dict[str, Any]:
-        """The newest item of each id."""
         items: dict[str, Any] = {}
         left = bounds.bytes
-        for item_id in ids:
-            found = self._db.execute(_REFERENCED, (item_id, tenant, self._cutoff(now))).fetchone()
+        for response_id in dict.fromkeys(map(response_of, ids)):
+            found = self._db.execute(_REFERENCED, (response_id, tenant, self._cutoff(now))).fetchone()
             if found is not None:
-                number, item = found
-                left -= len(item)
+                number, size, own, output = found
+                left -= size
                 if left < 0:
                     raise too_long(bounds, "input")
-                items[item_id] = json.loads(item)
+                items |= {item.get("id"): item for item in json.loads(own) + json.loads(output)}
                 self._db.execute(_USE, (now, number))
-        return items
+        return {item_id: items[item_id] for item_id in ids if item_id in items}

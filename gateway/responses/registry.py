@@ -13,12 +13,11 @@ from gateway.live_routes import LiveRoutes
 from gateway.responses.asked import Asked
 from gateway.responses.refusals import not_continuable, nothing_stored, previous_not_found, response_not_found
 from gateway.responses.store import ResponseStore
-from gateway.responses.stored import Bounds, History, StoredResponse
+from gateway.responses.stored import TOKEN_LENGTH, Bounds, History, StoredResponse, id_of, item_ids
 from gateway.translation.conversation import Fields
 from gateway.translation.response_context import ResponseContext
 
 OPEN_RESPONSES: Final = b"openresponses-version"
-_ID_BYTES: Final = 24
 
 
 class Run(Protocol):
@@ -69,11 +68,12 @@ class Responses:
 
     def context(self, headers: Sequence[Header]) -> ResponseContext:
         """For a new response to a request with these headers."""
+        token = secrets.token_hex(TOKEN_LENGTH // 2)
         return ResponseContext(
-            id=_new_id("resp"),
+            id=id_of(token),
             created_at=int(self._clock()),
             clock=self._clock,
-            new_id=_new_id,
+            new_id=item_ids(token),
             is_open_responses=any(name == OPEN_RESPONSES for name, _ in headers),
         )
 
@@ -179,8 +179,3 @@ class Responses:
 
 def _stored(run: Run, response: Fields) -> StoredResponse:
     return StoredResponse.of(run.tenant, run.model, response, run.context.input_items)
-
-
-def _new_id(prefix: str) -> str:
-    """One that cannot be guessed."""
-    return f"{prefix}_{secrets.token_hex(_ID_BYTES)}"

@@ -30,19 +30,12 @@ CREATE TABLE responses (
 );
 CREATE INDEX responses_by_use ON responses (used_at, number);
 CREATE INDEX responses_running ON responses (number) WHERE status IN ('queued', 'in_progress');
-CREATE TABLE objects (
+CREATE TABLE documents (
     number INTEGER PRIMARY KEY REFERENCES responses ON DELETE CASCADE,
-    object TEXT NOT NULL
+    response TEXT NOT NULL,
+    input TEXT NOT NULL,
+    output TEXT NOT NULL
 );
-CREATE TABLE items (
-    number INTEGER NOT NULL REFERENCES responses ON DELETE CASCADE,
-    is_output INTEGER NOT NULL,
-    place INTEGER NOT NULL,
-    id TEXT,
-    item TEXT NOT NULL,
-    PRIMARY KEY (number, is_output, place)
-);
-CREATE INDEX items_by_id ON items (id) WHERE id IS NOT NULL;
 """
 
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from gateway.translation.conversation import Fields
 
+TOKEN_LENGTH: Final = 48
 RUNNING: Final = frozenset({"queued", "in_progress"})
 """Status of a response that is not over."""
 CONTINUABLE: Final = frozenset({"completed", "incomplete"})
 """Status of a response that another may continue: it has an answer, perhaps one that was cut."""
-
-
-class StoredItem(NamedTuple):
-    """One item of a response, input or output."""
-
-    is_output: bool
-    id: str | None
-    json: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +31,17 @@ class StoredResponse:
     status: str
     response: str
     """The response object as JSON, its `output` empty."""
-    items: tuple[StoredItem, ...]
-    """Input before output, in order."""
+    input: str
+    """Its own input items, a JSON array."""
+    output: str
+    """Its `output`."""
+    items: int
+    """How many there are in both."""
 
     @classmethod
-    def of(cls, tenant: str, model: str, response: Fields, input_items: Iterable[Fields]) -> StoredResponse:
+    def of(cls, tenant: str, model: str, response: Fields, input_items: Sequence[Fields]) -> StoredResponse:
         """What `response`, with this input of its own, is stored as."""
-        items = [_item(item, is_output=False) for item in input_items]
-        items += (_item(item, is_output=True) for item in response["output"])
+        output = response["output"]
         return cls(
             id=response["id"],
             tenant=tenant,
@@ -53,13 +50,20 @@ class StoredResponse:
             previous=response.get("previous_response_id"),
             status=response["status"],
             response=encoded({**response, "output": []}),
-            items=tuple(items),
+            input=encoded(input_items),
+            output=encoded(output),
+            items=len(input_items) + len(output),
         )
 
     @property
+    def items_size(self) -> int:
+        """Bytes of its items."""
+        return len(self.input) + len(self.output)
+
+    @property
     def size(self) -> int:
-        """Bytes of its JSON."""
-        return len(self.response) + sum(len(item.json) for item in self.items)
+        """Bytes of all of it."""
+        return len(self.response) + self.items_size
 
 
 class Found(NamedTuple):
@@ -97,11 +101,23 @@ class Stored(NamedTuple):
     """Of the database, without what is free in it."""
 
 
-def encoded(fields: Mapping[str, Any]) -> str:
+def encoded(value: Any) -> str:
     """JSON. ASCII, so that lone surrogates, which JSON can write and UTF-8 cannot, survive."""
-    return json.dumps(fields, separators=(",", ":"))
+    return json.dumps(value, separators=(",", ":"))
 
 
-def _item(item: Fields, *, is_output: bool) -> StoredItem:
-    item_id = item.get("id")
-    return StoredItem(is_output, item_id if isinstance(item_id, str) else None, encoded(item))
+def id_of(token: str) -> str:
+    """Of a response whose ids are made with this token, which has `TOKEN_LENGTH` letters and cannot be guessed."""
+    return f"resp_{token}"
+
+
+def item_ids(token: str) -> Callable[[str], str]:
+    """Makes ids for the items of that response, by their prefix. They tell where an item is stored."""
+    numbers = itertools.count()
+    return lambda prefix: f"{prefix}_{token}{next(numbers):04x}"
+
+
+def response_of(item_id: str) -> str | None:
+    """The id of the response that an item of this id would belong to."""
+    rest = item_id.rpartition("_")[2]
+    return id_of(rest[:TOKEN_LENGTH]) if len(rest) > TOKEN_LENGTH else None

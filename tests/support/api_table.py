@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.engines import ENGINES
 from gateway.request import InferenceRequest
-from gateway.ways import WAYS, offered_paths, way_for
+from gateway.ways import offered_paths, way_for
 from tests.fakes.fake_controller import route
 
 _NEEDED: dict[str, dict[str, Any]] = {"openai_remote": {"base_url": "http://x/v1"}, "stub": {}}
@@ -25,23 +25,23 @@ def native_apis(backend: str, **fields: Any) -> tuple[str, ...]:
 
 def modes() -> list[tuple[str, ...]]:
     """Backend, and the field that makes it serve something else than text."""
-    return [
-        mode
-        for name, engine in ENGINES.items()
-        if name != "openai_remote"
-        for mode in [
-            (name,),
-            *((name, field) for field in engine.definition.model_fields if field.endswith(("_embedding", "_reranking"))),
-        ]
-    ]
+    found: list[tuple[str, ...]] = []
+    for name, engine in ENGINES.items():
+        if name != "openai_remote":
+            fields = [field for field in engine.definition.model_fields if field.endswith(("_embedding", "_reranking"))]
+            found += [(name,), *((name, field) for field in fields)]
+    return found
 
 
 def api_rows() -> list[str]:
     """One row per backend and mode: model, what is passed through, what is translated."""
     rows = []
     for backend, *mode in modes():
-        made = route("m", apis=native_apis(backend, **dict.fromkeys(mode, True))).model_copy(update={"backend": backend})
-        passed, translated = [], []
+        made = route("m", apis=native_apis(backend, **dict.fromkeys(mode, True))).model_copy(
+            update={"backend": backend}
+        )
+        passed: list[str] = []
+        translated: list[str] = []
         for path in offered_paths(made):
             way = way_for(path, _ANY, made)
             (passed if way.target is None else translated).append(f"`{path}`")

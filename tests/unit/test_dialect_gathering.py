@@ -82,7 +82,7 @@ def test_a_chat_with_everything() -> None:
                     "content": "ab",
                     "refusal": None,
                     "reasoning_content": "I think",
-                        "reasoning": "I think",
+                    "reasoning": "I think",
                     "annotations": [1, 2],
                     "audio": {"id": "x", "data": "AB"},
                     "tool_calls": [

@@ -105,10 +105,17 @@ def test_a_lone_surrogate_survives_rewriting() -> None:
 
 def test_a_number_that_json_cannot_write_again_is_refused() -> None:
     raw = b'{"model":"alias","temperature":1e999,"stream":true,"stream_options":{}}'
-    request = parse_request(raw, may_stream=True)
-    with pytest.raises(RoundhouseError) as caught:
-        CHAT.body_for(request, route("m"), as_stream=False)
+    with pytest.raises(RoundhouseError, match="1e999") as caught:
+        parse_request(raw, may_stream=True)
     assert caught.value.entry.code == "invalid_request"
+
+
+def test_numbers_of_any_size_and_half_characters_are_written_as_they_were() -> None:
+    raw = (
+        b'{"model":"alias","seed":123456789012345678901234567890,"prompt":"\\ud83d","stream_options":{},"stream":true}'
+    )
+    sent = json.loads(CHAT.body_for(parse_request(raw, may_stream=True), route("m"), as_stream=False))
+    assert (sent["seed"], sent["prompt"]) == (123456789012345678901234567890, "\ud83d")
 
 
 def test_an_api_without_streams_passes_the_field_on_and_stays_blocking() -> None:
