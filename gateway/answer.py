@@ -85,6 +85,13 @@ class Answer:
         """Go on without the client: what is sent from now on, nobody gets."""
         self._call = Nowhere()
 
+    @property
+    def id_lines(self) -> bytes:
+        """Header lines that name the request."""
+        name, request_id = self.dialect.id_header, self.request_id.encode()
+        lines = b"x-request-id: %b\r\n" % request_id
+        return lines if name is None else lines + b"%b: %b\r\n" % (name, request_id)
+
     def send_events(self, events: bytes) -> None:
         """Send whole events; the first ones commit the answer to being a stream."""
         self.last_sent_at = now = self._now()

@@ -32,15 +32,15 @@ class HeaderLines:
 
     def for_client(
         self,
-        request_id: str,
+        id_lines: bytes,
         headers: Sequence[Header],
         caller: Caller,
         place: Place | None,
         rates: bytes,
     ) -> bytes:
         """What every answer says: the request's id, whose it is, its place in the queue, and what the key has left."""
-        lines = b"x-request-id: %b\r\n%b%b%b" % (
-            request_id.encode(),
+        lines = b"%b%b%b%b" % (
+            id_lines,
             self._client_line(headers, caller),
             b"" if place is None else _place_lines(place),
             rates,

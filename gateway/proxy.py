@@ -320,7 +320,7 @@ class Exchange:
         parts = self._parts
         place = self._ticket.place if self._ticket is not None else None
         rates = parts.limits.lines(self._caller, now)
-        return parts.lines.for_client(self._answer.request_id, self._client.headers, self._caller, place, rates)
+        return parts.lines.for_client(self._answer.id_lines, self._client.headers, self._caller, place, rates)
 
     # Time
 

@@ -77,6 +77,8 @@ class Dialect(Protocol):
 
     heartbeat: bytes
     """What breaks a stream's silence, between events."""
+    id_header: bytes | None
+    """Where the family's clients look for the request's id, beside `x-request-id`."""
     may_flow: bool
     """A blocking answer that is too long to hold may pass as it is, whatever `whole` would make of it."""
 

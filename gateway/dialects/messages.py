@@ -60,6 +60,7 @@ class MessagesEvents(PassingEvents):
 class MessagesDialect(SpokenDialect):
     """Messages, and the counting of their tokens."""
 
+    id_header: bytes | None = b"request-id"
     heartbeat: bytes = b'event: ping\ndata: {"type": "ping"}\n\n'
 
     def takes(self, request: InferenceRequest) -> bool:

@@ -77,11 +77,6 @@ class ChatEvents(OpenAIEvents):
         events = super().feed(chunk)
         return thoughts.in_events(events) if thoughts.MARK in events else events
 
-    def finish(self) -> bytes:
-        """See Events."""
-        rest = super().finish()
-        return thoughts.in_events(rest) if thoughts.MARK in rest else rest
-
 
 class ChatGathering(OpenAIGathering):
     """The same, in a blocking answer made of a stream."""

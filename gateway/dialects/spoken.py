@@ -12,6 +12,8 @@ from gateway.request import InferenceRequest
 class SpokenDialect:
     """Their part of a `Dialect`."""
 
+    id_header: bytes | None = None
+
     may_flow: bool = False
 
     def takes(self, request: InferenceRequest) -> bool:

@@ -47,13 +47,13 @@ WHERE id = ? AND tenant = ? AND used_at >= ?
 """
 _USE: Final = "UPDATE responses SET used_at = max(used_at, ?) WHERE number = ?"
 _USE_CHAINS: Final = """
-WITH RECURSIVE chain (id, tenant) AS (
-    VALUES {}
+WITH RECURSIVE chain (number, tenant, previous) AS (
+    SELECT number, tenant, previous FROM (VALUES {}) JOIN responses ON id = column1 AND tenant = column2
     UNION
-    SELECT r.previous, r.tenant FROM chain JOIN responses AS r ON r.id = chain.id AND r.tenant = chain.tenant
-    WHERE r.previous IS NOT NULL
+    SELECT r.number, r.tenant, r.previous FROM chain JOIN responses AS r ON r.id = chain.previous
+    WHERE r.tenant = chain.tenant
 )
-UPDATE responses SET used_at = max(used_at, ?) WHERE used_at >= ? AND (id, tenant) IN chain
+UPDATE responses SET used_at = max(used_at, ?) WHERE used_at >= ? AND number IN (SELECT number FROM chain)
 """
 _INSERT: Final = """
 INSERT INTO responses (number, id, tenant, model, created_at, used_at, previous, status, items, bytes) VALUES {}

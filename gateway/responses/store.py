@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import queue
 import sqlite3
 import threading
@@ -30,8 +31,13 @@ logger = logging.getLogger(__name__)
 FILE_NAME: Final = "responses.db"
 MOST_WAITING: Final = 1024
 """Requests that may wait for the database; more means that it hangs."""
-MOST_WAITING_BYTES: Final = 256 * 1024 * 1024
+MOST_UNWRITTEN_BYTES: Final = 256 * 1024 * 1024
 """Of responses that wait to be written."""
+WRITTEN_AT_ONCE: Final = 64
+"""Responses. SQLite gives up Python's lock with every statement, and on a busy gateway it takes milliseconds to get it
+back: so many responses share the statements."""
+WRITE_WITHIN_S: Final = 0.01
+"""How long they wait for others to share with, unless somebody asks for something."""
 SWEEP_EVERY_S: Final = 10.0
 
 
@@ -40,10 +46,10 @@ class StoreError(Exception):
 
 
 class _Job(NamedTuple):
+    """Something to be done whose answer somebody waits for."""
+
     work: Callable[[Database], Any]
-    size: int
-    answer: asyncio.Future[Any] | None = None
-    """None: nobody waits for it."""
+    answer: asyncio.Future[Any]
 
 
 class ResponseStore:
@@ -61,32 +67,37 @@ class ResponseStore:
             self._path, max_bytes=max_bytes, retention_s=retention_s, clock=clock
         )
         self._database: Database | None = _first_opened(self._path, self._open)
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        # Each of these is written by one thread alone.
-        self._asked = self._done = 0
-        self._asked_bytes = self._done_bytes = 0
+        self._jobs: queue.SimpleQueue[_Job | StoredResponse | None] = queue.SimpleQueue()
+        # What was asked for, and what is done of it. Each is written by one thread alone.
+        self._jobs_asked = self._jobs_done = 0
+        self._bytes_asked = self._bytes_done = 0
         self.stored = Stored()
         """As it was when last looked at."""
         self.failures = 0
         """How often the database has failed, or had no room."""
+        self._unwritten: dict[str, StoredResponse] = {}
+        """What the thread has collected."""
+        self._write_at = math.inf
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
         self._thread.start()
 
     @property
     def waiting(self) -> int:
-        """What was asked, and is not done."""
-        return self._asked - self._done
+        """Requests that wait for the database."""
+        return self._jobs_asked - self._jobs_done
 
     def save(self, made: StoredResponse) -> None:
         """Write a response, instead of an earlier one of its id. That it could not be written is said in the log."""
-        if self._is_full(made.size):
-            _say_lost(made.id, "too much waits for the database")
+        if self._bytes_asked - self._bytes_done + made.size > MOST_UNWRITTEN_BYTES:
+            self.failures += 1
+            _say_lost(made.id, "too much waits to be written")
         else:
-            self._put(_Job(lambda database: self._save(database, made), made.size))
+            self._bytes_asked += made.size
+            self._jobs.put(made)
 
     def save_first(self, made: StoredResponse) -> asyncio.Future[None]:
         """The same, where somebody waits for it."""
-        return self._ask(lambda database: self._save(database, made), made.size)
+        return self._ask(lambda database: database.save(made))
 
     def find(self, tenant: str, response_id: str) -> asyncio.Future[Found | None]:
         """One response of a tenant."""
@@ -111,23 +122,15 @@ class ResponseStore:
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    def _ask(self, work: Callable[[Database], T], size: int = 0) -> asyncio.Future[T]:
+    def _ask(self, work: Callable[[Database], T]) -> asyncio.Future[T]:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        if self._is_full(size):
-            answer.set_exception(_failed("too much waits for it"))
+        if self.waiting >= MOST_WAITING:
+            self.failures += 1
+            answer.set_exception(_failed("too many wait for it"))
         else:
-            self._put(_Job(work, size, answer))
+            self._jobs_asked += 1
+            self._jobs.put(_Job(work, answer))
         return answer
-
-    def _is_full(self, size: int) -> bool:
-        is_full = self.waiting >= MOST_WAITING or self._asked_bytes - self._done_bytes + size > MOST_WAITING_BYTES
-        self.failures += is_full
-        return is_full
-
-    def _put(self, job: _Job) -> None:
-        self._asked += 1
-        self._asked_bytes += job.size
-        self._jobs.put(job)
 
     # In the thread
 
@@ -135,17 +138,48 @@ class ResponseStore:
         sweep_at = time.monotonic()
         while True:
             now = time.monotonic()
+            if now >= self._write_at:
+                self._write()
             if now >= sweep_at:
                 sweep_at = now if self._sweep() else now + SWEEP_EVERY_S
             try:
-                job = self._jobs.get(timeout=max(0.0, sweep_at - time.monotonic()))
+                job = self._jobs.get(timeout=max(0.0, min(self._write_at, sweep_at) - time.monotonic()))
             except queue.Empty:
                 continue
+            if isinstance(job, StoredResponse):
+                self._collect(job)
+                continue
+            self._write()
             if job is None:
                 break
             self._do(job)
         if self._database is not None:
             self._database.close()
+
+    def _collect(self, made: StoredResponse) -> None:
+        if made.id in self._unwritten or len(self._unwritten) == WRITTEN_AT_ONCE:
+            self._write()
+        if not self._unwritten:
+            self._write_at = time.monotonic() + WRITE_WITHIN_S
+        self._unwritten[made.id] = made
+
+    def _write(self) -> None:
+        """All that was collected; one by one where that fails, so that none stands in the way of the others."""
+        made, self._unwritten, self._write_at = list(self._unwritten.values()), {}, math.inf
+        try:
+            if made:
+                self._tried(lambda database: database.save(*made))
+        except Exception:  # noqa: BLE001 - told of each
+            for each in made:
+                self._write_one(each)
+        self._bytes_done += sum(each.size for each in made)
+
+    def _write_one(self, made: StoredResponse) -> None:
+        try:
+            self._tried(lambda database: database.save(made))
+        except Exception as error:  # noqa: BLE001 - told
+            self.failures += 1
+            _say_lost(made.id, error)
 
     def _do(self, job: _Job) -> None:
         result, error = None, None
@@ -155,24 +189,15 @@ class ResponseStore:
             error = refusal
         except (sqlite3.Error, OSError) as failure:
             self.failures += 1
+            logger.error("the database of stored responses failed: %s", failure)  # noqa: TRY400
             error = _failed(str(failure))
             error.__cause__ = failure
         except Exception as failure:
             logger.exception("the database of stored responses failed")
             error = _failed(repr(failure))
-        self._done += 1
-        self._done_bytes += job.size
-        if job.answer is not None:
-            with contextlib.suppress(RuntimeError):  # a loop that was closed waits for nothing
-                job.answer.get_loop().call_soon_threadsafe(_give, job.answer, result, error)
-
-    def _save(self, database: Database, made: StoredResponse) -> None:
-        try:
-            database.save(made)
-        except (sqlite3.Error, OSError) as error:
-            if not is_damaged(error):
-                _say_lost(made.id, error)
-            raise
+        self._jobs_done += 1
+        with contextlib.suppress(RuntimeError):  # a loop that was closed waits for nothing
+            job.answer.get_loop().call_soon_threadsafe(_give, job.answer, result, error)
 
     def _tried(self, work: Callable[[Database], T]) -> T:
         """Work done; in a new database where the old one proves to be damaged."""
@@ -212,7 +237,7 @@ def _first_opened(path: Path, open_it: Callable[[], Database]) -> Database:
             _put_aside(path, error)
             return open_it()
     except NewerDatabaseError as error:
-        raise StoreError(f"{path}: {error}. Use that version, or name another folder.") from error
+        raise StoreError(f"cannot keep responses in {path}: {error}") from error
     except (OSError, sqlite3.Error) as error:
         why = "another gateway uses it" if _is_locked(error) else getattr(error, "strerror", None) or str(error)
         raise StoreError(f"cannot keep responses in {path}: {why}") from error

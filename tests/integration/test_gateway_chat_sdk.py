@@ -6,12 +6,9 @@ Thinking, tools, structured output, and the fields of newer clients. Every engin
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -19,45 +16,15 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from controller.engines import ENGINES
 from controller.probes import MODELS_PATH
-from controller.schema.routing import ModelRoute
 from controller.vitals import context_length_in
-from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import House, house
-from tests.support import clockwork_caller, llama_servers
-from tests.support.clockwork_speaker import make_speaker
-from tests.support.require import require
-from tests.support.worker_process import Worker, free_port
-from worker.clockwork import CONTEXT, SENTENCE, make
+from tests.support.chat_engines import KINDS, Engine, tool
+from worker.clockwork import CONTEXT, SENTENCE
 
 pytestmark = pytest.mark.embedded
 
-TOKEN = "replica-token"
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
-SWITCH = "{%- if enable_thinking is defined and not enable_thinking %}[THINK][/THINK]{% endif %}\n"
-HISTORY = """\
-{%- for m in messages %}<|{{ m['role'] }}|>{{ m['reasoning_content'] or '' }}{{ m['content'] }}<|end|>{% endfor -%}
-<|assistant|>"""
-WORKERS = """\
-{%- if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif %}
-{%- for m in messages %}<|{{ m.role }}|>{{ m.reasoning_content or '' }}{{ m.content }}
-{%- for t in m.tool_calls or [] %}<tool_call>{{ t | tojson }}</tool_call>{% endfor %}<|end|>{% endfor -%}
-<|assistant|>{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"""
-CALLS = (
-    '{"name": "get_weather", "arguments": {"city": "Oslo"}}',
-    '{"name": "get_weather", "arguments": {"city": "Rome"}}',
-)
-SAYS = [
-    "<think>",
-    "well ",
-    "</think>",
-    "Sure. ",
-    "<tool_call>",
-    CALLS[0],
-    "</tool_call>",
-    f"<tool_call>{CALLS[1]}</tool_call>",
-]
 
 
 class Place(BaseModel):
@@ -65,115 +32,6 @@ class Place(BaseModel):
 
     city: Literal["Paris"]
     rank: Literal[1]
-
-
-def tool(name: str, *cities: str) -> Any:
-    """A strict tool."""
-    parameters = {
-        "type": "object",
-        "properties": {"city": {"enum": list(cities)}},
-        "required": ["city"],
-        "additionalProperties": False,
-    }
-    return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": True}}
-
-
-@dataclass
-class Engine:
-    """One kind of engine, with a model that thinks, speaks and calls (`thinks`), and one that says a sentence."""
-
-    backend: str
-    workers: dict[str, Worker]
-    remembers: str
-    """The one whose template has the thoughts of earlier answers."""
-    thought: str
-    spoken: str
-    tools: list[Any]
-    calls: list[tuple[str, Any]]
-    asks: dict[str, Any]
-    """Fields with which `thinks` says all of that."""
-    many: dict[str, Any] = field(default_factory=dict)
-    """Further ones with which it calls more than once."""
-
-    def model(self, name: str) -> ModelRoute:
-        """The table's entry, as the controller would make it."""
-        engine = ENGINES[self.backend]
-        modes = ["enabled", "disabled"] if name == "thinks" else ["default"]
-        definition = engine.definition.model_validate(
-            {"backend": self.backend, "model_path": "m.gguf", "thinking_modes": modes}
-        )
-        made = route(
-            name,
-            [f"http://127.0.0.1:{self.workers[name].port}"],
-            token=TOKEN,
-            served_name=f"inner-{name}",
-            apis=engine.apis(definition),
-            capabilities=engine.capabilities(definition),
-            target_inflight=engine.target_inflight(definition),
-        )
-        more = {"backend": self.backend, "thinking_control": engine.thinking_control(definition)}
-        return made.model_copy(update=more | {"notices_leaving": engine.notices_leaving})
-
-
-def llama_server(kind: llama_servers.Kind, folder: Path, stack: ExitStack) -> Engine:
-    """llama.cpp's own server."""
-    llama_servers.needed(kind)
-    make(folder / "plain.gguf")
-    clockwork_caller.make_caller(folder / "thinks.gguf")
-    (folder / "thinks.jinja").write_text(clockwork_caller.TEMPLATE.rstrip() + SWITCH)
-    (folder / "plain.jinja").write_text(HISTORY)
-    workers = {
-        name: stack.enter_context(
-            llama_servers.started(
-                kind,
-                folder,
-                name,
-                folder / f"{name}.gguf",
-                *("--chat-template-file", str(folder / f"{name}.jinja")),
-                token=TOKEN,
-            )
-        )
-        for name in ("thinks", "plain")
-    }
-    weather = tool("get_weather", "Paris")
-    return Engine(
-        "llama_server",
-        workers,
-        "plain",
-        clockwork_caller.THOUGHT,
-        clockwork_caller.SPOKEN,
-        [weather],
-        [("get_weather", {"city": "Paris"})],
-        {"tools": [weather], "tool_choice": "required"},
-        {"logit_bias": {"[TOOL_CALLS]": 100}, "max_tokens": 100, "parallel_tool_calls": True},
-    )
-
-
-def worker(folder: Path, stack: ExitStack) -> Engine:
-    """llama-cpp-python in our worker."""
-    available = importlib.util.find_spec("llama_cpp") is not None
-    require("llama_cpp", available, "llama-cpp-python is not installed (extra `llama-cpp`)")
-    hidden = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
-    make_speaker(folder / "thinks.gguf", SAYS, WORKERS, hidden=hidden)
-    make(folder / "plain.gguf")
-    workers = {}
-    for name in ("thinks", "plain"):
-        port = free_port()
-        args = ("--host", "127.0.0.1", "--port", str(port), "--served-name", f"inner-{name}")
-        env = {"ROUNDHOUSE_ENGINE_TOKEN": TOKEN}
-        model = ("--model", str(folder / f"{name}.gguf"))
-        started = Worker(folder / f"{name}.log", port, "llama_cpp", *args, *model, token=TOKEN, env=env)
-        workers[name] = stack.enter_context(started)
-    calls = [("get_weather", {"city": "Oslo"}), ("get_weather", {"city": "Rome"})]
-    weather = [tool("get_weather", "Oslo", "Rome")]
-    return Engine("llama_cpp", workers, "thinks", "well", "Sure.", weather, calls, {"tools": weather})
-
-
-KINDS: dict[str, Callable[[Path, ExitStack], Engine]] = {
-    "llama_server-embedded": lambda folder, stack: llama_server("embedded", folder, stack),
-    "llama_server-binary": lambda folder, stack: llama_server("binary", folder, stack),
-    "llama_cpp-worker": worker,
-}
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -94,6 +94,14 @@ async def test_text(client: anthropic.AsyncAnthropic, model: str) -> None:
     assert seen(message)["usage"] == (count.input_tokens, COMPLETION_TOKENS)
 
 
+async def test_the_package_knows_the_requests_id(client: anthropic.AsyncAnthropic) -> None:
+    message = await client.messages.create(model="plain", max_tokens=50, messages=HI)
+    assert str(message._request_id).startswith("req-")
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        await client.messages.create(model="none", max_tokens=50, messages=HI)
+    assert str(caught.value.request_id).startswith("req-")
+
+
 async def test_the_synchronous_client(here: House) -> None:
     def calls() -> None:
         with anthropic.Anthropic(base_url=here.url, api_key="none", max_retries=0) as client:

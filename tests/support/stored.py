@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gateway.responses.database import Database
-from gateway.responses.stored import StoredResponse
+from gateway.responses.stored import TOKEN_LENGTH, StoredResponse, id_of
 
 HOUR = 3600.0
 MIB = 1024 * 1024
@@ -23,6 +23,21 @@ class Clock:
         return self.now
 
 
+def token(name: str) -> str:
+    """What the ids of the response called `name` are made with."""
+    return name.encode().hex().rjust(TOKEN_LENGTH, "0")
+
+
+def rid(name: str) -> str:
+    """Its id."""
+    return id_of(token(name))
+
+
+def iid(name: str, side: Literal["in", "out"]) -> str:
+    """The id of its one input item, or of its one output item."""
+    return f"msg_{token(name)}{0 if side == 'in' else 1:04x}"
+
+
 def message(item_id: str, text: str, role: str = "user") -> dict[str, Any]:
     """An item."""
     kind = "output_text" if role == "assistant" else "input_text"
@@ -34,13 +49,13 @@ def response(name: str, previous: str | None = None, status: str = "completed", 
     """A response object whose fields tell it from others."""
     over = status in ("completed", "incomplete")
     return {
-        "id": f"resp_{name}",
+        "id": rid(name),
         "object": "response",
         "created_at": 7,
         "status": status,
-        "previous_response_id": None if previous is None else f"resp_{previous}",
+        "previous_response_id": None if previous is None else rid(previous),
         "error": None,
-        "output": [message(f"msg_{name}_out", said, "assistant")] if over else [],
+        "output": [message(iid(name, "out"), said, "assistant")] if over else [],
         "metadata": {"name": name},
     }
 
@@ -57,7 +72,7 @@ def stored(
 ) -> StoredResponse:
     """The response called `name`, which continues `previous`."""
     made = response(name, previous, status, said)
-    return StoredResponse.of(tenant, model, made, [message(f"msg_{name}_in", asked)])
+    return StoredResponse.of(tenant, model, made, [message(iid(name, "in"), asked)])
 
 
 def opened(folder: Path, clock: Clock, *, max_mib: float = 64, retention_h: float = 1) -> Database:

@@ -75,12 +75,6 @@ def test_both_names_in_different_events_of_a_chunk() -> None:
     assert deltas(passed) == [dict.fromkeys(NAMES, "a"), dict.fromkeys(NAMES, "b")]
 
 
-def test_a_stream_that_ends_without_its_last_blank_line() -> None:
-    events = CHAT.events(REQUEST)
-    assert events.feed(event('{"reasoning":"a"}') + b'data: {"error":{"message":"no"}}') != b""
-    assert json.loads(events.finish().split(b"\n\n")[0][6:])["error"]["message"] == "no"
-
-
 def test_completions_have_no_thoughts() -> None:
     chunk = b'data: {"choices":[{"text":"x","reasoning":"y"}]}\n\n'
     assert COMPLETIONS.events(REQUEST).feed(chunk) == chunk

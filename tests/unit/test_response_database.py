@@ -14,7 +14,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.responses.database import FREE_PAGES, RESTARTED, Database, FullError
 from gateway.responses.schema import NewerDatabaseError, is_damaged
 from gateway.responses.stored import Bounds
-from tests.support.stored import HOUR, MIB, Clock, message, opened, response, stored
+from tests.support.stored import HOUR, MIB, Clock, iid, message, opened, response, rid, stored
 
 BOUNDS = Bounds(MIB)
 
@@ -33,7 +33,7 @@ def database(tmp_path: Path, clock: Clock) -> Iterator[Database]:
 
 def history(database: Database, previous: str, *, tenant: str = "t", bounds: Bounds = BOUNDS) -> list[str]:
     """Ids of the items that a request continues."""
-    return [item["id"] for item in database.history(tenant, f"resp_{previous}", (), bounds).items]
+    return [item["id"] for item in database.history(tenant, rid(previous), (), bounds).items]
 
 
 def refused(database: Database, previous: str, **more: Any) -> tuple[str, str]:
@@ -46,7 +46,7 @@ def refused(database: Database, previous: str, **more: Any) -> tuple[str, str]:
 
 def ids(*names: str) -> list[str]:
     """The items of these responses, in order."""
-    return [f"msg_{name}_{side}" for name in names for side in ("in", "out")]
+    return [item for name in names for item in (iid(name, "in"), iid(name, "out"))]
 
 
 def chain(database: Database, names: str) -> None:
@@ -58,7 +58,7 @@ def chain(database: Database, names: str) -> None:
 
 def test_what_is_saved_is_found_as_it_was(database: Database) -> None:
     database.save(stored("a", said="\ud800 é"))
-    found = database.find("t", "resp_a")
+    found = database.find("t", rid("a"))
     assert found is not None
     assert found == ("m", response("a", said="\ud800 é"))
     assert list(found.response) == list(response("a"))
@@ -67,7 +67,7 @@ def test_what_is_saved_is_found_as_it_was(database: Database) -> None:
 def test_a_later_save_takes_the_place_of_an_earlier_one(database: Database) -> None:
     database.save(stored("a", status="queued"))
     database.save(stored("a", said="at last"))
-    found = database.find("t", "resp_a")
+    found = database.find("t", rid("a"))
     assert found is not None
     assert found.response == response("a", said="at last")
     assert database.stored().responses == 1
@@ -78,37 +78,37 @@ def test_a_conversation_is_told_from_its_beginning(database: Database) -> None:
     database.save(stored("x", "a"))
     assert history(database, "c") == ids("a", "b", "c")
     assert history(database, "x") == ids("a", "x")
-    made_of = database.input_of("t", "resp_c")
+    made_of = database.input_of("t", rid("c"))
     assert made_of is not None
-    assert [item["id"] for item in made_of[1]] == [*ids("a", "b"), "msg_c_in"]
+    assert [item["id"] for item in made_of[1]] == [*ids("a", "b"), iid("c", "in")]
 
 
 def test_of_another_tenant_nothing_is_told_apart_from_nothing(database: Database) -> None:
     database.save(stored("a"))
     database.save(stored("b", "a", tenant="other"))
-    assert database.find("other", "resp_a") is None
-    assert database.input_of("other", "resp_a") is None
-    assert not database.delete("other", "resp_a")
+    assert database.find("other", rid("a")) is None
+    assert database.input_of("other", rid("a")) is None
+    assert not database.delete("other", rid("a"))
     code, said = refused(database, "a", tenant="other")
-    assert (code, said.replace("resp_a", "resp_z")) == refused(database, "z", tenant="other")
+    assert (code, said.replace(rid("a"), rid("z"))) == refused(database, "z", tenant="other")
     # Its conversation cannot reach into another tenant's, whatever it says that it continues.
     assert refused(database, "b", tenant="other")[0] == "previous_response_not_found"
-    referred = database.history("other", None, ("msg_a_in", "msg_b_in"), BOUNDS)
-    assert list(referred.referenced) == ["msg_b_in"]
+    referred = database.history("other", None, (iid("a", "in"), iid("b", "in")), BOUNDS)
+    assert list(referred.referenced) == [iid("b", "in")]
 
 
 def test_what_lost_a_part_of_its_beginning_cannot_be_continued(database: Database) -> None:
     chain(database, "abc")
-    assert database.delete("t", "resp_a")
-    assert not database.delete("t", "resp_a")
+    assert database.delete("t", rid("a"))
+    assert not database.delete("t", rid("a"))
     assert refused(database, "c") == (
         "previous_response_not_found",
-        "The response 'resp_a', which 'resp_c' continues, is not stored any more.",
+        f"The response '{rid('a')}', which '{rid('c')}' continues, is not stored any more.",
     )
-    assert database.find("t", "resp_c") is not None
-    made_of = database.input_of("t", "resp_c")
+    assert database.find("t", rid("c")) is not None
+    made_of = database.input_of("t", rid("c"))
     assert made_of is not None
-    assert [item["id"] for item in made_of[1]] == [*ids("b"), "msg_c_in"]
+    assert [item["id"] for item in made_of[1]] == [*ids("b"), iid("c", "in")]
 
 
 @pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
@@ -128,14 +128,14 @@ def test_items_are_found_by_their_ids_the_newest_of_each(database: Database) -> 
     database.save(stored("a", asked="old"))
     database.save(stored("b", asked="new"))
     with pytest.raises(RoundhouseError) as caught:
-        database.history("t", None, ("msg_a_in", "msg_a_in", "msg_b_in"), Bounds(200))
+        database.history("t", None, (iid("a", "in"), iid("a", "in"), iid("b", "in")), Bounds(200))
     assert (caught.value.entry.code, caught.value.param) == ("invalid_request", "input")
-    found = database.history("t", None, ("msg_a_in", "none", "msg_b_out"), BOUNDS)
+    found = database.history("t", None, (iid("a", "in"), "none", iid("b", "out")), BOUNDS)
     assert found.items == ()
     assert found.model is None
     assert found.referenced == {
-        "msg_a_in": message("msg_a_in", "old"),
-        "msg_b_out": message("msg_b_out", "yes", "assistant"),
+        iid("a", "in"): message(iid("a", "in"), "old"),
+        iid("b", "out"): message(iid("b", "out"), "yes", "assistant"),
     }
 
 
@@ -152,7 +152,7 @@ def test_a_conversation_is_bounded(database: Database, bounds: Bounds) -> None:
 
 def test_a_conversation_of_just_as_much_is_continued(database: Database) -> None:
     chain(database, "abc")
-    size = sum(len(item.json) for name in "abc" for item in stored(name).items)
+    size = sum(stored(name).items_size for name in "abc")
     assert history(database, "c", bounds=Bounds(size, items=6, responses=3)) == ids("a", "b", "c")
 
 
@@ -162,18 +162,18 @@ def test_what_nobody_continues_goes_after_its_time_and_what_is_used_stays(databa
     clock.now += 0.9 * HOUR
     database.save(stored("b", "a"))
     clock.now += 0.2 * HOUR
-    assert database.find("t", "resp_lonely") is None
+    assert database.find("t", rid("lonely")) is None
     assert refused(database, "lonely")[0] == "previous_response_not_found"
-    assert not database.delete("t", "resp_lonely")
+    assert not database.delete("t", rid("lonely"))
     assert database.stored().responses == 3
     assert not database.sweep()
     assert database.stored().responses == 2
     assert history(database, "b") == ids("a", "b")
     clock.now += 0.95 * HOUR
-    assert list(database.history("t", None, ("msg_a_in",), BOUNDS).referenced) == ["msg_a_in"]
+    assert list(database.history("t", None, (iid("a", "in"),), BOUNDS).referenced) == [iid("a", "in")]
     clock.now += 0.1 * HOUR
-    assert database.find("t", "resp_a") is not None, "it was referred to"
-    assert database.find("t", "resp_b") is None
+    assert database.find("t", rid("a")) is not None, "it was referred to"
+    assert database.find("t", rid("b")) is None
 
 
 def test_what_was_used_longest_ago_makes_room(tmp_path: Path, clock: Clock) -> None:
@@ -187,7 +187,7 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path, clock: Clock) -> N
     for name in ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7"):
         clock.now += 1
         database.save(stored(name, asked="x" * 60_000))
-    left = [name for name in [*names, "s0", "s7"] if database.find("t", f"resp_{name}") is not None]
+    left = [name for name in [*names, "s0", "s7"] if database.find("t", rid(name)) is not None]
     assert left[0] == "r0", "it was continued"
     assert "r1" not in left
     assert left[-2:] == ["s0", "s7"]
@@ -202,8 +202,8 @@ def test_what_is_too_large_is_refused_and_costs_nobody_anything(tmp_path: Path, 
     database.save(stored("a"))
     with pytest.raises(FullError):
         database.save(stored("b", asked="x" * MIB))
-    assert database.find("t", "resp_a") is not None
-    assert database.find("t", "resp_b") is None
+    assert database.find("t", rid("a")) is not None
+    assert database.find("t", rid("b")) is None
     database.close()
 
 
@@ -238,7 +238,7 @@ def test_what_ran_when_it_was_closed_has_failed(tmp_path: Path, clock: Clock) ->
     database.save(stored("b"))
     database.close()
     database = opened(tmp_path, clock)
-    found = database.find("t", "resp_a")
+    found = database.find("t", rid("a"))
     assert found is not None
     assert (found.response["status"], found.response["error"]["message"]) == ("failed", RESTARTED)
     assert found.response["error"]["code"] == "server_error"

@@ -9,6 +9,7 @@ import pytest
 from controller.schema.errors import RoundhouseError
 from gateway.responses.asked import MOST_REFERENCES, Asked
 from gateway.responses.pages import page
+from gateway.responses.stored import TOKEN_LENGTH, id_of, item_ids, response_of
 
 
 def refused(fields: dict[str, Any], *, keeps: bool = True) -> tuple[str | None, str]:
@@ -98,3 +99,15 @@ def test_a_page_after_nothing_is_refused() -> None:
     with pytest.raises(RoundhouseError) as caught:
         listed("z")
     assert (caught.value.entry.code, caught.value.param) == ("invalid_request", "after")
+
+
+def test_an_items_id_tells_whose_it_is() -> None:
+    token = "0123456789abcdef" * 3
+    new_id = item_ids(token)
+    made = [new_id(prefix) for prefix in ("msg", "fc", "a_b")]
+    assert len(set(made)) == 3
+    assert {response_of(name) for name in made} == {id_of(token)}
+    assert [name.rpartition("_")[0] for name in made] == ["msg", "fc", "a_b"]
+    assert len({new_id("rs") for _ in range(70_000)}) == 70_000
+    for strange in ("", "msg", "msg_1", "_", f"msg_{token}", "x" * 500):
+        assert response_of(strange) in (None, id_of(("x" * 500)[:TOKEN_LENGTH]))
