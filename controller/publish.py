@@ -65,6 +65,7 @@ def _route(want: DesiredModel, status: ModelStatus, replicas: list[ObservedRepli
         progress=status.progress,
         capabilities=engine.capabilities(want.definition),
         thinking_control=engine.thinking_control(want.definition),
+        max_tokens_field=engine.max_tokens_field(want.definition),
         context_length=_context_length(engine, want, replicas),
         takes_dimensions=engine.takes_dimensions,
         shortens_embeddings=want.definition.matryoshka,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields as dataclass_fields
-from dataclasses import is_dataclass
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
-from gateway.translation.conversation import Prompt
+from gateway.translation.conversation import Assistant, Image, Part, Prompt, System, Text, ToolResult, Turn, User
 
 MOST_KEYS: Final = 32
 """Of one request. What is alike for that long is one conversation, or one document."""
@@ -76,7 +74,7 @@ def _beginnings(fields: Mapping[str, Any], read: Prompt | None) -> list[int]:
     if isinstance(prompt, str):
         ends = range(BLOCK, min(len(prompt), BLOCK * MOST_KEYS) + 1, BLOCK)
         return _cumulated([hash(prompt[end - BLOCK : end]) for end in ends])
-    return _cumulated([_digest_of_any(turn) for turn in read.turns[:MOST_KEYS]]) if read is not None else []
+    return _cumulated([_digest_of_turn(turn) for turn in read.turns[:MOST_KEYS]]) if read is not None else []
 
 
 def _cumulated(parts: list[int]) -> list[int]:
@@ -98,22 +96,41 @@ def _digest(message: object) -> int:
     return _digest_of_any(message)
 
 
+def _digest_of_turn(turn: Turn) -> int:
+    match turn:
+        case System():
+            return hash(("system", _short(turn.text)))
+        case Assistant():
+            calls = [(call.name, _short(call.arguments)) for call in turn.calls[:_NODES]]
+            return hash(("assistant", _short(turn.text), _short(turn.thought), *calls))
+        case User() | ToolResult():
+            return hash((type(turn), *[(type(part), _short(_words(part))) for part in turn.parts[:_NODES]]))
+
+
+def _words(part: Part) -> str:
+    if isinstance(part, Text):
+        return part.text
+    return part.url if isinstance(part, Image) else part.data
+
+
+def _short(text: str) -> object:
+    return text if len(text) <= _WHOLE else (len(text), text[: _WHOLE // 2], text[-_WHOLE // 2 :])
+
+
 def _digest_of_any(value: object) -> int:
     seen: list[object] = []
     ahead = [value]
     while ahead and len(seen) < _NODES:
         each = ahead.pop()
         if isinstance(each, str) and len(each) > _WHOLE:
-            seen.append((len(each), each[: _WHOLE // 2], each[-_WHOLE // 2 :]))
+            seen.append(_short(each))
         elif isinstance(each, dict):
             seen.append(len(each))
             ahead.extend(islice(each.values(), _NODES))
             ahead.extend(islice(each, _NODES))
-        elif isinstance(each, list | tuple):
+        elif isinstance(each, list):
             seen.append(len(each))
             ahead.extend(each[:_NODES])
-        elif is_dataclass(each):  # a turn, or what it is made of
-            ahead.extend(getattr(each, part.name) for part in dataclass_fields(each) if part.compare)
         else:
             seen.append(each)
     return hash(tuple(seen))

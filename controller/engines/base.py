@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from controller.engines.load_fields import LoadFault, LoadField, LoadValue, faults_of
 from controller.schema.admin import Capabilities, PairPresets
 from controller.schema.desired import Definition
-from controller.schema.routing import ThinkingControl
+from controller.schema.routing import MaxTokensField, ThinkingControl
 
 RuntimeKind = Literal["docker", "process"]
 
@@ -151,6 +151,10 @@ class Engine:
     def capabilities(self, definition: Definition) -> Capabilities:
         """What requests it takes."""
         return Capabilities()
+
+    def max_tokens_field(self, definition: Definition) -> MaxTokensField:
+        """What the engine calls the most tokens of a chat completion."""
+        return "max_tokens"
 
     def thinking_control(self, definition: Definition) -> ThinkingControl | None:
         """How it is told to think or not; None: it takes `default` alone."""

@@ -10,7 +10,7 @@ from controller.engines.base import Engine, Remote
 from controller.engines.capabilities import declared_over
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
-from controller.schema.routing import ThinkingControl
+from controller.schema.routing import MaxTokensField, ThinkingControl
 
 
 class OpenAIRemoteDefinition(Definition):
@@ -34,6 +34,11 @@ class OpenAIRemoteDefinition(Definition):
         default="chat_template_kwargs",
         description="Field of a chat completion that tells it to think or not, where `thinking_modes` has more than "
         "`default`.",
+    )
+    max_tokens_field: MaxTokensField = Field(
+        default="max_tokens",
+        description="What it calls the most tokens of a chat completion (requests of other APIs); OpenAI's models that "
+        "reason know `max_completion_tokens` alone.",
     )
     health_path: str = Field(default="/models", description="Path below base_url that answers 200 when all is well.")
 
@@ -83,6 +88,11 @@ class OpenAIRemote(Engine):
     def capabilities(self, definition: Definition) -> Capabilities:
         """As declared; else text, conversations, tools, JSON, and no say in thinking."""
         return declared_over(definition, Capabilities())
+
+    def max_tokens_field(self, definition: Definition) -> MaxTokensField:
+        """As declared."""
+        assert isinstance(definition, OpenAIRemoteDefinition)
+        return definition.max_tokens_field
 
     def thinking_control(self, definition: Definition) -> ThinkingControl | None:
         """As declared."""

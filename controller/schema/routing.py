@@ -16,6 +16,7 @@ from controller.schema.status import SCHEMA_VERSION, ModelState, Wire
 
 ThinkingControl = Literal["chat_template_kwargs", "thinking", "reasoning_effort"]
 """How an engine is told to think or not: which field of a chat completion request says it."""
+MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
 
 
 class Stamp(Wire):
@@ -77,6 +78,9 @@ class ModelRoute(Wire):
     capabilities: Capabilities = Field(default_factory=Capabilities)
     thinking_control: ThinkingControl | None = Field(
         default=None, description="How the engine is told to think or not; null: it has no switch."
+    )
+    max_tokens_field: MaxTokensField = Field(
+        default="max_tokens", description="What the engine calls the most tokens of a chat completion."
     )
     context_length: int | None = Field(
         default=None, description="Tokens of prompt and answer together, of one request; null: not known."

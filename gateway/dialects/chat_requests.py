@@ -21,7 +21,7 @@ def for_engine(request: InferenceRequest, route: ModelRoute) -> InferenceRequest
     """The request as the model's engine understands it; the same one where nothing must change. Raises RoundhouseError.
 
     - `thinking` and `reasoning_effort: none` as `route.thinking_control` says;
-    - thoughts of earlier answers under both names, since engines read one or the other;
+    - thoughts of earlier answers under both names, since engines read one or the other, but for remotes;
     - a `tool_choice` that the engine does not know as fewer `tools`.
     """
     fields = request.fields
@@ -29,7 +29,7 @@ def for_engine(request: InferenceRequest, route: ModelRoute) -> InferenceRequest
     if "thinking" in fields or "reasoning_effort" in fields:
         made = thought_of(made, route)
     messages = fields.get("messages")
-    if isinstance(messages, list):
+    if isinstance(messages, list) and route.backend != _REMOTE:
         for message in messages:
             if (
                 isinstance(message, dict)
@@ -41,6 +41,20 @@ def for_engine(request: InferenceRequest, route: ModelRoute) -> InferenceRequest
     if "tool_choice" in fields and route.backend != _REMOTE:
         made = narrowed(made, names_one=route.backend == _LLAMA_SERVER)
     return request if made is fields else replace(request, raw=encode(made), fields=made)
+
+
+def in_own_words(fields: Fields, route: ModelRoute) -> Fields:
+    """The fields of a chat completion that was written here, as the model's engine knows them.
+
+    - the limit of tokens by `route.max_tokens_field`;
+    - thoughts of earlier answers to a remote under one name: it may refuse the other.
+    """
+    if "max_tokens" in fields and route.max_tokens_field != "max_tokens":
+        fields = {route.max_tokens_field if name == "max_tokens" else name: fields[name] for name in fields}
+    if route.backend == _REMOTE:
+        for message in fields["messages"]:
+            message.pop("reasoning", None)
+    return fields
 
 
 def thought_of(fields: Fields, route: ModelRoute) -> Fields:

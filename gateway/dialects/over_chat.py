@@ -11,7 +11,7 @@ from controller.schema.routing import ModelRoute
 from gateway.capabilities import check_prompt
 from gateway.dialects import errors
 from gateway.dialects.base import Events, Gathering, Usage
-from gateway.dialects.chat_requests import thought_of
+from gateway.dialects.chat_requests import in_own_words, thought_of
 from gateway.dialects.exclusions import differs_as_stream, wants_probabilities
 from gateway.dialects.openai_gathering import OpenAIGathering
 from gateway.dialects.reading import EventReader
@@ -45,7 +45,7 @@ class ReadForChat(ABC):
         prompt = request.prompt
         assert prompt is not None, "checked before"
         asked = {} if prompt.thinking is None else {"thinking": prompt.thinking}
-        fields = thought_of(chat.written(prompt) | asked, route)
+        fields = in_own_words(thought_of(chat.written(prompt) | asked, route), route)
         if route.backend == llama_server.BACKEND:
             fields = narrowed(fields | llama_server.fields_for(prompt), names_one=True)
         fields["model"] = route.served_name

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from gateway.responses.refusals import too_many_references
+from gateway.responses.refusals import previous_not_found, too_many_references
 from gateway.translation.conversation import Fields
 from gateway.translation.places import optional, wrong
 
 MOST_REFERENCES: Final = 1000
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
+"""What an id may look like. Others are nobody's, and some could not even be looked up: halves of surrogate pairs."""
 
 
 class Asked(NamedTuple):
@@ -34,7 +37,7 @@ class Asked(NamedTuple):
         """By a request for a response. `keeps`: this gateway stores responses.
 
         Raises:
-            RoundhouseError: `invalid_request`.
+            RoundhouseError: `invalid_request` or `previous_response_not_found`.
         """
         loads = cls.to_load(fields)
         wants = optional(fields, "store", bool) is not False
@@ -51,12 +54,15 @@ class Asked(NamedTuple):
         references = tuple(dict.fromkeys(_references(fields.get("input"))))
         if len(references) > MOST_REFERENCES:
             raise too_many_references(references, MOST_REFERENCES)
-        return cls(optional(fields, "previous_response_id", str), references)
+        previous = optional(fields, "previous_response_id", str)
+        if previous is not None and not _ID.fullmatch(previous):
+            raise previous_not_found(previous, previous)
+        return cls(previous, references)
 
 
 def _references(items: Any) -> Iterator[str]:
     for item in items if isinstance(items, list) else ():
         if isinstance(item, dict) and (item.get("type") or "item_reference") == "item_reference":
             item_id = item.get("id")
-            if isinstance(item_id, str) and "role" not in item:
+            if isinstance(item_id, str) and "role" not in item and _ID.fullmatch(item_id):
                 yield item_id

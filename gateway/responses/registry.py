@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from controller.schema.errors import RoundhouseError
 from gateway.asgi import Header
 from gateway.keys import Caller
 from gateway.live_routes import LiveRoutes
@@ -16,6 +18,8 @@ from gateway.responses.store import ResponseStore
 from gateway.responses.stored import TOKEN_LENGTH, Bounds, History, StoredResponse, id_of, item_ids
 from gateway.translation.conversation import Fields
 from gateway.translation.response_context import ResponseContext
+
+logger = logging.getLogger(__name__)
 
 OPEN_RESPONSES: Final = b"openresponses-version"
 
@@ -108,11 +112,14 @@ class Responses:
         self._running.pop(run.context.id, None)
 
     def save(self, run: Run, response: Fields) -> None:
-        """Store what it has come to."""
-        self._kept().save(_stored(run, response))
+        """Store what it has come to. That it cannot be stored is said in the log."""
+        try:
+            self._kept().save(_stored(run, response))
+        except RoundhouseError as error:
+            logger.error("the response %s is not stored: %s", run.context.id, error)  # noqa: TRY400
 
     def save_first(self, run: Run, response: Fields) -> asyncio.Future[None]:
-        """Store what it is at its beginning, if that can be."""
+        """Store what it is at its beginning, if that can be. Raises RoundhouseError `invalid_request`."""
         return self._kept().save_first(_stored(run, response))
 
     # For requests that ask for them. Each raises RoundhouseError `response_not_found` or `response_store_failed`.
@@ -178,4 +185,8 @@ class Responses:
 
 
 def _stored(run: Run, response: Fields) -> StoredResponse:
-    return StoredResponse.of(run.tenant, run.model, response, run.context.input_items)
+    try:
+        return StoredResponse.of(run.tenant, run.model, response, run.context.input_items)
+    except RecursionError:
+        message = "The request is nested too deeply for its response to be stored."
+        raise RoundhouseError("invalid_request", message) from None

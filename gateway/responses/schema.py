@@ -32,9 +32,9 @@ CREATE INDEX responses_by_use ON responses (used_at, number);
 CREATE INDEX responses_running ON responses (number) WHERE status IN ('queued', 'in_progress');
 CREATE TABLE documents (
     number INTEGER PRIMARY KEY REFERENCES responses ON DELETE CASCADE,
-    response TEXT NOT NULL,
-    input TEXT NOT NULL,
-    output TEXT NOT NULL
+    response BLOB NOT NULL,
+    input BLOB NOT NULL,
+    output BLOB NOT NULL
 );
 """
 

@@ -39,6 +39,7 @@ back: so many responses share the statements."""
 WRITE_WITHIN_S: Final = 0.01
 """How long they wait for others to share with, unless somebody asks for something."""
 SWEEP_EVERY_S: Final = 10.0
+CLOSE_WITHIN_S: Final = 10.0
 
 
 class StoreError(Exception):
@@ -120,7 +121,9 @@ class ResponseStore:
     async def close(self) -> None:
         """Do what was asked for, and close the database."""
         self._jobs.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, CLOSE_WITHIN_S)
+        if self._thread.is_alive():
+            logger.error("%s hangs: what is not written yet is lost", self._path)
 
     def _ask(self, work: Callable[[Database], T]) -> asyncio.Future[T]:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import orjson
+
 from gateway.translation.conversation import Fields
 
 TOKEN_LENGTH: Final = 48
@@ -29,11 +31,11 @@ class StoredResponse:
     """Unix time in seconds."""
     previous: str | None
     status: str
-    response: str
+    response: bytes
     """The response object as JSON, its `output` empty."""
-    input: str
+    input: bytes
     """Its own input items, a JSON array."""
-    output: str
+    output: bytes
     """Its `output`."""
     items: int
     """How many there are in both."""
@@ -101,9 +103,13 @@ class Stored(NamedTuple):
     """Of the database, without what is free in it."""
 
 
-def encoded(value: Any) -> str:
-    """JSON. ASCII, so that lone surrogates, which JSON can write and UTF-8 cannot, survive."""
-    return json.dumps(value, separators=(",", ":"))
+def encoded(value: Any) -> bytes:
+    """JSON. Raises RecursionError: it is nested too deeply."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # Integers of more than 64 bits, and lone surrogates, which JSON can write in ASCII and UTF-8 cannot.
+        return json.dumps(value, separators=(",", ":")).encode()
 
 
 def id_of(token: str) -> str:

@@ -1,6 +1,8 @@
 """Tools of responses. Pure.
 
-A custom tool takes text in place of JSON: to an engine it is a function of one string.
+A custom tool takes text in place of JSON: to an engine it is a function of one string. Tools that OpenAI runs itself do
+not run here. Agents (Codex) declare some beside their own on every request, and the model does without those; where a
+request has no others, or demands one, it is refused.
 """
 
 from __future__ import annotations
@@ -9,11 +11,16 @@ from typing import Any, Final
 
 from controller.schema.errors import RoundhouseError
 from gateway.translation.conversation import Fields, Tool, ToolChoice
-from gateway.translation.places import found, needed, none_of, one_of, optional, text, wrong
+from gateway.translation.places import found, needed, one_of, optional, text, wrong
 
 _CHOICES: Final = ("none", "auto", "required")
 _MODES: Final = ("auto", "required")
 _KINDS: Final = ("function", "custom")
+_RUN_ELSEWHERE: Final = (
+    *("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "local_shell", "shell"),
+    *("apply_patch", "namespace", "tool_search"),
+)
+"""How the types of OpenAI's own tools begin; some have versions."""
 _CUSTOM_PARAMETERS: Final[Fields] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -28,8 +35,12 @@ def tools_of(fields: Fields) -> tuple[Tool, ...]:
     Raises:
         RoundhouseError: `invalid_request`; its `param` is the place.
     """
-    tools = {}
-    for number, declared in enumerate(optional(fields, "tools", list) or ()):
+    tools: dict[str, Tool] = {}
+    listed = optional(fields, "tools", list) or []
+    has_own = any(map(_is_own, listed))
+    for number, declared in enumerate(listed):
+        if has_own and _runs_elsewhere(declared):
+            continue
         tool = _tool(declared, f"tools[{number}]")
         if tool.name in tools:
             raise wrong(f"tools[{number}].name", f"must be no other tool's; {found(tool.name)}")
@@ -65,12 +76,12 @@ def choice_of(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None:
 
 def custom_names(fields: Fields) -> frozenset[str]:
     """The names of the custom tools of a request that was read."""
-    return frozenset([tool["name"] for tool in fields.get("tools") or () if tool["type"] == "custom"])
+    return frozenset([tool["name"] for tool in fields.get("tools") or () if tool.get("type") == "custom"])
 
 
 def echoed(fields: Fields) -> tuple[list[Fields], Any]:
     """`tools` and `tool_choice` of a request that was read, as a response tells them."""
-    tools = [_echoed(tool) for tool in fields.get("tools") or ()]
+    tools = [_echoed(tool) for tool in fields.get("tools") or () if _is_own(tool)]
     choice = fields.get("tool_choice")
     if not isinstance(choice, dict):
         return tools, choice or "auto"
@@ -95,11 +106,27 @@ def _tool(declared: Any, place: str) -> Tool:
     name = text(tool.get("name"), f"{at}name")
     description = optional(tool, "description", str, at)
     if kind == "custom":
-        form = optional(tool, "format", dict, at)
-        if form is not None and form.get("type") != "text":
-            raise none_of(form.get("type"), ("text",), f"{at}format.type")
+        form = optional(tool, "format", dict, at) or {"type": "text"}
+        if one_of(form.get("type"), ("text", "grammar"), f"{at}format.type") == "grammar":
+            description = _with_grammar(description, form, f"{at}format.")
         return Tool(name, description, _CUSTOM_PARAMETERS)
     return Tool(name, description, optional(tool, "parameters", dict, at), optional(tool, "strict", bool, at))
+
+
+def _is_own(tool: Any) -> bool:
+    return isinstance(tool, dict) and tool.get("type") in _KINDS
+
+
+def _runs_elsewhere(tool: Any) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind.startswith(_RUN_ELSEWHERE)
+
+
+def _with_grammar(description: str | None, form: Fields, at: str) -> str:
+    """No engine holds one argument to a grammar of OpenAI's: the model is told of it."""
+    definition = text(form.get("definition"), f"{at}definition")
+    grammar = f"The input follows this {form.get('syntax', 'lark')} grammar:\n{definition}"
+    return grammar if description is None else f"{description}\n\n{grammar}"
 
 
 def _allowed(fields: Fields) -> list[str] | None:

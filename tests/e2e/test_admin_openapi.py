@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.support.house import House
 from tests.support.sites import ProcessSite
 
-CASES = 60
+CASES = 30
 """Per operation and mode."""
 MODELS: dict[str, Any] = {
     "stub": {"backend": "stub", "enabled": False, "replica_max": 2},

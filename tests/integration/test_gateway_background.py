@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.responses import ResponseItemList
 
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, until
@@ -17,6 +18,7 @@ from tests.support.gateway_rest import nothing_left
 from tests.support.queueing import key
 from tests.support.raw_http import raw, request
 from tests.support.response_state import Site, refusal, settled, site
+from tests.support.responses import check_response
 
 TEXT = " ".join(WORDS)
 ONE_SLOT: dict[str, Any] = {"target_inflight": 1, "queue_limit": 2}
@@ -281,6 +283,44 @@ async def test_a_running_one_is_cancelled_before_it_is_deleted(stream: bool) -> 
         await until(lambda: here.engine.cancelled == 1, "the engine stops")
         await nothing_left(here.here)
         assert await refusal(here.client.responses.retrieve(run.context.id)) == NOT_FOUND
+
+
+async def test_every_state_suits_the_published_schemas() -> None:
+    async with site(m=ONE_SLOT, request_timeout_s=2) as here:
+        url = here.here.url + "/v1/responses"
+
+        async def told(response_id: str, method: str = "GET", more: str = "") -> Any:
+            async with here.here.client.request(method, f"{url}/{response_id}{more}") as answer:
+                assert answer.content_type == "application/json"
+                return await answer.json()
+
+        asked = {"model": "m", "input": "x", "background": True, "metadata": {"a": "b"}}
+        ids, seen = [], {}
+        for fault in ("hold", None):
+            async with here.here.client.post(url, json={**asked, **({"fault": fault} if fault else {})}) as answer:
+                made = await answer.json()
+                ids.append(made["id"])
+                seen["queued"] = made
+        running, waiting = ids
+        await until(lambda: here.engine.running == 1, "it runs")
+        for response_id in (running, waiting):
+            found = await told(response_id)
+            seen[found["status"]] = found
+        cancelled = await told(waiting, "POST", "/cancel")
+        seen[cancelled["status"]] = cancelled
+        await here.over(running)
+        failed = await told(running)
+        seen[failed["status"]] = failed
+        assert set(seen) == {"queued", "in_progress", "cancelled", "failed"}
+        for response in seen.values():
+            check_response(response)
+            assert response["metadata"] == {"a": "b"}
+        made = await here.make(previous_response_id=(await here.make()).id)
+        for item in (await told(made.id, more="/input_items"))["data"]:
+            ResponseItemList.model_validate_json(
+                json.dumps({"object": "list", "data": [item], "first_id": "", "last_id": "", "has_more": False}),
+                strict=True,
+            )
 
 
 async def test_others_cannot_cancel_it() -> None:

@@ -20,7 +20,7 @@ from tests.fakes.gateway_harness import House, engines, house
 from tests.support.queueing import key
 from tests.support.raw_http import spotless
 
-CASES = 60
+CASES = 25
 """Per operation and mode."""
 STORED = 4 * CASES
 MODELS = ("m", "org/m", "alias", "loading", "nobody")

@@ -446,6 +446,35 @@ async def logged(caplog: pytest.LogCaptureFixture) -> str:
     return caplog.text
 
 
+async def test_what_is_nested_too_deeply_is_told_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async with site() as here:
+        answers = []
+        for depth in range(900, 1000):
+            deep = '{"a":' * depth + "1" + "}" * depth
+            body = f'{{"model": "m", "input": [{{"role": "user", "content": "x", "more": {deep}}}]}}'
+            async with here.here.client.post(here.here.url + "/v1/responses", data=body) as answer:
+                answers.append((answer.status, (await answer.json()).get("id")))
+        statuses = [status for status, _ in answers]
+        assert set(statuses) == {200, 400}
+        assert statuses == sorted(statuses)
+        for status, response_id in answers:
+            if status == 200:
+                lost = f"the response {response_id} is not stored: The request is nested too deeply" in caplog.text
+                found = await refusal_or(here.client.responses.retrieve(response_id))
+                assert found == (NOT_FOUND if lost else response_id)
+        assert "Traceback" not in caplog.text
+        await here.make()
+
+
+async def refusal_or(asking: Any) -> Any:
+    """The refusal, or the response's id."""
+    try:
+        return (await asking).id
+    except openai.APIStatusError as error:
+        body: Any = error.body
+        return error.status_code, body["code"], body["param"]
+
+
 async def test_a_database_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:
     async with site() as here:
         made = await here.make()

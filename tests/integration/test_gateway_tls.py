@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import House, engines, house
 from tests.fakes.mock_engine import WORDS, MockEngine
-from tests.integration.test_gateway_process import ended, start
+from tests.support.gateway_process import ended, start
 from tests.support.raw_http import chat_body, raw, spotless
 from tests.support.wait import until
 

@@ -10,7 +10,7 @@ import pytest
 from controller.schema.admin import Capabilities
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute, ThinkingControl
-from gateway.dialects.chat_requests import for_engine
+from gateway.dialects.chat_requests import for_engine, in_own_words
 from gateway.dialects.openai import CHAT, COMPLETIONS
 from gateway.request import parse_request
 from tests.fakes.fake_controller import route
@@ -158,3 +158,15 @@ def test_a_choice_of_a_tool_that_is_not_there(choice: Any) -> None:
     with pytest.raises(RoundhouseError, match="'z', which is not among") as caught:
         for_engine(request, to("llama_server"))
     assert (caught.value.entry.code, caught.value.param) == ("invalid_request", "tool_choice")
+
+
+def test_what_was_written_here_is_said_in_a_remotes_own_words() -> None:
+    thought = {"role": "assistant", "content": "a", "reasoning_content": "t", "reasoning": "t"}
+    fields = {"messages": [thought], "max_tokens": 5, "seed": 1}
+    remote = route("m").model_copy(update={"backend": "openai_remote", "max_tokens_field": "max_completion_tokens"})
+    assert in_own_words({**fields, "messages": [dict(thought)]}, remote) == {
+        "messages": [{"role": "assistant", "content": "a", "reasoning_content": "t"}],
+        "max_completion_tokens": 5,
+        "seed": 1,
+    }
+    assert in_own_words(fields, route("m")) is fields

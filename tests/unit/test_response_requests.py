@@ -66,6 +66,14 @@ def test_references_are_found_where_they_are() -> None:
     assert not Asked.to_load({"input": "id"}).loads
 
 
+@pytest.mark.parametrize("strange", ["\ud800", "resp_1'", "", "x" * 129, "../x", "é"])
+def test_what_cannot_be_an_id_is_nobodys(strange: str) -> None:
+    with pytest.raises(RoundhouseError) as caught:
+        Asked.to_load({"previous_response_id": strange})
+    assert caught.value.entry.code == "previous_response_not_found"
+    assert Asked.to_load({"input": [{"id": strange}]}).references == ()
+
+
 def test_references_are_bounded() -> None:
     items = [{"type": "item_reference", "id": str(number)} for number in range(MOST_REFERENCES + 1)]
     assert refused({"input": items})[0] == "input"

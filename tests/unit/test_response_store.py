@@ -81,6 +81,18 @@ async def test_what_was_asked_for_is_done_before_it_closes(tmp_path: Path) -> No
         assert await found(store, "r49") == response("r49")
 
 
+async def test_a_database_that_hangs_does_not_keep_the_gateway_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stores, "CLOSE_WITHIN_S", 0.05)
+    store = made(tmp_path)
+    with held(store):
+        store.save(stored("a"))
+        await store.close()
+        assert "responses.db hangs" in caplog.text
+    await until("it ends after all", lambda: not store._thread.is_alive())
+
+
 async def test_who_does_not_wait_any_more_disturbs_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with opened(tmp_path) as store:
         with held(store):

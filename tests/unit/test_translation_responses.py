@@ -16,6 +16,7 @@ from gateway.request import InferenceRequest, parse_request
 from gateway.translation import chat
 from gateway.translation.conversation import Assistant, Call, Prompt, System, Text, Tool, ToolChoice, ToolResult, User
 from gateway.translation.responses import read
+from gateway.translation.responses_tools import custom_names, echoed
 from tests.fakes.fake_controller import route
 from tests.support.responses import Fields, context
 
@@ -89,6 +90,21 @@ def test_files_that_are_texts() -> None:
     for data in (plain, f"data:text/plain;base64,{plain}", f"data:TEXT/markdown;charset=utf-8;base64,{plain}"):
         item = {"role": "user", "content": [{"type": "input_file", "filename": "a.txt", "file_data": data}]}
         assert prompt(input=[item]).turns == (User((Text("Grüße"),)),)
+
+
+def test_what_runs_elsewhere_is_left_out_beside_own_tools() -> None:
+    agents = [{"type": "web_search", "external_web_access": False}, F, {"type": "namespace", "name": "x", "tools": []}]
+    asked: Fields = {"model": "m", "input": "Hi", "tools": agents}
+    assert [tool.name for tool in read(asked, context()).tools] == ["f"]
+    tools, choice = echoed(asked)
+    assert ([tool["name"] for tool in tools], choice) == (["f"], "auto")
+    assert custom_names(asked) == frozenset()
+
+
+def test_a_grammar_of_a_custom_tool_is_told_to_the_model() -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": "start: WORD"}
+    (tool,) = prompt(tools=[{"type": "custom", "name": "sh", "description": "d", "format": form}]).tools
+    assert tool.description == "d\n\nThe input follows this lark grammar:\nstart: WORD"
 
 
 def test_custom_tools_are_functions_of_a_text() -> None:
@@ -187,7 +203,14 @@ REFUSED: list[tuple[Fields, str, str]] = [
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name", "missing"),
     ({"tools": [F, F]}, "tools[1].name", "'f'"),
     ({"tools": [{**F, "parameters": []}]}, "tools[0].parameters", "an object"),
-    ({"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar"}}]}, "tools[0].format.type", "'grammar'"),
+    ({"tools": [{"type": "custom", "name": "x", "format": {"type": "regex"}}]}, "tools[0].format.type", "'regex'"),
+    (
+        {"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar"}}]},
+        "tools[0].format.definition",
+        "missing",
+    ),
+    ({"tools": [F, {"type": "web"}]}, "tools[1].type", "'web'"),
+    ({"tools": [F, {"type": "mcp"}], "tool_choice": {"type": "mcp"}}, "tool_choice.type", "'mcp'"),
     ({"tool_choice": "any"}, "tool_choice", "'any'"),
     ({"tool_choice": "required"}, "tool_choice", "`tools`"),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice.type", "'web_search'"),
