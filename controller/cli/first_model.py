@@ -92,12 +92,15 @@ class FirstModel:
 
 
 def first_choice(listed: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
-    """Of the gateway's list the loaded model with the best API to try."""
-    loaded = [model for model in listed if model.get("state") == ModelState.LOADED]
+    """Of the gateway's list the loaded model with the best API to try; None while one that is being loaded has a better
+    one, or there is none."""
     for api in EXAMPLES:
-        for model in loaded:
-            if api in model.get("apis", ()):
+        offering = [model for model in listed if api in model.get("apis", ())]
+        for model in offering:
+            if model.get("state") == ModelState.LOADED:
                 return str(model["id"]), api
+        if any(model.get("state") == ModelState.LOADING for model in offering):
+            return None
     return None
 
 

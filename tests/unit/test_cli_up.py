@@ -282,7 +282,9 @@ def test_the_model_to_try_is_the_one_with_the_best_api() -> None:
     embed = {"id": "e", "state": "loaded", "apis": ["/v1/embeddings"]}
     chat = {"id": "c", "state": "loaded", "apis": ["/v1/chat/completions", "/v1/completions"]}
     assert first_choice([embed, chat]) == ("c", "/v1/chat/completions")
-    assert first_choice([embed, {**chat, "state": "loading"}]) == ("e", "/v1/embeddings")
+    assert first_choice([embed, {**chat, "state": "loading"}]) is None, "the better one is coming"
+    assert first_choice([embed, {**chat, "state": "failed"}]) == ("e", "/v1/embeddings")
+    assert first_choice([chat, {**embed, "state": "loading"}]) == ("c", "/v1/chat/completions")
     assert first_choice([{**chat, "state": "failed"}, {"id": "r", "state": "loaded", "apis": ["/v1/rerank"]}]) is None
 
 
