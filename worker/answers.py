@@ -21,8 +21,8 @@ def event(content: Object) -> bytes:
 
 
 def encode(content: Object) -> bytes:
-    """Compact JSON, UTF-8."""
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    """Compact JSON, UTF-8. What that cannot hold (half of a surrogate pair) becomes `?`."""
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
 def usage(job: Job) -> Object:

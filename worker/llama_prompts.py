@@ -17,7 +17,8 @@ from worker.tool_calls import Markup
 from worker.translategemma import structured
 
 TRANSLATEGEMMA: Final = "translategemma_template"
-PROMPT_FORMATS: Final = ("generic", "mistral_template", "qwen3_template", "gemma4_template", TRANSLATEGEMMA)
+GENERIC: Final = "generic"
+PROMPT_FORMATS: Final = (GENERIC, "mistral_template", "qwen3_template", "gemma4_template", TRANSLATEGEMMA)
 
 _KEY: Final = "tokenizer.chat_template"
 _RAISED: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -143,7 +144,7 @@ class Forms:
     ) -> None:
         template = _template(llama.metadata, chat_format)
         with_tools = llama.metadata.get(f"{_KEY}.tool_use") if chat_format is None else None
-        if template is None and prompt_format is not None:
+        if template is None and prompt_format not in (None, GENERIC):
             raise LoadError(f"--prompt-format {prompt_format}: the file has no chat template")
         self._form: Form = (
             LibraryFormat(llama_cpp, llama, chat_format or llama.chat_format)

@@ -20,6 +20,8 @@ Call = tuple[str, Any]
 Schemas = Mapping[str, Mapping[str, Any]]
 """Tools' names to the JSON Schemas of their arguments."""
 
+_PARAMETER: Final = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+
 
 @dataclass(frozen=True, slots=True)
 class Markup:
@@ -38,12 +40,12 @@ def _qwen(body: str, schemas: Schemas) -> list[Call]:
     body = body.strip()
     if not body.startswith("<function="):
         return [_call_in(_json(body))]
-    function = re.fullmatch(r"<function=([^>\s]+)>(.*?)(?:</function>)?", body, re.DOTALL)
-    if function is None:
-        raise ValueError("no function")
-    properties = schemas.get(function[1], {}).get("properties", {})
-    given = re.findall(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", function[2], re.DOTALL)
-    return [(function[1], {name: _typed(value, properties.get(name)) for name, value in given})]
+    function = re.fullmatch(r"<function=([^>\s]+)>(.*)</function>", body, re.DOTALL)
+    if function is None or _PARAMETER.sub("", function[2]).strip():
+        raise ValueError("no function, or not all of it")
+    properties = schemas.get(function[1], {}).get("properties")
+    of = properties if isinstance(properties, dict) else {}
+    return [(function[1], {name: _typed(value, of.get(name)) for name, value in _PARAMETER.findall(function[2])})]
 
 
 def _mistral(body: str, schemas: Schemas) -> list[Call]:
@@ -87,12 +89,25 @@ def _call_in(value: Any) -> Call:
 
 
 def _typed(text: str, schema: Any) -> Any:
-    if isinstance(schema, dict) and schema.get("type") == "string":
+    if _may_be_text(text, schema):
         return text
     try:
         return _json(text)
     except ValueError:
         return text
+
+
+def _may_be_text(text: str, schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    types, values, any_of, one_of = (_list(schema.get(name)) for name in ("type", "enum", "anyOf", "oneOf"))
+    if schema.get("type") == "string" or "string" in types or text in values:
+        return True
+    return any(_may_be_text(text, branch) for branch in (*any_of, *one_of))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _json(text: str) -> Any:
@@ -200,7 +215,7 @@ def called_by_name(pieces: Generator[Piece], name: str, new_id: Callable[[], str
     with closing(pieces):
         for piece in pieces:
             calls: tuple[dict[str, Any], ...] = ()
-            if piece.text or (piece.finish_reason is not None and "id" in part):
+            if piece.text or (piece.finish_reason == "stop" and "id" in part):
                 part["function"]["arguments"] = piece.text
                 calls, part = (part,), {"index": 0, "function": {}}
             finish = "tool_calls" if piece.finish_reason == "stop" else piece.finish_reason
@@ -218,11 +233,12 @@ def called_as_json(pieces: Generator[Piece], new_id: Callable[[], str]) -> Gener
                     yield replace(piece, text="")
                 continue
             try:
-                name, arguments = _call_in(_json("".join(parts)))
+                name, value = _call_in(_json("".join(parts)))
+                arguments = encoded(value)
             except (ValueError, RecursionError):
                 yield replace(piece, text="".join(parts))
                 continue
-            function = {"name": name, "arguments": encoded(arguments)}
+            function = {"name": name, "arguments": arguments}
             call = {"index": 0, "id": new_id(), "type": "function", "function": function}
             yield replace(piece, text="", tool_calls=(call,), finish_reason="tool_calls")
 
@@ -242,8 +258,8 @@ def forced(request: ChatRequest) -> dict[str, dict[str, Any]]:
 
 
 def encoded(arguments: Any) -> str:
-    """Arguments as the JSON text that clients get."""
-    return json.dumps(arguments, ensure_ascii=False)
+    """Arguments as the JSON text that clients get. Raises ValueError: a number is beyond all bounds."""
+    return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -42,7 +42,7 @@ SELECT model, response, output FROM responses JOIN documents USING (number) WHER
 """
 _ITEMS: Final = "SELECT input, output FROM documents WHERE number = ?"
 _REFERENCED: Final = """
-SELECT number, bytes, input, output FROM responses JOIN documents USING (number)
+SELECT number, model, bytes, input, output FROM responses JOIN documents USING (number)
 WHERE id = ? AND tenant = ? AND used_at >= ?
 """
 _USE: Final = "UPDATE responses SET used_at = max(used_at, ?) WHERE number = ?"
@@ -168,8 +168,8 @@ class Database:
         with transaction(self._db):
             chain = self._continued(tenant, previous, now, bounds) if previous is not None else []
             self._use(chain, now)
-            referenced = self._referenced(tenant, references, now, bounds)
-            return History(chain[0].model if chain else None, tuple(self._items(chain)), referenced)
+            referenced, models = self._referenced(tenant, references, now, bounds)
+            return History(chain[0].model if chain else None, tuple(self._items(chain)), referenced, models)
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """Delete one response of a tenant. Whether there was one."""
@@ -262,16 +262,22 @@ class Database:
             items += json.loads(own) + json.loads(output)
         return items
 
-    def _referenced(self, tenant: str, ids: Sequence[str], now: float, bounds: Bounds) -> dict[str, Any]:
-        items: dict[str, Any] = {}
+    def _referenced(
+        self, tenant: str, ids: Sequence[str], now: float, bounds: Bounds
+    ) -> tuple[dict[str, Fields], dict[str, str]]:
+        """Items by their id, and the models whose responses they belong to."""
+        items: dict[str, Fields] = {}
+        models: dict[str, str] = {}
         left = bounds.bytes
         for response_id in dict.fromkeys(map(response_of, ids)):
             found = self._db.execute(_REFERENCED, (response_id, tenant, self._cutoff(now))).fetchone()
             if found is not None:
-                number, size, own, output = found
+                number, model, size, own, output = found
                 left -= size
                 if left < 0:
                     raise too_long(bounds, "input")
-                items |= {item.get("id"): item for item in json.loads(own) + json.loads(output)}
+                stored = {item["id"]: item for item in json.loads(own) + json.loads(output)}
+                items |= stored
+                models |= dict.fromkeys(stored, model)
                 self._db.execute(_USE, (now, number))
-        return {item_id: items[item_id] for item_id in ids if item_id in items}
+        return {item_id: items[item_id] for item_id in ids if item_id in items}, models

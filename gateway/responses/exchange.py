@@ -85,7 +85,8 @@ class ResponseExchange(Exchange):
         found = loading.result()
         if self._asked.previous is not None:
             self._parts.responses.check_sees(self._caller, self._asked.previous, found)
-        self._context.history, self._context.referenced = found.items, found.referenced
+        self._context.history = found.items
+        self._context.referenced = self._parts.responses.seen_of(self._caller, found)
         self._seek(self._looked_at_again(), self._parts.now())
 
     def _seek(self, route: ModelRoute, now: float) -> None:
@@ -136,6 +137,8 @@ class ResponseExchange(Exchange):
         self._is_cancelled = True
         if self._context.cancel is not None:
             self._answer.end(self._context.cancel())
+        else:
+            self._answer.fail(RoundhouseError("state_conflict", "The response was cancelled."))
         self._close()
 
     def settle(self) -> None:

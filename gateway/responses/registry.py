@@ -103,6 +103,11 @@ class Responses:
         if found.model is not None and not self._sees(caller, found.model):
             raise previous_not_found(previous, previous)
 
+    def seen_of(self, caller: Caller, found: History) -> dict[str, Fields]:
+        """Of the items referred to, those of models that the key is for; the others are as if they were not there."""
+        models = found.referred_models
+        return {name: item for name, item in found.referenced.items() if self._sees(caller, models[name])}
+
     def began(self, run: Run) -> None:
         """It can be asked for from now on."""
         self._running[run.context.id] = run

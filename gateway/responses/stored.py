@@ -84,6 +84,8 @@ class History(NamedTuple):
     """Of the responses that it continues, input and output, the oldest first."""
     referenced: Mapping[str, Fields] = {}
     """Those of the items referred to that there are, by their id."""
+    referred_models: Mapping[str, str] = {}
+    """By such an id the own name of the model whose response it belongs to."""
 
 
 class Bounds(NamedTuple):

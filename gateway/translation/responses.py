@@ -139,8 +139,9 @@ def _kept(own: list[tuple[Fields, str]], context: ResponseContext) -> Iterable[F
     """The items as they are listed: each with an id, messages in parts."""
     for item, place in own:
         kind = kind_of(item, place)
-        listed = {**item, "id": item.get("id") or context.new_id(_PREFIXES[kind]), "type": kind}
-        listed["status"] = item.get("status") or "completed"
+        item_id = optional(item, "id", str, f"{place}.") or context.new_id(_PREFIXES[kind])
+        status = optional(item, "status", str, f"{place}.") or "completed"
+        listed = {**item, "id": item_id, "type": kind, "status": status}
         if kind == "message" and isinstance(item["content"], str):
             listed["content"] = [_text_part(item["role"], item["content"])]
         yield listed

@@ -50,6 +50,17 @@ async def test_it_goes_on_without_its_client(notices_leaving: bool) -> None:
         await nothing_left(here.here)
 
 
+async def test_a_stream_that_is_cancelled_before_its_first_event_is_told() -> None:
+    async with site() as here:
+        held: dict[str, Any] = {"stream": True, "background": True, "extra_body": {"fault": "hold"}}
+        asking = asyncio.ensure_future(here.client.responses.create(model="m", input="x", **held))
+        await until(lambda: here.engine.running == 1, "it runs")
+        (response_id,) = here.running
+        assert (await here.client.responses.cancel(response_id)).status == "cancelled"
+        assert (await refusal(asking))[:2] == (409, "state_conflict")
+        await nothing_left(here.here)
+
+
 async def test_a_stream_goes_on_when_its_client_leaves() -> None:
     async with site() as here:
         stream = await here.client.responses.create(
@@ -199,6 +210,23 @@ async def test_it_is_told_as_queued_once_it_is_stored() -> None:
         made = await asking
         assert made.status == "queued"
         assert (await here.over(made.id)).output_text.strip() == TEXT
+
+
+async def test_one_that_is_over_before_its_client_has_left_is_told_to_nobody() -> None:
+    async with site() as here:
+        server: Any = here.here.server
+        async with here.held_store():
+            answered, connections = server.server_state.total_requests, len(server.server_state.connections)
+            async with raw(here.here) as client:
+                body = b'{"model": "m", "input": "x", "background": true}'
+                client.write(request(target="/v1/responses", body=body))
+                await until(lambda: here.engine.requests != [], "it runs")
+                await until(lambda: not here.running, "it is over")
+            await until(lambda: len(server.server_state.connections) == connections, "its client has left")
+        stored = await here.store._ask(lambda database: database.stored())
+        assert stored.responses == 1
+        await settled()
+        assert server.server_state.total_requests == answered
 
 
 async def test_one_whose_client_leaves_before_it_knows_of_it_is_cancelled() -> None:

@@ -51,23 +51,43 @@ async def test_another_model_may_go_on() -> None:
         assert [each["content"] for each in other.requests[0].body["messages"]] == ["one", TEXT, "two"]
 
 
-async def test_a_stream_is_stored_by_the_time_that_its_last_event_is_read() -> None:
-    """The engine's connection may end later than its stream: what the client was told, it may count on."""
+@pytest.mark.parametrize("then", ["read", "continue", "refer", "cancel", "delete", "list"])
+async def test_what_the_last_event_told_may_be_counted_on(then: str) -> None:
+    """The engine's connection may end later than its stream."""
     async with site() as here:
-        previous = None
-        for number in range(20):
-            stream = await here.client.responses.create(
-                model="m", input=f"{number}", stream=True, previous_response_id=previous
-            )
-            async for event in stream:
-                if event.type == "response.completed":
-                    previous = event.response.id
-                    break  # and not when the connection has ended
-            assert previous is not None
-            found = await here.client.responses.retrieve(previous)
-            assert found.status == "completed"
-            assert found.output_text.strip() == TEXT
-        assert len(here.messages()) == 2 * 20 - 1
+        stream = await here.client.responses.create(
+            model="m", input="one", stream=True, extra_body={"fault": "late_end"}
+        )
+        told = None
+        async for event in stream:
+            if event.type == "response.completed":
+                told = event.response
+                break  # and not when the connection has ended
+        assert told is not None
+        assert here.engine.running == 1
+        responses = here.client.responses
+        if then == "read":
+            assert await responses.retrieve(told.id) == told
+        elif then == "continue":
+            await here.make("two", previous_response_id=told.id)
+            assert here.messages() == [("user", "one"), ("assistant", told.output_text), ("user", "two")]
+        elif then == "refer":
+            await responses.create(model="m", input=[{"type": "item_reference", "id": told.output[0].id or ""}])
+            assert here.messages() == [("assistant", told.output_text)]
+        elif then == "cancel":
+            assert await responses.cancel(told.id) == told
+        elif then == "delete":
+            await responses.delete(told.id)
+            assert await refusal(responses.retrieve(told.id)) == NOT_FOUND
+        else:
+            assert len([item async for item in responses.input_items.list(told.id)]) == 1
+        assert here.engine.running == 1
+        here.engine.release.set()
+        await until(lambda: here.engine.running == 0, "the connection ends")
+        if then != "delete":
+            assert await responses.retrieve(told.id) == told
+        else:
+            assert await refusal(responses.retrieve(told.id)) == NOT_FOUND
         assert not here.running
 
 
@@ -239,6 +259,9 @@ async def test_a_key_sees_responses_of_its_models_alone() -> None:
         assert await refusal(limited.responses.retrieve(made.id)) == NOT_FOUND
         assert await refusal(limited.responses.delete(made.id)) == NOT_FOUND
         assert await refusal(limited.responses.input_items.list(made.id)) == NOT_FOUND
+        item: ResponseInputParam = [{"type": "item_reference", "id": made.output[0].id or ""}]
+        assert await refusal(limited.responses.create(model="n", input=item)) == (400, "invalid_request", "input[0].id")
+        assert (await here.client.responses.create(model="n", input=item)).status == "completed"
         asking = limited.responses.create(model="n", input="x", previous_response_id=made.id)
         assert await refusal(asking) == NO_PREVIOUS
         own = await limited.responses.create(model="n", input="one")

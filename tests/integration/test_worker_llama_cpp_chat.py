@@ -142,6 +142,12 @@ def test_a_prompt_format_needs_a_template(serve: Serve, tmp_path: Path) -> None:
         serve(["Hi"], CHAT_TEMPLATE, "--chat-format", "chatml", "--prompt-format", "generic")
 
 
+def test_the_generic_format_takes_the_library_s_own_where_the_file_has_no_template(serve: Serve) -> None:
+    worker = serve(["Hi"], "", "--prompt-format", "generic", after=b"]")
+    assert told(worker, "/apply-template")["prompt"].endswith("[/INST]")
+    assert choice(worker)["message"]["content"] == "Hi"
+
+
 def test_a_chat_format_of_the_library_s_own_ends_answers_by_its_own_words(serve: Serve) -> None:
     worker = serve(["Hi", "<|im_", "end|>", " more"], CHAT_TEMPLATE, "--chat-format", "chatml", after=b"\n")
     prompt = told(worker, "/apply-template")["prompt"]

@@ -136,8 +136,10 @@ SCHEMA = {
     "properties": {
         "day": {"enum": ["mon", "tue"]},
         "hours": {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+        "note": {"type": "string", "minLength": 4, "maxLength": 4},
+        "sign": {"type": "string", "pattern": "^..$"},
     },
-    "required": ["day", "hours"],
+    "required": ["day", "hours", "note", "sign"],
     "additionalProperties": False,
 }
 
@@ -145,7 +147,8 @@ SCHEMA = {
 def fits(text: str) -> bool:
     value = json.loads(text)
     whole = all(isinstance(hour, int) for hour in value["hours"]) and len(value["hours"]) <= 2
-    return {*value} == {"day", "hours"} and value["day"] in ("mon", "tue") and whole
+    lengths = len(value.pop("note")), len(value.pop("sign"))
+    return {*value} == {"day", "hours"} and value["day"] in ("mon", "tue") and whole and lengths == (4, 2)
 
 
 def test_an_answer_follows_its_schema(plain: Worker, thinker: Worker) -> None:
@@ -160,6 +163,81 @@ def test_an_answer_follows_its_schema(plain: Worker, thinker: Worker) -> None:
         message = choice(thinker, **asked, thinking="disabled")["message"]
         assert "reasoning" not in message
         assert fits(message["content"])
+
+
+def test_strings_of_a_schema_are_json(plain: Worker) -> None:
+    line_end, quote = (told(plain, "/tokenize", content=each)["tokens"][0] for each in ("\n", '"'))
+    asked = {"type": "json_object", "schema": SCHEMA}
+    for token in (line_end, quote):  # the model would write nothing else
+        ended = choice(plain, response_format=asked, max_tokens=400, seed=1, logit_bias={str(token): 30})
+        assert fits(ended["message"]["content"])
+
+
+TREE = {
+    "$defs": {
+        "Node": {
+            "type": "object",
+            "properties": {"string": {"anyOf": [{"$ref": "#/$defs/Node"}, {"enum": ["end"]}]}},
+            "required": ["string"],
+        }
+    },
+    "$ref": "#/$defs/Node",
+}
+
+
+def is_tree(value: Any) -> bool:
+    return value == "end" or ({*value} == {"string"} and is_tree(value["string"]))
+
+
+def test_a_schema_that_refers_to_itself(plain: Worker) -> None:
+    asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": TREE}}
+    for seed in range(3):
+        assert is_tree(
+            json.loads(choice(plain, response_format=asked, max_tokens=900, seed=seed)["message"]["content"])
+        )
+    days = {"$defs": {"Node": DAYS}, "$ref": "#/$defs/Node"}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": of}} for name, of in (("a", TREE), ("b", days))
+    ]
+    names = set()
+    for seed in range(6):
+        ended = choice(plain, tools=tools, tool_choice="required", max_tokens=900, seed=seed)
+        ((name, arguments),) = calls_in(ended["message"])
+        names.add(name)
+        assert is_tree(arguments) if name == "a" else arguments["day"] in ("mon", "tue")
+    assert names == {"a", "b"}
+    endless = {"type": "json_object", "schema": {"$ref": "#"}}
+    assert error(plain, response_format=endless) == (400, "invalid_request", "response_format.schema")
+
+
+THINKS = "{# <think></think> #}" + CALLER_TEMPLATE
+
+
+@pytest.mark.parametrize("thought", [[], ["<think>", "hm", "</think>"]])
+def test_beside_tools_an_answer_follows_its_schema_or_is_a_call(serve: Serve, thought: list[str]) -> None:
+    asked = {"tools": [PLAN], "response_format": {"type": "json_object", "schema": DAYS}, "max_tokens": 100}
+    hidden = ["<tool_call>", "</tool_call>", *thought[::2]]
+    calling = serve([*thought, "<tool_call>", FIRST, "</tool_call>", SECOND], THINKS, hidden=hidden)
+    ended = choice(calling, **asked)
+    assert (calls_in(ended["message"]), ended["finish_reason"]) == (BOTH, "tool_calls")
+    saying = serve([*thought, "Well. ", '{"day"', ': "mon', '"}'], THINKS, hidden=thought[::2])
+    ended = choice(saying, **asked, logit_bias={str(told(saying, "/tokenize", content='{"day"')["tokens"][0]): 30})
+    assert (ended["message"]["content"], ended["finish_reason"]) == ('{"day": "mon"}', "stop")
+    assert ended["message"].get("reasoning") == ("hm" if thought else None)
+
+
+def test_what_utf_8_cannot_hold(serve: Serve) -> None:
+    half = '{"name": "plan", "arguments": {"day": "\\ud83d"}}'
+    worker = serve(["<tool_call>", half, "</tool_call>"], CALLER_TEMPLATE)
+    assert calls_in(choice(worker, tools=[PLAN])["message"]) == [("plan", {"day": "?"})]
+    (delta,) = [each for chunk in streamed(worker, tools=[PLAN]) for each in chunk["delta"].get("tool_calls", ())]
+    assert calls_in({"tool_calls": [delta]}) == [("plan", {"day": "?"})]
+    call = {"id": "i", "type": "function", "function": json.loads(half)}
+    call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    conversation = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    prompt = told(worker, "/apply-template", messages=conversation)["prompt"]
+    assert prompt.endswith("<tool_call>?</tool_call><|end|><|assistant|>")
+    assert choice(worker, messages=conversation)["finish_reason"] == "stop"
 
 
 def test_any_json_object(plain: Worker) -> None:

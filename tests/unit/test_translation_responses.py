@@ -158,6 +158,13 @@ def test_thinking_is_asked_for_by_a_word(asked: str, thinking: str | None) -> No
     assert "thinking" not in prompt(thinking=asked).passed
 
 
+@pytest.mark.parametrize(("name", "value"), [("id", {"a": 1}), ("status", 7)])
+def test_what_is_stored_of_an_item_must_be_listable(name: str, value: Any) -> None:
+    with pytest.raises(RoundhouseError, match="a string") as caught:
+        prompt(context(stores=True), input=[{"role": "user", "content": "Hi", name: value}])
+    assert caught.value.param == f"input[0].{name}"
+
+
 def user(*parts: Any) -> Fields:
     return {"input": [{"role": "user", "content": list(parts)}]}
 

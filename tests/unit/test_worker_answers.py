@@ -57,6 +57,14 @@ def test_tool_calls_are_put_together(job: Job) -> None:
     assert choice["message"]["tool_calls"] == [{"id": "call_1", "type": "function", "function": function}]
 
 
+def test_what_utf_8_cannot_hold_ends_no_answer(job: Job) -> None:
+    shape = ChatShape("c", "m", 1, with_usage=False)
+    call = {**CALL, "function": {"name": "f\ud800", "arguments": '{"a": "\ud83d"}'}}
+    chunk = json.loads(answers.event(shape.chunk(Piece("so\udfff", tool_calls=(call,)))).removeprefix(b"data: "))
+    delta = chunk["choices"][0]["delta"]
+    assert (delta["content"], delta["tool_calls"][0]["function"]) == ("so?", {"name": "f?", "arguments": '{"a": "?"}'})
+
+
 def test_tool_calls_keep_the_order_of_their_index() -> None:
     second = {"index": 1, "id": "b", "function": {"name": "second", "arguments": ""}}
     assert [call["id"] for call in merge_tool_calls([second, CALL, REST])] == ["call_1", "b"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from worker.errors import RequestError
-from worker.grammars import MOST_REPETITIONS, after_thought, gbnf_of, one_of, schema_asked
+from worker.grammars import MOST_REPETITIONS, after_thought, gbnf_of, one_of, or_call, schema_asked
 from worker.thoughts import QWEN
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -69,11 +70,58 @@ def test_what_the_library_cannot_read_is_the_request_s_fault(error: Exception) -
     assert gbnf_of(SCHEMA, "here", lambda text: text) == json.dumps(SCHEMA)
 
 
+def test_strings_hold_no_raw_control_characters() -> None:
+    gbnf = 'char ::= [^"\\\\] | "\\\\" [bfnrt]\ndot ::= [^\\x0A\\x0D]\nroot ::= "\\"" char* dot "\\""'
+    allowed = r'[^"\\\x00-\x1F\x7F]'
+    assert gbnf_of(SCHEMA, "here", lambda text: gbnf).splitlines() == [
+        f'char ::= {allowed} | "\\\\" [bfnrt]',
+        f"dot ::= {allowed}",
+        gbnf.splitlines()[2],
+    ]
+
+
+def converted(schema: dict[str, Any]) -> Any:
+    """What the library is given."""
+    return json.loads(gbnf_of(schema, "here", lambda text: text))
+
+
+def test_references_lead_to_definitions_of_their_own_names() -> None:
+    # The library knows a definition by the last part of its place alone, which may be another's, or a rule of its own.
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/string"}}}
+    assert converted({"$defs": {"string": node}, "$ref": "#/$defs/string"}) == {
+        "anyOf": [{"$ref": "#/$defs/shared-0", "$defs": {"string": {**node, "properties": {"next": SHARED}}}}],
+        "$defs": {"shared-0": {**node, "properties": {"next": SHARED}}},
+    }
+    named = converted({"properties": {"shared": {"$ref": "#"}, "a/b": {"items": [{"$ref": "#/properties/a~1b"}]}}})
+    assert named["properties"]["shared"] == {"$ref": "#/$defs/sharedx-0"}
+    assert named["$defs"]["sharedx-1"] == {"items": [{"$ref": "#/$defs/sharedx-1"}]}
+    listed = converted({"anyOf": [{"type": "null"}, {"items": {"$ref": "#/anyOf/0"}}]})
+    assert listed["$defs"] == {"shared-0": {"type": "null"}}
+
+
+SHARED = {"$ref": "#/$defs/shared-0"}
+
+
+@pytest.mark.parametrize("ref", ["#/$defs/a", "#a", "#/type/0", "#/anyOf/2", "#/anyOf/x"])
+def test_a_reference_that_leads_nowhere(ref: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": ref}}, "anyOf": []}
+    with pytest.raises(RequestError, match=f"`here` cannot be followed: {re.escape(ref)} leads nowhere"):
+        gbnf_of(schema, "here", lambda text: text)
+
+
 def test_one_of_several_tools() -> None:
-    first, second = one_of({"f": SCHEMA, "g": {"type": "object"}})["anyOf"]
-    assert first["properties"] == {"name": {"const": "f"}, "arguments": SCHEMA}
-    assert second["properties"]["name"] == {"const": "g"}
+    one = one_of({"f": SCHEMA, "g": {"$defs": {"N": SCHEMA}, "$ref": "#/$defs/N"}})
+    first, second = one["anyOf"]
+    assert first["properties"] == {"name": {"const": "f"}, "arguments": {"$ref": "#/$defs/0"}}
+    assert second["properties"] == {"name": {"const": "g"}, "arguments": {"$ref": "#/$defs/1"}}
     assert first["required"] == ["name", "arguments"]
+    assert one["$defs"] == {"0": SCHEMA, "1": {"$defs": {"N": SCHEMA}, "$ref": "#/$defs/1/$defs/N"}}
+
+
+def test_a_call_in_the_place_of_an_answer_takes_no_rule_of_the_answer_s() -> None:
+    assert or_call('answer ::= "a"\nroot ::= answer', "<c") == (
+        'root ::= answerx | "\\x3c\\x63" .*\nanswer ::= "a"\nanswerx ::= answer'
+    )
 
 
 def test_a_thought_before_an_answer_takes_no_rule_of_the_answer_s() -> None:

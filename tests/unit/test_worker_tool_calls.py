@@ -78,6 +78,10 @@ def told(made: Generator[Piece]) -> tuple[str, list[tuple[str, Any]], str | None
         (QWEN, '<tool_call>{"name": "f", "arguments": {"n": NaN}}</tool_call>', None, []),
         (QWEN, "<tool_call><function=></tool_call> ", None, []),
         (MISTRAL, "[TOOL_CALLS]no json[TOOL_CALLS]", None, []),
+        (QWEN, '<tool_call>{"name": "f", "arguments": {"n": 1e999}}</tool_call>', None, []),
+        (QWEN, "<tool_call><function=f><parameter=n>1</parameter></tool_call>", None, []),
+        (QWEN, "<tool_call><function=f><parameter=n>1</parameter>more</function></tool_call>", None, []),
+        (GEMMA, "<|tool_call>call:f{n:1e999}<tool_call|>", None, []),
         (GEMMA, "<|tool_call>call:f{n:<tool_call|>", None, []),
         (GEMMA, "<|tool_call>f{}<tool_call|>", None, []),
     ],
@@ -110,8 +114,36 @@ def test_where_there_may_be_one_only_the_engine_is_stopped_after_it() -> None:
     assert list(engine) == []
 
 
-def test_an_answer_that_is_cut_short_keeps_its_reason_and_its_words() -> None:
-    half = '<tool_call>{"name": "f", "argum'
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "integer"}, 1),
+        ({"type": ["string", "null"]}, "1"),
+        ({"anyOf": [{"type": "null"}, {"type": "string"}]}, "1"),
+        ({"oneOf": [{"type": "integer"}, {"enum": ["1", "2"]}]}, "1"),
+        ({"enum": ["1", "2"]}, "1"),
+        ({"enum": [1, 2]}, 1),
+        ({"type": 5, "enum": "1", "anyOf": {}, "oneOf": None}, 1),
+        (None, 1),
+    ],
+)
+def test_what_may_be_text_stays_text(schema: Any, value: Any) -> None:
+    text = "<tool_call><function=f><parameter=n>1</parameter></function></tool_call>"
+    schemas = {"f": {"properties": {"n": schema}}}
+    assert told(called(pieces(text), QWEN, schemas, new_id, several=True))[1] == [("f", {"n": value})]
+
+
+@pytest.mark.parametrize("properties", [None, []])
+def test_properties_that_are_none(properties: Any) -> None:
+    text = "<tool_call><function=f><parameter=n>1</parameter></function></tool_call>"
+    made = called(pieces(text), QWEN, {"f": {"properties": properties}}, new_id, several=True)
+    assert told(made)[1] == [F1]
+
+
+@pytest.mark.parametrize(
+    "half", ['<tool_call>{"name": "f", "argum', "<tool_call><function=f><parameter=n>1</parameter><parameter=s>hel"]
+)
+def test_an_answer_that_is_cut_short_keeps_its_reason_and_its_words(half: str) -> None:
     assert told(called(pieces("Hm. ", half, finish="length"), QWEN, {}, new_id, several=True)) == (
         f"Hm. {half}",
         [],
@@ -129,12 +161,18 @@ def test_a_call_that_was_forced_comes_as_it_is_made() -> None:
     thought, arguments, end = called_by_name(thinking, "f", new_id)
     assert (thought.thought, thought.tool_calls) == ("hm", ())
     assert (arguments.tool_calls[0]["function"]["arguments"], end.finish_reason) == ("{}", "length")
+    cut = list(called_by_name((each for each in (Piece(thought="hm"), Piece(finish_reason="length"))), "f", new_id))
+    assert [(piece.tool_calls, piece.finish_reason) for piece in cut] == [((), None), ((), "length")]
+    (empty,) = called_by_name(pieces(), "f", new_id)
+    assert (empty.tool_calls[0]["function"]["arguments"], empty.finish_reason) == ("", "tool_calls")
 
 
 def test_one_of_several_tools_is_told_by_the_answer() -> None:
     assert told(called_as_json(pieces('{"name": "f", ', '"arguments": {"n": 1}}'), new_id)) == ("", [F1], "tool_calls")
     cut = '{"name": "f", "argu'
     assert told(called_as_json(pieces(cut, finish="length"), new_id)) == (cut, [], "length")
+    endless = '{"name": "f", "arguments": {"n": 1e999}}'
+    assert told(called_as_json(pieces(endless), new_id)) == (endless, [], "stop")
 
 
 @pytest.mark.parametrize(

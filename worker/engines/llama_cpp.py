@@ -194,6 +194,8 @@ class LlamaCpp:
         if schema is None:
             return None
         gbnf = grammars.gbnf_of(schema, place, self._llama_cpp.llama_grammar.json_schema_to_gbnf)
+        if request.offered_tools and not must_call and form.markup:
+            gbnf = grammars.or_call(gbnf, form.markup.begin)
         if form.marks is not None:
             opened = is_open(prompt.text, form.marks)
             if opened or variables(request).get("enable_thinking") is not False:
