@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlencode
 import orjson
 
 from controller.schema.errors import RoundhouseError
-from gateway.translation.conversation import Prompt
+from gateway.translation.conversation import Assistant, Prompt
 
 BodyKind = Literal["object", "any", "none"]
 """What JSON a request must hold."""
@@ -31,6 +31,8 @@ class InferenceRequest:
     """Path and query for the engine."""
     prompt: Prompt | None = None
     """What is asked for in no family's form, once a translation has read it."""
+    repeated: Assistant | None = None
+    """What the engine will say again before it goes on with it."""
     state: Any = None
     """What a route group keeps with its requests."""
     id: str = ""

@@ -11,7 +11,7 @@ from gateway.dialects.messages import MessagesDialect
 from gateway.dialects.over_chat import OverChat, ReadForChat
 from gateway.request import InferenceRequest
 from gateway.translation import messages
-from gateway.translation.conversation import AnswerWriter, Assistant, Fields, Prompt
+from gateway.translation.conversation import AnswerWriter, Fields, Prompt
 from gateway.translation.messages_writer import MessagesWriter
 
 
@@ -39,9 +39,7 @@ class MessagesOverChat(_MessagesRead, OverChat, MessagesDialect):
 
     def writer(self, request: InferenceRequest) -> AnswerWriter:
         """See OverChat."""
-        last = request.prompt.turns[-1] if request.prompt is not None and request.prompt.turns else None
-        prefill = last.text if isinstance(last, Assistant) and not last.calls else ""
-        return MessagesWriter(request.model, prefill)
+        return MessagesWriter(request.model)
 
 
 class MessagesCountedOverChat(_MessagesRead, CountedOverChat, MessagesDialect):

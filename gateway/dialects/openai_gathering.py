@@ -69,14 +69,16 @@ class OpenAIGathering(GatheredEvents):
 class _Choice:
     """One choice in the making."""
 
-    __slots__ = ("_calls", "_fields", "_message", "_texts")
+    __slots__ = ("_calls", "_fields", "_message", "_numbers", "_texts")
 
     def __init__(self, index: int) -> None:
         self._fields: Fields = {"finish_reason": None, "index": index}
         self._message: Fields = {}
         self._texts: dict[str, list[str]] = {}
         """Name of a field to its parts, which are joined once."""
-        self._calls: dict[int, _ToolCall] = {}
+        self._calls: dict[int, tuple[int, _ToolCall]] = {}
+        """Number of a call to its index and what came of it."""
+        self._numbers = CallNumbers()
 
     def add(self, choice: Fields) -> None:
         """Take one event's part of the choice."""
@@ -106,13 +108,10 @@ class _Choice:
                 self._message[name] = grown(self._message.get(name), value)
 
     def _add_call(self, call: Fields) -> None:
-        index = call.get("index", 0)
-        if not isinstance(index, int):
-            return
-        made = self._calls.get(index)
-        if made is None:
-            made = self._calls[index] = _ToolCall()
-        made.add(call)
+        number = self._numbers.number_of(call)
+        if number not in self._calls:
+            self._calls[number] = _index_of(call), _ToolCall()
+        self._calls[number][1].add(call)
 
     def whole(self, *, is_chat: bool) -> Fields:
         """The choice as a blocking answer has it."""
@@ -121,8 +120,40 @@ class _Choice:
             return {"text": texts.get("text", ""), **self._fields}
         message: Fields = {"role": "assistant", **self._message, "content": "", **texts}
         if self._calls:
-            message["tool_calls"] = [self._calls[index].whole() for index in sorted(self._calls)]
+            calls = sorted(self._calls.values(), key=lambda made: made[0])
+            message["tool_calls"] = [call.whole() for _, call in calls]
         return {**self._fields, "message": message}
+
+
+class CallNumbers:
+    """Numbers a stream's calls from 0, as they begin. Some engines give all of them one index, or none, but each an id
+    of its own: what has another id and a name begins another call."""
+
+    __slots__ = ("_count", "_open")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._open: dict[int, tuple[int, Any]] = {}
+        """Index to the number and the id of the call that has it now."""
+
+    def number_of(self, call: Fields) -> int:
+        """Of the call that an event tells a part of."""
+        index, call_id = _index_of(call), call.get("id")
+        known = self._open.get(index)
+        if known is None or (call_id and known[1] and call_id != known[1] and _has_name(call)):
+            known = self._open[index] = self._count, call_id
+            self._count += 1
+        return known[0]
+
+
+def _index_of(call: Fields) -> int:
+    index = call.get("index")
+    return index if isinstance(index, int) else 0
+
+
+def _has_name(call: Fields) -> bool:
+    function = call.get("function")
+    return isinstance(function, dict) and bool(function.get("name"))
 
 
 class _ToolCall:
@@ -141,7 +172,7 @@ class _ToolCall:
                 for part, text in value.items():
                     if isinstance(text, str):
                         _append(self._function, part, text)
-            elif name != "index" and value is not None:
+            elif name != "index" and value not in (None, ""):
                 self._fields[name] = value
 
     def whole(self) -> Fields:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from controller.schema.errors import RoundhouseError
@@ -13,12 +14,12 @@ from gateway.dialects import errors
 from gateway.dialects.base import Events, Gathering, Usage
 from gateway.dialects.chat_requests import in_own_words, thought_of
 from gateway.dialects.exclusions import differs_as_stream, wants_probabilities
-from gateway.dialects.openai_gathering import OpenAIGathering
+from gateway.dialects.openai_gathering import CallNumbers, OpenAIGathering
 from gateway.dialects.reading import EventReader
 from gateway.dialects.usage import usage_of
 from gateway.request import InferenceRequest, encode
 from gateway.translation import chat, llama_server
-from gateway.translation.conversation import AnswerWriter, Assistant, Fields, Finish, Prompt, Tokens
+from gateway.translation.conversation import Answer, AnswerWriter, Assistant, Fields, Finish, Prompt, Tokens
 from gateway.translation.tool_choice import narrowed
 
 
@@ -40,6 +41,7 @@ class ReadForChat(ABC):
         if request.prompt is None:
             request.prompt = self.read(request)
         check_prompt(request.prompt, route.capabilities, route.name)
+        request.repeated = llama_server.repeated(request.prompt) if route.backend == llama_server.BACKEND else None
 
     def _fields(self, request: InferenceRequest, route: ModelRoute) -> Fields:
         prompt = request.prompt
@@ -68,7 +70,7 @@ class OverChat(ReadForChat):
 
     def events(self, request: InferenceRequest) -> Events:
         """See Dialect."""
-        return TranslatedEvents(self.writer(request))
+        return TranslatedEvents(self.writer(request), request.id, request.repeated)
 
     def gathering(self, request: InferenceRequest) -> Gathering | None:
         """See Dialect. All that `exclusions` knows are fields that reach the engine, and a blocking chat that cannot be
@@ -78,29 +80,46 @@ class OverChat(ReadForChat):
         asked = _outline(prompt)
         if wants_probabilities(asked) or differs_as_stream(asked):
             return None
-        return TranslatedGathering(self.writer(request))
+        return TranslatedGathering(self.writer(request), request.repeated)
 
     def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """See Dialect."""
-        writer = self.writer(request)
-        return lambda body: translated(body, writer)
+        writer, repeated = self.writer(request), request.repeated
+        return lambda body: translated(body, writer, repeated)
 
 
 def _outline(prompt: Prompt) -> Fields:
     """What `exclusions` looks at of the chat request, without writing the conversation once more."""
-    goes_on = isinstance(prompt.turns[-1], Assistant)
+    goes_on = bool(prompt.turns) and isinstance(prompt.turns[-1], Assistant)
     messages = [{"role": "assistant"}] if goes_on else []
-    return {**prompt.passed, "messages": messages, "stop": prompt.stop, "max_tokens": prompt.max_tokens}
+    stop = prompt.stop or prompt.passed.get("stop")
+    return {**prompt.passed, "messages": messages, "stop": stop, "max_tokens": prompt.max_tokens}
 
 
 class TranslatedEvents(EventReader):
     """A stream of chat completion chunks that becomes the client's family's."""
 
-    __slots__ = ("_finish", "_has_begun", "_is_over", "_out", "_stop_sequence", "_tokens", "_writer")
+    __slots__ = (
+        "_calls",
+        "_finish",
+        "_has_begun",
+        "_is_over",
+        "_out",
+        "_repeated_text",
+        "_repeated_thought",
+        "_request_id",
+        "_stop_sequence",
+        "_tokens",
+        "_writer",
+    )
 
-    def __init__(self, writer: AnswerWriter) -> None:
+    def __init__(self, writer: AnswerWriter, request_id: str, repeated: Assistant | None) -> None:
+        """`repeated`: see InferenceRequest."""
         super().__init__()
         self._writer = writer
+        self._request_id = request_id
+        self._repeated_text, self._repeated_thought = _said(repeated)
+        self._calls = CallNumbers()
         self._out: list[bytes] = []
         self._has_begun = False
         self._is_over = False
@@ -169,25 +188,43 @@ class TranslatedEvents(EventReader):
 
     def _delta(self, delta: Fields, choice: Fields) -> None:
         writer, out = self._writer, self._out
-        if thought := chat.thought_in(delta):
+        thought = chat.thought_in(delta)
+        if thought and self._repeated_thought:
+            thought, self._repeated_thought = _new_in(thought, self._repeated_thought)
+        if thought:
             out.append(writer.thought(thought))
         text = delta.get("content")
         if text and isinstance(text, str):
-            out.append(writer.text(text, chat.logprobs_of(choice)))
+            if self._repeated_text:
+                text, self._repeated_text = _new_in(text, self._repeated_text)
+            if text:
+                out.append(writer.text(text, chat.logprobs_of(choice)))
         if calls := delta.get("tool_calls"):
             # An engine that ends with `stop` after calls means calls: clients wait for the reason.
             self._finish = "tool_calls"
             for call in calls if isinstance(calls, list) else ():
                 if isinstance(call, dict):
-                    out.append(_call(writer, call))
+                    out.append(self._call(call))
         refusal = delta.get("refusal")
         if refusal and isinstance(refusal, str):
             out.append(writer.refusal(refusal))
 
+    def _call(self, call: Fields) -> bytes:
+        function = call.get("function")
+        if not isinstance(function, dict):
+            function = {}
+        call_id, name, arguments = call.get("id"), function.get("name"), function.get("arguments")
+        return self._writer.call(
+            self._calls.number_of(call),
+            call_id if isinstance(call_id, str) and call_id else None,
+            name if isinstance(name, str) and name else None,
+            arguments if isinstance(arguments, str) else "",
+        )
+
     def _failed(self, error: Any) -> None:
         if self._is_over:
             return
-        envelope = errors.completed(errors.status_of(error), {"error": error}, b"", None)
+        envelope = errors.completed(errors.status_of(error), {"error": error}, b"", self._request_id)
         self._out.append(self._writer.failure(envelope["error"]))
         self._is_over = True
 
@@ -195,8 +232,9 @@ class TranslatedEvents(EventReader):
 class TranslatedGathering:
     """A blocking answer of the client's family, made of a chat completion's stream."""
 
-    def __init__(self, writer: AnswerWriter) -> None:
+    def __init__(self, writer: AnswerWriter, repeated: Assistant | None) -> None:
         self._writer = writer
+        self._repeated = repeated
         self._chat = OpenAIGathering(is_chat=True)
 
     @property
@@ -213,25 +251,33 @@ class TranslatedGathering:
         result = self._chat.result()
         if result is None or result[0] >= 400:
             return result
-        return result[0], translated(result[1], self._writer)
+        return result[0], translated(result[1], self._writer, self._repeated)
 
 
-def translated(body: bytes, writer: AnswerWriter) -> bytes:
-    """A blocking chat completion in the writer's family. Raises RoundhouseError: it is none."""
+def translated(body: bytes, writer: AnswerWriter, repeated: Assistant | None) -> bytes:
+    """A blocking chat completion in the writer's family, without what is `repeated`. Raises RoundhouseError: it is
+    none."""
     fields = errors.decoded(body)
+    if isinstance(fields, dict) and fields.get("error") is not None:
+        error = errors.completed(500, fields, b"", None)["error"]
+        raise RoundhouseError("engine_error", error["message"])
     if not isinstance(fields, dict) or not isinstance(fields.get("choices"), list):
         raise RoundhouseError("engine_disconnected", "The engine failed: its answer is no chat completion.")
-    return errors.encoded(writer.whole(chat.answer_of(fields)))
+    return errors.encoded(writer.whole(_without(repeated, chat.answer_of(fields))))
 
 
-def _call(writer: AnswerWriter, call: Fields) -> bytes:
-    function = call.get("function")
-    if not isinstance(function, dict):
-        function = {}
-    index, call_id, name, arguments = call.get("index"), call.get("id"), function.get("name"), function.get("arguments")
-    return writer.call(
-        index if isinstance(index, int) else 0,
-        call_id if isinstance(call_id, str) and call_id else None,
-        name if isinstance(name, str) and name else None,
-        arguments if isinstance(arguments, str) else "",
-    )
+def _without(repeated: Assistant | None, answer: Answer) -> Answer:
+    if repeated is None:
+        return answer
+    text, thought = _said(repeated)
+    return replace(answer, text=_new_in(answer.text, text)[0], thought=_new_in(answer.thought, thought)[0])
+
+
+def _said(turn: Assistant | None) -> tuple[str, str]:
+    """The text of a turn, as engines are told it, and its thought."""
+    return ("", "") if turn is None else (turn.text or turn.refusal, turn.thought)
+
+
+def _new_in(text: str, repeated: str) -> tuple[str, str]:
+    """What a part says beyond what is repeated, and what of that is still to come."""
+    return ("", repeated[len(text) :]) if repeated.startswith(text) else (text.removeprefix(repeated), "")

@@ -72,7 +72,7 @@ def answer_of(fields: Fields) -> Answer:
         calls=calls,
         finish="tool_calls" if calls and choice.get("finish_reason") == "stop" else finish_of(choice),
         stop_sequence=stop_sequence_of(choice) or llama_server.stop_sequence_in(fields),
-        tokens=tokens_of(fields.get("usage")) or Tokens(),
+        tokens=tokens_of(fields.get("usage")),
         logprobs=tuple(logprobs_of(choice) or ()),
     )
 
@@ -106,8 +106,8 @@ def logprobs_of(choice: Fields) -> list[Fields] | None:
 
 
 def tokens_of(usage: Any) -> Tokens | None:
-    """The counts of a usage object; None where it is none."""
-    if not isinstance(usage, dict):
+    """The counts of a usage object; None where it is none or tells nothing."""
+    if not usage or not isinstance(usage, dict):
         return None
     return Tokens(
         prompt=_count(usage, "prompt_tokens"),

@@ -115,7 +115,7 @@ class CompletionWriter:
         """See AnswerWriter."""
         text = answer.text or answer.refusal
         choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": _finish(answer.finish)}
-        usage = {"usage": _usage(answer.tokens)} if answer.tokens != Tokens() else {}
+        usage = {"usage": _usage(answer.tokens)} if answer.tokens is not None else {}
         return {**self._top, "choices": [choice], **usage}
 
 

@@ -170,7 +170,8 @@ class Answer:
     finish: Finish = "stop"
     stop_sequence: str | None = None
     """The stop string that ended it, where the engine tells."""
-    tokens: Tokens = Tokens()
+    tokens: Tokens | None = None
+    """None: the engine does not tell."""
     logprobs: tuple[Fields, ...] = ()
     """Of the text's tokens, as chat completions have them (`choices[].logprobs.content`)."""
 

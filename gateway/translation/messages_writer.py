@@ -19,32 +19,54 @@ _STOP_REASONS: Final[dict[Finish, str]] = {
     "content_filter": "refusal",
 }
 _DELTA_END: Final = b"}}\n\n"
-_BLOCKS: Final = {
-    "text": ({"type": "text", "text": ""}, b"text_delta", b"text"),
-    "thinking": ({"type": "thinking", "thinking": "", "signature": ""}, b"thinking_delta", b"thinking"),
+_BEGINNINGS: Final[dict[str, Fields]] = {
+    "text": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
 }
-"""Kind of a block to the block as it begins, its delta's type, and the delta's field."""
+_DELTAS: Final = {
+    "text": (b"text_delta", b"text"),
+    "thinking": (b"thinking_delta", b"thinking"),
+    "tool_use": (b"input_json_delta", b"partial_json"),
+}
+"""Kind of a block to its delta's type and the field of that."""
+
+
+class _Block:
+    """A call, or whatever waits for one to end."""
+
+    __slots__ = ("beginning", "kind", "parts")
+
+    def __init__(self, beginning: Fields) -> None:
+        self.kind: str = beginning["type"]
+        self.beginning = beginning
+        self.parts: list[str] = []
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing can be added, or must be."""
+        return self.kind != "tool_use" or isinstance(_json("".join(self.parts)), dict)
 
 
 class MessagesWriter:
     """One message."""
 
-    __slots__ = ("_calls", "_delta_start", "_index", "_is_refused", "_kind", "_model", "_repeated", "_to_repeat")
+    __slots__ = ("_call", "_calls", "_delta_start", "_index", "_is_refused", "_kind", "_model", "_waiting")
 
-    def __init__(self, model: str, prefill: str = "") -> None:
-        """`model`: as the client named it. `prefill`: what the answer goes on with, which some engines send again."""
+    def __init__(self, model: str) -> None:
+        """`model`: as the client named it."""
         self._model = model
-        self._to_repeat = prefill
-        self._repeated = ""
-        """What has come of the prefill again, and is held back."""
         self._index = -1
         """Of the last block that was begun."""
         self._kind: str | None = None
         """Of the block that is open."""
         self._delta_start = b""
         """How an event of that block begins, up to the text."""
-        self._calls: dict[int, int] = {}
-        """The engine's number of a call to the index of its block."""
+        self._calls: dict[int, _Block] = {}
+        """By the engine's number."""
+        self._call: _Block | None = None
+        """The one that is open."""
+        self._waiting: list[_Block] = []
+        """What came before the open call was whole."""
         self._is_refused = False
 
     def begin(self, answer_id: str) -> bytes:
@@ -54,19 +76,13 @@ class MessagesWriter:
 
     def text(self, text: str, logprobs: list[Fields] | None) -> bytes:
         """See AnswerWriter."""
-        if self._to_repeat:
-            text = self._without_prefill(text)
-            if not text:
-                return b""
-        if self._kind != "text":
-            return self._opened("text") + self._delta_start + quoted(text) + _DELTA_END
-        return self._delta_start + quoted(text) + _DELTA_END
+        opened = b"" if self._kind == "text" else self._opened("text", text)
+        return b"" if opened is None else opened + self._delta_start + quoted(text) + _DELTA_END
 
     def thought(self, text: str) -> bytes:
         """See AnswerWriter."""
-        if self._kind != "thinking":
-            return self._opened("thinking") + self._delta_start + quoted(text) + _DELTA_END
-        return self._delta_start + quoted(text) + _DELTA_END
+        opened = b"" if self._kind == "thinking" else self._opened("thinking", text)
+        return b"" if opened is None else opened + self._delta_start + quoted(text) + _DELTA_END
 
     def refusal(self, text: str) -> bytes:
         """See AnswerWriter. It is text, and the reason why the message ends."""
@@ -75,20 +91,27 @@ class MessagesWriter:
 
     def call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
         """See AnswerWriter."""
-        known = self._calls.get(index)
-        if known is None:
-            opened = self._opened_call(index, call_id or f"call_{index}", name or "")
-            known = self._index
-        else:
-            opened = b""
-        return opened + _call_delta_start(known) + quoted(arguments) + _DELTA_END if arguments else opened
+        call = self._calls.get(index)
+        out = b""
+        if call is None:
+            call = self._calls[index] = _Block(_tool_use(call_id or f"call_{index}", name or "", {}))
+            if self._must_wait:
+                self._waiting.append(call)
+            else:
+                out = self._begun(call)
+        if not arguments:
+            return out
+        call.parts.append(arguments)
+        if call is not self._call:
+            return out
+        out += self._delta_start + quoted(arguments) + _DELTA_END
+        return out + self._released() if self._waiting and call.is_whole else out
 
     def end(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
         """See AnswerWriter."""
         delta = {"stop_reason": self._stop_reason(finish, stop_sequence), "stop_sequence": stop_sequence}
-        usage = {"output_tokens": 0} if tokens is None else _usage(tokens)
-        last = _event("message_delta", {"delta": delta, "usage": usage}) + _event("message_stop", {})
-        return self._held() + self._closed() + last
+        last = _event("message_delta", {"delta": delta, "usage": _usage(tokens)}) + _event("message_stop", {})
+        return self._released(is_end=True) + self._closed() + last
 
     def failure(self, error: Fields) -> bytes:
         """See AnswerWriter."""
@@ -99,8 +122,8 @@ class MessagesWriter:
         self._is_refused = bool(answer.refusal)
         blocks: list[Fields] = []
         if answer.thought:
-            blocks.append({**_BLOCKS["thinking"][0], "thinking": answer.thought})
-        if text := answer.text.removeprefix(self._to_repeat) + answer.refusal:
+            blocks.append({**_BEGINNINGS["thinking"], "thinking": answer.thought})
+        if text := answer.text + answer.refusal:
             blocks.append({"type": "text", "text": text})
         blocks += [_tool_use(call.id, call.name, _input(call)) for call in answer.calls]
         reason = self._stop_reason(answer.finish, answer.stop_sequence)
@@ -125,23 +148,39 @@ class MessagesWriter:
             return "refusal"
         return "stop_sequence" if finish == "stop" and stop_sequence is not None else _STOP_REASONS[finish]
 
-    def _opened(self, kind: str) -> bytes:
-        block, delta, name = _BLOCKS[kind]
-        events = self._begun(kind, block)
+    @property
+    def _must_wait(self) -> bool:
+        """Blocks do not overlap, and to the open one something may still be added."""
+        return bool(self._waiting) or (self._call is not None and not self._call.is_whole)
+
+    def _opened(self, kind: str, text: str) -> bytes | None:
+        """A block begins; None: it waits, and so does its text."""
+        if not self._must_wait:
+            return self._begun(_Block(_BEGINNINGS[kind]))
+        if not self._waiting or self._waiting[-1].kind != kind:
+            self._waiting.append(_Block(_BEGINNINGS[kind]))
+        self._waiting[-1].parts.append(text)
+        return None
+
+    def _released(self, *, is_end: bool = False) -> bytes:
+        """What has waited, up to the next call that is not whole."""
+        out = []
+        while self._waiting and (is_end or self._call is None or self._call.is_whole):
+            block = self._waiting.pop(0)
+            out.append(self._begun(block))
+            if text := "".join(block.parts):
+                out.append(self._delta_start + quoted(text) + _DELTA_END)
+        return b"".join(out)
+
+    def _begun(self, block: _Block) -> bytes:
+        closed = self._closed()
+        self._index += 1
+        self._kind = kind = block.kind
+        self._call = block if kind == "tool_use" else None
+        delta, name = _DELTAS[kind]
         place = b'{"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":' % (self._index, delta, name)
         self._delta_start = b"event: content_block_delta\ndata: " + place
-        return events
-
-    def _opened_call(self, index: int, call_id: str, name: str) -> bytes:
-        events = self._begun("tool_use", _tool_use(call_id, name, {}))
-        self._calls[index] = self._index
-        return events
-
-    def _begun(self, kind: str, block: Fields) -> bytes:
-        closed = self._held() + self._closed()
-        self._index += 1
-        self._kind = kind
-        return closed + _event("content_block_start", {"index": self._index, "content_block": block})
+        return closed + _event("content_block_start", {"index": self._index, "content_block": block.beginning})
 
     def _closed(self) -> bytes:
         if self._kind is None:
@@ -154,31 +193,9 @@ class MessagesWriter:
         self._kind = None
         return signed + _event("content_block_stop", {"index": self._index})
 
-    def _without_prefill(self, text: str) -> str:
-        """What is new in a part of the text. It is held back as long as it may be the prefill's beginning."""
-        prefill, text = self._to_repeat, self._repeated + text
-        if len(text) < len(prefill) and prefill.startswith(text):
-            self._repeated = text
-            return ""
-        self._to_repeat = self._repeated = ""
-        return text.removeprefix(prefill)
-
-    def _held(self) -> bytes:
-        """What was held back for nothing."""
-        held = self._repeated
-        if not held:
-            return b""
-        self._to_repeat = self._repeated = ""
-        return self.text(held, None)
-
 
 def _event(kind: str, fields: Fields) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), errors.encoded({"type": kind, **fields}))
-
-
-def _call_delta_start(index: int) -> bytes:
-    delta = b'{"type":"content_block_delta","index":%d,"delta":{"type":"input_json_delta","partial_json":' % index
-    return b"event: content_block_delta\ndata: " + delta
 
 
 def _tool_use(call_id: str, name: str, arguments: Any) -> Fields:
@@ -187,12 +204,17 @@ def _tool_use(call_id: str, name: str, arguments: Any) -> Fields:
 
 def _input(call: Call) -> Fields:
     """Nothing where the model's arguments are no JSON object: a block can hold no other."""
-    arguments = errors.decoded(call.arguments.encode(errors="replace"))
+    arguments = _json(call.arguments)
     return arguments if isinstance(arguments, dict) else {}
 
 
-def _usage(tokens: Tokens) -> Fields:
-    """Anthropic's input tokens are those that no cache had."""
+def _json(text: str) -> Any:
+    return errors.decoded(text.encode(errors="replace"))
+
+
+def _usage(told: Tokens | None) -> Fields:
+    """Anthropic's input tokens are those that no cache had. There must be numbers, whether they are known or not."""
+    tokens = told or Tokens()
     usage: Fields = {
         "input_tokens": max(0, tokens.prompt - tokens.cached),
         "cache_read_input_tokens": tokens.cached,

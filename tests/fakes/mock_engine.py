@@ -195,6 +195,8 @@ class _Connection(asyncio.Protocol):
                 "model": "mock",
                 "usage": {"prompt_tokens": PROMPT_TOKENS, "total_tokens": PROMPT_TOKENS},
             }
+        elif request.path.endswith("/input_tokens"):
+            payload = {"object": "response.input_tokens", "input_tokens": PROMPT_TOKENS}
         elif request.path.endswith("/rerank"):
             payload = {
                 "model": "mock",
@@ -226,6 +228,8 @@ class _Connection(asyncio.Protocol):
             tail.pop()
         for event in tail:
             self.chunk(event.replace(b"\n", line), fault)
+        if fault == "late_end":
+            await self.engine.release.wait()
         self.transport.write(b"0\r\n\r\n")
 
     def write_head_of_stream(self) -> None:

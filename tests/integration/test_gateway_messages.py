@@ -210,10 +210,22 @@ async def test_why_it_stops(client: anthropic.AsyncAnthropic, model: str) -> Non
     assert ended.content[0].to_dict()["text"] == "The quick brown"
 
 
-@pytest.mark.parametrize("model", ["plain", "worker"])
-async def test_an_answer_that_was_begun(client: anthropic.AsyncAnthropic, model: str) -> None:
-    message = await both(client, model=model, messages=[*HI, {"role": "assistant", "content": "The quick brown"}])
-    assert message.content[0].to_dict()["text"] == SENTENCE.removeprefix("The quick brown")
+BEGUN = [
+    ("plain", "The quick brown", SENTENCE.removeprefix("The quick brown")),
+    # After half a word the model begins the sentence once more, and so as it was begun for it.
+    ("plain", "The quick brown fox j", SENTENCE),
+    # Our worker does not go on: it answers anew.
+    ("worker", "The quick brown", SENTENCE),
+]
+
+
+@pytest.mark.parametrize(("model", "begun", "text"), BEGUN)
+async def test_an_answer_that_was_begun(client: anthropic.AsyncAnthropic, model: str, begun: str, text: str) -> None:
+    messages: list[MessageParam] = [*HI, {"role": "assistant", "content": begun}]
+    message = await both(client, model=model, messages=messages)
+    assert message.content[0].to_dict()["text"] == text
+    count = await client.messages.count_tokens(model=model, messages=messages)
+    assert seen(message)["usage"][0] == count.input_tokens
 
 
 async def test_a_conversation_and_its_count(client: anthropic.AsyncAnthropic) -> None:

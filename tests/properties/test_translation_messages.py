@@ -180,6 +180,7 @@ def chat_of(answer: Answer) -> Fields:
     message |= {"refusal": answer.refusal} | ({"tool_calls": calls} if calls else {})
     choice = {"index": 0, "message": message, "finish_reason": answer.finish, "stop_reason": answer.stop_sequence}
     tokens = answer.tokens
+    assert tokens is not None
     usage: Fields = {"prompt_tokens": tokens.prompt, "completion_tokens": tokens.completion}
     usage["prompt_tokens_details"] = {"cached_tokens": tokens.cached}
     usage["completion_tokens_details"] = {"reasoning_tokens": tokens.reasoning}

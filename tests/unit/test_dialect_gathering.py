@@ -96,6 +96,19 @@ def test_a_chat_with_everything() -> None:
     }
 
 
+def test_calls_of_one_number_are_as_many_as_they_have_ids() -> None:
+    calls = [
+        {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{"}},
+        {"index": 0, "id": "a", "function": {"arguments": "}"}},
+        {"index": 0, "id": "", "function": {"arguments": ""}},
+        {"index": 0, "id": "b", "function": {"name": "g", "arguments": "[]"}},
+    ]
+    result = made(CHAT, *(delta(tool_calls=[call]) for call in calls), delta(finish="tool_calls"), DONE)
+    assert result is not None
+    told = [(call["id"], call["function"]) for call in result[1]["choices"][0]["message"]["tool_calls"]]
+    assert told == [("a", {"name": "f", "arguments": "{}"}), ("b", {"name": "g", "arguments": "[]"})]
+
+
 def test_the_usage_of_a_blocking_chat_is_the_first_choices() -> None:
     gathering = gathering_of(CHAT, n=2)
     assert gathering is not None

@@ -170,6 +170,7 @@ def test_a_stream_that_fails_ends_with_the_error() -> None:
     failed, done = made.removeprefix(part("a")).split(b"\n\n", 1)
     error = json.loads(failed.removeprefix(b"data: "))["error"]
     assert (error["message"], error["code"], error["status"]) == ("no cells", "engine_error", 500)
+    assert error["request_id"] == "req-ab-1"
     assert done == b"data: [DONE]\n\n"
 
 
@@ -200,7 +201,14 @@ def test_a_blocking_answer() -> None:
 
 
 def test_what_the_engine_does_not_tell_is_not_made_up() -> None:
-    assert "usage" not in given({"choices": WHOLE["choices"]})
+    done, options = b"data: [DONE]\n\n", {"stream_options": {"include_usage": True}}
+    told: list[dict[str, Any]] = [{}, {"usage": None}, {"usage": {}}]
+    for usage in told:
+        assert "usage" not in given({"choices": WHOLE["choices"], **usage})
+        assert b'"usage":{' not in streamed(chunk({}, "stop", **usage), done, **options)
+    nothing = {"usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}}
+    assert given({"choices": WHOLE["choices"], **nothing})["usage"] == nothing["usage"]
+    assert b'"usage":{"prompt_tokens":0,' in streamed(chunk({}, "stop", **nothing), done, **options)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
 from gateway.dialects.messages_over_chat import MESSAGES_COUNTED_OVER_CHAT, MESSAGES_OVER_CHAT
 from gateway.request import InferenceRequest, parse_request
 from tests.fakes.fake_controller import route
 from tests.support.messages_schema import checked_events, checked_message
+
+LLAMA_SERVER = route("m").model_copy(update={"backend": "llama_server"})
 
 Fields = dict[str, Any]
 Delta = dict[str, Any]
@@ -23,6 +26,7 @@ USAGE = {
     "prompt_tokens_details": {"cached_tokens": 4},
     "completion_tokens_details": {"reasoning_tokens": 3},
 }
+NONE_TOLD = {"input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
 COUNTED = {
     "input_tokens": 8,
     "cache_read_input_tokens": 4,
@@ -31,10 +35,11 @@ COUNTED = {
 }
 
 
-def asked(**fields: Any) -> InferenceRequest:
+def asked(engine: ModelRoute = LLAMA_SERVER, **fields: Any) -> InferenceRequest:
     """A request that was checked."""
     request = parse_request(json.dumps({**ASKED, **fields}).encode(), may_stream=True)
-    MESSAGES_OVER_CHAT.check(request, route("m"))
+    request.id = "req-7"
+    MESSAGES_OVER_CHAT.check(request, engine)
     return request
 
 
@@ -179,7 +184,8 @@ ENDINGS: list[tuple[bytes, Fields | None, tuple[Fields, Fields]]] = [
     (chunk({}, "stop", stop_reason="fox"), USAGE, ended("stop_sequence", sequence="fox")),
     (chunk({}, "stop", stop_reason=128001), USAGE, ended("end_turn")),
     (chunk({}, "whatever"), USAGE, ended("end_turn")),
-    (chunk({}, "stop"), None, ended("end_turn", {"output_tokens": 0})),
+    (chunk({}, "stop"), None, ended("end_turn", NONE_TOLD)),
+    (chunk({}, "stop"), {}, ended("end_turn", NONE_TOLD)),
     (
         chunk({}, "stop"),
         {"prompt_tokens": 2, "completion_tokens": 1},
@@ -227,34 +233,116 @@ def test_of_several_answers_the_first_counts() -> None:
     assert out.endswith(lines(*ended("end_turn")))
 
 
-PREFILLED: list[tuple[list[str], str]] = [
-    (["The answer", " is", " 4"], " 4"),
-    (["The answer is 4"], " 4"),
-    (["The ", "answ", "er is", " ", "4"], " 4"),
-    ([" 4"], " 4"),
-    (["The apple"], "The apple"),
-    (["The a", "nswers are"], "The answers are"),
-    (["The answer"], "The answer"),
-    (["The answer is"], ""),
+BEGUN_BEFORE = [
+    {"type": "thinking", "thinking": "[Hm", "signature": ""},
+    {"type": "text", "text": "["},
 ]
+PREFILLED: Fields = {"messages": [*ASKED["messages"], {"role": "assistant", "content": BEGUN_BEFORE}]}
 
 
-@pytest.mark.parametrize(("parts", "text"), PREFILLED)
-def test_what_an_answer_goes_on_with_is_not_said_again(parts: list[str], text: str) -> None:
-    messages = [*ASKED["messages"], {"role": "assistant", "content": "The answer is"}]
-    out = streamed(*(chunk({"content": part}) for part in parts), chunk({}, "stop"), messages=messages)
-    told = "".join([each["delta"]["text"] for each in checked_events(out) if each["type"] == "content_block_delta"])
-    assert told == text
-    if "".join(parts) != "The answer":
-        assert whole({"content": "".join(parts)}, messages=messages)["content"] == (
-            [{"type": "text", "text": text}] if text else []
-        )
+def test_an_answer_goes_on_without_what_llama_server_repeats() -> None:
+    body = json.loads(MESSAGES_OVER_CHAT.body_for(asked(**PREFILLED), LLAMA_SERVER, as_stream=False))
+    assert body["echo"] is True
+    message = {"reasoning_content": "[Hm[Hm.", "content": "[[1,2],[3]]"}
+    thought = {"type": "thinking", "thinking": "[Hm.", "signature": ""}
+    assert whole(message, **PREFILLED)["content"] == [thought, {"type": "text", "text": "[1,2],[3]]"}]
+    assert whole({"reasoning_content": "[Hm", "content": "["}, **PREFILLED)["content"] == []
+    parts = [{"reasoning": "[Hm[H"}, {"reasoning": "m."}, {"content": "["}, {"content": "[1,2]"}, {"content": ",[3]]"}]
+    out = streamed(*map(chunk, parts), chunk({}, "stop"), **PREFILLED)
+    assert said(out) == ["[H", "m.", "", "[1,2]", ",[3]]"]
+    assert said(streamed(chunk({"content": "[[1,2]"}), chunk({}, "stop"), **PREFILLED)) == ["[1,2]"]
 
 
-def test_what_is_held_back_comes_before_what_follows() -> None:
-    messages = [*ASKED["messages"], {"role": "assistant", "content": "The answer is"}]
-    out = streamed(chunk({"content": "The"}), chunk(call(0, "{}", "f")), chunk({}, "stop"), messages=messages)
-    assert out.startswith(lines(BEGUN, started(0, **TEXT), grew(0, "text_delta", text="The"), stopped(0)))
+def test_an_answer_that_begins_as_it_was_begun_is_whole() -> None:
+    other = route("m")
+    assert "echo" not in json.loads(MESSAGES_OVER_CHAT.body_for(asked(other, **PREFILLED), other, as_stream=False))
+    assert whole({"content": "[1,2],[3]]"}, engine=other, **PREFILLED)["content"][0]["text"] == "[1,2],[3]]"
+    out = streamed(
+        chunk({"content": "["}), chunk({"content": "1,2],[3]]"}), chunk({}, "stop"), engine=other, **PREFILLED
+    )
+    assert said(out) == ["[", "1,2],[3]]"]
+
+
+def said(out: bytes) -> list[str]:
+    """The parts of the text and of the thoughts, which a signature ends."""
+    deltas = [each["delta"] for each in checked_events(out) if each["type"] == "content_block_delta"]
+    return [delta.get("text") or delta.get("thinking") or "" for delta in deltas]
+
+
+def test_calls_that_overlap_come_one_after_the_other() -> None:
+    out = streamed(
+        chunk(call(0, "", "f")),
+        chunk(call(1, "", "g")),
+        chunk(call(0, '{"x"')),
+        chunk(call(1, '{"y":')),
+        chunk(call(2, "{}", "h")),
+        chunk({"content": "So"}),
+        chunk({"content": "."}),
+        chunk(call(0, ":1}")),
+        chunk(call(1, "2}")),
+        chunk(call(0, "late")),
+        chunk({}, "tool_calls"),
+    )
+    assert out == lines(
+        BEGUN,
+        started(0, type="tool_use", id="id0", name="f", input={}),
+        grew(0, "input_json_delta", partial_json='{"x"'),
+        grew(0, "input_json_delta", partial_json=":1}"),
+        stopped(0),
+        started(1, type="tool_use", id="id1", name="g", input={}),
+        grew(1, "input_json_delta", partial_json='{"y":'),
+        grew(1, "input_json_delta", partial_json="2}"),
+        stopped(1),
+        started(2, type="tool_use", id="id2", name="h", input={}),
+        grew(2, "input_json_delta", partial_json="{}"),
+        stopped(2),
+        started(3, **TEXT),
+        grew(3, "text_delta", text="So."),
+        stopped(3),
+        *ended("tool_use"),
+    )
+
+
+def test_what_waits_for_a_call_that_is_never_whole_comes_at_the_end() -> None:
+    out = streamed(
+        chunk(call(0, '{"cut', "f")), chunk(call(1, "", "g")), chunk(call(2, "[", "h")), chunk({}, "length"),
+    )  # fmt: skip
+    assert out == lines(
+        BEGUN,
+        started(0, type="tool_use", id="id0", name="f", input={}),
+        grew(0, "input_json_delta", partial_json='{"cut'),
+        stopped(0),
+        started(1, type="tool_use", id="id1", name="g", input={}),
+        stopped(1),
+        started(2, type="tool_use", id="id2", name="h", input={}),
+        grew(2, "input_json_delta", partial_json="["),
+        stopped(2),
+        *ended("max_tokens"),
+    )
+
+
+@pytest.mark.parametrize("place", [{"index": 0}, {}])
+def test_calls_of_one_number_are_as_many_as_they_have_ids(place: Fields) -> None:
+    # As Gemini's compatible endpoint and older versions of Ollama send them.
+    parts: list[Fields] = [
+        {"id": "a", "function": {"name": "f", "arguments": '{"x":1'}},
+        {"id": "a", "function": {"arguments": "}"}},
+        {"id": "b", "function": {"name": "g", "arguments": "{"}},
+        {"id": "", "function": {"arguments": "}"}},
+        {"id": "c", "function": {"name": "f", "arguments": "{}"}},
+    ]
+    chunks = [chunk({"tool_calls": [{**place, **part}]}) for part in parts]
+    out = streamed(*chunks, chunk({}, "tool_calls"))
+    blocks = [each["content_block"] for each in checked_events(out) if each["type"] == "content_block_start"]
+    assert [(block["id"], block["name"]) for block in blocks] == [("a", "f"), ("b", "g"), ("c", "f")]
+    made = MESSAGES_OVER_CHAT.gathering(asked())
+    assert made is not None
+    for each in (*chunks, chunk({}, "tool_calls"), b"data: [DONE]\n\n"):
+        made.feed(each)
+    result = made.result()
+    assert result is not None
+    told = [(block["id"], block["name"], block["input"]) for block in json.loads(result[1])["content"]]
+    assert told == [("a", "f", {"x": 1}), ("b", "g", {}), ("c", "f", {})]
 
 
 @pytest.mark.parametrize("before", [b"", chunk({"content": "a"})])
@@ -267,6 +355,7 @@ def test_an_engines_error_is_the_end(before: bytes) -> None:
     told = json.loads(last.removeprefix(b"event: error\ndata: "))
     assert (told["type"], told["error"]["type"]) == ("error", "overloaded_error")
     assert (told["error"]["message"], told["error"]["status"]) == ("Out of luck.", 503)
+    assert told["request_id"] == "req-7"
 
 
 @pytest.mark.parametrize("before", [b"", chunk({"content": "a"})])
@@ -278,6 +367,18 @@ def test_an_error_of_ours_is_the_end(before: bytes) -> None:
     told = json.loads(out.rsplit(b"event: error\ndata: ", 1)[1])
     assert (told["type"], told["error"]["type"], told["error"]["code"]) == ("error", "api_error", "engine_disconnected")
     assert (told["error"]["message"], told["request_id"]) == ("It broke.", "req-1")
+
+
+@pytest.mark.parametrize("error", [{"message": "Out of luck.", "code": 400}, "Out of luck.", {"why": "Out of luck."}])
+def test_an_engines_error_that_is_called_a_success_is_an_error(error: Any) -> None:
+    translate = MESSAGES_OVER_CHAT.whole(asked())
+    assert translate is not None
+    with pytest.raises(RoundhouseError, match=r"Out of luck\.") as caught:
+        translate(json.dumps({"error": error, "choices": []}).encode())
+    assert caught.value.entry.code == "engine_error"
+    assert translate(json.dumps({"error": None, "choices": [{"message": {"content": "a"}}]}).encode())
+    with pytest.raises(RoundhouseError, match="no chat completion"):
+        translate(b"{}")
 
 
 def whole(message: Fields, finish: str = "stop", usage: Fields | None = USAGE, **fields: Any) -> Fields:
@@ -319,11 +420,7 @@ def test_other_whole_messages() -> None:
     assert whole({"content": "a"}, "length")["stop_reason"] == "max_tokens"
     assert whole({"content": "", "refusal": "No."})["content"] == [{"type": "text", "text": "No."}]
     assert whole({"content": None, "refusal": "No."})["stop_reason"] == "refusal"
-    assert whole({"content": ""}, usage=None)["usage"] == {
-        "input_tokens": 0,
-        "cache_read_input_tokens": 0,
-        "output_tokens": 0,
-    }
+    assert whole({"content": ""}, usage=None)["usage"] == NONE_TOLD
 
 
 def test_a_count() -> None:

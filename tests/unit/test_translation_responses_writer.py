@@ -17,6 +17,7 @@ from gateway.request import InferenceRequest
 from gateway.translation.conversation import Answer, Call, Tokens
 from gateway.translation.response_context import ResponseContext
 from gateway.translation.responses_writer import ResponseWriter
+from tests.fakes.fake_controller import route
 from tests.support.responses import Fields, check_response, context, events_in, folded
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "responses"
@@ -162,6 +163,25 @@ def test_an_answer_that_was_cut_is_incomplete_and_so_is_its_last_item(finish: An
     nothing = writer()
     empty = folded(nothing.begin("x") + nothing.end(finish, None, None))
     assert (empty["output"], empty["usage"], empty["status"]) == ([], None, "incomplete")
+    assert writer().whole(Answer(finish=finish)) == empty
+
+
+def test_a_conversation_in_which_nothing_is_said_goes_to_the_engine() -> None:
+    fields = {"model": "m", "input": [{"type": "reasoning", "summary": []}]}
+    request = InferenceRequest(b"", fields, "m", stream=False, wants_usage=False, state=context())
+    engine = route("m").model_copy(update={"backend": "llama_server"})
+    RESPONSES_OVER_CHAT.check(request, engine)
+    assert RESPONSES_OVER_CHAT.gathering(request) is not None
+    assert json.loads(RESPONSES_OVER_CHAT.body_for(request, engine, as_stream=False))["messages"] == []
+
+
+@pytest.mark.parametrize("stop", ["x", ["x"]])
+def test_what_a_stream_would_lose_is_not_gathered(stop: Any) -> None:
+    for limit, is_gathered in (({}, True), ({"max_output_tokens": 5}, False)):
+        fields = {"model": "m", "input": "Hi", "stop": stop, **limit}
+        request = InferenceRequest(b"", fields, "m", stream=False, wants_usage=False, state=context())
+        request.prompt = RESPONSES_OVER_CHAT.read(request)
+        assert (RESPONSES_OVER_CHAT.gathering(request) is not None) is is_gathered
 
 
 def test_calls_that_overlap_lose_nothing() -> None:
