@@ -8,107 +8,30 @@ from typing import Any
 import pytest
 
 from controller.schema.errors import RoundhouseError
-from controller.schema.routing import ModelRoute
 from gateway.dialects.messages_over_chat import MESSAGES_COUNTED_OVER_CHAT, MESSAGES_OVER_CHAT
-from gateway.request import InferenceRequest, parse_request
 from tests.fakes.fake_controller import route
 from tests.support.messages_schema import checked_events, checked_message
-
-LLAMA_SERVER = route("m").model_copy(update={"backend": "llama_server"})
-
-Fields = dict[str, Any]
-Delta = dict[str, Any]
-
-ASKED: Fields = {"model": "claude-alias", "max_tokens": 99, "messages": [{"role": "user", "content": "Hi"}]}
-USAGE = {
-    "prompt_tokens": 12,
-    "completion_tokens": 7,
-    "prompt_tokens_details": {"cached_tokens": 4},
-    "completion_tokens_details": {"reasoning_tokens": 3},
-}
-NONE_TOLD = {"input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
-COUNTED = {
-    "input_tokens": 8,
-    "cache_read_input_tokens": 4,
-    "output_tokens": 7,
-    "output_tokens_details": {"thinking_tokens": 3},
-}
-
-
-def asked(engine: ModelRoute = LLAMA_SERVER, **fields: Any) -> InferenceRequest:
-    """A request that was checked."""
-    request = parse_request(json.dumps({**ASKED, **fields}).encode(), may_stream=True)
-    request.id = "req-7"
-    MESSAGES_OVER_CHAT.check(request, engine)
-    return request
-
-
-def chunk(delta: Delta, finish: str | None = None, *, index: int = 0, **more: Any) -> bytes:
-    """An event of the engine's."""
-    choice = {"index": index, "delta": delta, "finish_reason": finish, **more}
-    return b"data: " + json.dumps({"id": "chatcmpl-7", "choices": [choice]}).encode() + b"\n\n"
-
-
-def call(index: int, arguments: str, name: str | None = None) -> Delta:
-    """A part of a call; the first one has a name."""
-    function = {"arguments": arguments} if name is None else {"name": name, "arguments": arguments}
-    return {"tool_calls": [{"index": index, "function": function} | ({} if name is None else {"id": f"id{index}"})]}
-
-
-def streamed(*chunks: bytes, usage: Fields | None = USAGE, done: bytes = b"data: [DONE]\n\n", **fields: Any) -> bytes:
-    """What the client gets of the engine's events."""
-    events = MESSAGES_OVER_CHAT.events(asked(stream=True, **fields))
-    told = (
-        b"" if usage is None else b"data: " + json.dumps({"id": "x", "choices": [], "usage": usage}).encode() + b"\n\n"
-    )
-    out = b"".join([events.feed(each) for each in (*chunks, told, done)]) + events.finish()
-    assert events.is_complete
-    checked_events(out)
-    return out
-
-
-def lines(*events: Fields) -> bytes:
-    """Events as they are sent."""
-    made = [(each["type"], json.dumps(each, ensure_ascii=False, separators=(",", ":"))) for each in events]
-    return "".join([f"event: {kind}\ndata: {data}\n\n" for kind, data in made]).encode()
-
-
-def started(index: int, **block: Any) -> Fields:
-    """A block begins."""
-    return {"type": "content_block_start", "index": index, "content_block": block}
-
-
-def grew(index: int, kind: str, **delta: Any) -> Fields:
-    """A block grows."""
-    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **delta}}
-
-
-def stopped(index: int) -> Fields:
-    """A block ends."""
-    return {"type": "content_block_stop", "index": index}
-
-
-def ended(reason: str, usage: Fields = COUNTED, sequence: str | None = None) -> tuple[Fields, Fields]:
-    """The message ends."""
-    delta = {"stop_reason": reason, "stop_sequence": sequence}
-    return {"type": "message_delta", "delta": delta, "usage": usage}, {"type": "message_stop"}
-
-
-BEGUN: Fields = {
-    "type": "message_start",
-    "message": {
-        "id": "msg_7",
-        "type": "message",
-        "role": "assistant",
-        "model": "claude-alias",
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": {"input_tokens": 0, "output_tokens": 0},
-    },
-}
-TEXT: Fields = {"type": "text", "text": ""}
-THINKING: Fields = {"type": "thinking", "thinking": "", "signature": ""}
+from tests.support.messages_transcripts import (
+    ASKED,
+    BEGUN,
+    COUNTED,
+    LLAMA_SERVER,
+    NONE_TOLD,
+    TEXT,
+    THINKING,
+    USAGE,
+    Fields,
+    asked,
+    call,
+    chunk,
+    ended,
+    grew,
+    lines,
+    said,
+    started,
+    stopped,
+    streamed,
+)
 
 
 def test_text() -> None:
@@ -261,88 +184,6 @@ def test_an_answer_that_begins_as_it_was_begun_is_whole() -> None:
         chunk({"content": "["}), chunk({"content": "1,2],[3]]"}), chunk({}, "stop"), engine=other, **PREFILLED
     )
     assert said(out) == ["[", "1,2],[3]]"]
-
-
-def said(out: bytes) -> list[str]:
-    """The parts of the text and of the thoughts, which a signature ends."""
-    deltas = [each["delta"] for each in checked_events(out) if each["type"] == "content_block_delta"]
-    return [delta.get("text") or delta.get("thinking") or "" for delta in deltas]
-
-
-def test_calls_that_overlap_come_one_after_the_other() -> None:
-    out = streamed(
-        chunk(call(0, "", "f")),
-        chunk(call(1, "", "g")),
-        chunk(call(0, '{"x"')),
-        chunk(call(1, '{"y":')),
-        chunk(call(2, "{}", "h")),
-        chunk({"content": "So"}),
-        chunk({"content": "."}),
-        chunk(call(0, ":1}")),
-        chunk(call(1, "2}")),
-        chunk(call(0, "late")),
-        chunk({}, "tool_calls"),
-    )
-    assert out == lines(
-        BEGUN,
-        started(0, type="tool_use", id="id0", name="f", input={}),
-        grew(0, "input_json_delta", partial_json='{"x"'),
-        grew(0, "input_json_delta", partial_json=":1}"),
-        stopped(0),
-        started(1, type="tool_use", id="id1", name="g", input={}),
-        grew(1, "input_json_delta", partial_json='{"y":'),
-        grew(1, "input_json_delta", partial_json="2}"),
-        stopped(1),
-        started(2, type="tool_use", id="id2", name="h", input={}),
-        grew(2, "input_json_delta", partial_json="{}"),
-        stopped(2),
-        started(3, **TEXT),
-        grew(3, "text_delta", text="So."),
-        stopped(3),
-        *ended("tool_use"),
-    )
-
-
-def test_what_waits_for_a_call_that_is_never_whole_comes_at_the_end() -> None:
-    out = streamed(
-        chunk(call(0, '{"cut', "f")), chunk(call(1, "", "g")), chunk(call(2, "[", "h")), chunk({}, "length"),
-    )  # fmt: skip
-    assert out == lines(
-        BEGUN,
-        started(0, type="tool_use", id="id0", name="f", input={}),
-        grew(0, "input_json_delta", partial_json='{"cut'),
-        stopped(0),
-        started(1, type="tool_use", id="id1", name="g", input={}),
-        stopped(1),
-        started(2, type="tool_use", id="id2", name="h", input={}),
-        grew(2, "input_json_delta", partial_json="["),
-        stopped(2),
-        *ended("max_tokens"),
-    )
-
-
-@pytest.mark.parametrize("place", [{"index": 0}, {}])
-def test_calls_of_one_number_are_as_many_as_they_have_ids(place: Fields) -> None:
-    # As Gemini's compatible endpoint and older versions of Ollama send them.
-    parts: list[Fields] = [
-        {"id": "a", "function": {"name": "f", "arguments": '{"x":1'}},
-        {"id": "a", "function": {"arguments": "}"}},
-        {"id": "b", "function": {"name": "g", "arguments": "{"}},
-        {"id": "", "function": {"arguments": "}"}},
-        {"id": "c", "function": {"name": "f", "arguments": "{}"}},
-    ]
-    chunks = [chunk({"tool_calls": [{**place, **part}]}) for part in parts]
-    out = streamed(*chunks, chunk({}, "tool_calls"))
-    blocks = [each["content_block"] for each in checked_events(out) if each["type"] == "content_block_start"]
-    assert [(block["id"], block["name"]) for block in blocks] == [("a", "f"), ("b", "g"), ("c", "f")]
-    made = MESSAGES_OVER_CHAT.gathering(asked())
-    assert made is not None
-    for each in (*chunks, chunk({}, "tool_calls"), b"data: [DONE]\n\n"):
-        made.feed(each)
-    result = made.result()
-    assert result is not None
-    told = [(block["id"], block["name"], block["input"]) for block in json.loads(result[1])["content"]]
-    assert told == [("a", "f", {"x": 1}), ("b", "g", {}), ("c", "f", {})]
 
 
 @pytest.mark.parametrize("before", [b"", chunk({"content": "a"})])
