@@ -49,11 +49,12 @@ _USE: Final = "UPDATE responses SET used_at = max(used_at, ?) WHERE number = ?"
 _USE_CHAINS: Final = """
 WITH RECURSIVE chain (number, tenant, previous) AS (
     SELECT number, tenant, previous FROM (VALUES {}) JOIN responses ON id = column1 AND tenant = column2
+    WHERE used_at >= ?
     UNION
     SELECT r.number, r.tenant, r.previous FROM chain JOIN responses AS r ON r.id = chain.previous
-    WHERE r.tenant = chain.tenant
+    WHERE r.tenant = chain.tenant AND r.used_at >= ?
 )
-UPDATE responses SET used_at = max(used_at, ?) WHERE used_at >= ? AND number IN (SELECT number FROM chain)
+UPDATE responses SET used_at = max(used_at, ?) WHERE number IN (SELECT number FROM chain)
 """
 _INSERT: Final = """
 INSERT INTO responses (number, id, tenant, model, created_at, used_at, previous, status, items, bytes) VALUES {}
@@ -134,7 +135,7 @@ class Database:
             self._execute("DELETE FROM responses WHERE (id) IN (VALUES {})", [(each.id,) for each in made])
             continued = [(each.previous, each.tenant) for each in made if each.previous is not None]
             if continued:
-                self._execute(_USE_CHAINS, continued, now, self._cutoff(now))
+                self._execute(_USE_CHAINS, continued, self._cutoff(now), self._cutoff(now), now)
             self._make_room(sum(each.size for each in made), len(made))
             self._execute(_INSERT, rows)
             self._execute(_INSERT_DOCUMENTS, documents)

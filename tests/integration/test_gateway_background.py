@@ -212,7 +212,7 @@ async def test_it_is_told_as_queued_once_it_is_stored() -> None:
         assert (await here.over(made.id)).output_text.strip() == TEXT
 
 
-async def test_one_that_is_over_before_its_client_has_left_is_told_to_nobody() -> None:
+async def test_one_that_is_over_before_its_client_has_left_is_told_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
     async with site() as here:
         server: Any = here.here.server
         async with here.held_store():
@@ -227,6 +227,7 @@ async def test_one_that_is_over_before_its_client_has_left_is_told_to_nobody() -
         assert stored.responses == 1
         await settled()
         assert server.server_state.total_requests == answered
+    assert "Exception" not in caplog.text
 
 
 async def test_one_whose_client_leaves_before_it_knows_of_it_is_cancelled() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from controller.schema.errors import RoundhouseError
 from gateway.responses.database import Database, FullError
@@ -35,7 +35,7 @@ class Kept:
     order: int
 
 
-def history_or_code(database: Database, tenant: str, name: int) -> History | str:
+def history_or_code(database: Database, tenant: str, name: int | str) -> History | str:
     """What is continued, or the code of the refusal."""
     try:
         return database.history(tenant, rid(str(name)), (), Bounds(4 * MIB))
@@ -87,11 +87,21 @@ class Responses(RuleBasedStateMachine):
 
     # What happens
 
-    @rule(
-        name=names, previous=st.none() | names, tenant=tenants, status=st.sampled_from(STATUSES),
-        size=st.sampled_from((10, 5_000, 100_000, 200_000, 300_000, 2_000_000)),
-    )  # fmt: skip
+    @initialize()
+    def begin_with_some(self) -> None:
+        for name, previous in ((0, None), (1, 0), (2, 1), (3, 1), (4, None)):
+            self.save(name, previous, "t", "completed", 10)
+
+    @rule(name=names, previous=st.none() | names, tenant=tenants, status=st.sampled_from(STATUSES))
+    def save_little(self, name: int, previous: int | None, tenant: str, status: str) -> None:
+        self.save(name, previous, tenant, status, 10)
+
+    @rule(name=names, previous=names, size=st.sampled_from((100_000, 200_000, 300_000, 2_000_000)))
+    def save_much(self, name: int, previous: int, size: int) -> None:
+        self.save(name, previous, "t", "completed", size)
+
     def save(self, name: int, previous: int | None, tenant: str, status: str, size: int) -> None:
+        self.clock.now += 1
         if self.leads_to(previous, name):
             return  # a new response continues older ones, never itself
         before = dict(self.kept)
@@ -121,8 +131,18 @@ class Responses(RuleBasedStateMachine):
         for name in gone:
             del self.kept[name]
 
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def continue_one_of_them(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.kept)))
+        self.continue_it(name, self.kept[name].tenant)
+
     @rule(name=names, tenant=tenants)
-    def continue_it(self, name: int, tenant: str) -> None:
+    def continue_any(self, name: int, tenant: str) -> None:
+        self.continue_it(name, tenant)
+
+    def continue_it(self, name: int | str, tenant: str) -> None:
+        self.clock.now += 1
         links = self.chain(tenant, str(name))
         is_whole = bool(links) and self.kept[links[-1]].previous is None
         has_answer = bool(links) and self.kept[links[0]].status in CONTINUABLE
@@ -156,7 +176,7 @@ class Responses(RuleBasedStateMachine):
         if is_there:
             del self.kept[str(name)]
 
-    @rule(minutes=st.sampled_from((1, 20, 61)))
+    @rule(minutes=st.sampled_from((1, 20, 20, 61)))
     def pass_time(self, minutes: int) -> None:
         self.clock.now += minutes * 60
 
