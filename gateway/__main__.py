@@ -33,6 +33,8 @@ from gateway.settings import GatewaySettings
 
 EXIT_SETTINGS = 2
 EXIT_PORT = 3
+UNSENT_BYTES = 128 * 1024
+"""Of an answer, handed to the system and not sent yet."""
 
 
 class Server(uvicorn.Server):
@@ -160,6 +162,9 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Inherited by every connection. Else the system takes megabytes in advance, and asks for more only when a third
+        # of them is gone: a client that reads slowly would seem to take nothing.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         listener.bind(address)
     except OSError:
         listener.close()
