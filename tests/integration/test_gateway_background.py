@@ -1,4 +1,4 @@
-"""Responses in the background, and their cancellation, through the `openai` package."""
+"""Responses in the background, through the `openai` package."""
 
 from __future__ import annotations
 
@@ -47,17 +47,6 @@ async def test_it_goes_on_without_its_client(notices_leaving: bool) -> None:
         await here.make("three", previous_response_id=made.id)
         assert here.messages()[-2][0] == "assistant"
         assert not here.running
-        await nothing_left(here.here)
-
-
-async def test_a_stream_that_is_cancelled_before_its_first_event_is_told() -> None:
-    async with site() as here:
-        held: dict[str, Any] = {"stream": True, "background": True, "extra_body": {"fault": "hold"}}
-        asking = asyncio.ensure_future(here.client.responses.create(model="m", input="x", **held))
-        await until(lambda: here.engine.running == 1, "it runs")
-        (response_id,) = here.running
-        assert (await here.client.responses.cancel(response_id)).status == "cancelled"
-        assert (await refusal(asking))[:2] == (409, "state_conflict")
         await nothing_left(here.here)
 
 
@@ -230,16 +219,6 @@ async def test_one_that_is_over_before_its_client_has_left_is_told_to_nobody(cap
     assert "Exception" not in caplog.text
 
 
-async def test_one_whose_client_leaves_before_it_knows_of_it_is_cancelled() -> None:
-    async with site() as here:
-        async with here.held_store():
-            leaving = asyncio.create_task(here.make(background=True, fault="hold"))
-            await until(lambda: here.engine.running == 1, "it runs")
-            leaving.cancel()
-            await until(lambda: here.engine.cancelled == 1, "the engine stops")
-        await nothing_left(here.here)
-
-
 async def test_what_a_client_sends_behind_it_waits_for_its_turn() -> None:
     async with site() as here:
         body = b'{"model": "m", "input": "x", "background": true}'
@@ -252,66 +231,6 @@ async def test_what_a_client_sends_behind_it_waits_for_its_turn() -> None:
             answers = await client.to_the_end()
         assert [answer.status for answer in answers] == [200, 200, 400]
         assert json.loads(answers[0].body)["status"] == "queued"
-
-
-async def test_a_running_one_is_cancelled_and_stays_so() -> None:
-    async with site(m=ONE_SLOT) as here:
-        running = await here.make(background=True, fault="hold")
-        waiting = await here.make(background=True)
-        for made in (waiting, running):
-            cancelled = await here.client.responses.cancel(made.id)
-            assert (cancelled.id, cancelled.status, cancelled.output) == (made.id, "cancelled", [])
-            assert await here.client.responses.cancel(made.id) == cancelled
-            assert await here.client.responses.retrieve(made.id) == cancelled
-        await until(lambda: here.engine.cancelled == 1, "the engine stops")
-        assert len(here.engine.requests) == 1
-        await nothing_left(here.here)
-        assert (await here.make()).status == "completed", "its slot is free"
-
-
-async def test_one_that_is_over_is_not_cancelled() -> None:
-    async with site() as here:
-        for made in (await here.make(), await here.over((await here.make(background=True)).id)):
-            assert await here.client.responses.cancel(made.id) == made
-        assert await refusal(here.client.responses.cancel("resp_x")) == NOT_FOUND
-
-
-@pytest.mark.parametrize("background", [False, True])
-async def test_a_stream_that_is_cancelled_ends_with_a_word(background: bool) -> None:
-    async with site() as here:
-        stream = await here.client.responses.create(
-            model="m", input="x", stream=True, background=background, extra_body={"fault": "pause_until_release"}
-        )
-        events: list[Any] = []
-        async for event in stream:
-            events.append(event)
-            if event.type == "response.output_text.delta" and event.delta == "brown ":
-                cancelled = await here.client.responses.cancel(events[0].response.id)
-        last = events[-1]
-        assert [event.sequence_number for event in events] == list(range(len(events)))
-        assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
-        assert cancelled == last.response
-        assert (cancelled.output_text, cancelled.output[0].to_dict()["status"]) == ("The quick brown ", "incomplete")
-        assert await here.client.responses.retrieve(cancelled.id) == cancelled
-        await until(lambda: here.engine.cancelled == 1, "the engine stops")
-        await nothing_left(here.here)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_running_one_is_cancelled_before_it_is_deleted(stream: bool) -> None:
-    async with site() as here:
-        fault = "pause_until_release" if stream else "hold"
-        asked = {"model": "m", "input": "x", "background": True, "stream": stream, "fault": fault}
-        async with here.here.post("/v1/responses", **asked) as answer:
-            await answer.content.readany()
-            await until(lambda: here.engine.running == 1, "it runs")
-            [run] = here.running.values()
-            await here.client.responses.delete(run.context.id)
-            assert await refusal(here.client.responses.retrieve(run.context.id)) == NOT_FOUND
-            await answer.read()
-        await until(lambda: here.engine.cancelled == 1, "the engine stops")
-        await nothing_left(here.here)
-        assert await refusal(here.client.responses.retrieve(run.context.id)) == NOT_FOUND
 
 
 async def test_every_state_suits_the_published_schemas() -> None:
@@ -350,23 +269,6 @@ async def test_every_state_suits_the_published_schemas() -> None:
                 json.dumps({"object": "list", "data": [item], "first_id": "", "last_id": "", "has_more": False}),
                 strict=True,
             )
-
-
-async def test_others_cannot_cancel_it() -> None:
-    keys = (key("a"), key("b"))
-    async with site(keys=keys) as here:
-        made = await here.make(background=True, fault="hold")
-        await until(lambda: here.engine.running == 1, "it runs")
-        others = here.as_key("b").responses
-        for asking in (others.retrieve(made.id), others.cancel(made.id), others.delete(made.id)):
-            assert await refusal(asking) == NOT_FOUND
-        assert await refusal(others.create(model="m", input="x", previous_response_id=made.id)) == (
-            400,
-            "previous_response_not_found",
-            "previous_response_id",
-        )
-        assert await status_of(here, made.id) == "in_progress"
-        here.engine.release.set()
 
 
 async def test_the_gateways_end_waits_for_it_and_then_ends_it_with_a_word(tmp_path: Path) -> None:
