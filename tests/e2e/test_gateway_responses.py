@@ -13,8 +13,7 @@ import openai
 import pytest
 
 from tests.support.house import House
-from tests.support.llama_slots import ENDLESS, LONG_CONTEXT, LlamaSlots, make_endless, slots_of
-from tests.support.sites import ProcessSite
+from tests.support.llama_slots import ENDLESS, LlamaSlots, endless_house, slots_of
 from tests.support.wait import until
 
 pytestmark = pytest.mark.embedded
@@ -26,16 +25,9 @@ MOST_TIME = 20.0
 
 @pytest.fixture
 async def house(folder: Path) -> AsyncIterator[House]:
-    """A house with a llama-server of four slots that generates for as long as it is asked to."""
-    made = House(folder, "process")
-    make_endless(made.models / "long.gguf")
-    made.declare({"chat": {"model_path": "long.gguf", "llama_server_n_ctx": LONG_CONTEXT, "llama_server_threads": 1}})
-    await made.open()
-    try:
+    """See `endless_house`."""
+    async with endless_house(folder) as made:
         yield made
-    finally:
-        await made.close()
-    assert ProcessSite().left(made) == []
 
 
 @contextlib.asynccontextmanager

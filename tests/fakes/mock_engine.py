@@ -188,22 +188,8 @@ class _Connection(asyncio.Protocol):
         known = self.engine.answers.get(request.path)
         if known is not None:
             return known
-        if request.path.endswith("/embeddings"):
-            payload: dict[str, Any] = {
-                "object": "list",
-                "data": [{"object": "embedding", "index": 0, "embedding": [0.25, -0.5, 1.0]}],
-                "model": "mock",
-                "usage": {"prompt_tokens": PROMPT_TOKENS, "total_tokens": PROMPT_TOKENS},
-            }
-        elif request.path.endswith("/input_tokens"):
-            payload = {"object": "response.input_tokens", "input_tokens": PROMPT_TOKENS}
-        elif request.path.endswith("/rerank"):
-            payload = {
-                "model": "mock",
-                "usage": {"prompt_tokens": PROMPT_TOKENS, "total_tokens": PROMPT_TOKENS},
-                "results": [{"index": 0, "relevance_score": 0.5}],
-            }
-        else:
+        payload = _ANSWERS.get(request.path.rpartition("/")[2])
+        if payload is None:
             payload = _completion(request.path, " ".join(self.engine.words), len(self.engine.words))
         body = json.dumps(payload, separators=(",", ":")).encode()
         answer = self.engine.answers[request.path] = _head(200, "application/json", len(body)) + body
@@ -286,6 +272,16 @@ def _error(fault: str) -> bytes:
     status, content_type, body = _ERRORS[fault]
     extra = {"busy": "retry-after: 17\r\n", "redirect": "location: http://127.0.0.1:1/\r\n"}.get(fault, "")
     return _head(status, content_type, len(body), extra) + body
+
+
+_COUNTED = {"prompt_tokens": PROMPT_TOKENS, "total_tokens": PROMPT_TOKENS}
+_VECTOR = {"object": "embedding", "index": 0, "embedding": [0.25, -0.5, 1.0]}
+_ANSWERS: dict[str, dict[str, Any]] = {
+    "embeddings": {"object": "list", "data": [_VECTOR], "model": "mock", "usage": _COUNTED},
+    "input_tokens": {"object": "response.input_tokens", "input_tokens": PROMPT_TOKENS},
+    "rerank": {"model": "mock", "usage": _COUNTED, "results": [{"index": 0, "relevance_score": 0.5}]},
+}
+"""By the end of a path; of others, completions."""
 
 
 def _completion(path: str, text: str, tokens: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from tests.support.house import House
-from tests.support.sites import token_of
+from tests.support.sites import ProcessSite, token_of
 from tests.support.wait import until
 from worker.clockwork import make_vocabulary, make_weights, write_gguf
 
@@ -27,6 +27,20 @@ def make_endless(path: Path) -> None:
     first = vocabulary.chain[1]
     weights = make_weights(replace(vocabulary, chain=(*vocabulary.chain[:-1], first)))
     write_gguf(path, vocabulary, weights, LONG_CONTEXT)
+
+
+@contextlib.asynccontextmanager
+async def endless_house(folder: Path) -> AsyncIterator[House]:
+    """A house with a llama-server of four slots that generates for as long as it is asked to; nothing may be left."""
+    made = House(folder, "process")
+    make_endless(made.models / "long.gguf")
+    made.declare({"chat": {"model_path": "long.gguf", "llama_server_n_ctx": LONG_CONTEXT, "llama_server_threads": 1}})
+    await made.open()
+    try:
+        yield made
+    finally:
+        await made.close()
+    assert ProcessSite().left(made) == []
 
 
 @dataclass
