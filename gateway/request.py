@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 from urllib.parse import parse_qsl, urlencode
 
-import orjson
-
 from controller.schema.errors import RoundhouseError
 from gateway.translation.conversation import Assistant, Prompt
 
@@ -138,12 +136,3 @@ def _finite(number: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_not_json, parse_float=_finite)
-
-
-def encode(fields: dict[str, Any]) -> bytes:
-    """A body with these fields."""
-    try:
-        return orjson.dumps(fields)
-    except TypeError:
-        # Integers of more than 64 bits, and lone surrogates, which JSON can write in ASCII and UTF-8 cannot.
-        return json.dumps(fields, separators=(",", ":")).encode()

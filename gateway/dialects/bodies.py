@@ -10,7 +10,8 @@ import json
 import re
 from typing import Any, Final
 
-from gateway.request import InferenceRequest, encode
+from gateway.json_bytes import json_bytes
+from gateway.request import InferenceRequest
 
 _STREAM: Final = re.compile(rb'"stream"\s*:\s*(?:false|null)')
 _MODEL: Final = re.compile(rb'"model"\s*:\s*"[^"\\]*"')
@@ -23,14 +24,14 @@ def as_named(request: InferenceRequest, served_name: str) -> bytes:
     if request.model == served_name or not request.names_model:
         return request.raw
     renamed = _replaced(request.raw, b'"model"', _MODEL, b'"model":' + json.dumps(served_name).encode())
-    return renamed if renamed is not None else encode(request.fields | {"model": served_name})
+    return renamed if renamed is not None else json_bytes(request.fields | {"model": served_name})
 
 
 def with_usage(request: InferenceRequest, served_name: str) -> bytes:
     """The same, with `stream_options.include_usage`."""
     if "stream_options" not in request.fields:
         return _inserted(as_named(request, served_name), b'"stream_options":{"include_usage":true},')
-    return encode(_renamed_fields(request, served_name) | {"stream_options": _options(request)})
+    return json_bytes(_renamed_fields(request, served_name) | {"stream_options": _options(request)})
 
 
 def as_stream(request: InferenceRequest, served_name: str, *, ask_for_usage: bool) -> bytes:
@@ -38,13 +39,13 @@ def as_stream(request: InferenceRequest, served_name: str, *, ask_for_usage: boo
     fields = request.fields
     if ask_for_usage and "stream_options" in fields:
         changed = {"stream": True, "stream_options": _options(request)}
-        return encode(_renamed_fields(request, served_name) | changed)
+        return json_bytes(_renamed_fields(request, served_name) | changed)
     options = b'"stream_options":{"include_usage":true},' if ask_for_usage else b""
     if "stream" not in fields:
         return _inserted(as_named(request, served_name), b'"stream":true,' + options)
     raw = _replaced(as_named(request, served_name), b'"stream"', _STREAM, b'"stream":true')
     if raw is None:
-        raw = encode(_renamed_fields(request, served_name) | {"stream": True})
+        raw = json_bytes(_renamed_fields(request, served_name) | {"stream": True})
     return _inserted(raw, options) if options else raw
 
 

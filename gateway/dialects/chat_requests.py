@@ -7,14 +7,14 @@ from typing import Final, cast
 
 from controller.schema.routing import ModelRoute
 from gateway.dialects.thoughts import in_message
-from gateway.request import InferenceRequest, encode
-from gateway.translation import thinking
+from gateway.json_bytes import json_bytes
+from gateway.request import InferenceRequest
+from gateway.translation import llama_server, thinking
 from gateway.translation.conversation import Fields
 from gateway.translation.tool_choice import narrowed
 
 _REMOTE: Final = "openai_remote"
 """It may be OpenAI itself, which knows what is said in its own words, and refuses what it does not know."""
-_LLAMA_SERVER: Final = "llama_server"
 
 
 def for_engine(request: InferenceRequest, route: ModelRoute) -> InferenceRequest:
@@ -39,8 +39,8 @@ def for_engine(request: InferenceRequest, route: ModelRoute) -> InferenceRequest
                 made = made | {"messages": [in_message(each) for each in messages]}
                 break
     if "tool_choice" in fields and route.backend != _REMOTE:
-        made = narrowed(made, names_one=route.backend == _LLAMA_SERVER)
-    return request if made is fields else replace(request, raw=encode(made), fields=made)
+        made = narrowed(made, names_one=route.backend == llama_server.BACKEND)
+    return request if made is fields else replace(request, raw=json_bytes(made), fields=made)
 
 
 def in_own_words(fields: Fields, route: ModelRoute) -> Fields:

@@ -9,7 +9,8 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.dialects import errors
 from gateway.dialects.over_chat import ReadForChat
-from gateway.request import InferenceRequest, encode
+from gateway.json_bytes import json_bytes
+from gateway.request import InferenceRequest
 from gateway.translation.conversation import Fields
 
 
@@ -25,7 +26,7 @@ class CountedOverChat(ReadForChat):
 
     def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
-        return encode(self._fields(request, route))
+        return json_bytes(self._fields(request, route))
 
     def gathering(self, request: InferenceRequest) -> None:
         """See Dialect: there are no streams."""

@@ -8,7 +8,8 @@ from typing import Final
 from controller.schema.routing import ModelRoute
 from gateway.dialects import bodies, errors
 from gateway.dialects.plain import PlainDialect
-from gateway.request import InferenceRequest, encode
+from gateway.json_bytes import json_bytes
+from gateway.request import InferenceRequest
 from gateway.translation import embeddings
 from gateway.translation.embeddings import Shortening
 
@@ -39,7 +40,7 @@ class EmbeddingsDialect(PlainDialect):
         kept = {name: value for name, value in fields.items() if name not in dropped} | {"model": route.served_name}
         if asked is not None and asked.is_unpacked:
             kept["encoding_format"] = "base64"
-        return encode(kept)
+        return json_bytes(kept)
 
     def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """See Dialect."""

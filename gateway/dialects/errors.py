@@ -7,10 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-import orjson
-
 from controller.schema.errors import ERROR_CODES, RoundhouseError
 from gateway.engine_errors import ENGINE_ERROR, client_status
+from gateway.json_bytes import json_bytes
 
 Fields = dict[str, Any]
 
@@ -131,17 +130,9 @@ def decoded(body: bytes) -> Any:
 
 
 def encoded(value: Any) -> bytes:
-    """Compact JSON. UTF-8, unless a string holds half a surrogate pair: then ASCII, which can write it."""
+    """An answer's JSON; an error of its own where the value is nested too deeply to be written."""
     try:
-        return orjson.dumps(value)
-    except TypeError:
-        return _slowly_encoded(value)
-
-
-def _slowly_encoded(value: Any) -> bytes:
-    """What orjson does not write: integers of more than 64 bits, halves of surrogate pairs, 254 levels."""
-    try:
-        return json.dumps(value, separators=(",", ":")).encode()
+        return json_bytes(value)
     except RecursionError:
         return _TOO_DEEP
 

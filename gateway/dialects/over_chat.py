@@ -17,7 +17,8 @@ from gateway.dialects.exclusions import differs_as_stream, wants_probabilities
 from gateway.dialects.openai_gathering import CallNumbers, OpenAIGathering
 from gateway.dialects.reading import EventReader
 from gateway.dialects.usage import usage_of
-from gateway.request import InferenceRequest, encode
+from gateway.json_bytes import json_bytes
+from gateway.request import InferenceRequest
 from gateway.translation import chat, llama_server
 from gateway.translation.conversation import Answer, AnswerWriter, Assistant, Fields, Finish, Prompt, Tokens
 from gateway.translation.tool_choice import narrowed
@@ -66,7 +67,7 @@ class OverChat(ReadForChat):
         fields = self._fields(request, route)
         if as_stream or request.stream:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
-        return encode(fields)
+        return json_bytes(fields)
 
     def events(self, request: InferenceRequest) -> Events:
         """See Dialect."""

@@ -8,7 +8,8 @@ from typing import Final
 from controller.schema.routing import ModelRoute
 from gateway.dialects import errors
 from gateway.dialects.plain import PlainDialect
-from gateway.request import InferenceRequest, encode
+from gateway.json_bytes import json_bytes
+from gateway.request import InferenceRequest
 from gateway.translation import rerank
 from gateway.translation.rerank import Ranking, Version
 
@@ -27,7 +28,7 @@ class RerankDialect(PlainDialect):
 
     def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
-        return encode(rerank.written(request.state) | {"model": route.served_name})
+        return json_bytes(rerank.written(request.state) | {"model": route.served_name})
 
     def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """See Dialect."""

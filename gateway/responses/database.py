@@ -14,9 +14,10 @@ from sqlite3 import DatabaseError
 from typing import Any, Final, NamedTuple
 
 from controller.schema.errors import RoundhouseError
+from gateway.json_bytes import json_bytes
 from gateway.responses.refusals import not_continuable, previous_not_found, too_long
 from gateway.responses.schema import opened, transaction
-from gateway.responses.stored import CONTINUABLE, Bounds, Found, History, Stored, StoredResponse, encoded, response_of
+from gateway.responses.stored import CONTINUABLE, Bounds, Found, History, Stored, StoredResponse, response_of
 from gateway.translation.conversation import Fields
 from gateway.translation.response_object import failed
 
@@ -110,7 +111,7 @@ class Database:
         error = RoundhouseError("gateway_stopping", RESTARTED).envelope().error.model_dump()
         with transaction(self._db):
             for number, response in self._db.execute(_RUNNING).fetchall():
-                ended = encoded(failed(json.loads(response), [], error))
+                ended = json_bytes(failed(json.loads(response), [], error))
                 self._db.execute("UPDATE documents SET response = ? WHERE number = ?", (ended, number))
                 self._db.execute("UPDATE responses SET status = 'failed' WHERE number = ?", (number,))
 

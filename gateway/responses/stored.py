@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import orjson
-
+from gateway.json_bytes import json_bytes
 from gateway.translation.conversation import Fields
 
 TOKEN_LENGTH: Final = 48
@@ -51,9 +49,9 @@ class StoredResponse:
             created_at=response["created_at"],
             previous=response.get("previous_response_id"),
             status=response["status"],
-            response=encoded({**response, "output": []}),
-            input=encoded(input_items),
-            output=encoded(output),
+            response=json_bytes({**response, "output": []}),
+            input=json_bytes(input_items),
+            output=json_bytes(output),
             items=len(input_items) + len(output),
         )
 
@@ -103,15 +101,6 @@ class Stored(NamedTuple):
     responses: int = 0
     bytes: int = 0
     """Of the database, without what is free in it."""
-
-
-def encoded(value: Any) -> bytes:
-    """JSON. Raises RecursionError: it is nested too deeply."""
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        # Integers of more than 64 bits, and lone surrogates, which JSON can write in ASCII and UTF-8 cannot.
-        return json.dumps(value, separators=(",", ":")).encode()
 
 
 def id_of(token: str) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final, Literal
 
+from gateway.json_bytes import json_bytes
 from gateway.translation.conversation import Answer, Fields, Finish, Prompt, Text, Tokens, User
 from gateway.translation.events import quoted
 from gateway.translation.places import count, found, needed, one_of, wrong
@@ -16,7 +16,6 @@ _READ: Final = frozenset(
     | {"messages", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"}
 )
 """Fields that are not passed on as they are."""
-_ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
 _DONE: Final = b"data: [DONE]\n\n"
 
 
@@ -75,7 +74,7 @@ class CompletionWriter:
         """`created`: Unix time in seconds."""
         self._top: Fields = {"id": completion_id, "object": "text_completion", "created": created, "model": model}
         self._wants_usage = wants_usage
-        opening = _encoded({**self._top, "choices": []})
+        opening = json_bytes({**self._top, "choices": []})
         self._before = b"data: " + opening.removesuffix(b"]}") + b'{"index":0,"text":'
         self._after = b'}],"usage":null}\n\n' if wants_usage else b"}]}\n\n"
 
@@ -104,12 +103,12 @@ class CompletionWriter:
         last = b'"","logprobs":null,"finish_reason":' + quoted(_finish(finish))
         usage = b""
         if self._wants_usage and tokens is not None:
-            usage = b"data: " + _encoded({**self._top, "choices": [], "usage": _usage(tokens)}) + b"\n\n"
+            usage = b"data: " + json_bytes({**self._top, "choices": [], "usage": _usage(tokens)}) + b"\n\n"
         return self._before + last + self._after + usage + _DONE
 
     def failure(self, error: Fields) -> bytes:
         """See AnswerWriter."""
-        return b"data: " + _encoded({"error": error}) + b"\n\n" + _DONE
+        return b"data: " + json_bytes({"error": error}) + b"\n\n" + _DONE
 
     def whole(self, answer: Answer) -> Fields:
         """See AnswerWriter."""
@@ -134,7 +133,3 @@ def _usage(tokens: Tokens) -> Fields:
     if tokens.reasoning:
         usage["completion_tokens_details"] = {"reasoning_tokens": tokens.reasoning}
     return usage
-
-
-def _encoded(fields: Fields) -> bytes:
-    return _ENCODE(fields).encode()
