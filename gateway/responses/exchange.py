@@ -10,7 +10,7 @@ import asyncio
 import json
 
 from controller.schema.errors import RoundhouseError
-from controller.schema.routing import ModelRoute
+from controller.schema.routing import Endpoint, ModelRoute
 from gateway.client_call import ClientCall
 from gateway.parts import Api, Parts
 from gateway.proxy import Exchange
@@ -25,7 +25,7 @@ from gateway.translation.response_object import begun, failed
 class ResponseExchange(Exchange):
     """A `registry.Run`, from the time when it is accepted."""
 
-    __slots__ = ("_asked", "_context", "_goes_on", "_is_cancelled", "_is_settled", "_queued")
+    __slots__ = ("_asked", "_context", "_endpoint", "_goes_on", "_is_cancelled", "_is_saved", "_is_settled", "_queued")
 
     def __init__(self, api: Api, client: ClientCall, parts: Parts, request_id: str) -> None:
         super().__init__(api, client, parts, request_id)
@@ -35,6 +35,10 @@ class ResponseExchange(Exchange):
         """What is told of one in the background before its engine says anything."""
         self._goes_on = False
         """It does so when its client leaves."""
+        self._is_saved = False
+        """One in the background: it is stored that it is queued."""
+        self._endpoint: Endpoint | None = None
+        """What it was given before that."""
         self._is_cancelled = False
         self._is_settled = False
 
@@ -102,9 +106,8 @@ class ResponseExchange(Exchange):
         self._queued = queued = {**begun(self._request.fields, self._context), "status": "queued"}
         responses.began(self)
         saving = responses.save_first(self, queued)
-        if self._streams:
-            saving.add_done_callback(self._saved)
-        else:
+        saving.add_done_callback(self._saved)
+        if not self._streams:
             self._answer.detach()
             self._client.handler = receipt = self._receipt(queued)
             saving.add_done_callback(receipt.saved)
@@ -113,10 +116,22 @@ class ResponseExchange(Exchange):
         return Receipt(self, self._client, self._answer.lines, self._answer.request_id, queued)
 
     def _saved(self, saving: asyncio.Future[None]) -> None:
-        """One that cannot be stored could not be asked for."""
         error = saving.exception()
         if isinstance(error, RoundhouseError):
             self.fail(error)
+        self._is_saved = True
+        if self._endpoint is not None and not self._is_over:
+            self._guarded(self._send_held, self._endpoint)
+
+    def _send(self, route: ModelRoute, endpoint: Endpoint) -> None:
+        # One that cannot be stored could not be asked for later: its engine is not asked either.
+        if self._asked.background and not self._is_saved:
+            self._endpoint = endpoint
+        else:
+            super()._send(route, endpoint)
+
+    def _send_held(self, endpoint: Endpoint) -> None:
+        super()._send(self._looked_at_again(), endpoint)
 
     # What becomes of it
 

@@ -16,9 +16,6 @@ from gateway.translation.conversation import Fields
 class Run(Protocol):
     """The response."""
 
-    def fail(self, error: RoundhouseError) -> None:
-        """End it with an error."""
-
     def cancel(self) -> None:
         """End it: its client has left, and nobody else knows of it."""
 
@@ -39,12 +36,12 @@ class Receipt:
     def saved(self, saving: asyncio.Future[None]) -> None:
         """It is stored, or cannot be."""
         error, client = saving.exception(), self._let_go()
+        if client is None:
+            return
         if isinstance(error, RoundhouseError):
-            self._run.fail(error)
-            if client is not None:
-                lines = self._lines + header_lines(error_headers(error))
-                client.send_whole(error.entry.status, lines, error.json_bytes(self._request_id))
-        elif client is not None:
+            lines = self._lines + header_lines(error_headers(error))
+            client.send_whole(error.entry.status, lines, error.json_bytes(self._request_id))
+        else:
             client.send_whole(200, self._lines + JSON_LINE, encoded(self._queued))
 
     def begin(self, body: bytes) -> None:

@@ -19,6 +19,7 @@ LLAMA: dict[str, Any] = {
     "model_path": "clockwork.gguf",
     "enabled": False,
     "llama_server_n_ctx": 1024,
+    "llama_server_threads": 1,
     "replica_max": 3,
 }
 LONG = {"max_tokens": 400, "ignore_eos": True}

@@ -15,7 +15,7 @@ from controller.schema.status import ModelState
 from tests.support.house import SENTENCE, House
 from tests.support.sites import ProcessSite, Site
 
-LLAMA = {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096}
+LLAMA = {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096, "llama_server_threads": 1}
 EMBEDDING = {"model_path": "clockwork.gguf", "llama_server_embedding": True, "llama_server_pooling": "mean"}
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 

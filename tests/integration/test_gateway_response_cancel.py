@@ -38,10 +38,11 @@ async def test_one_whose_client_leaves_before_it_knows_of_it_is_cancelled() -> N
     async with site() as here:
         async with here.held_store():
             leaving = asyncio.create_task(here.make(background=True, fault="hold"))
-            await until(lambda: here.engine.running == 1, "it runs")
+            await until(lambda: here.running, "it is accepted")
             leaving.cancel()
-            await until(lambda: here.engine.cancelled == 1, "the engine stops")
+            await until(lambda: not here.running, "it is over")
         await nothing_left(here.here)
+        assert not here.engine.requests
 
 
 async def test_a_running_one_is_cancelled_and_stays_so() -> None:
