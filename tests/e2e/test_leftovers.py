@@ -18,7 +18,12 @@ from tests.support.sites import DockerSite
 
 pytestmark = pytest.mark.docker
 
-LLAMA = {"backend": "llama_server", "model_path": "clockwork.gguf", "llama_server_n_ctx": 4096, "llama_server_threads": 1}
+LLAMA = {
+    "backend": "llama_server",
+    "model_path": "clockwork.gguf",
+    "llama_server_n_ctx": 4096,
+    "llama_server_threads": 1,
+}
 
 
 @pytest.fixture

@@ -14,7 +14,12 @@ from tests.support.load import Load
 from tests.support.sites import Site
 from tests.support.wait import until
 
-LLAMA = {"backend": "llama_server", "model_path": "clockwork.gguf", "llama_server_n_ctx": 4096, "llama_server_threads": 1}
+LLAMA = {
+    "backend": "llama_server",
+    "model_path": "clockwork.gguf",
+    "llama_server_n_ctx": 4096,
+    "llama_server_threads": 1,
+}
 TWO_MODELS = {"one": LLAMA, "two": LLAMA | {"replicas": 2}}
 LONG = {"max_tokens": 400, "ignore_eos": True}
 """Keeps an engine generating for a while; the answer begins with the known text."""
