@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
 from controller.engines.base import Verdict
-from controller.state import ReplicaId
+from controller.state import DesiredState, ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +112,9 @@ class Plan:
     actions: tuple[Action, ...] = ()
     blocked: tuple[Blocked, ...] = ()
     wake_at: float | None = None
+    desired: DesiredState | None = None
+    """What is wanted once it was decided which models make room or rest; None: as it was given."""
+    rested: Mapping[str, str] = field(default_factory=dict)
+    """Those of these models that now lose an engine, or have none, each with the reason: no way back but demand."""
+    woken: tuple[str, ...] = ()
+    """Models that rested, and that requests wait for."""

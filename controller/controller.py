@@ -8,6 +8,7 @@ import time
 from typing import Self
 
 import aiohttp
+import psutil
 from prometheus_client import CollectorRegistry
 
 from controller import __version__
@@ -16,12 +17,15 @@ from controller.admin.logs import LogReader
 from controller.conceal import Concealment
 from controller.drift_watch import DriftWatch
 from controller.dry_run import dry_run
-from controller.estimates import ArtifactSizes
+from controller.estimates import Predictions
 from controller.gateways import GatewayHub
 from controller.happenings import Trouble
 from controller.journal import Journal
 from controller.memory import WorkingMemory
+from controller.memory_watch import MemoryWatch
 from controller.metrics import create_registry
+from controller.needs import Needs
+from controller.observed_memory import ObservedMemory
 from controller.operations import Operations
 from controller.probes import Prober
 from controller.progress import LoadProgress
@@ -64,7 +68,7 @@ class Controller:
         self._tasks: list[asyncio.Task[None]] = []
         self._instance = store.instance
         images = settings.images if runtime.kind == "docker" else {}
-        self._defaults = Defaults(images, settings.start_timeout_s, settings.drain_timeout_s)
+        self._defaults = Defaults(images, settings.start_timeout_s, settings.drain_timeout_s, settings.swap_wait_s)
         self.journal = Journal(store.folder / JOURNAL_NAME, keep=settings.history_entries)
         self._concealment = Concealment(lambda name: replica_token(store.secret, name))
         self._recorder = Recorder(self.journal, clock, self._concealment.text)
@@ -103,6 +107,8 @@ class Controller:
             conceal=self._concealment.text,
         )
         self._progress = LoadProgress(runtime, wake=self._wake.set)
+        taken, predictions = ObservedMemory.load(store.folder), Predictions(settings.models.absolute(), clock)
+        self._needs = Needs(predictions, taken, self._wake.set)
         self._reconciler = Reconciler(
             desired=self._files,
             runtime=runtime,
@@ -118,14 +124,18 @@ class Controller:
             told=self._recorded,
             conceal=self._concealment.text,
             progress=self._progress,
+            host_mib=settings.engines_memory_mib or psutil.virtual_memory().total // 2**20,
+            needs=self._needs,
         )
+        self._memory_watch = MemoryWatch(taken, store.folder, runtime, clock)
         self.desk = Desk(
             files=self._files,
             reconciler=self._reconciler,
             memory=memory,
             remotes=self._remotes,
             hub=self.hub,
-            sizes=ArtifactSizes(settings.models.absolute(), clock),
+            predictions=predictions,
+            taken=taken,
             journal=self.journal,
             gpus=runtime,
             wake=self._wake.set,
@@ -174,6 +184,8 @@ class Controller:
         await self._prober.close()
         await self._remotes.close()
         await self._progress.close()
+        await self._memory_watch.close()
+        await self._needs.close()
         await self._runtime.close()
         self._recorder.ended()
         self.journal.close()
@@ -212,6 +224,7 @@ class Controller:
             if self.hub.table is not None:
                 self._files.published(after.desired.revision, self.hub.table.stamp)
             self._recorder.round(before, after, self.hub.views)
+            self._memory_watch.follow(after)
         self._recorder.trouble(Trouble(tuple(self._files.problems()), self._reconciler.error))
 
     def _replicas_of(self, model: str) -> dict[str, float]:

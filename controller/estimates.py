@@ -1,82 +1,222 @@
-"""What memory a replica may take, by the sizes of its model's files."""
+"""What memory a replica takes, predicted before it is loaded: by its model's files, and its backend's formulas."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Final
 
+from controller.artifacts.facts import Artifact, ArtifactError, Unread
+from controller.artifacts.read import Stamp, files_below, read_artifact, stamp_of
 from controller.engines import ENGINES
-from controller.runtimes.artifacts import artifact_mib
+from controller.engines.memory import MIB, Prediction
 from controller.schema.admin import EstimateSource
-from controller.state import DesiredModel
+from controller.state import DesiredModel, Gpu, Need
 
 FRESH_S: Final = 30.0
-"""How long a size is believed."""
-
-
-def estimate(mib: int | None, replicas: int, declared_mib: int | None = None) -> tuple[int | None, int, EstimateSource]:
-    """Of so many replicas of so many MiB each: MiB of all, how many they are, and where that is known from.
-
-    What is declared beats every estimate (DESIGN.md §3).
-    """
-    if declared_mib is not None:
-        return declared_mib * replicas, replicas, "declared"
-    if mib is None:
-        return None, replicas, "unavailable"
-    return mib * replicas, replicas, "model_artifact_size"
+"""How long a file is believed to be as it was last seen."""
+MOST_TOLD: Final = 10_000
+"""Estimates that are remembered."""
+KEPT_S: Final = 3600.0
+"""How long a file is remembered that no model names any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Size:
-    mib: int | None
-    read_at: float
+class Estimate:
+    """What one replica is thought to take, in MiB."""
+
+    per_gpu_mib: int
+    """On each of its GPUs; 0: it has none."""
+    host_mib: int
+    """Of main memory."""
+    source: EstimateSource
+    gpus: int = 0
+    gpu_share: float | None = None
+    """Set: it takes this share of each of its GPUs, and `per_gpu_mib` at least."""
+    reason: str | None = None
+    """Why it is not `predicted`."""
+
+    def on(self, gpu_mib: int) -> int:
+        """What it takes of a GPU of this size."""
+        return self.per_gpu_mib if self.gpu_share is None else max(self.per_gpu_mib, ceil(self.gpu_share * gpu_mib))
+
+    def replica_mib(self, gpu_mib: int | None) -> int | None:
+        """On all its GPUs, each of this size, or in main memory where it has none; None: `gpu_mib` is not known, and
+        it takes a share of that."""
+        if not self.gpus:
+            return self.host_mib
+        if self.gpu_share is not None and gpu_mib is None:
+            return None
+        return self.on(gpu_mib or 0) * self.gpus
 
 
-class ArtifactSizes:
-    """Sizes of model files in `models_root`. Reads in a thread, each path once for all who ask meanwhile."""
+def estimate(
+    found: Estimate | None,
+    replicas: int,
+    *,
+    declared_mib: int | None = None,
+    observed_mib: int | None = None,
+    gpu_mib: int | None = None,
+) -> tuple[int | None, int, EstimateSource]:
+    """Of so many replicas on GPUs of this size: MiB of all, how many they are, and where that is known from.
+
+    What is declared of one beats what was observed, and that beats what is predicted (DESIGN.md §3).
+    """
+    if declared_mib is not None:
+        return declared_mib * replicas, replicas, "declared"
+    if observed_mib is not None:
+        return observed_mib * replicas, replicas, "observed_load_delta"
+    mib = found.replica_mib(gpu_mib) if found is not None else None
+    if found is None or mib is None:
+        return None, replicas, "unavailable"
+    return mib * replicas, replicas, found.source
+
+
+def largest_mib(want: DesiredModel, gpus: Iterable[Gpu] | None) -> int | None:
+    """Size of the largest GPU that the model may use; None: none is known."""
+    allowed = [gpu for gpu in gpus or () if not want.gpu_choice or {gpu.uuid, gpu.label} & set(want.gpu_choice)]
+    return max((gpu.total_mib for gpu in allowed), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    artifact: Artifact
+    stamp: Stamp | None
+    """None: its files cannot even be looked at."""
+    seen_at: float
+
+
+class Predictions:
+    """What is known of the model files in `models_root`.
+
+    Reads in a thread, each path once for all who ask meanwhile, and a file's head again only when its size or time of
+    change is another.
+    """
 
     def __init__(self, models_root: Path, clock: Callable[[], float]) -> None:
         self._root = models_root
         self._clock = clock
-        self._sizes: dict[str, _Size] = {}
-        self._reading: dict[str, asyncio.Task[None]] = {}
+        self._known: dict[str, _Known] = {}
+        self._reading: dict[str, asyncio.Task[bool]] = {}
+        self._told: dict[str, _Told] = {}
 
-    async def of(self, models: Iterable[DesiredModel]) -> Mapping[str, int | None]:
-        """Model to MiB of one replica; None: it has no files here, or one of them cannot be read."""
+    def known(self, models: Iterable[DesiredModel]) -> Mapping[str, Estimate]:
+        """Model to what a replica takes, by what was read so far. Never waits."""
+        found = {want.name: self._estimate(want) for want in models}
+        return {name: each for name, each in found.items() if each is not None}
+
+    def needs(self, models: Iterable[DesiredModel], gpus: Collection[Gpu] | None) -> Mapping[str, Need]:
+        """Model to what is to be set aside for a replica, of what was read so far. Never waits.
+
+        Only what is predicted: a file's size alone promises too much room.
+        """
+        wanted = {want.name: want for want in models}
+        needs = {}
+        for name, found in self.known(wanted.values()).items():
+            gpu_mib = largest_mib(wanted[name], gpus)
+            if found.source == "predicted" and (found.gpu_share is None or gpu_mib is not None):
+                needs[name] = Need(found.on(gpu_mib or 0) if found.gpus else None, found.host_mib)
+        return needs
+
+    def has_seen(self, want: DesiredModel) -> bool:
+        """Whether its files were looked at, ever."""
+        return all(path in self._known for path in ENGINES[want.backend].artifacts(want.definition))
+
+    async def refresh(self, models: Iterable[DesiredModel]) -> bool:
+        """Look at these models' files that were not looked at lately. Whether one is not as it was before."""
         now = self._clock()
-        paths = {want.name: ENGINES[want.backend].artifacts(want.definition) for want in models}
-        stale = {path for each in paths.values() for path in each if not self._fresh(path, now)}
-        if stale:
-            await self._read(stale)
-        return {name: self._sum(each) for name, each in paths.items()}
-
-    def _fresh(self, path: str, now: float) -> bool:
-        size = self._sizes.get(path)
-        # Before `read_at`: the clock was set back.
-        return size is not None and size.read_at <= now < size.read_at + FRESH_S
-
-    async def _read(self, paths: Iterable[str]) -> None:
-        new = [path for path in paths if path not in self._reading]
+        paths = {path for want in models for path in ENGINES[want.backend].artifacts(want.definition)}
+        stale = [path for path in paths if not self._fresh(path, now)]
+        new = [path for path in stale if path not in self._reading]
         if new:
-            task = asyncio.create_task(self._read_all(new), name="sizes of artifacts")
+            task = asyncio.create_task(self._read_all(new), name="heads of model files")
             self._reading.update(dict.fromkeys(new, task))
         # Shielded: who no longer waits must not take the answer from the others.
-        await asyncio.gather(*(asyncio.shield(task) for task in {self._reading[path] for path in paths}))
+        done = await asyncio.gather(*(asyncio.shield(task) for task in {self._reading[path] for path in stale}))
+        return any(done)
 
-    async def _read_all(self, paths: list[str]) -> None:
+    async def of(self, models: Iterable[DesiredModel]) -> Mapping[str, Estimate]:
+        """As `known`, after a refresh."""
+        wanted = list(models)
+        await self.refresh(wanted)
+        return self.known(wanted)
+
+    def _fresh(self, path: str, now: float) -> bool:
+        known = self._known.get(path)
+        # Before `seen_at`: the clock was set back.
+        return known is not None and known.seen_at <= now < known.seen_at + FRESH_S
+
+    async def _read_all(self, paths: list[str]) -> bool:
         try:
-            sizes = await asyncio.to_thread(lambda: {path: artifact_mib(self._root, path) for path in paths})
+            before = {path: self._known.get(path) for path in paths}
             now = self._clock()
-            self._sizes = {path: size for path, size in self._sizes.items() if self._fresh(path, now)}
-            self._sizes.update({path: _Size(mib, now) for path, mib in sizes.items()})
+            read = await asyncio.to_thread(lambda: {path: _look(self._root, path, before[path], now) for path in paths})
+            self._known = {path: known for path, known in self._known.items() if known.seen_at > now - KEPT_S}
+            self._known.update(read)
+            return any(_artifact(before[path]) != read[path].artifact for path in paths)
         finally:
             for path in paths:
                 del self._reading[path]
 
-    def _sum(self, paths: tuple[str, ...]) -> int | None:
-        sizes = [self._sizes[path].mib if path in self._sizes else None for path in paths]
-        known = [mib for mib in sizes if mib is not None]
-        return sum(known) if sizes and len(known) == len(sizes) else None
+    def _estimate(self, want: DesiredModel) -> Estimate | None:
+        paths = ENGINES[want.backend].artifacts(want.definition)
+        artifacts = {path: self._known[path].artifact for path in paths if path in self._known}
+        told = self._told.get(want.name)
+        if told is None or not told.still_of(want, artifacts):
+            if len(self._told) >= MOST_TOLD:
+                self._told.clear()
+            told = _Told(want, artifacts, _estimate(want, artifacts))
+            self._told[want.name] = told
+        return told.estimate
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """An estimate with all that it follows from: the sums take 0.4 ms, and are asked for in every round."""
+
+    want: DesiredModel
+    artifacts: Mapping[str, Artifact]
+    estimate: Estimate | None
+
+    def still_of(self, want: DesiredModel, artifacts: Mapping[str, Artifact]) -> bool:
+        """Whether nothing of that changed."""
+        return (
+            self.want.definition == want.definition
+            and self.want.gpu_count == want.gpu_count
+            and self.artifacts.keys() == artifacts.keys()
+            and all(self.artifacts[path] is artifact for path, artifact in artifacts.items())
+        )
+
+
+def _estimate(want: DesiredModel, artifacts: Mapping[str, Artifact]) -> Estimate | None:
+    engine, gpus = ENGINES[want.backend], want.gpu_count
+    paths = engine.artifacts(want.definition)
+    forecast = engine.predict(want.definition, artifacts)
+    if isinstance(forecast, Prediction):
+        on_gpu, on_host = (ceil(each.total / MIB) for each in (forecast.gpu, forecast.host))
+        return Estimate(on_gpu if gpus else 0, on_host, "predicted", gpus, forecast.gpu_share if gpus else None)
+    sizes = [artifact.size for artifact in artifacts.values() if artifact.size is not None]
+    if not paths or len(sizes) < len(paths):
+        return None
+    mib = ceil(sum(sizes) / MIB)
+    per_gpu, on_host = (ceil(mib / gpus), 0) if gpus else (0, mib)
+    reason = forecast.reason if forecast is not None else None
+    return Estimate(per_gpu, on_host, "model_artifact_size", gpus, reason=reason)
+
+
+def _artifact(known: _Known | None) -> Artifact | None:
+    return known.artifact if known is not None else None
+
+
+def _look(root: Path, path: str, before: _Known | None, now: float) -> _Known:
+    try:
+        files = files_below(root, path)
+        stamp = stamp_of(files)
+    except ArtifactError as error:
+        return _Known(Unread(f"{path} {error}"), None, now)
+    if before is not None and before.stamp == stamp:
+        return _Known(before.artifact, stamp, now)
+    return _Known(read_artifact(path, files), stamp, now)

@@ -13,12 +13,15 @@ from controller.drains import Drain
 from controller.engines.base import Verdict
 from controller.failures import forgiven, next_failure
 from controller.state import (
+    HOST,
     DesiredModel,
     DesiredState,
     Failure,
     ObservedReplica,
+    ObservedState,
     OpKind,
     PendingOp,
+    Phase,
     PreflightResult,
     ReplicaId,
     ReplicaKey,
@@ -40,8 +43,30 @@ class WorkingMemory:
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
     drains: dict[str, Drain] = field(default_factory=dict)
     loaded_once: set[str] = field(default_factory=set)
+    left_at: dict[str, float] = field(default_factory=dict)
+    """GPU uuid to when a replica was last seen to be gone from it."""
     counted: set[str] = field(default_factory=set)
     """Replicas whose failure was counted: an end that is refused is issued again, and is no second failure."""
+
+    def told(self, observed: ObservedState) -> ObservedState:
+        """An observation, and what is known here."""
+        return replace(
+            observed,
+            pending=dict(self.pending),
+            preflights=dict(self.preflights),
+            preflighting=frozenset(self.preflighting),
+            pulls=dict(self.pulls),
+            failures=dict(self.failures),
+            loaded_once=frozenset(self.loaded_once),
+            left_at=dict(self.left_at),
+        )
+
+    def note_left(self, before: Iterable[ObservedReplica], after: Iterable[ObservedReplica], now: float) -> None:
+        """Of two observations, which GPUs something has left in between."""
+        still = {replica.name for replica in after if replica.phase is not Phase.EXITED}
+        for replica in before:
+            if replica.phase is not Phase.EXITED and replica.name not in still:
+                self.left_at.update(dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), now))
 
     def begin(self, name: str, operation: PendingOp) -> None:
         """Remember an operation that is being issued. At most one per replica."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from controller.reconciler import Reconciler
 from controller.schema.status import ModelState
+from controller.state import Gpu
 
 
 class RoundCollector(Collector):
@@ -44,18 +45,41 @@ class RoundCollector(Collector):
         blocked.add_metric([], len(done.plan.blocked))
         yield blocked
         if done.observed.gpus:
-            used = GaugeMetricFamily("roundhouse_gpu_used_mib", "GPU memory in use, MiB.", labels=["gpu", "uuid"])
-            total = GaugeMetricFamily("roundhouse_gpu_total_mib", "GPU memory, MiB.", labels=["gpu", "uuid"])
-            for gpu in done.observed.gpus:
-                used.add_metric([str(gpu.index), gpu.uuid], gpu.used_mib)
-                total.add_metric([str(gpu.index), gpu.uuid], gpu.total_mib)
-            yield from (used, total)
+            yield from _of_gpus(done.observed.gpus, {each.name: each.id.model for each in done.observed.replicas})
 
     def _counter(self, name: str, text: str, values: dict[str, int]) -> Metric:
         family = CounterMetricFamily(name, text, labels=["kind"])
         for kind, value in sorted(values.items()):
             family.add_metric([kind], value)
         return family
+
+
+def _of_gpus(gpus: Iterable[Gpu], models: Mapping[str, str]) -> Iterator[Metric]:
+    """`models`: replica to model. What is not known has no sample."""
+    used = GaugeMetricFamily("roundhouse_gpu_used_mib", "GPU memory in use, MiB.", labels=["gpu", "uuid"])
+    total = GaugeMetricFamily("roundhouse_gpu_total_mib", "GPU memory, MiB.", labels=["gpu", "uuid"])
+    busy = GaugeMetricFamily(
+        "roundhouse_gpu_utilization_ratio", "Share of the last moments in which it worked.", labels=["gpu", "uuid"]
+    )
+    held = GaugeMetricFamily(
+        "roundhouse_gpu_model_used_mib",
+        "GPU memory that a model's engines hold, MiB, where the driver tells.",
+        labels=["gpu", "uuid", "model"],
+    )
+    for gpu in gpus:
+        labels = [gpu.label, gpu.uuid]
+        used.add_metric(labels, gpu.used_mib)
+        total.add_metric(labels, gpu.total_mib)
+        if gpu.utilization_percent is not None:
+            busy.add_metric(labels, gpu.utilization_percent / 100)
+        of_model: dict[str, int] = {}
+        for process in gpu.processes or ():
+            model = models.get(process.replica or "")
+            if model is not None and process.mib is not None:
+                of_model[model] = of_model.get(model, 0) + process.mib
+        for model, mib in sorted(of_model.items()):
+            held.add_metric([*labels, model], mib)
+    yield from (used, total, busy, held)
 
 
 def create_registry(reconciler: Reconciler, actions: Callable[[], dict[str, int]]) -> CollectorRegistry:

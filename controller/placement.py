@@ -1,19 +1,24 @@
-"""Replicas onto GPUs. Pure.
+"""Replicas onto GPUs, and into main memory. Pure.
 
-Invariant: on no GPU do the claims ever exceed its memory, and a replica that declares no `vram_mib` shares its GPUs
-with nobody. One replica per GPU loads or stops at a time, because engines that size themselves by free memory
-mis-measure each other.
+Invariant: on no GPU do the claims ever exceed its memory, nor in main memory those of engines without GPUs; and a
+replica whose need is not known shares its GPUs with nobody. One replica per GPU loads or stops at a time, because
+engines that size themselves by free memory mis-measure each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from controller.state import DesiredModel, Gpu
+from controller.gpu_holders import held_by
+from controller.state import HOST, DesiredModel, Gpu, Need, ObservedReplica, ObservedState, OpKind, Phase
 
-FOREIGN_USE = 0.1
+RELEASE_S: Final = 60.0
+"""How long the memory of an engine that is gone may still be in use before that is a failure."""
+FOREIGN_USE: Final = 0.1
 """Share of a GPU's memory that others may use while the GPU still counts as empty for a whole-GPU claim."""
+_UNKNOWN: Final = Need()
 
 
 @dataclass(slots=True)
@@ -21,22 +26,49 @@ class Ledger:
     """Claims as they add up while one plan is made."""
 
     claimed: dict[str, int] = field(default_factory=dict)
-    """GPU uuid to MiB."""
+    """GPU uuid, or HOST, to MiB."""
     busy: dict[str, str] = field(default_factory=dict)
     """GPU uuid to the replica that loads or stops there."""
     released: dict[str, int] = field(default_factory=dict)
     """GPU uuid to MiB still in use by replicas that are counted as gone."""
+    models: dict[str, set[str]] = field(default_factory=dict)
+    """GPU uuid to the models that have a replica there."""
 
-    def add(self, claims: Mapping[str, int], *, busy_with: str | None = None) -> None:
+    @classmethod
+    def of(cls, observed: ObservedState) -> Ledger:
+        """Claims of all that is not seen gone, and of all that is about to come."""
+        ledger = cls()
+        seen = set()
+        for replica in observed.replicas:
+            seen.add(replica.name)
+            operation = observed.pending.get(replica.name)
+            if replica.phase is Phase.EXITED or (replica.phase is Phase.CREATED and operation is None):
+                continue
+            unsettled = replica.ready_since is None or operation is not None
+            ledger.add(replica.claims, model=replica.id.model, busy_with=replica.name if unsettled else None)
+        for name, operation in observed.pending.items():
+            if name not in seen and operation.kind is OpKind.START:
+                ledger.add(operation.claims, model=operation.id.model, busy_with=name)
+        return ledger
+
+    def add(self, claims: Mapping[str, int], *, model: str | None = None, busy_with: str | None = None) -> None:
         """Book a replica's claims."""
         for uuid, mib in claims.items():
             self.claimed[uuid] = self.claimed.get(uuid, 0) + mib
-            if busy_with is not None:
+            if model is not None:
+                self.models.setdefault(uuid, set()).add(model)
+            if busy_with is not None and uuid != HOST:
                 self.busy[uuid] = busy_with
+
+    def busy_beside(self, replica: ObservedReplica) -> str | None:
+        """Another one that loads or stops on one of its GPUs."""
+        others = (self.busy.get(uuid, replica.name) for uuid in replica.claims)
+        return next((name for name in others if name != replica.name), None)
 
     def without(self, claims: Iterable[Mapping[str, int]]) -> Ledger:
         """This ledger as if some replicas were gone."""
-        copy = Ledger(dict(self.claimed), dict(self.busy))
+        models = {uuid: set(names) for uuid, names in self.models.items()}
+        copy = Ledger(dict(self.claimed), dict(self.busy), dict(self.released), models)
         for each in claims:
             for uuid, mib in each.items():
                 copy.claimed[uuid] = copy.claimed.get(uuid, 0) - mib
@@ -46,7 +78,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where one replica goes: GPU uuid to MiB; empty for a replica without GPUs."""
+    """Where one replica goes: GPU uuid, or HOST, to MiB; empty where it has no GPU and nothing else is known of it."""
 
     claims: Mapping[str, int]
 
@@ -59,10 +91,12 @@ class NoRoom:
     waiting: bool = False
 
 
-def place(model: DesiredModel, gpus: tuple[Gpu, ...] | None, ledger: Ledger) -> Placed | NoRoom:
-    """Best fit: the GPUs with the least room that is still enough, those first where nothing is loading."""
+def place(model: DesiredModel, observed: ObservedState, ledger: Ledger) -> Placed | NoRoom:
+    """Best fit: the GPUs with the least room that is still enough, those first where nothing is loading, then those
+    where no other replica of the model is."""
     if model.gpu_count == 0:
-        return Placed({})
+        return _in_main_memory(model, observed, ledger)
+    gpus = observed.gpus
     if gpus is None:
         return NoRoom("the GPUs cannot be read now, so nothing is placed on them", waiting=True)
     if model.gpu_count > len(gpus):
@@ -70,24 +104,47 @@ def place(model: DesiredModel, gpus: tuple[Gpu, ...] | None, ledger: Ledger) -> 
     allowed = _allowed(model, gpus)
     if isinstance(allowed, NoRoom):
         return allowed
+    need = need_of(model, observed).per_gpu_mib
     fitting = sorted(
-        (gpu for gpu in allowed if _fits(model, gpu, ledger)),
-        key=lambda gpu: (gpu.uuid in ledger.busy, _room(gpu, ledger), gpu.index),
+        (gpu for gpu in allowed if _fits(need, gpu, ledger)),
+        key=lambda gpu: (
+            gpu.uuid in ledger.busy,
+            model.name in ledger.models.get(gpu.uuid, ()),
+            _room(gpu, ledger),
+            gpu.label,
+        ),
     )
     if len(fitting) < model.gpu_count:
-        # Whoever loads or leaves there may make room, so this is no failure yet.
-        return NoRoom(_shortage(model, allowed, ledger), waiting=any(gpu.uuid in ledger.busy for gpu in allowed))
+        return _no_room(model.gpu_count, need, allowed, observed, ledger)
     chosen = sorted(fitting[: model.gpu_count], key=lambda gpu: gpu.index)
     for gpu in chosen:
         if gpu.uuid in ledger.busy:
-            return NoRoom(f"GPU {gpu.index} is busy with {ledger.busy[gpu.uuid]}", waiting=True)
-    return Placed({gpu.uuid: model.vram_mib or gpu.total_mib for gpu in chosen})
+            return NoRoom(f"GPU {gpu.label} is busy with {ledger.busy[gpu.uuid]}", waiting=True)
+    return Placed({gpu.uuid: need or gpu.total_mib for gpu in chosen})
+
+
+def need_of(model: DesiredModel, observed: ObservedState) -> Need:
+    """What a replica takes: as declared, else as observed or predicted (DESIGN.md §3)."""
+    known = observed.needs.get(model.name, _UNKNOWN)
+    return Need(model.vram_mib or known.per_gpu_mib, model.memory_mib or known.host_mib)
+
+
+def _in_main_memory(model: DesiredModel, observed: ObservedState, ledger: Ledger) -> Placed | NoRoom:
+    need = need_of(model, observed).host_mib
+    if need is None:
+        return Placed({})
+    total = observed.host_mib
+    if total is not None and ledger.claimed.get(HOST, 0) + need > total:
+        room = max(0, total - ledger.claimed.get(HOST, 0))
+        reason = f"needs {need} MiB of main memory; free: {room} of the {total} MiB that engines may take"
+        return NoRoom(reason if need <= total else f"{reason}: declare a smaller context, or raise the limit")
+    return Placed({HOST: need})
 
 
 def _allowed(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
     if not model.gpu_choice:
         return list(gpus)
-    by_name = {gpu.uuid: gpu for gpu in gpus} | {str(gpu.index): gpu for gpu in gpus}
+    by_name = {gpu.uuid: gpu for gpu in gpus} | {gpu.label: gpu for gpu in gpus}
     missing = [name for name in model.gpu_choice if name not in by_name]
     if missing:
         return NoRoom(f"this host has no GPU {', '.join(missing)}")
@@ -103,17 +160,34 @@ def _used(gpu: Gpu, ledger: Ledger) -> int:
     return max(0, gpu.used_mib - ledger.released.get(gpu.uuid, 0))
 
 
-def _fits(model: DesiredModel, gpu: Gpu, ledger: Ledger) -> bool:
-    if model.vram_mib is not None:
-        return _room(gpu, ledger) >= model.vram_mib
+def _fits(need: int | None, gpu: Gpu, ledger: Ledger) -> bool:
+    if need is not None:
+        return _room(gpu, ledger) >= need
     return not ledger.claimed.get(gpu.uuid) and _used(gpu, ledger) <= gpu.total_mib * FOREIGN_USE
 
 
-def _shortage(model: DesiredModel, allowed: list[Gpu], ledger: Ledger) -> str:
-    rooms = ", ".join(f"GPU {gpu.index} has {max(0, _room(gpu, ledger))} of {gpu.total_mib} MiB" for gpu in allowed)
-    if model.vram_mib is None:
-        return f"needs {_gpus(model.gpu_count)} of its own, for it declares no vram_mib; free: {rooms}"
-    return f"needs {model.vram_mib} MiB on each of {_gpus(model.gpu_count)}; free: {rooms}"
+def _no_room(count: int, need: int | None, allowed: list[Gpu], observed: ObservedState, ledger: Ledger) -> NoRoom:
+    reason = _shortage(count, need, allowed, ledger)
+    # Whoever loads or leaves there may make room, so this is no failure yet.
+    waiting = any(gpu.uuid in ledger.busy for gpu in allowed)
+    promised = [gpu for gpu in allowed if _fits(need, replace(gpu, used_mib=0), ledger)]
+    if len(promised) < count:
+        return NoRoom(reason, waiting)
+    staying = {replica.name for replica in observed.replicas if replica.phase is Phase.RUNNING}
+    held = [(gpu, held_by(gpu, staying, expected_mib=ledger.claimed.get(gpu.uuid, 0))) for gpu in promised]
+    named = "; ".join(f"GPU {gpu.label}: {holder}" for gpu, holder in held if holder is not None)
+    late = all(observed.at - observed.left_at.get(gpu.uuid, -RELEASE_S) >= RELEASE_S for gpu in promised)
+    return NoRoom(f"{reason}; memory that nobody claims is held by {named}" if named else reason, waiting or not late)
+
+
+def _shortage(count: int, need: int | None, allowed: list[Gpu], ledger: Ledger) -> str:
+    rooms = ", ".join(f"GPU {gpu.label} has {max(0, _room(gpu, ledger))} of {gpu.total_mib} MiB" for gpu in allowed)
+    if need is None:
+        return f"needs {_gpus(count)} of its own, for what it takes is not known (`vram_mib`); free: {rooms}"
+    shortage = f"needs {need} MiB on each of {_gpus(count)}; free: {rooms}"
+    if sum(gpu.total_mib >= need for gpu in allowed) >= count:
+        return shortage
+    return f"{shortage}: a shorter context, a smaller cache type or more GPUs (`gpus`) would make it fit"
 
 
 def _gpus(count: int) -> str:

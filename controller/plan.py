@@ -10,6 +10,7 @@ Invariants, held by tests/properties/test_plan.py:
 - nothing is drained for a replacement before the replacement's preflight succeeded;
 - a roll takes one replica at a time: of n that serve, n - 1 go on serving;
 - nothing is started before its backoff is over;
+- a model is let go only as controller/residency.py allows;
 - no action names a replica that was not observed as ours.
 """
 
@@ -23,15 +24,15 @@ from controller.buckets import Buckets, classify
 from controller.engines.base import Verdict
 from controller.failures import verdict_of_exit
 from controller.placement import Ledger, NoRoom, Placed, place
+from controller.residency import settle
 from controller.state import (
+    HOST,
     DesiredModel,
     DesiredState,
     Health,
     ObservedReplica,
     ObservedState,
-    OpKind,
     PendingOp,
-    Phase,
     ReplicaId,
     ReplicaKey,
 )
@@ -52,40 +53,31 @@ def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
     pending: dict[str, list[tuple[str, PendingOp]]] = defaultdict(list)
     for name, operation in observed.pending.items():
         pending[operation.id.model].append((name, operation))
-    ledger = _ledger(observed)
+    ledger = Ledger.of(observed)
+    residency = settle(desired, observed, ledger, now)
+    desired = residency.desired
     turns = []
     # First what frees, then what claims: an engine that leaves makes room within the same plan only once it is gone.
     for name in sorted(desired.models.keys() | replicas.keys() | pending.keys()):
-        turn = _Turn(desired.models.get(name), observed, ledger, now)
+        turn = _Turn(desired.models.get(name), observed, ledger, now, residency.waits.get(name))
         turn.buckets = classify(turn.want, replicas[name], pending[name], now)
         turn.clear()
         turns.append(turn)
-    for turn in turns:
+    for turn in sorted(turns, key=lambda each: residency.line(each.want)):
         turn.fill()
-    wakes = [wake for turn in turns for wake in turn.wakes if wake > now]
+    actions = tuple(action for turn in turns for action in turn.actions)
+    wakes = [wake for wake in (*residency.wakes, *(wake for turn in turns for wake in turn.wakes)) if wake > now]
+    ends = {action.id.model for action in actions if isinstance(action, Stop)}
+    stay = {replica.id.model for replica in observed.replicas} - ends
     return Plan(
         desired.generation,
-        tuple(action for turn in turns for action in turn.actions),
+        actions,
         tuple(blocked for turn in turns for blocked in turn.blocked),
         min(wakes, default=None),
+        desired,
+        {name: reason for name, reason in residency.resting.items() if name not in stay and not pending[name]},
+        residency.woken,
     )
-
-
-def _ledger(observed: ObservedState) -> Ledger:
-    """Claims of all that is not seen gone, and of all that is about to come."""
-    ledger = Ledger()
-    seen = set()
-    for replica in observed.replicas:
-        seen.add(replica.name)
-        operation = observed.pending.get(replica.name)
-        if replica.phase is Phase.EXITED or (replica.phase is Phase.CREATED and operation is None):
-            continue
-        unsettled = replica.ready_since is None or operation is not None
-        ledger.add(replica.claims, busy_with=replica.name if unsettled else None)
-    for name, operation in observed.pending.items():
-        if name not in seen and operation.kind is OpKind.START:
-            ledger.add(operation.claims, busy_with=name)
-    return ledger
 
 
 @dataclass(slots=True)
@@ -96,6 +88,8 @@ class _Turn:
     observed: ObservedState
     ledger: Ledger
     now: float
+    waits: str | None = None
+    """The room that it waits for, in words."""
     buckets: Buckets = field(default_factory=Buckets)
     actions: list[Action] = field(default_factory=list)
     blocked: list[Blocked] = field(default_factory=list)
@@ -137,15 +131,25 @@ class _Turn:
         draining = replica.draining
         deadline = self._drain_deadline(self.now if draining is None else draining.since)
         if replica.ready_since is None:
-            self.actions.append(Stop(replica.id, replica.name, reason))
+            self._stop(replica, reason)
         elif draining is None:
             self.actions.append(Drain(replica.id, replica.name, reason, deadline))
         elif draining.idle:
-            self.actions.append(Stop(replica.id, replica.name, f"{reason}; drained"))
+            self._stop(replica, f"{reason}; drained")
         elif deadline is not None and self.now >= deadline:
-            self.actions.append(Stop(replica.id, replica.name, f"{reason}; its drain deadline has passed"))
+            self._stop(replica, f"{reason}; its drain deadline has passed")
         elif deadline is not None:
             self.wakes.append(deadline)
+
+    def _stop(self, replica: ObservedReplica, reason: str) -> None:
+        """End it, unless another one loads or stops on its GPUs: engines measure the memory that is free meanwhile."""
+        other = self.ledger.busy_beside(replica)
+        if other is None:
+            self.actions.append(Stop(replica.id, replica.name, reason))
+            self.ledger.busy.update(dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), replica.name))
+        else:
+            waits = f"it is stopped once {other} is done on its GPU"
+            self.blocked.append(Blocked(replica.id.model, replica.id.index, waits))
 
     def _drain_deadline(self, since: float) -> float | None:
         """None: an operator's unload, which waits as long as it takes."""
@@ -217,9 +221,12 @@ class _Turn:
         for index in range(want.replicas):
             if index in self.buckets.current:
                 continue
-            placed = place(want, self.observed.gpus, scratch)
+            placed = place(want, self.observed, scratch)
             if isinstance(placed, Placed):
-                scratch.add(placed.claims)
+                scratch.add(placed.claims, model=want.name)
+            elif self.waits is not None:
+                self._await_room(want, index, self.waits)
+                return True
             elif not placed.waiting:
                 self._give_up(f"all or nothing: no room for replica {index}")
                 self._wait(index, placed.reason, None, failed=True)
@@ -242,8 +249,8 @@ class _Turn:
             return
         # One failed probe does not make an engine useless: what has served may serve again.
         serving = old.ready_since is not None and old.draining is None
-        alongside = place(want, self.observed.gpus, self.ledger)
-        instead = place(want, self.observed.gpus, self.ledger.without([old.claims]))
+        alongside = place(want, self.observed, self.ledger)
+        instead = place(want, self.observed, self.ledger.without([old.claims]))
         if serving and isinstance(alongside, NoRoom) and alongside.waiting:
             self._wait(index, alongside.reason, None)
         elif isinstance(alongside, NoRoom) and isinstance(instead, NoRoom):
@@ -266,11 +273,20 @@ class _Turn:
     def _start(self, want: DesiredModel, index: int, reason: str) -> None:
         if self._backs_off(want, index):
             return
-        placed = place(want, self.observed.gpus, self.ledger)
-        if isinstance(placed, NoRoom):
+        placed = place(want, self.observed, self.ledger)
+        if isinstance(placed, NoRoom) and self.waits is not None:
+            self._await_room(want, index, self.waits)
+        elif isinstance(placed, NoRoom):
             self._wait(index, placed.reason, None, failed=not placed.waiting)
         elif self._checked(want, index):
             self._issue_start(want, index, placed, reason)
+
+    def _await_room(self, want: DesiredModel, index: int, room: str) -> None:
+        """Nobody leaves for it before it is known that it can be started."""
+        self._checked(want, index)
+        result = self.observed.preflights.get((want.name, want.spec_hash))
+        if result is None or result.ok:
+            self._wait(index, room, None)
 
     def _issue_start(self, want: DesiredModel, index: int, placed: Placed, reason: str) -> None:
         key = ReplicaKey(want.name, index, want.spec_hash)
@@ -279,7 +295,7 @@ class _Turn:
         earlier = (*(replica.id for replica in gone), *self.buckets.busy)
         attempts = [each.attempt for each in earlier if each.key == key]
         attempt = 1 + max([failure.attempt if failure else 0, *attempts])
-        self.ledger.add(placed.claims, busy_with=f"{want.name}/{index}")
+        self.ledger.add(placed.claims, model=want.name, busy_with=f"{want.name}/{index}")
         self.actions.append(Start(ReplicaId(want.name, index, want.spec_hash, attempt), reason, placed.claims))
 
     def _backs_off(self, want: DesiredModel, index: int) -> bool:

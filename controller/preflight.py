@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from controller.conceal import Conceal
-from controller.engines import ENGINES
 from controller.runtimes.base import Runtime, RuntimeUnavailableError
 from controller.state import DesiredModel, PreflightResult
 
@@ -17,13 +16,9 @@ log = logging.getLogger(__name__)
 async def preflight(
     runtime: Runtime, model: DesiredModel, *, conceal: Conceal, clock: Callable[[], float]
 ) -> PreflightResult:
-    """What this version lacks for it, else what the host says. Every failure is an answer, and shows no secret."""
+    """What the host says. Every failure is an answer, and shows no secret."""
     try:
-        missing = ENGINES[model.backend].missing(model.definition)
-        if missing is not None:
-            result = PreflightResult(False, clock(), missing)
-        else:
-            result = await runtime.preflight(model.name, model.definition, model.image)
+        result = await runtime.preflight(model.name, model.definition, model.image)
     except RuntimeUnavailableError as error:
         result = PreflightResult(False, clock(), str(error))
     except Exception as fault:

@@ -22,6 +22,7 @@ from controller.gateways import GatewayHub
 from controller.lifecycle import in_step
 from controller.masking import masked_text
 from controller.memory import WorkingMemory
+from controller.needs import Needs
 from controller.operations import Operations
 from controller.plan import plan
 from controller.probes import Prober, Target
@@ -41,6 +42,7 @@ from controller.state import (
     ObservedState,
     Phase,
 )
+from controller.uses import uses
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,12 @@ class Desired(Protocol):
 
     def wake_at(self) -> float | None:
         """When the answer of `state` may change by time alone."""
+
+    def rest(self, models: Mapping[str, str]) -> None:
+        """Want these `autoload` models no more until the next request for each; to each the reason."""
+
+    def awake(self, models: Sequence[str]) -> None:
+        """Want these again: requests wait for them."""
 
     def remember(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
         """Keep what the next controller must know."""
@@ -95,11 +103,16 @@ class Reconciler:
         told: Callable[[Round | None, Round | None], None] = lambda *_: None,
         conceal: Conceal = nothing_secret,
         progress: LoadProgress | None = None,
+        host_mib: int | None = None,
+        needs: Needs | None = None,
     ) -> None:
-        """`told` is given each round (None: it was not complete) and the one before."""
+        """`told` is given each round (None: it was not complete) and the one before. `host_mib`: main memory that
+        engines without GPUs may take; None: not bounded."""
         self._told = told
         self._conceal = conceal
         self._progress = progress
+        self._host_mib = host_mib
+        self._needs = needs
         self._finished = asyncio.Event()
         self._desired = desired
         self._runtime = runtime
@@ -154,10 +167,13 @@ class Reconciler:
             return None
         self.error = None
         made = plan(desired, observed, observed.at)
+        desired = made.desired or desired
         if not desired.paused:
             replicas = {replica.name: replica for replica in observed.replicas}
             for action in made.actions:
                 self._operations.issue(action, desired, replicas)
+            self._desired.awake(made.woken)
+            self._desired.rest(made.rested)
         self._finish(desired, observed, made)
         return self.round
 
@@ -212,14 +228,8 @@ class Reconciler:
             draining = Draining(drain.since if drain else observed.at, None) if leaving else None
             replicas.append(replace(replica, draining=draining))
         return replace(
-            observed,
+            self._memory.told(observed),
             replicas=tuple(replicas),
-            pending=dict(self._memory.pending),
-            preflights=dict(self._memory.preflights),
-            preflighting=frozenset(self._memory.preflighting),
-            pulls=dict(self._memory.pulls),
-            failures=dict(self._memory.failures),
-            loaded_once=frozenset(self._memory.loaded_once),
             remotes=self._remotes.errors(),
             draining_remotes=self._remote_drains.models,
         )
@@ -238,27 +248,28 @@ class Reconciler:
         if self.round is None:
             await self._prober.first_round()
             await self._remotes.first_round()
+        models = desired.models.values() if desired is not None else ()
+        needs = await self._needs.of(models, self._gpus) if self._needs is not None else {}
         now = self._clock()
         replicas = tuple(self._observed(replica, now) for replica in seen)
+        self._memory.note_left(self.round.observed.replicas if self.round is not None else (), replicas, now)
         if desired is not None:
             self._memory.prune(desired, replicas, now)
             self._remote_drains.forget_empty(self._hub.views, desired, now)
         views = self._hub.views
-        return desired, ObservedState(
+        observed = ObservedState(
             at=now,
             replicas=replicas,
-            pending=dict(self._memory.pending),
-            preflights=dict(self._memory.preflights),
-            preflighting=frozenset(self._memory.preflighting),
-            pulls=dict(self._memory.pulls),
-            failures=dict(self._memory.failures),
-            loaded_once=frozenset(self._memory.loaded_once),
             gpus=self._gpus,
+            host_mib=self._host_mib,
+            needs=needs,
+            uses=uses((want.name for want in models), views, now),
             remotes=self._remotes.errors(),
             progress=self._fractions(desired, replicas),
             draining_remotes=self._remote_drains.models,
             inflight={replica.name: inflight(replica.name, views, now) for replica in replicas},
         )
+        return desired, self._memory.told(observed)
 
     def _track(self, desired: DesiredState | None, seen: list[SeenReplica]) -> None:
         models = desired.models if desired is not None else {}

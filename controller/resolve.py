@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
 from controller.engines import engine_of, spec_hash
 from controller.schema.desired import Definition
-from controller.schema.override import Override
+from controller.schema.override import Override, Rested
 from controller.state import DesiredModel, DesiredState, Statement
 
 
@@ -37,6 +38,7 @@ class Defaults:
     start_timeout_s: float | None = None
     """None: by backend."""
     drain_timeout_s: float = 300.0
+    swap_wait_s: float = 30.0
 
 
 def resolve(
@@ -47,26 +49,35 @@ def resolve(
     *,
     generation: int,
     paused: bool = False,
+    rested: Mapping[str, Rested] = MappingProxyType({}),
 ) -> DesiredState:
-    """`demand`: autoload model to Unix time of the last request for it."""
+    """`demand`: autoload model to Unix time of the last request for it. `rested`: those that made room for others, or
+    were not used, since.
+    """
     models = {}
     for name, entry in declared.items():
         override = standing(overrides.get(name), entry.definition, entry.raw)
-        models[name] = _model(name, entry, override, demand.get(name), defaults)
-    return DesiredState(generation, models, paused)
+        models[name] = _model(name, entry, override, demand.get(name), rested.get(name), defaults)
+    return DesiredState(generation, models, paused, swap_wait_s=defaults.swap_wait_s)
 
 
 def _model(
-    name: str, entry: Declared, override: Override | None, demanded_at: float | None, defaults: Defaults
+    name: str,
+    entry: Declared,
+    override: Override | None,
+    demanded_at: float | None,
+    rested: Rested | None,
+    defaults: Defaults,
 ) -> DesiredModel:
     params = override.params if override is not None else {}
     definition = with_params(entry.definition, params) if params else entry.definition
     engine = engine_of(definition)
-    statement, loaded = _statement(entry, override, demanded_at)
+    statement, loaded = _statement(entry, override, demanded_at, rested)
     replicas = definition.replicas
     if override is not None and override.replicas is not None:
         replicas = min(override.replicas, definition.replica_max or definition.replicas)
     image = engine.image(definition, defaults.images) if defaults.images and engine.runs else None
+    rests = rested is not None and statement.kind == "autoload" and not loaded
     count, choice = _gpus(definition)
     return DesiredModel(
         name=name,
@@ -84,8 +95,13 @@ def _model(
         drain_timeout_s=(
             defaults.drain_timeout_s if definition.drain_timeout_s is None else definition.drain_timeout_s
         ),
+        memory_mib=definition.memory_mib,
+        pinned=definition.pinned,
+        idle_ttl_s=definition.idle_ttl_s,
+        min_residency_s=definition.min_residency_s,
+        demand_replicas=replicas if rests else 0,
         autoload=definition.autoload and not (statement.kind == "unload" and override is not None and override.hold),
-        drain_ends=statement.kind != "unload",
+        drain_ends=statement.kind != "unload" and not rests,
         in_files=entry.definition,
         params=params,
     )
@@ -130,7 +146,9 @@ def with_params(definition: Definition, params: Mapping[str, JsonValue]) -> Defi
     return type(definition).model_validate(definition.model_dump(exclude_unset=True) | dict(params))
 
 
-def _statement(entry: Declared, override: Override | None, demanded_at: float | None) -> tuple[Statement, bool]:
+def _statement(
+    entry: Declared, override: Override | None, demanded_at: float | None, rested: Rested | None
+) -> tuple[Statement, bool]:
     definition = entry.definition
     if override is not None and override.action == "load":
         return Statement("load", override.at, f"loaded by {override.actor}"), True
@@ -141,6 +159,8 @@ def _statement(entry: Declared, override: Override | None, demanded_at: float | 
         return Statement("unload", override.at, f"unloaded by {override.actor}{again}"), False
     if definition.autoload and demanded_at is not None:
         return Statement("autoload", demanded_at, "autoload: a request asked for it"), True
+    if definition.autoload and rested is not None:
+        return Statement("autoload", rested.at, f"{rested.reason}; the next request loads it"), False
     if definition.enabled:
         return Statement("file", entry.since, "enabled in the files"), True
     reason = "autoload: no request asked for it yet" if definition.autoload else "enabled: false in the files"

@@ -52,6 +52,9 @@ class ControllerSettings(BaseSettings):
         "roundhouse/llama-server:latest", min_length=1, description="Container image of llama-server."
     )
     image_worker: str = Field("roundhouse/worker:latest", min_length=1, description="Container image of the worker.")
+    image_vllm: str = Field(
+        "vllm/vllm-openai:latest", min_length=1, description="Container image of vLLM's own server."
+    )
     image_controller: str = Field(
         "roundhouse/controller:latest",
         min_length=1,
@@ -74,6 +77,18 @@ class ControllerSettings(BaseSettings):
         description="Seconds that running requests have left when a replica must go, for models that set none.",
     )
     stop_timeout_s: float = Field(30, ge=0, le=3600, description="Seconds from an engine's SIGTERM to its SIGKILL.")
+    swap_wait_s: float = Field(
+        30,
+        ge=0,
+        le=86400,
+        description="Seconds that a request waits for the room of an `autoload` model that is in use, before that one "
+        "gets no new requests.",
+    )
+    engines_memory_mib: int | None = Field(
+        None,
+        ge=1,
+        description="MiB of main memory that engines without GPUs may take together; default: all of the machine.",
+    )
     connect_timeout_s: float = Field(2, gt=0, description="Seconds to wait for an engine to accept a connection.")
     probe_interval_s: float = Field(2, gt=0, description="Seconds between two health probes of a replica.")
     resync_s: float = Field(
@@ -121,7 +136,7 @@ class ControllerSettings(BaseSettings):
     @property
     def images(self) -> dict[str, str]:
         """Default image by image kind, as `RenderContext.images`."""
-        return {"llama-server": self.image_llama_server, "worker": self.image_worker}
+        return {"llama-server": self.image_llama_server, "worker": self.image_worker, "vllm": self.image_vllm}
 
 
 def url_of(host: str, port: int) -> str:

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import JsonValue
 
 from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
+
+HOST: Final = "host"
+"""Stands for main memory among the uuids of a claim."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -74,7 +77,18 @@ class DesiredModel:
     autoload: bool = False
     """Whether a request for it may load it now: an operator's unload holds against that."""
     drain_ends: bool = True
-    """False: an operator's unload, whose deadline only reports."""
+    """False: an operator's unload, or an eviction, whose deadline only reports."""
+    memory_mib: int | None = None
+    """Main memory of one replica, as declared; None: nothing is said."""
+    pinned: bool = False
+    """It is never unloaded for want of use, or to make room."""
+    idle_ttl_s: float | None = None
+    """Unused for so long, it is unloaded, if a request would load it again; None: never for that."""
+    min_residency_s: float | None = None
+    """It stays loaded for so long at least, whoever wants its room; None: as long as its load took."""
+    demand_replicas: int = 0
+    """How many engines a request would load, of an `autoload` model that was unloaded for others' sake or for want of
+    use."""
     in_files: Definition | None = None
     """The definition as the files declare it, where a load's parameters change it."""
     params: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -97,6 +111,8 @@ class DesiredState:
     """Counts changes of files, overrides and demand; 0: not counted."""
     keys: Mapping[str, KeyDefinition] = field(default_factory=dict)
     """By name. Gateways check them; no model depends on them."""
+    swap_wait_s: float = 30.0
+    """How long a request waits for the room of a model that is in use, before that one gets no new requests."""
 
 
 class Phase(StrEnum):
@@ -160,6 +176,27 @@ class ObservedReplica:
     """Tokens of one request, as the ready engine tells; None: it has not told."""
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The requests for one model, by all gateways."""
+
+    waiting: int | None = 0
+    """Those that wait for a load or a slot; None: a gateway is lost."""
+    waits_since: float | None = None
+    """Since when the one that came first waits."""
+    last_used: float | None = None
+    """When a request last came or ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one replica takes, in MiB, as observed or predicted. None: not known."""
+
+    per_gpu_mib: int | None = None
+    host_mib: int | None = None
+    """Main memory of an engine that has no GPU."""
+
+
 class OpKind(StrEnum):
     """What can be under way for a replica."""
 
@@ -209,14 +246,40 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that has memory of a GPU."""
+
+    pid: int
+    """The host's number."""
+    mib: int | None
+    """None: the driver does not say."""
+    name: str | None = None
+    replica: str | None = None
+    """Name of the replica that it belongs to, or belonged to; None: it is none of ours, as far as is known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `used_mib` counts everybody's use."""
+    """One GPU, or one MIG instance of a GPU. `used_mib` counts everybody's use."""
 
     uuid: str
+    """`MIG-...` of an instance."""
     index: int
+    """Of an instance: its GPU's, which others then have too."""
     name: str
     total_mib: int
     used_mib: int = 0
+    utilization_percent: int | None = None
+    """Share of the last moments in which anything ran there; None: the driver does not say, as of MIG instances."""
+    processes: tuple[GpuProcess, ...] | None = None
+    """Those with memory there, the largest first. None: not known, as in a container with its own process numbers."""
+    mig: int | None = None
+    """Which of its GPU's instances it is, as `nvidia-smi -L` counts them; None: it is a whole GPU."""
+
+    @property
+    def label(self) -> str:
+        """How people name it: `0`, and an instance of it `0:1`."""
+        return str(self.index) if self.mig is None else f"{self.index}:{self.mig}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,5 +307,13 @@ class ObservedState:
     """Remotes that are routed to no longer and may still hold requests."""
     progress: Mapping[str, float] = field(default_factory=dict)
     """Replica that is starting to how far it says it is, 0 to 1."""
+    uses: Mapping[str, Use] = field(default_factory=dict)
+    """What the gateways say of each model's requests; absent: nobody asked for it yet."""
+    needs: Mapping[str, Need] = field(default_factory=dict)
+    """Model to what a replica of it takes, where that is known though it is not declared."""
+    host_mib: int | None = None
+    """Main memory that all engines without GPUs may take together; None: not bounded."""
+    left_at: Mapping[str, float] = field(default_factory=dict)
+    """GPU uuid to when one of our engines was last seen to be gone from it."""
     inflight: Mapping[str, int | None] = field(default_factory=dict)
     """Replica name to requests inside by all gateways; None: a gateway that may hold some is lost."""

@@ -5,7 +5,9 @@ One lock, atomic replaces, `schema_version` in every file:
     lock            held by the one controller (or `roundhouse down`) that may act
     identity.json   instance id, the secret that replica tokens are derived from
     epoch.json      counts controller starts; orders routing tables
-    memory.json     paused, autoload demand, models and replicas that were ready, runtime overrides
+    memory.json     paused, autoload demand and rest, models and replicas that were ready, runtime overrides
+
+`observed-memory.json`, a guess that may be lost, is controller.observed_memory's.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from controller.atomic import write_atomic
-from controller.schema.override import Override
+from controller.schema.override import Override, Rested
 from controller.schema.status import SCHEMA_VERSION
 
 
@@ -64,6 +66,7 @@ class Memory(BaseModel):
     loaded_once: list[str] = Field(default_factory=list)
     ready_since: dict[str, float] = Field(default_factory=dict)
     overrides: dict[str, Override] = Field(default_factory=dict)
+    rested: dict[str, Rested] = Field(default_factory=dict)
 
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)

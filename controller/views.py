@@ -8,8 +8,16 @@ from controller import __version__
 from controller.actions import Action, Start
 from controller.plan import plan
 from controller.reconciler import Round
-from controller.schema.status import ActionView, BlockedView, ControllerStatus, GpuStatus, PlanView, Problem
-from controller.state import ObservedState, Phase, PreflightResult
+from controller.schema.status import (
+    ActionView,
+    BlockedView,
+    ControllerStatus,
+    GpuProcessView,
+    GpuStatus,
+    PlanView,
+    Problem,
+)
+from controller.state import Gpu, ObservedState, Phase, PreflightResult
 
 
 def status_view(
@@ -55,8 +63,19 @@ def gpu_statuses(observed: ObservedState) -> list[GpuStatus] | None:
             total_mib=gpu.total_mib,
             used_mib=gpu.used_mib,
             claimed_mib=claimed.get(gpu.uuid, 0),
+            utilization_percent=gpu.utilization_percent,
+            processes=_processes(gpu),
+            mig=gpu.mig,
         )
         for gpu in observed.gpus
+    ]
+
+
+def _processes(gpu: Gpu) -> list[GpuProcessView] | None:
+    if gpu.processes is None:
+        return None
+    return [
+        GpuProcessView(pid=each.pid, name=each.name, used_mib=each.mib, replica=each.replica) for each in gpu.processes
     ]
 
 

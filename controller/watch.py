@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from watchfiles import awatch
 
@@ -20,11 +20,13 @@ from controller.config.read import read_folder
 from controller.config.settle import Settled, settle
 from controller.resolve import Declared, Defaults, resolve, standing
 from controller.runtimes.base import Runtime, RuntimeUnavailableError
-from controller.schema.override import Override, ended, field_digest, restated
+from controller.schema.override import Override, Rested, ended, field_digest, restated
 from controller.schema.routing import GatewayReport, Stamp
 from controller.schema.status import Problem
 from controller.state import DesiredState
 from controller.store import Memory, Store
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +107,21 @@ class DesiredFiles:
         change: dict[str, object] = {"overrides": {**self._memory.overrides, override.model: override}}
         if override.action == "unload":
             self._quiet[override.model] = (self.revision + 1, None)
-            change["demand"] = {name: at for name, at in self._memory.demand.items() if name != override.model}
-        self._keep(change)
+            change["demand"] = _without(self._memory.demand, [override.model])
+        self._keep(change | {"rested": _without(self._memory.rested, [override.model])})
+
+    def rest(self, models: Mapping[str, str]) -> None:
+        """Want these `autoload` models no more until the next request for each; to each the reason."""
+        if models:
+            rested = {name: Rested(at=self._clock(), reason=reason) for name, reason in models.items()}
+            demand = _without(self._memory.demand, models)
+            self._keep({"rested": {**self._memory.rested, **rested}, "demand": demand})
+
+    def awake(self, models: Sequence[str]) -> None:
+        """Want these again: requests wait for them."""
+        if models:
+            demand = self._memory.demand | dict.fromkeys(models, self._clock())
+            self._keep({"rested": _without(self._memory.rested, models), "demand": demand})
 
     def drop_override(self, name: str) -> bool:
         """Let the files rule again. Whether there was a statement."""
@@ -185,14 +200,9 @@ class DesiredFiles:
             if gone := ended(override, left):
                 ends[name] = gone
         was = before.declared if before is not None else {}
-        demand = {
-            name: at
-            for name, at in self._memory.demand.items()
-            if (definition := settled.definitions.get(name)) is not None
-            and definition.autoload
-            and not restated(was.get(name), settled.declared[name])
-        }
-        self._keep({"overrides": overrides, "demand": demand})
+        demand = {name: at for name, at in self._memory.demand.items() if _still_counts(name, was, settled)}
+        rested = {name: rest for name, rest in self._memory.rested.items() if _still_counts(name, was, settled)}
+        self._keep({"overrides": overrides, "demand": demand, "rested": rested})
         return ends
 
     def state(self, now: float) -> DesiredState | None:
@@ -210,6 +220,7 @@ class DesiredFiles:
             self._defaults,
             generation=self._generation,
             paused=self._memory.paused,
+            rested=self._memory.rested,
         )
         return replace(desired, revision=self.revision, keys=self._settled.keys)
 
@@ -250,7 +261,7 @@ class DesiredFiles:
             return False
         for name in fresh:
             self._quiet.pop(name, None)
-        self._keep({"demand": self._memory.demand | dict.fromkeys(fresh, self._clock())})
+        self.awake(fresh)
         return True
 
     def _is_before_unload(self, name: str, stamp: Stamp | None) -> bool:
@@ -270,7 +281,7 @@ class DesiredFiles:
 
     def _keep(self, change: Mapping[str, object]) -> None:
         before, self._memory = self._memory, self._memory.model_copy(update=dict(change))
-        ruling = ("overrides", "demand", "paused")
+        ruling = ("overrides", "demand", "rested", "paused")
         self.revision += any(getattr(before, each) != getattr(self._memory, each) for each in ruling)
         if self._memory != self._stored:
             try:
@@ -278,6 +289,18 @@ class DesiredFiles:
                 self._stored = self._memory
             except OSError as error:
                 log.warning("the controller's memory is not stored, so a restart would not know it: %s", error)
+
+
+def _still_counts(name: str, was: Mapping[str, Mapping[str, Any]], settled: Settled) -> bool:
+    """Whether what requests asked of a model, or that they do not, still counts after an edit."""
+    definition = settled.definitions.get(name)
+    if definition is None or not definition.autoload:
+        return False
+    return not restated(was.get(name), settled.declared[name])
+
+
+def _without(entries: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
+    return {name: entry for name, entry in entries.items() if name not in names}
 
 
 def _differ(before: Settled, after: Settled) -> bool:

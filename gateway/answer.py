@@ -103,14 +103,18 @@ class Answer:
             self._commit(events)
 
     def heartbeat(self, now: float) -> None:
-        """Break the silence. Stands between events, because `send_events` is given whole ones only."""
+        """Break the silence."""
+        self.comment(self.dialect.heartbeat, now)
+
+    def comment(self, comment: bytes, now: float) -> None:
+        """Send what is no part of the answer. Stands between events, because `send_events` is given whole ones only."""
         self.last_sent_at = now
         if self.status and not self._is_stream:
             return  # something else came, and flows
         if self.status:
-            self._call.send_part(self.dialect.heartbeat)
+            self._call.send_part(comment)
         else:
-            self._commit(self.dialect.heartbeat)
+            self._commit(comment)
 
     def _commit(self, first: bytes) -> None:
         self.status = 200

@@ -79,7 +79,12 @@ def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Ga
     """The whole gateway with these settings. It closes the store at its end."""
     live, link_state, metrics, limits = LiveRoutes(), LinkState(), Metrics(), Limits()
     admission = Admission(settings.queue_limit)
-    ledger = Ledger(time.time, admission.depths)
+
+    def longest_wait_s(model: str) -> float:
+        since = (ticket.owner.waits_since for ticket in admission.waiting(model))
+        return time.monotonic() - min((each for each in since if each is not None), default=time.monotonic())
+
+    ledger = Ledger(time.time, admission.depths, longest_wait_s)
     engines = EngineClient(settings.connect_timeout_s)
     metrics.show_state(live, ledger, link_state, time.monotonic)
     metrics.show_connections(idle=lambda: engines.idle_connections, busy=lambda: engines.busy_connections)

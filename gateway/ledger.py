@@ -19,9 +19,16 @@ class Ledger:
     that was admitted under an older table, and none is admitted under an older one afterwards.
     """
 
-    def __init__(self, clock: Callable[[], float], queued: Mapping[str, int]) -> None:
-        """`clock` gives Unix time in seconds; `queued` is admission's count, model to requests that wait."""
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        queued: Mapping[str, int],
+        longest_wait_s: Callable[[str], float] = lambda _: 0.0,
+    ) -> None:
+        """`clock` gives Unix time in seconds; `queued` is admission's count, model to requests that wait, and
+        `longest_wait_s` tells how long the first of a model's has waited."""
         self._clock = clock
+        self._longest_wait_s = longest_wait_s
         self._last_used: dict[str, float] = {}
         self._demand: dict[str, float] = {}
         self._failed: dict[str, float] = {}
@@ -50,6 +57,7 @@ class Ledger:
         del self._requests[request_id]
         _take_one(self.inflight, replica)
         _take_one(self.inflight_by_model, model)
+        self._last_used[model] = self._clock()
         self.on_change()
 
     def demanded(self, model: str) -> None:
@@ -80,11 +88,13 @@ class Ledger:
 
     def report(self, gateway_id: str, routes: Routes | None) -> GatewayReport:
         """All of it as the controller is told; `routes` are those in force."""
+        now = self._clock()
         return GatewayReport(
             gateway_id=gateway_id,
             stamp=routes.stamp if routes else None,
             inflight=dict(self.inflight),
             queued=dict(self.queued),
+            waits_since={name: now - self._longest_wait_s(name) for name in self.queued},
             last_used=dict(self._last_used),
             demand=dict(self._demand),
             leaving=self._leaving(routes.replicas if routes else frozenset()),

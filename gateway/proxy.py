@@ -24,36 +24,27 @@ from gateway.client_call import ClientCall
 from gateway.engine_http import BrokenError, EngineFailureError, RefusedError
 from gateway.keys import ANONYMOUS, Caller
 from gateway.limits import estimated_tokens
+from gateway.load_wait import LoadWait
 from gateway.metrics import UNKNOWN_MODEL
 from gateway.parts import Api, Parts
-from gateway.readiness import find, is_worth_waiting, not_loaded_in_time, overtaken, refusal
+from gateway.readiness import find, refusal
 from gateway.request import InferenceRequest
 from gateway.ways import Way, way_for
 
 logger = logging.getLogger(__name__)
 
 
-class Exchange:
+class Exchange(LoadWait):
     """One request. Every method is called in the event loop's one thread, and none of them waits."""
 
     __slots__ = (
-        "_account",
-        "_answer",
         "_api",
         "_attempt",
         "_caller",
         "_checked",
-        "_client",
-        "_deadline",
-        "_is_over",
-        "_load_by",
-        "_parts",
         "_request",
-        "_streams",
         "_ticket",
         "_way",
-        "due_at",
-        "waits_since",
     )
 
     def __init__(self, api: Api, client: ClientCall, parts: Parts, request_id: str) -> None:
@@ -73,6 +64,7 @@ class Exchange:
         self.waits_since: float | None = None
         """Since when it waits for a slot or a load."""
         self._load_by: float | None = None
+        self._told = b""
         self._attempt: Attempt | None = None
         self.due_at = self._deadline
         """When `on_time` is to be called, or a little later."""
@@ -171,15 +163,7 @@ class Exchange:
         else:
             self.waits_since = now
             parts.ledger.on_change()
-
-    def _await_load(self, route: ModelRoute, refused: RoundhouseError, now: float) -> None:
-        """The model is not loaded: ask for it if demand loads it. Raises `refused` if waiting is vain."""
-        if route.autoload:
-            self._parts.ledger.demanded(route.name)
-        if not is_worth_waiting(route):
-            raise refused
-        self._load_by = now + self._parts.settings.autoload_timeout_s
-        self._set_due()
+            self._tell_progress(route)
 
     def admitted(self, endpoint: Endpoint) -> None:
         """Admission has a slot for the request, which is taken already."""
@@ -193,21 +177,6 @@ class Exchange:
         self.waits_since = self._load_by = None
         self._set_due()
         self._send(self._looked_at_again(), endpoint)
-
-    def table_changed(self) -> None:
-        """A newer table came while the request waits."""
-        self._guarded(self._look_at_table)
-
-    def _look_at_table(self) -> None:
-        route = self._looked_at_again()
-        refused = refusal(route, self._parts.clock())
-        if refused is None:
-            self._load_by = None
-            self._set_due()
-        elif not is_worth_waiting(route):
-            raise overtaken(route) if refused.entry.code == "model_not_loaded" else refused
-        elif self._load_by is None:
-            self._await_load(route, refused, self._parts.now())
 
     def _looked_at_again(self) -> ModelRoute:
         """The model as the table in force has it: by its own name, because an alias may have moved in the meantime.
@@ -321,29 +290,3 @@ class Exchange:
         place = self._ticket.place if self._ticket is not None else None
         rates = parts.limits.lines(self._caller, now)
         return parts.lines.for_client(self._answer.id_lines, self._client.headers, self._caller, place, rates)
-
-    # Time
-
-    def _set_due(self) -> None:
-        due = self._deadline if self._load_by is None else min(self._deadline, self._load_by)
-        if self._streams:
-            settings = self._parts.settings
-            # The shorter one, because the first event, after which the other counts, may come at any time.
-            due = min(due, self._answer.last_sent_at + min(settings.heartbeat_s, settings.hold_headers_s))
-        self.due_at = due
-
-    def on_time(self, now: float) -> None:
-        """Something is due: the request's end, the end of its wait for a load, or a heartbeat."""
-        settings, answer = self._parts.settings, self._answer
-        if self._is_over:
-            return
-        silence_s = settings.heartbeat_s if answer.status else settings.hold_headers_s
-        if now >= self._deadline:
-            limit = f"The answer was not complete after {settings.request_timeout_s:g} s."
-            self.fail(RoundhouseError("request_timeout", limit))
-        elif self._load_by is not None and now >= self._load_by:
-            route = self._parts.live.current.models.get(self._account.model)
-            self.fail(not_loaded_in_time(self._account.model, settings.autoload_timeout_s, route))
-        elif self._streams and now >= answer.last_sent_at + silence_s:
-            answer.heartbeat(now)
-        self._set_due()

@@ -48,7 +48,7 @@ def _over(engine_path: str, dialect: Dialect) -> Way:
     return Way(engine_path, dialect, engine_path)
 
 
-_FLAWED_MESSAGES: Final = ("llama_server", "vllm_serve")
+_FLAWED_MESSAGES: Final = ("llama_server", "vllm_serve", "vllm")
 """llama-server's forget named tool choices, `none`, structured output, documents and the order of tool results, never
 say `stop_sequence`, and begin thoughts and calls with blocks that lack a field; vLLM's forget `thinking` and cached
 tokens, and share the last two (by its source)."""

@@ -21,7 +21,8 @@ from worker import engines
 from worker.errors import LoadError, PortTakenError
 from worker.preflight import port_number
 
-LAUNCHER = "llama_server"
+LAUNCHERS = ("llama_server", "vllm")
+"""Engines with a server of their own; they take its flags, after `--`."""
 
 
 def main() -> NoReturn:
@@ -43,18 +44,17 @@ def dispatch(argv: Sequence[str]) -> int:
     """The worker's exit code. Argument errors raise SystemExit, as argparse has it."""
     names = sorted(module.name for module in pkgutil.iter_modules(engines.__path__))
     parser = argparse.ArgumentParser(prog="python -m worker", description="Host one engine in this process.")
-    parser.add_argument("engine", choices=[*names, LAUNCHER], help="then its own flags; see ENGINE --help")
+    parser.add_argument("engine", choices=[*names, *LAUNCHERS], help="then its own flags; see ENGINE --help")
     chosen = parser.parse_args(argv[:1]).engine
     try:
-        return _launch(argv[1:]) if chosen == LAUNCHER else _serve(chosen, argv[1:])
+        return _launch(chosen, argv[1:]) if chosen in LAUNCHERS else _serve(chosen, argv[1:])
     except ModuleNotFoundError as error:
         return _fail(1, f"{error} (install the extra that brings it; docs/worker.md names them)")
 
 
-def _launch(argv: Sequence[str]) -> int:
-    from worker.llama_server import run
-
-    return run(argv[1:] if argv[:1] == ["--"] else argv)
+def _launch(name: str, argv: Sequence[str]) -> int:
+    code: int = importlib.import_module(f"worker.{name}").run(argv[1:] if argv[:1] == ["--"] else argv)
+    return code
 
 
 def _serve(name: str, argv: Sequence[str]) -> int:

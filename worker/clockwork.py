@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worker.byte_level import byte_alphabet
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -66,13 +68,6 @@ class Vocabulary:
     def padding_from(self) -> int:
         """The id of the first unused token."""
         return self.id_of(SPECIAL[-1]) + 1
-
-
-def byte_alphabet() -> dict[int, str]:
-    """GPT-2's printable character for each byte."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
 
 
 def make_vocabulary() -> Vocabulary:

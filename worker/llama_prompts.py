@@ -4,79 +4,35 @@ library's own chat formats."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from worker import thoughts, tool_calls
-from worker.chat_template import messages_for, variables
+from worker.chat_template import messages_for
 from worker.errors import LoadError, RequestError
 from worker.llama_vocabulary import LlamaVocabulary
+from worker.prompt_form import GENERIC, RAISED, Form, Prompt, TemplateForm
 from worker.schema import ChatRequest
 from worker.thoughts import Marks
 from worker.tool_calls import Markup
-from worker.translategemma import structured
-
-TRANSLATEGEMMA: Final = "translategemma_template"
-GENERIC: Final = "generic"
-PROMPT_FORMATS: Final = (GENERIC, "mistral_template", "qwen3_template", "gemma4_template", TRANSLATEGEMMA)
 
 _KEY: Final = "tokenizer.chat_template"
-_RAISED: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A conversation as the model sees it."""
-
-    text: str
-    tokens: list[int]
-    stops: tuple[str, ...] = ()
-    """Texts that end the answer, beside the model's own end tokens."""
-
-
-class Form(Protocol):
-    """One way to make prompts, and how the answers to them are to be read."""
-
-    marks: Marks | None
-    markup: Markup | None
-    tells_tools: bool
-    """The model learns which tools there are."""
-
-    def prompt(self, request: ChatRequest) -> Prompt:
-        """Raises RequestError."""
-
-
-class FileTemplate:
+def file_template(
+    llama_cpp: Any, llama: Any, vocabulary: LlamaVocabulary, template: str, prompt_format: str | None
+) -> TemplateForm:
     """A Jinja template of the file's."""
+    chat_format = llama_cpp.llama_chat_format
+    formatter = chat_format.Jinja2ChatFormatter(
+        template=template,
+        bos_token=vocabulary.name(llama.token_bos()),
+        eos_token=vocabulary.name(llama.token_eos()),
+    )
 
-    def __init__(
-        self, llama_cpp: Any, llama: Any, vocabulary: LlamaVocabulary, template: str, prompt_format: str | None
-    ) -> None:
-        chat_format = llama_cpp.llama_chat_format
-        self._raised = (*_RAISED, chat_format.jinja2.TemplateError)
-        self._formatter = chat_format.Jinja2ChatFormatter(
-            template=template,
-            bos_token=vocabulary.name(llama.token_bos()),
-            eos_token=vocabulary.name(llama.token_eos()),
-        )
-        self._vocabulary = vocabulary
-        self._template = template
-        self._is_translategemma = prompt_format == TRANSLATEGEMMA
-        self.marks = thoughts.marks_of(prompt_format, template)
-        self.markup = tool_calls.markup_of(prompt_format, template)
-        self.tells_tools = "tools" in template or self.markup is not None
+    def render(**given: Any) -> str:
+        text: str = formatter(**given).prompt
+        return text
 
-    def prompt(self, request: ChatRequest) -> Prompt:
-        """See Form."""
-        messages = structured(request) if self._is_translategemma else messages_for(request, self._template)
-        given = variables(request)
-        try:
-            text = self._formatter(messages=messages, tools=request.offered_tools or None, **given).prompt
-        except self._raised as error:
-            reason = str(error) or type(error).__name__
-            message = f"The chat template makes no prompt of this conversation: {reason:.300}"
-            raise RequestError(message, param="messages") from error
-        return Prompt(text, self._vocabulary.tokenize(text, add_special=False, parse_special=True))
+    return TemplateForm(render, (chat_format.jinja2.TemplateError,), vocabulary, template, prompt_format)
 
 
 class LibraryFormat:
@@ -104,7 +60,7 @@ class LibraryFormat:
             stops = tuple(stop for stop in scribe.options.get("stop") or () if stop)
             if isinstance(tokens, str):
                 scribe.text, tokens = tokens.encode(), self._llama.tokenize(tokens.encode(), special=True)
-        except _RAISED as error:
+        except RAISED as error:
             message = f"The chat format {self._name} makes no prompt of this conversation: {error!r:.300}"
             raise RequestError(message, param="messages") from error
         return Prompt(scribe.text.decode(), tokens, stops)
@@ -149,10 +105,10 @@ class Forms:
         self._form: Form = (
             LibraryFormat(llama_cpp, llama, chat_format or llama.chat_format)
             if template is None
-            else FileTemplate(llama_cpp, llama, vocabulary, template, prompt_format)
+            else file_template(llama_cpp, llama, vocabulary, template, prompt_format)
         )
         self._with_tools = (
-            self._form if with_tools is None else FileTemplate(llama_cpp, llama, vocabulary, with_tools, prompt_format)
+            self._form if with_tools is None else file_template(llama_cpp, llama, vocabulary, with_tools, prompt_format)
         )
 
     def of(self, request: ChatRequest) -> Form:

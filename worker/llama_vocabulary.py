@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import ctypes
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from worker.errors import RequestError
@@ -68,20 +67,3 @@ class LlamaVocabulary:
         if not sampler:
             raise RequestError(f"`{place}` cannot be followed: llama.cpp makes no grammar of it.", param=place)
         self._llama_cpp.llama_sampler_free(sampler)
-
-
-class TokenReader:
-    """The text of tokens that come one by one. A character may take several."""
-
-    def __init__(self, vocabulary: LlamaVocabulary, shown: Collection[int] = ()) -> None:
-        self._vocabulary = vocabulary
-        self._shown = shown
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def feed(self, token: int) -> str:
-        """What the token adds. Of special tokens only those that are shown have a text."""
-        return self._decoder.decode(self._vocabulary.text(token, with_special=token in self._shown))
-
-    def rest(self) -> str:
-        """What is left at the end: a character that was never finished."""
-        return self._decoder.decode(b"", final=True)

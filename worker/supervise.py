@@ -1,4 +1,4 @@
-"""A forked child whose end is always seen, explained, and never outlived."""
+"""A forked child whose end is always seen, explained, and never outlived; nor do its own children outlive it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_BLOCKED = (*_STOP_SIGNALS, signal.SIGCHLD)
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ class Ending:
     """What killed it, if a signal did."""
     first_error: str | None
     """The first error line that it wrote."""
+    code: int | None = None
+    """What it exited with, if no signal killed it: 1, unless it raised SystemExit."""
 
 
 def supervise(child: Callable[[int], None], error_in: Callable[[str], str | None]) -> Ending:
@@ -35,13 +40,15 @@ def supervise(child: Callable[[int], None], error_in: Callable[[str], str | None
 
     `child` gets a file descriptor and writes a byte to it once it is ready; it ends by returning. Its death by SIGTERM
     needs nothing of it: it has the signal's default action, so that code which blocks the interpreter cannot delay it.
-    Should this process be killed, the kernel kills the child. `error_in` finds the error in a line, if there is one.
+    Should this process be killed, the kernel kills the child. Children of its own that it leaves behind are killed:
+    they may hold memory, and they hold its log open. `error_in` finds the error in a line, if there is one.
     """
     log_read, log_write = os.pipe()
     ready_read, ready_write = os.pipe()
     asked_for = False
     # Blocked across the fork: a signal in between would be lost, or would run this process's handler in the child.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -56,31 +63,59 @@ def supervise(child: Callable[[int], None], error_in: Callable[[str], str | None
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
 
+    def child_changed(signum: int, frame: object) -> None:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            _kill_children(spare=pid)
+
     for number in _STOP_SIGNALS:
         signal.signal(number, stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+    signal.signal(signal.SIGCHLD, child_changed)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
     os.close(log_write)
     os.close(ready_write)
     first_error = _pass_on(log_read, error_in)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, status = os.waitpid(pid, 0)
     was_ready = bool(os.read(ready_read, 1))
     killed_by = signal.Signals(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
-    return Ending(asked_for, was_ready, killed_by, first_error)
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+    return Ending(asked_for, was_ready, killed_by, first_error, code)
+
+
+def die_with_parent(number: signal.Signals) -> None:
+    """Have the kernel send this signal should the parent die. It holds for this process, not for children."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value)
+
+
+def _kill_children(spare: int) -> None:
+    for listed in Path("/proc/self/task").glob("*/children"):
+        for child in map(int, listed.read_text().split()):
+            if child != spare:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
 
 
 def _become_child(child: Callable[[int], None], ready: int, parent: int) -> NoReturn:
+    code = 1
     try:
         for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+        die_with_parent(signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
         if os.getppid() == parent:  # else it died before prctl
             child(ready)
+    except SystemExit as exiting:
+        code = exiting.code if isinstance(exiting.code, int) else 1
     except BaseException:  # noqa: BLE001 - this stack must not unwind into the parent's
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        os._exit(1)
+        os._exit(code)
 
 
 def _pass_on(log: int, error_in: Callable[[str], str | None]) -> str | None:

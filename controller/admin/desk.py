@@ -15,18 +15,19 @@ from controller.admin.statements import Standing, decide_load, decide_unload
 from controller.config.words import suggestion
 from controller.engines.load_fields import LoadValue
 from controller.entries import NewEntry
-from controller.estimates import ArtifactSizes
+from controller.estimates import Predictions, largest_mib
 from controller.gateways import GatewayHub
 from controller.journal import Journal
 from controller.masking import masked
 from controller.memory import WorkingMemory
+from controller.observed_memory import ObservedMemory
 from controller.reconciler import Reconciler, Round
 from controller.remotes import Remotes
 from controller.schema.admin import AdminModel, GpuMemoryAnswer, ListContext, ModelLive
 from controller.schema.errors import RoundhouseError
 from controller.schema.override import Override
 from controller.schema.status import ModelState, ModelStatus
-from controller.state import DesiredModel
+from controller.state import DesiredModel, Gpu
 from controller.views import gpu_statuses
 from controller.watch import DesiredFiles
 
@@ -64,7 +65,8 @@ class Desk:
         memory: WorkingMemory,
         remotes: Remotes,
         hub: GatewayHub,
-        sizes: ArtifactSizes,
+        predictions: Predictions,
+        taken: ObservedMemory,
         journal: Journal,
         gpus: GpuReason,
         wake: Callable[[], None],
@@ -75,7 +77,8 @@ class Desk:
         self._memory = memory
         self._remotes = remotes
         self._hub = hub
-        self._sizes = sizes
+        self._predictions = predictions
+        self._taken = taken
         self._journal = journal
         self._gpus = gpus
         self._wake = wake
@@ -144,9 +147,27 @@ class Desk:
         shown = [
             (models[each.name], each) for each in seen.statuses if each.name in models and only in (None, each.name)
         ]
-        sizes = await self._sizes.of(want for want, _ in shown)
+        found = await self._predictions.of(want for want, _ in shown)
         traffic = Traffic(self._hub.views, self._clock())
-        return [(want, live(want, status, traffic, sizes.get(want.name))) for want, status in shown]
+        gpus = seen.observed.gpus
+        return [
+            (
+                want,
+                live(
+                    want,
+                    status,
+                    traffic,
+                    found.get(want.name),
+                    self._observed_mib(want, gpus),
+                    largest_mib(want, gpus),
+                ),
+            )
+            for want, status in shown
+        ]
+
+    def _observed_mib(self, want: DesiredModel, gpus: tuple[Gpu, ...] | None) -> int | None:
+        known = self._taken.most(want, gpus) if want.runs else None
+        return known.of_replica(want.gpu_count) if known is not None else None
 
     def _find(self, seen: Round, name: str) -> DesiredModel:
         models = seen.desired.models

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from controller.drains import GatewayView, inflight, present
 from controller.engines import ENGINES
 from controller.engines.load_fields import constraints
-from controller.estimates import estimate
+from controller.estimates import Estimate, estimate
 from controller.masking import masked
 from controller.schema.admin import GpuMemory, GpuModel, HeldBy, ModelConfigured, ModelLive
 from controller.schema.desired import Definition
@@ -73,12 +73,22 @@ def configured(want: DesiredModel) -> ModelConfigured:
     )
 
 
-def live(want: DesiredModel, status: ModelStatus, traffic: Traffic, mib_of_one: int | None) -> ModelLive:
-    """What changes while the model runs. `mib_of_one`: estimated memory of one replica in MiB."""
+def live(
+    want: DesiredModel,
+    status: ModelStatus,
+    traffic: Traffic,
+    found: Estimate | None,
+    observed_mib: int | None = None,
+    gpu_mib: int | None = None,
+) -> ModelLive:
+    """What changes while the model runs. `found`: estimated memory of one replica; `observed_mib`: what one was seen to
+    take; `gpu_mib`: size of the GPUs that it would have."""
     replicas = want.replicas or want.declared.replicas
     inside = [each.name for each in status.replicas] if want.runs else [want.name]
     serving = [each.name for each in status.replicas if each.phase == "ready"] if want.runs else inside
-    total, count, source = estimate(mib_of_one, replicas, _declared_mib(want))
+    total, count, source = estimate(
+        found, replicas, declared_mib=_declared_mib(want), observed_mib=observed_mib, gpu_mib=gpu_mib
+    )
     return ModelLive(
         runtime_state=status.state,
         is_loaded=status.state is ModelState.LOADED,
@@ -137,4 +147,7 @@ def gpu_memory(gpu: GpuStatus) -> GpuMemory:
         used_over_total=f"{gpu.used_mib}MiB / {gpu.total_mib}MiB",
         uuid=gpu.uuid,
         claimed_mib=gpu.claimed_mib,
+        utilization_percent=gpu.utilization_percent,
+        processes=gpu.processes,
+        mig=gpu.mig,
     )

@@ -89,6 +89,12 @@ GPU_MEMORY: Final[dict[str, Any]] = {
             "used_over_total": "75603MiB / 97887MiB",
             "uuid": "GPU-5d3c2f70-6a0e-4d0e-9b1f-2f1b2a7d9c11",
             "claimed_mib": 73728,
+            "utilization_percent": 97,
+            "processes": [
+                {"pid": 41872, "name": "VLLM::EngineCore", "used_mib": 74994, "replica": "rh-3f9c1a-chat-0-5d1e7a90-1"},
+                {"pid": 1310, "name": "Xorg", "used_mib": 96, "replica": None},
+            ],
+            "mig": None,
         }
     ],
     "models": [

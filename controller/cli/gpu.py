@@ -9,9 +9,16 @@ from controller.cli.options import ControllerUrl, Json, State, controller_url
 from controller.cli.output import say, say_json, say_table
 
 if TYPE_CHECKING:
-    from controller.schema.admin import GpuMemoryAnswer, GpuModel
+    from controller.schema.admin import GpuMemory, GpuMemoryAnswer, GpuModel
+    from controller.schema.status import GpuProcessView, GpuStatus
 
-SOURCES = {"observed_load_delta": "measured", "model_artifact_size": "the files' size", "unavailable": ""}
+SOURCES = {
+    "declared": "declared",
+    "observed_load_delta": "measured",
+    "predicted": "predicted",
+    "model_artifact_size": "the files' size",
+    "unavailable": "",
+}
 
 
 def gpu(controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
@@ -31,15 +38,28 @@ def gpu(controller: ControllerUrl = None, state: State = None, as_json: Json = F
 
 def _show(memory: GpuMemoryAnswer) -> None:
     if memory.gpus:
-        rows = [
-            (str(each.index), each.name, each.used_over_total, f"{each.claimed_mib}MiB", each.uuid)
-            for each in memory.gpus
-        ]
-        say_table(("GPU", "NAME", "USED", "CLAIMED", "UUID"), rows)
+        say_table(("GPU", "NAME", "USED", "CLAIMED", "BUSY", "UUID"), [_gpu_row(each) for each in memory.gpus])
+        processes = [_process_row(each, process) for each in memory.gpus for process in each.processes or ()]
+        if processes:
+            say_table(("GPU", "PID", "PROCESS", "USED", "REPLICA"), processes)
     else:
         say(f"no GPUs: {memory.error}" if memory.error else "no GPUs")
     if memory.models:
         say_table(("MODEL", "STATE", "ESTIMATE", "REPLICAS", "FROM"), [_row(model) for model in memory.models])
+
+
+def _gpu_row(gpu: GpuMemory) -> tuple[str, ...]:
+    busy = "-" if gpu.utilization_percent is None else f"{gpu.utilization_percent}%"
+    return gpu_label(gpu), gpu.name, gpu.used_over_total, f"{gpu.claimed_mib}MiB", busy, gpu.uuid
+
+
+def _process_row(gpu: GpuMemory, process: GpuProcessView) -> tuple[str, ...]:
+    return gpu_label(gpu), str(process.pid), process.name or "-", mib_words(process.used_mib), process.replica or "-"
+
+
+def gpu_label(gpu: GpuMemory | GpuStatus) -> str:
+    """Its index; of a MIG instance `0:1`, by its GPU's and its own."""
+    return str(gpu.index) if gpu.mig is None else f"{gpu.index}:{gpu.mig}"
 
 
 def _row(model: GpuModel) -> tuple[str, ...]:

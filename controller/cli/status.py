@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.cli.exits import Exit
+from controller.cli.gpu import gpu_label
 from controller.cli.options import ControllerUrl, Json, State, controller_url
 from controller.cli.output import STATE_COLOURS, ends_by_unload, one_line, say, say_json, say_table, time_words
 
@@ -86,7 +87,7 @@ def _show(seen: ControllerStatus) -> None:
     else:
         say("no models are declared" if seen.observed_at is not None else "nothing was observed yet")
     for gpu in seen.gpus or ():
-        say(f"GPU {gpu.index} {gpu.name}: {gpu.used_mib} of {gpu.total_mib} MiB used, {gpu.claimed_mib} claimed")
+        say(f"GPU {gpu_label(gpu)} {gpu.name}: {gpu.used_mib} of {gpu.total_mib} MiB used, {gpu.claimed_mib} claimed")
     for line in _notes(seen):
         say(line)
 

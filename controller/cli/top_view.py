@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from controller.cli.gpu import mib_words
+from controller.cli.gpu import gpu_label, mib_words
 from controller.cli.troubles import troubles
 from controller.schema.admin import AdminModel, AdminModels, GpuMemoryAnswer, ListContext
 
@@ -32,7 +32,7 @@ class TopView:
 
     def gpu_lines(self) -> list[str]:
         """One line per GPU; none where there are no figures."""
-        return [f"GPU {gpu.index} {gpu.name}: {gpu.used_over_total}" for gpu in self.memory.gpus]
+        return [f"GPU {gpu_label(gpu)} {gpu.name}: {gpu.used_over_total}" for gpu in self.memory.gpus]
 
     def as_json(self) -> dict[str, Any]:
         """The same for scripts."""

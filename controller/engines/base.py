@@ -11,7 +11,9 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+from controller.artifacts.facts import Artifact
 from controller.engines.load_fields import LoadFault, LoadField, LoadValue, faults_of
+from controller.engines.memory import Forecast
 from controller.schema.admin import Capabilities, PairPresets
 from controller.schema.desired import Definition
 from controller.schema.routing import MaxTokensField, ThinkingControl
@@ -61,6 +63,8 @@ class FileCheck:
     path: str
     """As declared: relative to the models folder."""
     kind: Literal["gguf", "file", "folder", "any"] = "any"
+    beside: tuple[str, ...] = ()
+    """Names, with `*`, of which one at least must be in the file's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +140,6 @@ class Engine:
         configured = self.configured_inflight(definition)
         return configured if self.most_inflight is None else min(configured, self.most_inflight)
 
-    def missing(self, definition: Definition) -> str | None:
-        """What this version lacks to serve such a definition; None: nothing."""
-        return None
-
     def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
         """What is wrong with a load's values, all of which are this backend's. Backends add rules about pairs."""
         return faults_of(self.load_fields, params)
@@ -167,6 +167,10 @@ class Engine:
     def artifacts(self, definition: Definition) -> tuple[str, ...]:
         """Model paths whose sizes estimate the memory that a replica takes."""
         return ()
+
+    def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+        """What a replica takes of memory, by what is read of `artifacts`, by path; None: nothing is here to say it."""
+        return None
 
     def progress(self, log_tail: str) -> float | None:
         """How far a load is, 0 to 1, by the engine's log; None: it does not tell."""

@@ -1,15 +1,20 @@
-"""CTranslate2 in a worker process: converted model folders. Its engine comes with a later version."""
+"""CTranslate2 in a worker process: converted model folders."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from controller.engines.base import Engine, FileCheck, Probe
+from controller.artifacts.facts import Artifact
+from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import declared_over
 from controller.engines.families import ChatFormat, family_of, thinking_modes
-from controller.engines.worker import not_yet, worker_probe
+from controller.engines.hf_worker import HF_VERDICTS
+from controller.engines.memory import Forecast
+from controller.engines.memory_ct2 import predict_ct2
+from controller.engines.worker import WORKER_CHAT_APIS, WORKER_TOKEN_ENV, first_verdict, worker_probe, worker_program
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
 from controller.schema.routing import ThinkingControl
@@ -49,10 +54,30 @@ class CT2Definition(Definition):
     )
 
 
+_FLAGS = (
+    ("ct2_compute_type", "--compute-type"),
+    ("ct2_max_tokens", "--max-tokens"),
+    ("ct2_inter_threads", "--inter-threads"),
+    ("ct2_intra_threads", "--intra-threads"),
+    ("prompt_format", "--prompt-format"),
+)
+
+_VERDICTS: tuple[tuple[str, Verdict], ...] = (
+    (r"CTranslate2 cannot be used", Verdict("CTranslate2 is not installed (extra `ct2`)", True)),
+    (r"cannot open .*/model\.bin", Verdict("not a CTranslate2 folder: convert the model first", True)),
+    (r"is not this model's: its token", Verdict("ct2_tokenizer is another model's", True)),
+    (r"Requested \w+ compute type", Verdict("the hardware lacks this ct2_compute_type", True)),
+    (r"out of memory|MemoryError|bad_alloc|Cannot allocate memory", Verdict("out of memory")),
+    *HF_VERDICTS,
+    (r"CTranslate2 cannot load", Verdict("not a model that CTranslate2 can load", True)),
+)
+
+
 class CT2(Engine):
-    """The definition; it starts nothing yet."""
+    """Renders the worker's command line."""
 
     name: ClassVar[str] = "ct2"
+    image_kind: ClassVar[str | None] = "worker"
     definition = CT2Definition
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
     hashed_fields: ClassVar[tuple[str, ...]] = (
@@ -64,9 +89,15 @@ class CT2(Engine):
         "prompt_format",
     )
 
-    def missing(self, definition: Definition) -> str | None:
-        """The engine."""
-        return not_yet("CTranslate2")
+    def configured_inflight(self, definition: Definition) -> int:
+        """As many as are computed side by side, where nothing else is said."""
+        assert isinstance(definition, CT2Definition)
+        return definition.target_inflight or definition.ct2_inter_threads or self.default_target_inflight
+
+    def target_inflight(self, definition: Definition) -> int:
+        """No more than are computed side by side."""
+        assert isinstance(definition, CT2Definition)
+        return min(self.configured_inflight(definition), definition.ct2_inter_threads or 1)
 
     def capabilities(self, definition: Definition) -> Capabilities:
         """One turn; Qwen3 can be told to think."""
@@ -90,13 +121,33 @@ class CT2(Engine):
         assert isinstance(definition, CT2Definition)
         return (definition.model_path,)
 
-    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
-        """The folder, and the tokenizer's where named."""
+    def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+        """Its variables in the types that it computes in."""
         assert isinstance(definition, CT2Definition)
-        checks = [FileCheck("model_path", definition.model_path, "folder")]
+        return predict_ct2(definition, artifacts)
+
+    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+        """`python -m worker ct2 ...`."""
+        assert isinstance(definition, CT2Definition)
+        args = [*worker_program(self.name, ctx), "--model", ctx.path(definition.model_path)]
         if definition.ct2_tokenizer is not None:
-            checks.append(FileCheck("ct2_tokenizer", definition.ct2_tokenizer, "folder"))
-        return tuple(checks)
+            args += ("--tokenizer", ctx.path(definition.ct2_tokenizer))
+        for name, flag in _FLAGS:
+            value = getattr(definition, name)
+            if value is not None:
+                args += (flag, str(value))
+        args += definition.extra_args
+        return Launch(tuple(args), dict(definition.env), self.image(definition, ctx.images), WORKER_TOKEN_ENV)
+
+    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
+        """The folder with its weights, and the tokenizer's."""
+        assert isinstance(definition, CT2Definition)
+        model, texts = definition.model_path, definition.ct2_tokenizer
+        checks = (FileCheck("model_path", model, "folder"), FileCheck("model_path", f"{model}/model.bin", "file"))
+        if texts is None:
+            return (*checks, FileCheck("model_path", f"{model}/tokenizer.json", "file"))
+        of_texts = FileCheck("ct2_tokenizer", texts, "folder")
+        return (*checks, of_texts, FileCheck("ct2_tokenizer", f"{texts}/tokenizer.json", "file"))
 
     def probe(self, definition: Definition) -> Probe:
         """The worker's."""
@@ -104,4 +155,8 @@ class CT2(Engine):
 
     def apis(self, definition: Definition) -> tuple[str, ...]:
         """Text."""
-        return ("/v1/chat/completions", "/v1/completions")
+        return WORKER_CHAT_APIS
+
+    def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
+        """By the sentences that the worker and CTranslate2 write."""
+        return first_verdict(_VERDICTS, log_tail)

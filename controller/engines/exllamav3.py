@@ -1,4 +1,4 @@
-"""ExLlamaV3 in a worker process: EXL3 folders on GPUs. Its engine comes with a later version."""
+"""ExLlamaV3 in a worker process: EXL3 folders on GPUs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,22 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from controller.engines.base import Engine, FileCheck, Probe
+from controller.artifacts.facts import Artifact
+from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import declared_over
 from controller.engines.families import ChatFormat, family_of, thinking_modes
+from controller.engines.hf_worker import HF_VERDICTS
 from controller.engines.load_fields import LoadFault, LoadField, LoadValue
-from controller.engines.worker import not_yet, worker_probe
+from controller.engines.memory import Forecast
+from controller.engines.memory_hf import predict_exllama
+from controller.engines.worker import (
+    WORKER_CHAT_APIS,
+    WORKER_TOKEN_ENV,
+    first_verdict,
+    percent_progress,
+    worker_probe,
+    worker_program,
+)
 from controller.schema.admin import Capabilities, LoadConstraint, PairPresets
 from controller.schema.desired import Definition
 from controller.schema.routing import ThinkingControl
@@ -41,7 +52,9 @@ class ExLlamaV3Definition(Definition):
         description="Bits (2 to 8) of the KV cache: `8` for K and V, or `8,4`; default: fp16.",
     )
     exllama_max_rq_tokens: int | None = Field(
-        default=None, ge=1, description="Tokens of one request at most, prompt and answer; default: the engine's own."
+        default=None,
+        ge=1,
+        description="Tokens of one request at most, prompt and answer; default: the model's context length.",
     )
     exllama_tensor_parallel: bool = Field(default=False, description="Split each layer over all GPUs of the replica.")
     prompt_format: ChatFormat | None = Field(
@@ -88,10 +101,31 @@ _PAIRS = PairPresets(
 )
 
 
+_FLAGS = (
+    ("exllama_cache_size", "--cache-size"),
+    ("exllama_cache_quant", "--cache-quant"),
+    ("exllama_max_rq_tokens", "--max-rq-tokens"),
+    ("prompt_format", "--prompt-format"),
+)
+
+_VERDICTS: tuple[tuple[str, Verdict], ...] = (
+    (r"ExLlamaV3 needs a GPU", Verdict("ExLlamaV3 needs a GPU: declare `gpus`", True)),
+    (r"ExLlamaV3 cannot be used", Verdict("ExLlamaV3 is not installed (extra `exllamav3`)", True)),
+    (r"cannot open .*/config\.json|there are no weights", Verdict("not an EXL3 folder", True)),
+    (r"Tensor-parallel is not currently implemented", Verdict("this model has no tensor parallelism", True)),
+    (r"out of memory|Insufficient VRAM|OutOfMemoryError|MemoryError", Verdict("out of memory")),
+    (r"ExLlamaV3 failed: ", Verdict("the engine failed while it answered")),
+    *HF_VERDICTS,
+    (r"ExLlamaV3 cannot load", Verdict("not a model that ExLlamaV3 can load", True)),
+)
+
+
 class ExLlamaV3(Engine):
-    """Definition and loads; it starts nothing yet."""
+    """Renders the worker's command line."""
 
     name: ClassVar[str] = "exllamav3"
+    image_kind: ClassVar[str | None] = "worker"
+    most_inflight: ClassVar[int | None] = 16
     definition = ExLlamaV3Definition
     hashed_fields: ClassVar[tuple[str, ...]] = (
         "exllama_cache_size",
@@ -103,10 +137,6 @@ class ExLlamaV3(Engine):
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
     load_fields: ClassVar[tuple[LoadField, ...]] = _LOAD_FIELDS
     load_recommendations: ClassVar[Mapping[str, PairPresets]] = MappingProxyType({"exllama_cache_bit_pairs": _PAIRS})
-
-    def missing(self, definition: Definition) -> str | None:
-        """The engine."""
-        return not_yet("ExLlamaV3")
 
     def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
         """K and V together, both numbers or both null, and not beside `exllama_cache_quant`."""
@@ -159,10 +189,30 @@ class ExLlamaV3(Engine):
         assert isinstance(definition, ExLlamaV3Definition)
         return (definition.model_path,)
 
-    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
-        """The folder."""
+    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+        """`python -m worker exllamav3 ...`."""
         assert isinstance(definition, ExLlamaV3Definition)
-        return (FileCheck("model_path", definition.model_path, "folder"),)
+        args = [*worker_program(self.name, ctx), "--model", ctx.path(definition.model_path)]
+        for name, flag in _FLAGS:
+            value = getattr(definition, name)
+            if value is not None:
+                args += (flag, str(value))
+        if definition.exllama_tensor_parallel:
+            args.append("--tensor-parallel")
+        args += definition.extra_args
+        return Launch(tuple(args), dict(definition.env), self.image(definition, ctx.images), WORKER_TOKEN_ENV)
+
+    def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+        """By the folder's config.json and the cache's tokens."""
+        assert isinstance(definition, ExLlamaV3Definition)
+        return predict_exllama(definition, artifacts)
+
+    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
+        """The folder with its configuration and its tokenizer."""
+        assert isinstance(definition, ExLlamaV3Definition)
+        path = definition.model_path
+        files = (FileCheck("model_path", f"{path}/{name}", "file") for name in ("config.json", "tokenizer.json"))
+        return (FileCheck("model_path", path, "folder"), *files)
 
     def probe(self, definition: Definition) -> Probe:
         """The worker's."""
@@ -170,4 +220,12 @@ class ExLlamaV3(Engine):
 
     def apis(self, definition: Definition) -> tuple[str, ...]:
         """Text."""
-        return ("/v1/chat/completions", "/v1/completions")
+        return WORKER_CHAT_APIS
+
+    def progress(self, log_tail: str) -> float | None:
+        """By the worker's last `loading: 40 %`."""
+        return percent_progress(log_tail)
+
+    def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
+        """By the sentences that the worker and ExLlamaV3 write."""
+        return first_verdict(_VERDICTS, log_tail)

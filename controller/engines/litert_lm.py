@@ -1,14 +1,17 @@
-"""LiteRT-LM in a worker process: `.litertlm` files. Its engine comes with a later version."""
+"""LiteRT-LM in a worker process: `.litertlm` files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from controller.engines.base import Engine, FileCheck, Probe
+from controller.artifacts.facts import Artifact
+from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import declared_over
-from controller.engines.worker import not_yet, worker_chat_probe
+from controller.engines.memory import Forecast, artifact_at, by_size
+from controller.engines.worker import WORKER_TOKEN_ENV, first_verdict, worker_chat_probe, worker_program
 from controller.schema.admin import Capabilities, Modality
 from controller.schema.desired import Definition
 from controller.schema.routing import ThinkingControl
@@ -30,11 +33,25 @@ class LiteRTLMDefinition(Definition):
     )
 
 
+_VERDICTS: tuple[tuple[str, Verdict], ...] = (
+    (r"No module named .?litert_lm", Verdict("LiteRT-LM is not installed (extra `litert-lm`)", True)),
+    (r"is not a \.litertlm file|unknown file format", Verdict("not a .litertlm file", True)),
+    (r"is too large for|too large for file size|is greater than file size", Verdict("the file is not complete", True)),
+    (r"holds no language model", Verdict("not a language model", True)),
+    (r"takes no images: leave", Verdict("the model takes no images", True)),
+    (r"is more than the \d+ that|unrecognized arguments|invalid choice", Verdict("bad argument", True)),
+    (r"libvulkan|Vulkan", Verdict("no GPU that LiteRT-LM can use: it needs Vulkan", True)),
+    (r"out of memory|bad_alloc|MemoryError|RESOURCE_EXHAUSTED", Verdict("out of memory")),
+    (r"port .*(taken|in use)|address already in use", Verdict("port taken")),
+)
+
+
 class LiteRTLM(Engine):
-    """The definition; it starts nothing yet."""
+    """Renders the worker's command line."""
 
     name: ClassVar[str] = "litert_lm"
     definition = LiteRTLMDefinition
+    image_kind: ClassVar[str | None] = "worker"
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
     most_inflight: ClassVar[int | None] = 1
     hashed_fields: ClassVar[tuple[str, ...]] = (
@@ -43,16 +60,12 @@ class LiteRTLM(Engine):
         "litert_lm_max_tokens",
     )
 
-    def missing(self, definition: Definition) -> str | None:
-        """The engine."""
-        return not_yet("LiteRT-LM")
-
     def capabilities(self, definition: Definition) -> Capabilities:
-        """One turn; images where they are encoded."""
+        """Conversations; images where they are encoded. Its answers cannot be held to a schema."""
         assert isinstance(definition, LiteRTLMDefinition)
         images = definition.litert_lm_vision_backend is not None
         modalities: tuple[Modality, ...] = ("text", "image") if images else ("text",)
-        derived = Capabilities(modalities=modalities, multi_turn=False, structured_output=False)
+        derived = Capabilities(modalities=modalities, structured_output=False)
         return declared_over(definition, derived)
 
     def context_length(self, definition: Definition) -> int | None:
@@ -64,6 +77,23 @@ class LiteRTLM(Engine):
         """The file."""
         assert isinstance(definition, LiteRTLMDefinition)
         return (definition.model_path,)
+
+    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+        """`python -m worker litert_lm ...`. What it compiles goes into the cache, not beside the model."""
+        assert isinstance(definition, LiteRTLMDefinition)
+        args = [*worker_program(self.name, ctx), "--model", ctx.path(definition.model_path)]
+        args += ("--backend", definition.litert_lm_backend or ("gpu" if definition.gpu_count else "cpu"))
+        if definition.litert_lm_vision_backend is not None:
+            args += ("--vision-backend", definition.litert_lm_vision_backend)
+        if definition.litert_lm_max_tokens is not None:
+            args += ("--max-tokens", str(definition.litert_lm_max_tokens))
+        args += ("--cache-dir", str(ctx.cache_dir / "litert-lm"), *definition.extra_args)
+        return Launch(tuple(args), dict(definition.env), self.image(definition, ctx.images), WORKER_TOKEN_ENV)
+
+    def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+        """The file, and what runs it."""
+        assert isinstance(definition, LiteRTLMDefinition)
+        return by_size(artifact_at(definition.model_path, artifacts), definition.gpu_count or 0)
 
     def files(self, definition: Definition) -> tuple[FileCheck, ...]:
         """The file."""
@@ -77,3 +107,7 @@ class LiteRTLM(Engine):
     def apis(self, definition: Definition) -> tuple[str, ...]:
         """Its API knows conversations alone."""
         return ("/v1/chat/completions",)
+
+    def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
+        """By the sentences that the worker and LiteRT-LM write."""
+        return first_verdict(_VERDICTS, log_tail)

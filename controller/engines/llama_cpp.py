@@ -9,12 +9,15 @@ from typing import ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from controller.artifacts.facts import Artifact
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, declared_over
 from controller.engines.families import PromptFormat, family_of, thinking_modes
 from controller.engines.llama_log import dots_progress
 from controller.engines.llama_server import GgmlType
 from controller.engines.load_fields import LoadField
+from controller.engines.memory import WORKER_OVERHEAD, Forecast
+from controller.engines.memory_llama import LlamaLoad, predict_gguf
 from controller.engines.worker import WORKER_CHAT_APIS, WORKER_TOKEN_ENV, worker_probe, worker_program
 from controller.schema.admin import Capabilities, LoadConstraint, PairPresets
 from controller.schema.desired import Definition
@@ -54,6 +57,11 @@ _FLAGS = (
     ("gguf_type_v", "--type-v"),
     ("gguf_chat_format", "--chat-format"),
 )
+
+_BATCH = 512
+"""Tokens of a batch, where llama-cpp-python is told nothing."""
+_EMBEDDING_TOKENS = 2048
+"""The same of an embedding model of unknown context, as the worker sets it."""
 
 _TYPES: list[int | str] = [*get_args(GgmlType)]
 _TYPE = LoadConstraint(
@@ -136,6 +144,27 @@ class LlamaCpp(Engine):
         """The model."""
         assert isinstance(definition, LlamaCppDefinition)
         return (definition.model_path,)
+
+    def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+        """By llama.cpp's own sums, with llama-cpp-python's batches, of whose tokens all may be asked for."""
+        assert isinstance(definition, LlamaCppDefinition)
+        type_v = definition.gguf_type_v or "f16"
+        batch = (definition.gguf_n_ctx or _EMBEDDING_TOKENS) if definition.gguf_embedding else _BATCH
+        layers = definition.gguf_n_gpu_layers
+        load = LlamaLoad(
+            context=definition.gguf_n_ctx,
+            batch=batch,
+            micro_batch=batch,
+            flash_attention=definition.gguf_flash_attn == "on"
+            or (definition.gguf_flash_attn == "auto" and type_v not in ("f32", "f16", "bf16")),
+            type_k=definition.gguf_type_k or "f16",
+            type_v=type_v,
+            gpu_layers=None if layers is None or layers < 0 else layers,
+            gpus=definition.gpu_count or 0,
+            full_window=True,  # as llama.cpp's library does where it is told nothing, other than its server
+            host_overhead=WORKER_OVERHEAD,
+        )
+        return predict_gguf(definition.model_path, artifacts, load)
 
     def render(self, definition: Definition, ctx: RenderContext) -> Launch:
         """`python -m worker llama_cpp ...`."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from controller.artifacts.facts import Artifact
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, declared_over
 from controller.engines.llama_log import dots_progress
+from controller.engines.llama_server_memory import predict_llama_server
 from controller.engines.load_fields import LoadField
+from controller.engines.memory import Forecast
 from controller.schema.admin import Capabilities, LoadConstraint
 from controller.schema.desired import Definition
 
@@ -258,6 +262,11 @@ class LlamaServer(Engine):
     def artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The model, and the projector and draft where named."""
         return tuple(check.path for check in self.files(definition) if check.kind == "gguf")
+
+    def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+        """By llama.cpp's own sums."""
+        assert isinstance(definition, LlamaServerDefinition)
+        return predict_llama_server(definition, self.target_inflight(definition), artifacts)
 
     def progress(self, log_tail: str) -> float | None:
         """By the dots that llama.cpp writes, in releases that do."""

@@ -1,14 +1,17 @@
-"""ONNX Runtime in a worker process: embedding models. Its engine comes with a later version."""
+"""ONNX Runtime in a worker process: embedding models, on the CPU."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from controller.engines.base import Engine, FileCheck, Probe
+from controller.artifacts.facts import Artifact
+from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, declared_over
-from controller.engines.worker import not_yet, worker_probe
+from controller.engines.memory import Forecast, artifact_at, by_size
+from controller.engines.worker import WORKER_TOKEN_ENV, first_verdict, worker_probe, worker_program
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
 
@@ -20,8 +23,8 @@ class OnnxDefinition(Definition):
     model_path: str = Field(description="The `.onnx` file, relative to the models folder.")
     onnx_tokenizer: str | None = Field(
         default=None,
-        description="A `tokenizer.json` or `*-vocab.txt`, relative to the models folder; default: the one beside the "
-        "model.",
+        description="A `tokenizer.json`, or BERT's vocabulary as `*-vocab.txt` or `vocab.txt`, relative to the models "
+        "folder; default: the one beside the model.",
     )
     onnx_max_tokens: int | None = Field(
         default=None, ge=1, description="Tokens of a text that count; default: as the tokenizer says."
@@ -31,11 +34,34 @@ class OnnxDefinition(Definition):
     onnx_threads: int | None = Field(default=None, ge=1, description="CPU threads.")
 
 
+_FLAGS = (
+    ("onnx_max_tokens", "--max-tokens"),
+    ("onnx_pooling", "--pooling"),
+    ("onnx_threads", "--threads"),
+)
+
+_VERDICTS: tuple[tuple[str, Verdict], ...] = (
+    (
+        r"No module named .?(onnxruntime|tokenizers|numpy)",
+        Verdict("ONNX Runtime is not installed (extra `onnx`)", True),
+    ),
+    (r"it is not an ONNX file", Verdict("not an ONNX file", True)),
+    (r"no tokenizer beside|several vocabularies lie beside", Verdict("no tokenizer beside the model", True)),
+    (r"is not a tokenizer\.json|is not a (BERT )?vocabulary", Verdict("not a tokenizer", True)),
+    (r"the model has (an|no) input|no output of the model", Verdict("not an embedding model", True)),
+    (r"unrecognized arguments|invalid choice|leaves no room for a text", Verdict("bad argument", True)),
+    (r"bad_alloc|failed to allocate|out of memory|MemoryError", Verdict("out of memory")),
+    (r"port .*(taken|in use)|address already in use", Verdict("port taken")),
+)
+
+
 class Onnx(Engine):
-    """The definition; it starts nothing yet."""
+    """Renders the worker's command line."""
 
     name: ClassVar[str] = "onnx"
     definition = OnnxDefinition
+    image_kind: ClassVar[str | None] = "worker"
+    most_inflight: ClassVar[int | None] = 1
     hashed_fields: ClassVar[tuple[str, ...]] = (
         "onnx_tokenizer",
         "onnx_max_tokens",
@@ -43,10 +69,6 @@ class Onnx(Engine):
         "onnx_normalize",
         "onnx_threads",
     )
-
-    def missing(self, definition: Definition) -> str | None:
-        """The engine."""
-        return not_yet("ONNX")
 
     def capabilities(self, definition: Definition) -> Capabilities:
         """Embeddings of texts."""
@@ -62,13 +84,33 @@ class Onnx(Engine):
         assert isinstance(definition, OnnxDefinition)
         return (definition.model_path,)
 
-    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
-        """The file, and the tokenizer where named."""
+    def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+        """The file, and what runs it."""
         assert isinstance(definition, OnnxDefinition)
-        checks = [FileCheck("model_path", definition.model_path, "file")]
+        return by_size(artifact_at(definition.model_path, artifacts), definition.gpu_count or 0)
+
+    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
+        """The file, and the tokenizer: the one that is named, or one beside it."""
+        assert isinstance(definition, OnnxDefinition)
+        path = definition.model_path
         if definition.onnx_tokenizer is not None:
-            checks.append(FileCheck("onnx_tokenizer", definition.onnx_tokenizer, "file"))
-        return tuple(checks)
+            return FileCheck("model_path", path, "file"), FileCheck("onnx_tokenizer", definition.onnx_tokenizer, "file")
+        return (FileCheck("model_path", path, "file", beside=("tokenizer.json", "*-vocab.txt", "vocab.txt")),)
+
+    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+        """`python -m worker onnx ...`."""
+        assert isinstance(definition, OnnxDefinition)
+        args = [*worker_program(self.name, ctx), "--model", ctx.path(definition.model_path)]
+        if definition.onnx_tokenizer is not None:
+            args += ("--tokenizer", ctx.path(definition.onnx_tokenizer))
+        for name, flag in _FLAGS:
+            value = getattr(definition, name)
+            if value is not None:
+                args += (flag, str(value))
+        if not definition.onnx_normalize:
+            args.append("--no-normalize")
+        args += definition.extra_args
+        return Launch(tuple(args), dict(definition.env), self.image(definition, ctx.images), WORKER_TOKEN_ENV)
 
     def probe(self, definition: Definition) -> Probe:
         """The worker's, with one embedding."""
@@ -77,3 +119,7 @@ class Onnx(Engine):
     def apis(self, definition: Definition) -> tuple[str, ...]:
         """Embeddings."""
         return ("/v1/embeddings",)
+
+    def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
+        """By the sentences that the worker and ONNX Runtime write."""
+        return first_verdict(_VERDICTS, log_tail)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from controller.engines.base import Engine, Launch, Probe, RenderContext
 from controller.engines.capabilities import declared_over
-from controller.engines.worker import WORKER_CHAT_APIS, WORKER_TOKEN_ENV, worker_probe, worker_program
+from controller.engines.worker import WORKER_CHAT_APIS, WORKER_TOKEN_ENV, percent_progress, worker_probe, worker_program
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
 from controller.schema.routing import ThinkingControl
@@ -60,8 +59,7 @@ class Stub(Engine):
 
     def progress(self, log_tail: str) -> float | None:
         """By its last `loading: 40 %`."""
-        told = re.findall(r"^loading: (\d{1,3}) %$", log_tail, re.MULTILINE)
-        return int(told[-1]) / 100 if told else None
+        return percent_progress(log_tail)
 
     def capabilities(self, definition: Definition) -> Capabilities:
         """As declared; else text, in conversations, and no more."""

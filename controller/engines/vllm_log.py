@@ -1,11 +1,54 @@
-"""What vLLM's log tells of a load. Pure."""
+"""What vLLM's log tells of a load and of an end. Pure. The sentences are those of 0.32, and of its transformers."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
+from controller.engines.base import Verdict
+
 _SHARDS: Final = re.compile(r"(?:checkpoint|loading) shards:\s*(\d{1,3})%")
+
+_CAUSE: Final = re.compile(
+    r"^(?:\([\w-]+ pid=\d+\) )?(?:ERROR [\d: -]+ \[[\w.]+:\d+\] )?\s*"
+    r"(?:(?:[A-Za-z_][\w.]*\.)?(?P<kind>[A-Z]\w*(?:Error|Exception)): |Value error, |vllm[\w ]*: error: )(?P<text>.+)$",
+    re.MULTILINE,
+)
+"""The line of a traceback that names the exception, as Python, vLLM's log of it, pydantic or argparse writes it."""
+_NO_CAUSE: Final = re.compile(r"initialization failed|validation errors? for ")
+"""Every process above the one that failed says so."""
+_CAUSE_LENGTH: Final = 300
+
+_VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
+    (r"error: (unrecognized arguments|argument |ambiguous option)", Verdict("bad argument", True)),
+    (r"No module named .?vllm", Verdict("vLLM is not installed (extra `vllm`)", True)),
+    (
+        r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory|std::bad_alloc"
+        r"|No available memory for the cache blocks|Free memory on device|Available memory on node",
+        Verdict("out of memory"),
+    ),
+    (r"KV cache is needed, which is larger than", Verdict("the KV cache has no room for one whole request")),
+    (
+        r"does not recognize this architecture|Model architectures .* (are not supported|failed to be inspected)"
+        r"|has no vLLM implementation",
+        Verdict("unsupported model architecture", True),
+    ),
+    (r"greater than the derived max_model_len", Verdict("vllm_max_model_len is more than the model can do", True)),
+    (r"divisible by tensor parallel size", Verdict("the model cannot be split over that many GPUs", True)),
+    (r"invalid tool call parser", Verdict("no such vllm_tool_call_parser", True)),
+    (r"(?i)reasoning parser:? .*(not found|chose from)", Verdict("no such vllm_reasoning_parser", True)),
+    (r"Unknown quantization method", Verdict("no such vllm_quantization", True)),
+    (r"trust_remote_code=True", Verdict("the model brings code of its own: vllm_trust_remote_code is not set", True)),
+    (r"SafetensorError", Verdict("the model's files are corrupted or incomplete", True)),
+    (r"Cannot find any model weights", Verdict("there are no weights in the model's folder", True)),
+    (r"(?i)couldn't connect to|LocalEntryNotFoundError|MaxRetryError", Verdict("the model's hub cannot be reached")),
+    (
+        r"Invalid repository ID or local directory|Repo id must be in the form|RepositoryNotFoundError"
+        r"|is not a valid model identifier",
+        Verdict("there is no such model", True),
+    ),
+    (r"(?i)address already in use", Verdict("port taken")),
+)
 
 
 def vllm_progress(log_tail: str) -> float | None:
@@ -15,3 +58,17 @@ def vllm_progress(log_tail: str) -> float | None:
     """
     found = _SHARDS.findall(log_tail)
     return min(1.0, int(found[-1]) / 100) if found else None
+
+
+def vllm_verdict(log_tail: str) -> Verdict | None:
+    """An end in plain words, then in vLLM's; None where it says nothing of a cause."""
+    causes = (f"{match['kind']}: {match['text']}" if match["kind"] else match["text"] for match in _causes(log_tail))
+    cause = next(causes, "")[:_CAUSE_LENGTH]
+    for pattern, verdict in _VERDICTS:
+        if re.search(pattern, log_tail):
+            return Verdict(f"{verdict.message}: {cause}", verdict.permanent) if cause else verdict
+    return Verdict(cause) if cause else None
+
+
+def _causes(log_tail: str) -> list[re.Match[str]]:
+    return [match for match in _CAUSE.finditer(log_tail) if not _NO_CAUSE.search(match["text"])]

@@ -1,4 +1,4 @@
-"""vLLM's own server, `vllm serve`: a container or a program. Its engine comes with a later version."""
+"""vLLM's own server, `vllm serve`: a container of vLLM's own image, or a program."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from controller.engines.vllm import SHARED_HASHED, VllmEngine, VllmFields
-from controller.engines.worker import not_yet
-from controller.schema.desired import Definition
-
-_TOKENS = ("/tokenize", "/detokenize")
+from controller.engines.base import RenderContext
+from controller.engines.vllm import VllmEngine
+from controller.engines.vllm_fields import HASHED, VllmFields
 
 
 class VllmServeDefinition(VllmFields):
@@ -30,15 +28,18 @@ class VllmServe(VllmEngine):
 
     name: ClassVar[str] = "vllm_serve"
     definition = VllmServeDefinition
-    hashed_fields: ClassVar[tuple[str, ...]] = (*SHARED_HASHED, "vllm_serve_binary", "vllm_serve_library_path")
+    image_kind: ClassVar[str | None] = "vllm"
+    hashed_fields: ClassVar[tuple[str, ...]] = (*HASHED, "vllm_serve_binary", "vllm_serve_library_path")
 
-    def apis(self, definition: Definition) -> tuple[str, ...]:
-        """Its own server knows more than the worker; it ranks by the likeness of embeddings."""
-        assert isinstance(definition, VllmFields)
-        if definition.vllm_embedding:
-            return ("/v1/embeddings", "/v1/rerank", *_TOKENS)
-        return (*super().apis(definition), "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", *_TOKENS)
+    def program(self, definition: VllmFields, ctx: RenderContext) -> tuple[str, ...]:
+        """`vllm serve`, by name where no path is declared: both runtimes look on PATH."""
+        assert isinstance(definition, VllmServeDefinition)
+        named = definition.vllm_serve_binary if ctx.runtime == "process" else None
+        return (named or "vllm", "serve")
 
-    def missing(self, definition: Definition) -> str | None:
-        """The engine."""
-        return not_yet("vLLM Serve")
+    def own_environment(self, definition: VllmFields, ctx: RenderContext) -> dict[str, str]:
+        """Its libraries."""
+        assert isinstance(definition, VllmServeDefinition)
+        if definition.vllm_serve_library_path and ctx.runtime == "process":
+            return {"LD_LIBRARY_PATH": definition.vllm_serve_library_path}
+        return {}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 
-from controller.engines.base import Probe, RenderContext
+from controller.engines.base import Probe, RenderContext, Verdict
 
 WORKER_TOKEN_ENV = "ROUNDHOUSE_ENGINE_TOKEN"  # noqa: S105 - the variable's name, not its value
 
@@ -21,9 +23,13 @@ WORKER_CHAT_APIS = (
 
 def worker_program(engine: str, ctx: RenderContext) -> tuple[str, ...]:
     """The worker's command line up to the engine's own flags."""
-    python = "/opt/roundhouse/bin/python" if ctx.runtime == "docker" else ctx.executables["python"]
     listen = ("--host", ctx.host, "--port", str(ctx.port), "--served-name", ctx.served_name)
-    return (python, "-m", "worker", engine, *listen)
+    return (worker_python(ctx), "-m", "worker", engine, *listen)
+
+
+def worker_python(ctx: RenderContext) -> str:
+    """The interpreter that the worker runs in."""
+    return "/opt/roundhouse/bin/python" if ctx.runtime == "docker" else ctx.executables["python"]
 
 
 def worker_probe(*, embedding: bool = False) -> Probe:
@@ -44,6 +50,12 @@ def worker_chat_probe() -> Probe:
     return replace(worker_probe(), ready_path="/v1/chat/completions", ready_body=body)
 
 
-def not_yet(engine: str) -> str:
-    """What `Engine.missing` says where only the definition is there."""
-    return f"this version of Roundhouse has no {engine} engine yet; its definition is kept and checked"
+def percent_progress(log_tail: str) -> float | None:
+    """How far a load is, by the worker's last `loading: 40 %`; None: it has not told."""
+    told = re.findall(r"^loading: (\d{1,3}) %$", log_tail, re.MULTILINE)
+    return int(told[-1]) / 100 if told else None
+
+
+def first_verdict(verdicts: Iterable[tuple[str, Verdict]], log_tail: str) -> Verdict | None:
+    """The first whose pattern is in the log."""
+    return next((verdict for pattern, verdict in verdicts if re.search(pattern, log_tail, re.IGNORECASE)), None)

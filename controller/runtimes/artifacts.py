@@ -46,13 +46,14 @@ def artifact_mib(models_root: Path, path: str) -> int | None:
     if not Path(os.path.normpath(target)).is_relative_to(models_root):
         return None
     try:
-        size = sum(file.stat().st_size for file in _files_of(target))
+        size = sum(file.stat().st_size for file in files_of(target))
     except (OSError, ValueError):  # the latter: a zero byte in the path
         return None
     return -(-size // 2**20)
 
 
-def _files_of(target: Path) -> list[Path]:
+def files_of(target: Path) -> list[Path]:
+    """A file, the set of a split file, or all files of a folder."""
     if target.is_dir():
         return [file for file in target.rglob("*") if file.is_file()]
     if split := _SPLIT.fullmatch(target.name):
@@ -81,7 +82,7 @@ def _check(root: Path, path: Path, check: FileCheck) -> str | None:
         return "is not a regular file"
     if check.kind == "folder":
         return "is a file, and a folder is needed"
-    return _check_content(target, check.kind)
+    return _check_content(target, check.kind) or _check_beside(path, check.beside)
 
 
 def _missing(root: Path, path: Path, check: FileCheck) -> str:
@@ -119,6 +120,12 @@ def _check_folder(target: Path, kind: str) -> str | None:
     if kind == "file":
         return "is a folder, and a file is needed"
     return None if any(target.iterdir()) else "is an empty folder"
+
+
+def _check_beside(path: Path, names: Sequence[str]) -> str | None:
+    if not names or any(each.is_file() for name in names for each in path.parent.glob(name)):
+        return None
+    return f"needs a file beside it that is not there: {' or '.join(names)}"
 
 
 def _check_content(target: Path, kind: str) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from controller.schema.desired import Definition
-from controller.state import Exit, Gpu, Phase, PreflightResult, ReplicaId
+from controller.state import HOST, Exit, Gpu, Phase, PreflightResult, ReplicaId
 
 
 class RuntimeUnavailableError(Exception):
@@ -36,7 +36,12 @@ class StartRequest:
     token: str
     """The replica's own; set in the engine's environment, never in labels, argv or logs."""
     claims: Mapping[str, int] = field(default_factory=dict)
-    """GPU uuid to MiB. Empty: no GPU is visible to the engine."""
+    """GPU uuid to MiB, and HOST to MiB of main memory."""
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Uuids of the GPUs that the engine sees, and no others."""
+        return tuple(uuid for uuid in self.claims if uuid != HOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,13 @@ class Runtime(Protocol):
         """What this replica would be started with now, on its own address; None: that cannot be said."""
 
     async def gpus(self) -> tuple[Gpu, ...] | None:
-        """The host's GPUs; empty: there are none; None: unknown (they were seen before and cannot be read now)."""
+        """The host's GPUs, their processes with the replicas that they belong to.
+
+        Empty: there are none; None: unknown (they were seen before and cannot be read now).
+        """
+
+    async def host_mib(self, name: str) -> int | None:
+        """Main memory that a running replica holds, in MiB, mapped model files included; None: that is not known."""
 
     def gpu_error(self) -> str | None:
         """Why the last `gpus` was empty or unknown, as a sentence; None: there are figures, or nobody has asked yet."""

@@ -33,12 +33,14 @@ from controller.runtimes.docker_gpus import GpuProbe
 from controller.runtimes.docker_images import image_id, image_is_there, is_built_here, pull
 from controller.runtimes.docker_labels import REPLICA_ROLE, ROLE, UnreadableLabelsError, is_own, own_filter
 from controller.runtimes.docker_logs import ExitTails, log_part, read_log, saved_part
+from controller.runtimes.docker_memory import host_mib, pids_of
 from controller.runtimes.docker_network import ensure_network, remove_network
 from controller.runtimes.docker_seen import phase_of, seen_replica
 from controller.runtimes.docker_self import DockerSetupError, Surroundings, look_around
 from controller.runtimes.docker_spec import HostSide, container_config, render_context
 from controller.runtimes.docker_user import UNPRIVILEGED, Identity, choose_identity, entries_to_read
 from controller.runtimes.docker_words import start_error
+from controller.runtimes.gpu_owners import GpuOwners
 from controller.runtimes.kept_logs import KeptLogs
 from controller.runtimes.naming import is_replica_name
 from controller.runtimes.nvml import NvmlReader
@@ -117,6 +119,7 @@ class DockerRuntime:
         self._nvml = nvml or NvmlReader()
         self._probe = GpuProbe(self._acts, instance, images.get("controller", "roundhouse/controller:latest"))
         self._probed = False
+        self._owners = GpuOwners(self._processes)
         self._tails = ExitTails()
         self._saved = KeptLogs(state / "logs" / "ended")
         self._watches: set[EventWatch] = set()
@@ -198,9 +201,24 @@ class DockerRuntime:
         around = await self.surroundings()
         gpus = await asyncio.to_thread(self._nvml.read)
         self._probed = gpus == () and around.container_id is not None
-        if self._probed:
-            return await self._probe.read()
-        return gpus
+        return await self._owners.named(await self._probe.read() if self._probed else gpus)
+
+    async def _processes(self) -> dict[str, builtins.list[int]]:
+        def look(client: docker.APIClient) -> dict[str, builtins.list[int]]:
+            ours = [each for each in own_containers(client, self._instance) if _is_replica(each, self._instance)]
+            running = (each for each in ours if phase_of(each) is Phase.RUNNING)
+            return {str(each["Name"]).removeprefix("/"): pids_of(client, each["Id"]) for each in running}
+
+        return await self._looks.call(look)
+
+    async def host_mib(self, name: str) -> int | None:
+        """Main memory that a container holds, in MiB; None: it does not run, or the daemon does not say."""
+
+        def look(client: docker.APIClient) -> int | None:
+            found = find_replica(client, self._instance, name)
+            return None if found is None else host_mib(client, found["Id"])
+
+        return await self._looks.call(look)
 
     def gpu_error(self) -> str | None:
         """Why there are no figures of GPUs."""

@@ -14,7 +14,7 @@ from controller.runtimes.base import LogPart
 from controller.runtimes.docker_seen import parse_time, phase_of
 from controller.runtimes.kept_logs import KeptLogs
 from controller.runtimes.log_parts import PART_BYTES, Given, kept_part, last_lines, plain_lines
-from controller.runtimes.process_logs import TAIL_LINES, plain_tail
+from controller.runtimes.process_logs import EXIT_LINES, plain_tail
 from controller.state import Phase
 
 READ_LINES: Final = 400
@@ -45,7 +45,7 @@ class ExitTails:
         # The time of its end is part of the key: somebody may start it again by hand.
         key = (str(inspected["Id"]), str((inspected.get("State") or {}).get("FinishedAt")))
         if key not in self._tails:
-            self._tails[key] = plain_tail(read_log(client, key[0]), TAIL_LINES)
+            self._tails[key] = plain_tail(read_log(client, key[0], 2 * EXIT_LINES), EXIT_LINES)
         return self._tails[key]
 
     def keep_only(self, container_ids: set[str]) -> None:

@@ -133,7 +133,7 @@ def _environment(request: StartRequest, launch: Launch, identity: Identity) -> l
         env[launch.token_env] = request.token
     # A word without "=" removes the image's own variable. With claims the daemon's GPU driver sets the other one.
     words = [f"{key}={value}" for key, value in env.items() if key not in _RESERVED_ENV]
-    gpus = [] if request.claims else ["NVIDIA_VISIBLE_DEVICES=void"]
+    gpus = [] if request.gpus else ["NVIDIA_VISIBLE_DEVICES=void"]
     return [*words, "CUDA_VISIBLE_DEVICES", *gpus]
 
 
@@ -154,9 +154,9 @@ def _host_config(request: StartRequest, launch: Launch, identity: Identity, host
         # With no swap beyond it: an engine that swaps is slower than one that is started again.
         limit = request.definition.memory_mib * _MIB
         config.update(Memory=limit, MemorySwap=limit)
-    if request.claims:
+    if request.gpus:
         config["DeviceRequests"] = [
-            {"DeviceIDs": sorted(request.claims), "Capabilities": [["gpu", "compute", "utility"]]}
+            {"DeviceIDs": sorted(request.gpus), "Capabilities": [["gpu", "compute", "utility"]]}
         ]
     return config
 

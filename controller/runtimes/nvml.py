@@ -16,24 +16,51 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
 
+import psutil
 import pynvml
 
-from controller.state import Gpu
+from controller.state import Gpu, GpuProcess
+
+LINE_BYTES: Final = 8192
+"""Longest reading that is printed with its processes: Docker's log breaks longer lines than 16 KiB."""
+
+_OWN_PIDS: Final = Path("/proc/self/ns/pid")
+_HOST_PIDS_INODE: Final = 0xEFFFFFFC
+"""PROC_PID_INIT_INO of include/linux/proc_ns.h: the name space in which the driver numbers processes."""
+_WORDS: Final = {
+    "LibRmVersionMismatch": "the NVIDIA driver's library and its kernel module are of different versions, as after an "
+    "update: reboot, or reload the module",
+    "GpuIsLost": "a GPU has fallen off the bus: reboot the host, and see `dmesg` for its Xid",
+    "ResetRequired": "a GPU must be reset, or the host rebooted",
+    "NoPermission": "the driver does not let this user ask",
+}
+"""What an error of NVML means for who looks after the host."""
 
 log = logging.getLogger(__name__)
+
+
+def sees_host_pids() -> bool:
+    """Whether a process has the same number here as for the driver."""
+    try:
+        return _OWN_PIDS.stat().st_ino == _HOST_PIDS_INODE
+    except OSError:
+        return False
 
 
 class NvmlReader:
     """Reads GPUs; remembers whether it ever could, since only then a failure means "unknown". Thread-safe.
 
-    `library` is pynvml (nvidia-ml-py), or what offers the same functions and errors.
+    `library` is pynvml (nvidia-ml-py), or what offers the same functions and errors. `host_pids`: whether the process
+    numbers that it tells are those of this process's surroundings; None: found out.
     """
 
-    def __init__(self, library: Any = pynvml) -> None:
+    def __init__(self, library: Any = pynvml, *, host_pids: bool | None = None) -> None:
         self._nvml = library
+        self._host_pids = sees_host_pids() if host_pids is None else host_pids
         self._lock = threading.Lock()
         self._open = False
         self._worked = False
@@ -45,7 +72,8 @@ class NvmlReader:
     def read(self) -> tuple[Gpu, ...] | None:
         """The GPUs in PCI order, whose `index` is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
-        Empty: there is no driver, or no GPU. None: there are GPUs, and they cannot be read now.
+        A GPU in MIG mode is represented by its instances. Empty: there is no driver, or no GPU. None: there are GPUs,
+        and they cannot be read now.
         """
         with self._lock:
             try:
@@ -72,8 +100,11 @@ class NvmlReader:
             self._open = True
         handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
         handles.sort(key=self._address)
-        # A GPU in MIG mode keeps its index but is left out: it is used through its instances, which are not planned.
-        return tuple(self._gpu(index, each) for index, each in enumerate(handles) if not self._in_mig_mode(each))
+        found: list[Gpu] = []
+        for index, each in enumerate(handles):
+            # Nothing runs on a GPU in MIG mode itself.
+            found += self._instances(index, each) if self._in_mig_mode(each) else [self._gpu(index, each)]
+        return tuple(found)
 
     def _failed(self, error: Exception) -> tuple[Gpu, ...] | None:
         self._shut()
@@ -84,8 +115,13 @@ class NvmlReader:
             return ()
         if self.error is None:
             log.warning("the GPUs cannot be read: %s", error)
-        self.error, self.absence = str(error), None
+        self.error, self.absence = self._words(error), None
         return None
+
+    def _words(self, error: Exception) -> str:
+        known = (words for name, words in _WORDS.items() if isinstance(error, getattr(self._nvml, f"NVMLError_{name}")))
+        words = next(known, None)
+        return str(error) if words is None else f"{words} (NVML: {error})"
 
     def _absence(self, error: Exception) -> str:
         if isinstance(error, self._nvml.NVMLError_LibraryNotFound):
@@ -96,7 +132,7 @@ class NvmlReader:
 
     def _nothing_to_plan(self) -> str:
         any_gpu = self._nvml.nvmlDeviceGetCount() > 0
-        return "all GPUs are in MIG mode, and are left out" if any_gpu else "the NVIDIA driver knows no GPU"
+        return "all GPUs are in MIG mode, without an instance" if any_gpu else "the NVIDIA driver knows no GPU"
 
     def _shut(self) -> None:
         if self._open:
@@ -117,7 +153,47 @@ class NvmlReader:
             total_mib=memory.total // 2**20,
             # What is not free is used: drivers disagree about where the part that they reserve is counted.
             used_mib=(memory.total - memory.free) // 2**20,
+            utilization_percent=self._utilization(handle),
+            processes=self._processes(handle),
         )
+
+    def _instances(self, index: int, parent: Any) -> list[Gpu]:
+        found = []
+        for number in range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
+            try:
+                handle = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, number)
+            except self._nvml.NVMLError_NotFound:
+                continue
+            found.append(replace(self._gpu(index, handle), mig=number))
+        return found
+
+    def _utilization(self, handle: Any) -> int | None:
+        try:
+            return int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_InvalidArgument):
+            return None
+
+    def _processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:
+        if not self._host_pids:
+            return None
+        nvml = self._nvml
+        silent = (
+            *(nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument, nvml.NVMLError_NoPermission),
+            *(nvml.NVMLError_FunctionNotFound, nvml.NVMLError_InsufficientSize),
+        )
+        try:
+            # By version: without one, the library turns what old drivers lack into an error that is not one of NVML's.
+            running = list(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
+        except silent:
+            return None
+        with contextlib.suppress(*silent):  # not every GPU draws, nor does a MIG instance
+            running += nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle)
+        found: dict[int, int | None] = {}
+        for each in running:  # one that computes and draws is in both, with all that it has
+            mib = None if each.usedGpuMemory is None else each.usedGpuMemory // 2**20
+            found[each.pid] = max((known for known in (mib, found.get(each.pid)) if known is not None), default=None)
+        largest_first = sorted(found.items(), key=lambda item: (-(item[1] or 0), item[0]))
+        return tuple(GpuProcess(pid, mib, _name_of(pid)) for pid, mib in largest_first)
 
     def _memory(self, handle: Any) -> Any:
         try:
@@ -141,18 +217,36 @@ class Reading:
     error: str | None = None
 
     def to_line(self) -> str:
-        """As the probe prints it, without the line's end."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        """As the probe prints it, without the line's end. A line that would be too long goes without processes."""
+        line = json.dumps(asdict(self), separators=(",", ":"))
+        if len(line) <= LINE_BYTES or self.gpus is None:
+            return line
+        gpus = tuple(replace(gpu, processes=None) for gpu in self.gpus)
+        return json.dumps(asdict(replace(self, gpus=gpus)), separators=(",", ":"))
 
     @classmethod
     def from_line(cls, line: str) -> Reading:
-        """Raises ValueError when it is no reading."""
+        """Raises ValueError when it is no reading. What another version says beyond it is passed over."""
         try:
             content = json.loads(line)
             gpus = content["gpus"]
-            return cls(None if gpus is None else tuple(Gpu(**each) for each in gpus), content["error"])
-        except (KeyError, TypeError, ValueError) as error:
+            return cls(None if gpus is None else tuple(_gpu_of(each) for each in gpus), content["error"])
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a reading of GPUs: {line!r}") from error
+
+
+def _gpu_of(content: dict[str, Any]) -> Gpu:
+    known = {each.name: content[each.name] for each in fields(Gpu) if each.name in content}
+    if (processes := known.get("processes")) is not None:
+        known["processes"] = tuple(GpuProcess(each["pid"], each["mib"], each.get("name")) for each in processes)
+    return Gpu(**known)
+
+
+def _name_of(pid: int) -> str | None:
+    try:
+        return psutil.Process(pid).name()
+    except (psutil.Error, OSError):
+        return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

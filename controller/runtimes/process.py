@@ -19,11 +19,13 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.runtimes.gpu_owners import GpuOwners
 from controller.runtimes.naming import is_replica_name
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process_groups import Mark, end, find_leader, members
 from controller.runtimes.process_launch import Launcher
-from controller.runtimes.process_logs import Logs
+from controller.runtimes.process_logs import EXIT_LINES, Logs
+from controller.runtimes.process_memory import host_mib
 from controller.runtimes.process_records import Record, Records
 from controller.runtimes.process_spawn import Child
 from controller.runtimes.process_stat import Process, alive, boot_id
@@ -59,6 +61,7 @@ class ProcessRuntime:
         self._records = Records(state / "replicas", instance)
         self._logs = Logs(state / "logs", log_mib * 2**20)
         self._nvml = nvml or NvmlReader()
+        self._owners = GpuOwners(self._processes)
         self._launcher = Launcher(
             instance,
             self._records,
@@ -131,7 +134,7 @@ class ProcessRuntime:
             started_at=record.started_at,
             base_url=None if phase is Phase.CREATED else f"http://{record.host}:{record.port}",
             claims=record.claims,
-            exit=Exit(record.exit_code, log_tail=self._logs.tail(record.name)) if exited else None,
+            exit=Exit(record.exit_code, log_tail=self._logs.tail(record.name, EXIT_LINES)) if exited else None,
             argv=record.argv,
         )
 
@@ -169,7 +172,25 @@ class ProcessRuntime:
 
     async def gpus(self) -> tuple[Gpu, ...] | None:
         """The host's GPUs."""
-        return await asyncio.to_thread(self._nvml.read)
+        return await self._owners.named(await asyncio.to_thread(self._nvml.read))
+
+    async def _processes(self) -> dict[str, builtins.list[int]]:
+        def look() -> dict[str, list[int]]:
+            running = (record for record in self._records.all() if not record.ended)
+            return {each.name: [process.pid for process in members(self._mark(each))] for each in running}
+
+        with _state_errors():
+            return await asyncio.to_thread(look)
+
+    async def host_mib(self, name: str) -> int | None:
+        """Main memory that an engine and its children hold, in MiB; None: it does not run."""
+
+        def look() -> int | None:
+            record = self._records.get(name)
+            return None if record is None else host_mib(members(self._mark(record)))
+
+        with _state_errors():
+            return await asyncio.to_thread(look)
 
     def gpu_error(self) -> str | None:
         """Why there are no figures of GPUs."""

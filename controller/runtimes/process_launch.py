@@ -7,7 +7,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from controller.engines import engine_of
@@ -21,6 +21,7 @@ from controller.runtimes.process_records import Record, Records
 from controller.runtimes.process_spawn import Child, free_port, inherited, marks, spawn, visible_gpus
 from controller.runtimes.process_stat import Process, boot_id, read_stat
 from controller.schema.desired import Definition
+from controller.state import Gpu
 
 
 class Launcher:
@@ -75,7 +76,7 @@ class Launcher:
     def start(self, request: StartRequest, children: MutableMapping[str, Child]) -> Process | None:
         """Start an engine, our child from then on; None: there is a record of that name. Raises StartError."""
         try:
-            visible = visible_gpus(self._indices(request.claims))
+            visible = visible_gpus(self._claimed(request.gpus))
             with self._choosing:
                 record, launch = self._intent(request)
                 if not self._records.create(record):
@@ -150,13 +151,13 @@ class Launcher:
         )
         return engine_of(definition).render(definition, context)
 
-    def _indices(self, claims: Mapping[str, int]) -> list[int]:
-        if not claims:
+    def _claimed(self, uuids: Sequence[str]) -> list[Gpu]:
+        if not uuids:
             return []
         gpus = self._nvml.read()
         if gpus is None:
             raise StartError(f"the GPUs cannot be read: {self._nvml.error}")
-        indices = {gpu.uuid: gpu.index for gpu in gpus}
-        if missing := sorted(set(claims) - set(indices)):
+        by_uuid = {gpu.uuid: gpu for gpu in gpus}
+        if missing := sorted(set(uuids) - set(by_uuid)):
             raise StartError(f"GPU {missing[0]} is not there")
-        return [indices[uuid] for uuid in claims]
+        return [by_uuid[uuid] for uuid in uuids]

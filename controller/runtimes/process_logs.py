@@ -18,12 +18,20 @@ from controller.runtimes.log_parts import PART_BYTES, Given, kept_part, last_lin
 
 TAIL_BYTES: Final = 8 * 1024
 TAIL_LINES: Final = 50
+EXIT_LINES: Final = 400
+"""Lines that tell of an end: vLLM repeats the traceback of a child in each of its processes."""
+_LINE_BYTES: Final = 160
 
 
-def plain_tail(data: bytes, lines: int = TAIL_LINES, limit: int = TAIL_BYTES) -> str:
-    """The last lines as text: no terminal codes, a progress bar as its last state, at most `limit` bytes."""
-    tail = "\n".join(last_lines(data, lines)).encode()[-limit:]
+def plain_tail(data: bytes, lines: int = TAIL_LINES) -> str:
+    """The last lines as text: no terminal codes, a progress bar as its last state, and not much longer than lines
+    usually are."""
+    tail = "\n".join(last_lines(data, lines)).encode()[-_limit(lines) :]
     return tail.decode(errors="ignore")
+
+
+def _limit(lines: int) -> int:
+    return max(TAIL_BYTES, lines * _LINE_BYTES)
 
 
 log = logging.getLogger(__name__)
@@ -103,7 +111,7 @@ class Logs:
 
     def tail(self, name: str, lines: int = TAIL_LINES) -> str:
         """The last lines, also of a replica that is gone."""
-        return plain_tail(self._last_bytes(name, 4 * TAIL_BYTES), lines)
+        return plain_tail(self._last_bytes(name, 4 * _limit(lines)), lines)
 
     def retire(self, name: str) -> None:
         """Keep a tail of an ended replica's log, and no more."""

@@ -12,6 +12,7 @@ from typing import Final
 
 from controller.runtimes.base import StartError
 from controller.runtimes.process_groups import START_ENV
+from controller.state import Gpu
 
 REPLICA_ENV: Final = "ROUNDHOUSE_REPLICA"
 INSTANCE_ENV: Final = "ROUNDHOUSE_INSTANCE"
@@ -41,9 +42,11 @@ def marks(instance: str, name: str, start_id: str) -> dict[str, str]:
     return {INSTANCE_ENV: instance, REPLICA_ENV: name, START_ENV: start_id}
 
 
-def visible_gpus(indices: Sequence[int]) -> dict[str, str]:
-    """CUDA sees these GPUs (PCI order) and no others; an empty list hides all."""
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(str(each) for each in sorted(indices))}
+def visible_gpus(gpus: Sequence[Gpu]) -> dict[str, str]:
+    """CUDA sees these GPUs (by index, in PCI order) and MIG instances (by uuid) and no others; none hides all."""
+    in_order = sorted(gpus, key=lambda gpu: (gpu.index, gpu.mig or 0))
+    names = [str(gpu.index) if gpu.mig is None else gpu.uuid for gpu in in_order]
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(names)}
 
 
 def free_port(host: str, taken: Collection[int]) -> int:

@@ -18,14 +18,22 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from controller.schema.status import ModelState, PlanView, Problem, ReplicaStatus, StatementView, Wire
+from controller.schema.status import (
+    GpuProcessView,
+    ModelState,
+    PlanView,
+    Problem,
+    ReplicaStatus,
+    StatementView,
+    Wire,
+)
 
 MASKED = "***"
 """Stands wherever a secret would."""
 
 ConstraintKind = Literal["integer", "float", "enum", "integer_or_null", "string_or_null"]
-# `declared` is ours: seed 001 knows no `vram_mib`.
-EstimateSource = Literal["observed_load_delta", "model_artifact_size", "unavailable", "declared"]
+# `declared` and `predicted` are ours: seed 001 knows no `vram_mib`, and estimates by the files' size alone.
+EstimateSource = Literal["observed_load_delta", "predicted", "model_artifact_size", "unavailable", "declared"]
 ThinkingMode = Literal["default", "enabled", "disabled"]
 Modality = Literal["text", "image", "audio"]
 
@@ -119,7 +127,7 @@ class ModelEstimate(BaseModel):
 
     runtime_state: ModelState = Field(description="unloaded, loading, loaded, unloading or failed.")
     is_loaded: bool = Field(description="Whether runtime_state is loaded.")
-    vram_estimate_mib: int | None = Field(description="Approximate GPU memory of all replicas, in MiB.")
+    vram_estimate_mib: int | None = Field(description="Approximate GPU memory of all replicas, in MiB; main memory where they have no GPU.")
     vram_estimate_replica_count: int = Field(description="How many replicas the estimate is for.")
     vram_estimate_source: EstimateSource = Field(description="Where the estimate comes from.")
 
@@ -185,15 +193,22 @@ class UnloadRequest(BaseModel):
 
 
 class GpuMemory(BaseModel):
-    """One GPU."""
+    """One GPU, or one MIG instance of a GPU."""
 
-    index: int = Field(description="In PCI order.")
+    index: int = Field(description="In PCI order. Instances have their GPU's.")
     name: str = Field(description="As the driver says it.")
     used_mib: int = Field(description="In use by anybody, in MiB.")
     total_mib: int = Field(description="In MiB.")
     used_over_total: str = Field(description="`75603MiB / 97887MiB`, as nvidia-smi shows it.")
     uuid: str = Field(description="As `gpus` of a definition may name it.")
     claimed_mib: int = Field(description="Set aside for replicas by the plan, in MiB.")
+    utilization_percent: int | None = Field(
+        default=None, description="Share of the last moments in which it worked; null: the driver does not say."
+    )
+    processes: list[GpuProcessView] | None = Field(
+        default=None, description="Who has memory there, the largest first; null: the driver does not say."
+    )
+    mig: int | None = Field(default=None, description="Which MIG instance of its GPU it is; null: the whole GPU.")
 
 
 class GpuModel(ModelEstimate):

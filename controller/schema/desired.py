@@ -40,6 +40,22 @@ class Definition(BaseModel):
     )
     enabled: bool = Field(default=True, description="false: known, not loaded, loadable.")
     autoload: bool = Field(default=False, description="Load on the first request for it, even if not enabled.")
+    idle_ttl_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=31_536_000,
+        description="Seconds without a request after which an `autoload` model is unloaded; default: never for that.",
+    )
+    min_residency_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=86400,
+        description="Seconds that an `autoload` model stays loaded at least, whoever wants its room; default: as long "
+        "as its load took, 60 at most.",
+    )
+    pinned: bool = Field(
+        default=False, description="Once loaded, an `autoload` model is not unloaded to make room, nor for want of use."
+    )
     replicas: int = Field(default=1, ge=1, le=256, description="How many engines serve it.")
     replica_max: int | None = Field(
         default=None,

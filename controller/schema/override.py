@@ -57,6 +57,15 @@ class Override(BaseModel):
         return name in self.digests and self.digests[name] != field_digest(declared.get(name))
 
 
+class Rested(BaseModel):
+    """An `autoload` model that was unloaded for others' sake, or for want of use, until the next request for it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    at: float = Field(description="Unix time in seconds.")
+    reason: str
+
+
 def restated(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
     """Whether an edit changes whether, or how often, a declared model runs: that ends what somebody asked for."""
     if before is None or after is None:

@@ -117,7 +117,12 @@ class GatewayReport(Wire):
     queued: dict[str, int] = Field(
         default_factory=dict, description="Model to requests waiting in the gateway, for a load or for a slot."
     )
-    last_used: dict[str, float] = Field(default_factory=dict, description="Model to Unix time of its last request.")
+    waits_since: dict[str, float] = Field(
+        default_factory=dict, description="Of these, model to Unix time since which the first one waits."
+    )
+    last_used: dict[str, float] = Field(
+        default_factory=dict, description="Model to Unix time when a request of it last began or ended."
+    )
     demand: dict[str, float] = Field(
         default_factory=dict, description="Autoload model that is not loaded, to Unix time of the last request for it."
     )

@@ -69,8 +69,17 @@ class ModelStatus(Wire):
     progress: float | None = Field(default=None, description="0 to 1 while it loads, where the engine tells.")
 
 
+class GpuProcessView(Wire):
+    """One process that has memory of a GPU."""
+
+    pid: int = Field(description="The host's number.")
+    name: str | None = Field(description="Name of its program; null: not known.")
+    used_mib: int | None = Field(description="What it holds there, in MiB; null: the driver does not say.")
+    replica: str | None = Field(description="The engine that it belongs, or belonged to; null: to none, as is known.")
+
+
 class GpuStatus(Wire):
-    """One GPU, memory in MiB."""
+    """One GPU, or one MIG instance of a GPU, memory in MiB."""
 
     uuid: str
     index: int
@@ -78,6 +87,9 @@ class GpuStatus(Wire):
     total_mib: int
     used_mib: int
     claimed_mib: int = 0
+    utilization_percent: int | None = Field(default=None, description="null: the driver does not say.")
+    processes: list[GpuProcessView] | None = Field(default=None, description="null: the driver does not say.")
+    mig: int | None = Field(default=None, description="Which instance of its GPU it is; null: the whole GPU.")
 
 
 class Problem(Wire):

@@ -29,6 +29,7 @@ _STATUS_OF_TYPE: Final = {kind: status for status, kind in reversed(_ANTHROPIC_T
 }
 _TOO_DEEP: Final = b'{"error":{"message":"The engine answered with JSON that is nested too deeply."}}'
 _OWN_FIELDS: Final = {"message": str, "type": str, "code": str, "status": int, "actionable": bool, "next_steps": list}
+_FASTAPI_BODY: Final = "body."
 _MESSAGE_CHARACTERS: Final = 1000
 _MOST_BRACKETS: Final = 400
 _UNSEEN: Final = re.compile(r"(?is)<(script|style|head)\b.*?</\1>|<[^>]*>")
@@ -61,13 +62,20 @@ def completed(status: int, fields: Fields, body: bytes, request_id: str | None) 
     ours = {
         "type": kind if isinstance(kind, str) else ("invalid_request_error" if sent < 500 else "server_error"),
         "code": code if isinstance(code, str) and code else entry.code,
-        "param": error.get("param"),
+        "param": _place(error.get("param")),
         "status": sent,
         "actionable": bool(entry.next_steps),
         "next_steps": list(entry.next_steps),
         "request_id": request_id,
     }
     return {"error": error | ours}
+
+
+def _place(param: Any) -> Any:
+    """vLLM names places as FastAPI does: `body.messages.0.UserMessage.role`, with the class that it tried."""
+    if not (isinstance(param, str) and param.startswith(_FASTAPI_BODY)):
+        return param
+    return re.sub(r"\.(\d+)(?![^.])", r"[\1]", re.sub(r"\.[A-Z]\w*", "", param.removeprefix(_FASTAPI_BODY)))
 
 
 def anthropic_body(envelope: bytes, request_id: str | None) -> bytes:

@@ -7,7 +7,7 @@ from importlib import import_module
 
 from tests.bench.report import show
 
-BENCHES = ("plan", "reaction", "size", "gateway", "translation", "admin")
+BENCHES = ("plan", "reaction", "size", "gateway", "translation", "admin", "swap")
 WITH_OPTIONS = "gateway"
 """Takes options of its own, after its name: `ARGS="gateway --rounds 2 --without litellm"`."""
 

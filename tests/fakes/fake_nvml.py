@@ -1,6 +1,7 @@
 """A fake of the `pynvml` module (nvidia-ml-py): its names, its errors, GPUs that a test declares.
 
-Only what `controller.runtimes.nvml` calls. Errors are pynvml's own classes, handles are opaque, and nothing answers
+Only what `controller.runtimes.nvml` calls, with the library's own parameters: tests/unit/test_nvml_interface.py holds
+both against the library that is installed. Errors are pynvml's own classes, handles are opaque, and nothing answers
 before `nvmlInit`, as in the library.
 """
 
@@ -11,19 +12,35 @@ from typing import Any
 
 import pynvml
 
+MIB = 2**20
+
 
 @dataclass
 class FakeGpu:
-    """One GPU and what it refuses to say: function names to the error that they raise."""
+    """One GPU, or one MIG instance, and what it refuses to say: function names to the error that they raise."""
 
     uuid: str
-    bus: int
+    bus: int = 0
     domain: int = 0
+    name: str = "NVIDIA Fake"
     total_mib: int = 1000
     used_mib: int = 0
     mig: bool | None = None
     """None: this kind of GPU knows no MIG."""
+    instances: dict[int, FakeGpu] = field(default_factory=dict)
+    """By their number, of which some may be missing."""
+    is_instance: bool = False
+    busy_percent: int = 0
+    computing: dict[int, int | None] = field(default_factory=dict)
+    """Process to MiB; None: the driver does not say."""
+    drawing: dict[int, int | None] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+
+    def add(self, number: int, uuid: str, **fields: Any) -> FakeGpu:
+        """A MIG instance."""
+        self.mig = True
+        self.instances[number] = FakeGpu(uuid, name=f"{self.name} MIG 1g.5gb", is_instance=True, **fields)
+        return self.instances[number]
 
 
 @dataclass
@@ -42,6 +59,22 @@ class PciInfo:
     domain: int
     bus: int
     device: int
+
+
+@dataclass
+class Utilization:
+    """Percent, as in c_nvmlUtilization_t."""
+
+    gpu: int
+    memory: int
+
+
+@dataclass
+class ProcessInfo:
+    """As in c_nvmlProcessInfo_v3_t, where None stands for NVML_VALUE_NOT_AVAILABLE."""
+
+    pid: int
+    usedGpuMemory: int | None  # noqa: N815 - its name there
 
 
 def error_of(name: str) -> Exception:
@@ -96,52 +129,84 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:  # noqa: N802
         """By NVML's own order."""
-        self._ask()
-        self._raise_for(self.gpus[index], "nvmlDeviceGetHandleByIndex")
+        self._ask(self.gpus[index], "nvmlDeviceGetHandleByIndex")
         return self.gpus[index]
 
-    def nvmlDeviceGetPciInfo(self, gpu: FakeGpu) -> PciInfo:  # noqa: N802
+    def nvmlDeviceGetPciInfo(self, handle: FakeGpu) -> PciInfo:  # noqa: N802
         """Where it sits."""
         self._ask()
-        return PciInfo(gpu.domain, gpu.bus, 0)
+        return PciInfo(handle.domain, handle.bus, 0)
 
-    def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:  # noqa: N802
+    def nvmlDeviceGetUUID(self, handle: FakeGpu) -> str:  # noqa: N802
         """Its uuid."""
         self._ask()
-        return gpu.uuid
+        return handle.uuid
 
-    def nvmlDeviceGetName(self, gpu: FakeGpu) -> str:  # noqa: N802
-        """Its product name."""
+    def nvmlDeviceGetName(self, handle: FakeGpu) -> str:  # noqa: N802
+        """Its product name, and an instance's profile."""
         self._ask()
-        return "NVIDIA Fake"
+        return handle.name
 
-    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu, version: int | None = None) -> Memory:  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu, version: int | None = None) -> Memory:  # noqa: N802
         """Version 2 counts what the driver reserves (here 10 MiB) neither as used nor as free, version 1 as used."""
-        self._ask()
         if version is not None and self._old:
             raise error_of("FunctionNotFound")
-        self._raise_for(gpu, "nvmlDeviceGetMemoryInfo")
-        free = gpu.total_mib - gpu.used_mib
-        used = gpu.used_mib - (10 if version is not None else 0)
-        return Memory(gpu.total_mib * 2**20, free * 2**20, used * 2**20)
+        self._ask(handle, "nvmlDeviceGetMemoryInfo")
+        free = handle.total_mib - handle.used_mib
+        used = handle.used_mib - (10 if version is not None else 0)
+        return Memory(handle.total_mib * MIB, free * MIB, used * MIB)
 
-    def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:  # noqa: N802
+    def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu) -> Utilization:  # noqa: N802
+        """Not of MIG instances."""
+        self._ask(handle, "nvmlDeviceGetUtilizationRates")
+        if handle.is_instance:
+            raise error_of("NotSupported")
+        return Utilization(handle.busy_percent, 0)
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: FakeGpu) -> list[ProcessInfo]:  # noqa: N802
+        """Those with a CUDA context. Drivers before 510 do not have this version of it."""
+        if self._old:
+            raise error_of("FunctionNotFound")
+        self._ask(handle, "nvmlDeviceGetComputeRunningProcesses_v3")
+        return _processes(handle.computing)
+
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: FakeGpu) -> list[ProcessInfo]:  # noqa: N802
+        """Those with a graphics context."""
+        self._ask(handle, "nvmlDeviceGetGraphicsRunningProcesses_v3")
+        if handle.is_instance:
+            raise error_of("NotSupported")
+        return _processes(handle.drawing)
+
+    def nvmlDeviceGetMigMode(self, device: FakeGpu) -> list[int]:  # noqa: N802
         """Current and pending."""
         self._ask()
-        if gpu.mig is None:
+        if device.mig is None:
             raise error_of("NotSupported")
-        return [int(gpu.mig), int(gpu.mig)]
+        return [int(device.mig), int(device.mig)]
 
-    def _ask(self) -> None:
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: FakeGpu) -> int:  # noqa: N802
+        """As many as there can be."""
+        self._ask()
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: FakeGpu, index: int) -> FakeGpu:  # noqa: N802
+        """One instance."""
+        self._ask()
+        if index not in device.instances:
+            raise error_of("NotFound")
+        return device.instances[index]
+
+    def _ask(self, gpu: FakeGpu | None = None, function: str = "") -> None:
         if not self.opened:
             raise error_of("Uninitialized")
         self._raise()
+        if gpu is not None and function in gpu.errors:
+            raise error_of(gpu.errors[function])
 
     def _raise(self) -> None:
         if self._failure is not None:
             raise error_of(self._failure)
 
-    @staticmethod
-    def _raise_for(gpu: FakeGpu, function: str) -> None:
-        if function in gpu.errors:
-            raise error_of(gpu.errors[function])
+
+def _processes(held: dict[int, int | None]) -> list[ProcessInfo]:
+    return [ProcessInfo(pid, None if mib is None else mib * MIB) for pid, mib in held.items()]

@@ -29,6 +29,8 @@ class FakeRuntime:
         self.refuses_ends = False
         self.found_gpus: tuple[Gpu, ...] | None = ()
         self.gpu_reason: str | None = None
+        self.held: dict[str, int | None] = {}
+        """Replica name to MiB of main memory."""
         self.logs: dict[str, list[str]] = {}
         """Replica name to the lines that it wrote; stays when the replica is gone."""
         self.rendered_argv: dict[str, Rendered] = {}
@@ -126,6 +128,11 @@ class FakeRuntime:
     async def gpus(self) -> tuple[Gpu, ...] | None:
         """As the test says."""
         return self.found_gpus
+
+    async def host_mib(self, name: str) -> int | None:
+        """As the test says."""
+        self._check()
+        return self.held.get(name)
 
     def gpu_error(self) -> str | None:
         """As the test says."""

@@ -206,3 +206,45 @@ async def test_a_stream_that_has_begun_to_wait_is_told_of_the_unload_in_the_stre
             events = [event for event in (await answer.read()).decode().split("\n\n") if event.startswith("data: ")]
         error = json.loads(events[0].removeprefix("data: "))["error"]
         assert (error["code"], events[1]) == ("model_unloading", "data: [DONE]")
+
+
+def ask_for_progress(here: House, *, stream: bool) -> Any:
+    """A chat completion whose client wants to know how far the load is."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
+    return here.client.post(f"{here.url}/v1/chat/completions", json=body, headers={"X-Load-Progress": "true"})
+
+
+async def test_a_client_that_asks_is_told_how_far_the_load_is() -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(unloaded())
+        async with ask_for_progress(here, stream=True) as answer:
+            assert answer.status == 200
+            told = [await answer.content.readuntil(b"\n\n")]
+            await here.publish(unloaded(ModelState.LOADING))
+            told.append(await answer.content.readuntil(b"\n\n"))
+            await here.publish(unloaded(ModelState.LOADING, last_error="nothing new"))
+            await here.publish(unloaded(ModelState.LOADING, progress=0.25))
+            told.append(await answer.content.readuntil(b"\n\n"))
+            await here.publish(route("m", [engine.url], autoload=True))
+            text = (await answer.read()).decode()
+        assert told == [
+            b': load-progress {"model":"m","state":"unloaded"}\n\n',
+            b': load-progress {"model":"m","state":"loading"}\n\n',
+            b': load-progress {"model":"m","state":"loading","progress":0.25}\n\n',
+        ]
+        assert text.startswith("data: ")
+        assert text.endswith("data: [DONE]\n\n")
+
+
+async def test_who_did_not_ask_or_does_not_stream_is_told_nothing_of_a_load() -> None:
+    async with house() as here, engines(1) as (engine,):
+        await here.publish(unloaded())
+        quiet = ask(here, stream=True)
+        blocking = asyncio.create_task(ask_for_progress(here, stream=False).__aenter__())
+        await waiting(here, 2)
+        await here.publish(unloaded(ModelState.LOADING, progress=0.5))
+        await here.publish(route("m", [engine.url], autoload=True))
+        async with await quiet as answer:
+            assert (await answer.read()).startswith(b"data: ")
+        async with await blocking as answer:
+            assert "choices" in await answer.json()

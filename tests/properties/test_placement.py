@@ -9,12 +9,19 @@ from hypothesis import strategies as st
 
 from controller.engines.stub import StubDefinition
 from controller.placement import Ledger, NoRoom, Placed, place
-from controller.state import DesiredModel, Gpu, Statement
+from controller.state import HOST, DesiredModel, Gpu, Need, ObservedState, Statement
 
 MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "h", 1, Statement("file", 0.0, ""))
 gpu_lists = st.lists(st.integers(100, 2_000), max_size=4).map(
     lambda totals: tuple(Gpu(f"GPU-{i}", i, "fake", total) for i, total in enumerate(totals))
 )
+
+
+def seen(gpus: tuple[Gpu, ...] | None, *, host_mib: int | None = None, need: Need | None = None) -> ObservedState:
+    """An observation of these GPUs, and of what is known of the one model."""
+    return ObservedState(0.0, gpus=gpus, host_mib=host_mib, needs={"m": need} if need is not None else {})
+
+
 requests = st.tuples(st.integers(0, 3), st.one_of(st.none(), st.integers(1, 1_500)))
 
 
@@ -26,7 +33,7 @@ def test_claims_never_exceed_memory_and_whole_gpus_are_shared_with_nobody(
     ledger = Ledger()
     whole: set[str] = set()
     for count, vram in wanted:
-        placed = place(replace(MODEL, gpu_count=count, vram_mib=vram), gpus, ledger)
+        placed = place(replace(MODEL, gpu_count=count, vram_mib=vram), seen(gpus), ledger)
         if isinstance(placed, NoRoom):
             assert placed.reason
             continue
@@ -43,15 +50,15 @@ def test_claims_never_exceed_memory_and_whole_gpus_are_shared_with_nobody(
 def test_best_fit_and_choice_and_turns() -> None:
     gpus = (Gpu("A", 0, "x", 1_000, used_mib=500), Gpu("B", 1, "x", 1_000))
     small = replace(MODEL, gpu_count=1, vram_mib=400)
-    assert place(small, gpus, Ledger()) == Placed({"A": 400})
-    assert place(replace(small, vram_mib=600), gpus, Ledger()) == Placed({"B": 600})
-    assert place(replace(small, gpu_choice=("1",)), gpus, Ledger()) == Placed({"B": 400})
-    missing = place(replace(small, gpu_choice=("GPU-x",)), gpus, Ledger())
+    assert place(small, seen(gpus), Ledger()) == Placed({"A": 400})
+    assert place(replace(small, vram_mib=600), seen(gpus), Ledger()) == Placed({"B": 600})
+    assert place(replace(small, gpu_choice=("1",)), seen(gpus), Ledger()) == Placed({"B": 400})
+    missing = place(replace(small, gpu_choice=("GPU-x",)), seen(gpus), Ledger())
     assert isinstance(missing, NoRoom)
     assert "no GPU GPU-x" in missing.reason
-    busy = place(replace(small, gpu_choice=("A",)), gpus, Ledger(busy={"A": "rh-other"}))
+    busy = place(replace(small, gpu_choice=("A",)), seen(gpus), Ledger(busy={"A": "rh-other"}))
     assert busy == NoRoom("GPU 0 is busy with rh-other", waiting=True)
-    unknown = place(small, None, Ledger())
+    unknown = place(small, seen(None), Ledger())
     assert isinstance(unknown, NoRoom)
     assert unknown.waiting
 
@@ -59,8 +66,41 @@ def test_best_fit_and_choice_and_turns() -> None:
 def test_memory_that_is_not_released_yet_is_not_free() -> None:
     gpu = Gpu("A", 0, "x", 1_000, used_mib=900)
     wanted = replace(MODEL, gpu_count=1, vram_mib=800)
-    assert isinstance(place(wanted, (gpu,), Ledger()), NoRoom)
-    assert isinstance(place(wanted, (replace(gpu, used_mib=10),), Ledger()), Placed)
+    assert isinstance(place(wanted, seen((gpu,)), Ledger()), NoRoom)
+    assert isinstance(place(wanted, seen((replace(gpu, used_mib=10),)), Ledger()), Placed)
     running = Ledger()
     running.add({"A": 900})
-    assert isinstance(place(wanted, (gpu,), running.without([{"A": 900}])), Placed)
+    assert isinstance(place(wanted, seen((gpu,)), running.without([{"A": 900}])), Placed)
+
+
+def test_what_is_known_of_a_need_counts_and_what_is_declared_rules() -> None:
+    gpus = (Gpu("A", 0, "x", 1_000), Gpu("B", 1, "x", 2_000))
+    one = replace(MODEL, gpu_count=1)
+    assert place(one, seen(gpus), Ledger()) == Placed({"A": 1_000})
+    assert place(one, seen(gpus, need=Need(per_gpu_mib=1_200)), Ledger()) == Placed({"B": 1_200})
+    assert place(replace(one, vram_mib=300), seen(gpus, need=Need(per_gpu_mib=1_200)), Ledger()) == Placed({"A": 300})
+    huge = place(one, seen(gpus, need=Need(per_gpu_mib=3_000)), Ledger())
+    assert isinstance(huge, NoRoom)
+    assert "more GPUs (`gpus`) would make it fit" in huge.reason
+    assert not huge.waiting
+
+
+def test_replicas_of_a_model_are_spread_over_gpus() -> None:
+    gpus = (Gpu("A", 0, "x", 1_000), Gpu("B", 1, "x", 1_000))
+    ledger = Ledger()
+    ledger.add({"A": 300}, model="m")
+    assert place(replace(MODEL, gpu_count=1, vram_mib=300), seen(gpus), ledger) == Placed({"B": 300})
+    other = Ledger()
+    other.add({"A": 300}, model="n")
+    assert place(replace(MODEL, gpu_count=1, vram_mib=300), seen(gpus), other) == Placed({"A": 300})
+
+
+def test_engines_without_gpus_share_main_memory() -> None:
+    known = replace(MODEL, memory_mib=600)
+    assert place(MODEL, seen((), host_mib=100), Ledger()) == Placed({})
+    assert place(known, seen((), host_mib=1_000), Ledger()) == Placed({HOST: 600})
+    assert place(known, seen(()), Ledger(claimed={HOST: 9_999})) == Placed({HOST: 600})
+    full = place(known, seen((), host_mib=1_000), Ledger(claimed={HOST: 600}))
+    assert full == NoRoom("needs 600 MiB of main memory; free: 400 of the 1000 MiB that engines may take")
+    predicted = place(MODEL, seen((), host_mib=1_000, need=Need(host_mib=700)), Ledger())
+    assert predicted == Placed({HOST: 700})

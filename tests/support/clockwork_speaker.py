@@ -6,11 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from worker.byte_level import byte_alphabet
 from worker.clockwork import (
     CHAT_TEMPLATE,
     CONTEXT,
     VOCAB_MULTIPLE,
-    byte_alphabet,
+    Vocabulary,
     make_vocabulary,
     make_weights,
     write_gguf,
@@ -35,18 +36,11 @@ def make_speaker(
     `begins`, a prompt begins with a token of its own."""
     import gguf
 
-    plain = make_vocabulary()
-    first = plain.padding_from
-    names = [_name(each) for each in says]
-    assert len({_name(after), *names}) == len(names) + 1, "the next token is told by the last one alone"
-    tokens = [*plain.tokens[:first], *(name for name in names if name not in plain.tokens[:first])]
-    added = range(first, len(tokens))
-    tokens += [f"<|pad{n}|>" for n in range(len(tokens), -(-len(tokens) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE)]
-    chain = tuple(tokens.index(token) for token in (_name(after), *names, "<|end|>"))
-    vocabulary = replace(plain, tokens=tuple(tokens), chain=chain)
+    vocabulary, added = speaker_vocabulary(says, after)
     write_gguf(path, vocabulary, make_weights(vocabulary), CONTEXT, template)
-    kinds = {_name(each): _USER_DEFINED if isinstance(each, str) else _NORMAL for each in says}
-    kinds |= {_name(each): _CONTROL for each in hidden}
+    tokens = vocabulary.tokens
+    kinds = {token_name(each): _USER_DEFINED if isinstance(each, str) else _NORMAL for each in says}
+    kinds |= {token_name(each): _CONTROL for each in hidden}
     fields = gguf.GGUFReader(path, "r+").fields
     fields["tokenizer.ggml.add_bos_token"].parts[-1][0] = begins
     types = fields["tokenizer.ggml.token_type"]
@@ -54,6 +48,19 @@ def make_speaker(
         types.parts[types.data[number]][0] = kinds[tokens[number]]
 
 
-def _name(token: Token) -> str:
+def speaker_vocabulary(says: Sequence[Token], after: Token = "<|assistant|>") -> tuple[Vocabulary, range]:
+    """The vocabulary in which these tokens follow each other, and the numbers of those that it adds."""
+    plain = make_vocabulary()
+    first = plain.padding_from
+    names = [token_name(each) for each in says]
+    assert len({token_name(after), *names}) == len(names) + 1, "the next token is told by the last one alone"
+    tokens = [*plain.tokens[:first], *(name for name in names if name not in plain.tokens[:first])]
+    added = range(first, len(tokens))
+    tokens += [f"<|pad{n}|>" for n in range(len(tokens), -(-len(tokens) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE)]
+    chain = tuple(tokens.index(token) for token in (token_name(after), *names, "<|end|>"))
+    return replace(plain, tokens=tuple(tokens), chain=chain), added
+
+
+def token_name(token: Token) -> str:
     """As it stands in the vocabulary."""
     return token if isinstance(token, str) else "".join(byte_alphabet()[byte] for byte in token)

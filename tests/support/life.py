@@ -10,11 +10,12 @@ from typing import Any
 import aiohttp
 
 from controller.admin.desk import Desk
-from controller.estimates import ArtifactSizes
+from controller.estimates import Predictions
 from controller.gateways import GatewayHub
 from controller.journal import Journal
 from controller.lifecycle import LEGAL
 from controller.memory import WorkingMemory
+from controller.observed_memory import ObservedMemory
 from controller.operations import Operations
 from controller.reconciler import Reconciler, Round
 from controller.remotes import Remotes
@@ -102,6 +103,7 @@ class Life:
             told=self._told,
             **parts,
         )
+        self.taken = ObservedMemory()
         self.journal = Journal(root / "state" / "journal.db", keep=100)
         self.desk = Desk(
             files=self.files,
@@ -109,7 +111,8 @@ class Life:
             memory=self.memory,
             remotes=remotes,
             hub=self.hub,
-            sizes=ArtifactSizes(root, clock),
+            predictions=Predictions(root, clock),
+            taken=self.taken,
             journal=self.journal,
             gpus=runtime,
             wake=wake.set,

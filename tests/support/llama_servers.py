@@ -40,7 +40,7 @@ def needed(kind: Kind) -> None:
         available = importlib.util.find_spec("xllamacpp") is not None
         require("embedded", available, "xllamacpp is not installed (extra `embedded`)")
     else:
-        require("llama_cpp", _program().exists(), "llama-server is not built: run .ci/engines once")
+        require("llama_cpp", program().exists(), "llama-server is not built: run .ci/engines once")
 
 
 def started(kind: Kind, folder: Path, name: str, model: Path, *flags: str, token: str) -> Worker:
@@ -63,9 +63,10 @@ def started(kind: Kind, folder: Path, name: str, model: Path, *flags: str, token
     if kind == "embedded":
         return Worker(log, port, "llama_server", "--", *args, token=token, env={"LLAMA_API_KEY": token})
     args += ("--props", "--slot-save-path", str(folder))
-    return Program(log, port, _program(), *args, token=token)
+    return Program(log, port, program(), *args, token=token)
 
 
-def _program() -> Path:
+def program() -> Path:
+    """llama-server, where `.ci/engines` puts it."""
     path = subprocess.run([str(REPOSITORY / ".ci" / "engines"), "--path"], check=True, capture_output=True, text=True)
     return Path(path.stdout.strip()) / "app" / "llama-server"

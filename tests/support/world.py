@@ -9,11 +9,13 @@ from controller.actions import Action, Drain, Plan, Preflight, PullImage, Remove
 from controller.failures import next_failure
 from controller.plan import plan
 from controller.state import (
+    HOST,
     DesiredState,
     Draining,
     Failure,
     Gpu,
     Health,
+    Need,
     ObservedReplica,
     ObservedState,
     OpKind,
@@ -21,6 +23,7 @@ from controller.state import (
     Phase,
     PreflightResult,
     ReplicaKey,
+    Use,
 )
 
 
@@ -37,6 +40,13 @@ class World:
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
     loaded_once: frozenset[str] = frozenset()
     gpus: tuple[Gpu, ...] = ()
+    host_mib: int | None = None
+    uses: dict[str, Use] = field(default_factory=dict)
+    needs: dict[str, Need] = field(default_factory=dict)
+    inside: dict[str, int | None] = field(default_factory=dict)
+    """Replica to requests inside."""
+    rested: dict[str, str] = field(default_factory=dict)
+    """What was said of models that rest, by plans that were applied."""
     broken_specs: frozenset[str] = frozenset()
     """Spec hashes whose engines end right after their start."""
 
@@ -51,6 +61,10 @@ class World:
             failures=dict(self.failures),
             loaded_once=self.loaded_once,
             gpus=self.gpus,
+            host_mib=self.host_mib,
+            uses=dict(self.uses),
+            needs=dict(self.needs),
+            inflight={name: self.inside.get(name, 0) for name in self.replicas},
         )
 
     def plan(self) -> Plan:
@@ -131,6 +145,8 @@ class World:
                 for uuid, mib in replica.claims.items():
                     claimed[uuid] = claimed.get(uuid, 0) + mib
         totals = {gpu.uuid: gpu.total_mib for gpu in self.gpus}
+        if HOST in claimed:
+            totals[HOST] = claimed[HOST] if self.host_mib is None else self.host_mib
         for uuid, mib in claimed.items():
             assert uuid in totals, f"a claim on {uuid}, which is not there"
             assert mib <= totals[uuid], f"{mib} MiB claimed of {totals[uuid]} on {uuid}"

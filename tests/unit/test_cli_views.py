@@ -27,7 +27,7 @@ from controller.schema.admin import (
     ModelChange,
 )
 from controller.schema.errors import RoundhouseError
-from controller.schema.status import BlockedView, ModelState, PlanView, Problem
+from controller.schema.status import BlockedView, GpuProcessView, ModelState, PlanView, Problem
 from tests.fakes.fake_control_api import FakeControlApi, entry
 from tests.support.cli import roundhouse, started
 from tests.support.wait import until
@@ -223,6 +223,14 @@ async def test_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> 
         used_over_total="40MiB / 100MiB",
         uuid="GPU-1",
         claimed_mib=30,
+        utilization_percent=97,
+        processes=[
+            GpuProcessView(pid=41, name="python3", used_mib=30, replica="rh-i-chat-0-h-1"),
+            GpuProcessView(pid=7, name=None, used_mib=None, replica=None),
+        ],
+    )
+    instance = GpuMemory(
+        index=1, name="A30", used_mib=0, total_mib=9, used_over_total="0MiB / 9MiB", uuid="MIG-2", claimed_mib=0, mig=3
     )
     model = GpuModel(
         name="chat",
@@ -234,11 +242,15 @@ async def test_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> 
         vram_estimate_replica_count=2,
         vram_estimate_source="model_artifact_size",
     )
-    api.memory = GpuMemoryAnswer(gpus=[card], models=[model], error=None)
+    api.memory = GpuMemoryAnswer(gpus=[card, instance], models=[model], error=None)
     assert await roundhouse(api, "gpu") == Exit.DONE
     assert capsys.readouterr().out == (
-        "GPU  NAME         USED            CLAIMED  UUID\n"
-        "0    NVIDIA H200  40MiB / 100MiB  30MiB    GPU-1\n"
+        "GPU  NAME         USED            CLAIMED  BUSY  UUID\n"
+        "0    NVIDIA H200  40MiB / 100MiB  30MiB    97%   GPU-1\n"
+        "1:3  A30          0MiB / 9MiB     0MiB     -     MIG-2\n"
+        "GPU  PID  PROCESS  USED   REPLICA\n"
+        "0    41   python3  30MiB  rh-i-chat-0-h-1\n"
+        "0    7    -        -      -\n"
         "MODEL  STATE   ESTIMATE  REPLICAS  FROM\n"
         "chat   loaded  12MiB     2         the files' size\n"
     )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from worker import clockwork
+from worker.byte_level import byte_alphabet
 from worker.clockwork import (
     SENTENCE,
     gguf_name,
@@ -24,7 +25,7 @@ from worker.clockwork import (
 
 
 def spelled(tokens: list[str]) -> str:
-    letters = {letter: byte for byte, letter in clockwork.byte_alphabet().items()}
+    letters = {letter: byte for byte, letter in byte_alphabet().items()}
     return bytes(letters[letter] for token in tokens for letter in token).decode()
 
 

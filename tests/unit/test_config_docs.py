@@ -21,16 +21,3 @@ def test_fields_of_a_backend(name: str) -> None:
 
 def test_fields_of_a_load() -> None:
     assert rows_of("models.md", "What a load may set") == load_rows()
-
-
-def test_later_backends_are_named() -> None:
-    text = (DOCS / "models.md").read_text().partition("## Backends of later versions")[2].partition(":")[0]
-    named = [word.strip("`,:") for word in text.split() if word.startswith("`")]
-    required = {"model_path": "m", "base_url": "https://x"}
-    definitions = {
-        name: engine.definition.model_validate(
-            {"backend": name, **{key: required[key] for key in required if key in engine.definition.model_fields}}
-        )
-        for name, engine in ENGINES.items()
-    }
-    assert named == [name for name, engine in ENGINES.items() if engine.missing(definitions[name]) is not None]

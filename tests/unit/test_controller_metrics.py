@@ -14,7 +14,17 @@ from controller.engines.stub import StubDefinition
 from controller.metrics import create_registry
 from controller.plan import plan
 from controller.reconciler import Reconciler, Round
-from controller.state import DesiredModel, DesiredState, Gpu, ObservedState, Statement
+from controller.state import (
+    DesiredModel,
+    DesiredState,
+    Gpu,
+    GpuProcess,
+    ObservedReplica,
+    ObservedState,
+    Phase,
+    ReplicaId,
+    Statement,
+)
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -33,10 +43,16 @@ def _registry(reconciler: Rounds) -> CollectorRegistry:
 
 def _round() -> Round:
     model = DesiredModel(
-        "m", StubDefinition(backend="stub"), "stub", "h", 2, Statement("file", 0.0, "enabled"), gpu_count=2
+        "m", StubDefinition(backend="stub"), "stub", "h", 2, Statement("file", 0.0, "enabled"), gpu_count=3
     )
     desired = DesiredState(1, {"m": model})
-    observed = ObservedState(5.0, gpus=(Gpu("GPU-a", 0, "fake", 1_000, 300),))
+    replica = ObservedReplica(ReplicaId("leaving", 0, "h"), "rh-i-leaving-0-h-1", Phase.RUNNING, 1.0)
+    processes = (GpuProcess(7, 200, "python3", replica.name), GpuProcess(8, 60, "Xorg"), GpuProcess(9, None, "a"))
+    gpus = (
+        Gpu("GPU-a", 0, "fake", 1_000, 300, utilization_percent=40, processes=processes),
+        Gpu("MIG-b", 1, "fake MIG 1g", 100, 30, mig=2),
+    )
+    observed = ObservedState(5.0, (replica,), gpus=gpus)
     made = plan(desired, observed, 5.0)
     return Round(desired, observed, made, assess(desired, observed, made))
 
@@ -64,6 +80,11 @@ def test_what_they_say() -> None:
     assert value("roundhouse_model_state", {"model": "m", "state": "loaded"}) == 0
     assert value("roundhouse_model_replicas_wanted", {"model": "m"}) == 2
     assert value("roundhouse_gpu_used_mib", {"gpu": "0", "uuid": "GPU-a"}) == 300
+    assert value("roundhouse_gpu_used_mib", {"gpu": "1:2", "uuid": "MIG-b"}) == 30
+    assert value("roundhouse_gpu_utilization_ratio", {"gpu": "0", "uuid": "GPU-a"}) == 0.4
+    assert value("roundhouse_gpu_utilization_ratio", {"gpu": "1:2", "uuid": "MIG-b"}) is None
+    held = [each for family in registry.collect() if "model_used" in family.name for each in family.samples]
+    assert [(each.labels, each.value) for each in held] == [({"gpu": "0", "uuid": "GPU-a", "model": "leaving"}, 200)]
 
 
 def test_before_the_first_round_only_that_is_said() -> None:

@@ -219,15 +219,6 @@ async def test_an_edit_of_enabled_ends_what_a_request_asked_for(house: House) ->
     assert [(each.model, each.effect) for each in ended.changes] == [("lazy", "stop")]
 
 
-async def test_what_this_version_cannot_serve_is_blocked_and_says_so(house: House) -> None:
-    done = await house.with_files(new="models: {new: {backend: exllamav3, model_path: folder}}")
-    assert done.plan is not None, done.problems
-    assert done.plan.actions == []
-    [blocked] = done.plan.blocked
-    assert "ExLlamaV3" in blocked.reason
-    assert house.runtime.calls == []
-
-
 async def test_a_reason_shows_no_secret_of_what_was_declared_before_either(house: House) -> None:
     house.concealment.learn({"chat": {"env": {"TOKEN": "hunter1-hunter1"}}})
     house.runtime.errors["chat"] = "hunter1-hunter1 and hunter2-hunter2"

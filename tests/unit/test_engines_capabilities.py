@@ -69,8 +69,8 @@ def _capabilities(backend: str, **fields: Any) -> Capabilities:
         ("exllamav3", {"multi_turn": True}, TEXT, True, DEFAULT),
         ("ct2", {"model_path": "qwen3-8b-ct2"}, TEXT, False, ALL),
         ("ct2", {"model_path": "gemma-4-ct2"}, TEXT, False, DEFAULT),
-        ("litert_lm", {"model_path": "gemma-4-e2b.litertlm"}, TEXT, False, DEFAULT),
-        ("litert_lm", {"litert_lm_vision_backend": "cpu"}, IMAGES, False, DEFAULT),
+        ("litert_lm", {"model_path": "gemma-4-e2b.litertlm"}, TEXT, True, DEFAULT),
+        ("litert_lm", {"litert_lm_vision_backend": "cpu"}, IMAGES, True, DEFAULT),
         ("onnx", {}, TEXT, False, DEFAULT),
         ("openai_remote", {}, TEXT, True, DEFAULT),
         (

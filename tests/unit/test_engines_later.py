@@ -1,4 +1,4 @@
-"""Backends whose engine comes with a later version: their definitions are complete and checked, and start nothing."""
+"""What definitions of the backends say of engines before any is started."""
 
 from __future__ import annotations
 
@@ -11,36 +11,14 @@ from controller.engines.base import FileCheck
 from controller.schema.desired import Definition
 from tests.support.config_files import parse_text, problems_of
 
-LATER = {
-    "vllm_serve": "vLLM Serve",
-    "vllm": "vLLM",
-    "exllamav3": "ExLlamaV3",
-    "ct2": "CTranslate2",
-    "litert_lm": "LiteRT-LM",
-    "onnx": "ONNX",
-}
-
 
 def _definition(backend: str, **fields: Any) -> Definition:
     named = {} if "vllm_model" in fields else {"model_path": "m"}
     return ENGINES[backend].definition.model_validate({"backend": backend, **named, **fields})
 
 
-@pytest.mark.parametrize(("backend", "words"), LATER.items())
-def test_they_say_what_is_missing(backend: str, words: str) -> None:
-    engine, definition = ENGINES[backend], _definition(backend)
-    said = engine.missing(definition)
-    assert said == f"this version of Roundhouse has no {words} engine yet; its definition is kept and checked"
-
-
-def test_the_others_lack_nothing() -> None:
-    for backend, fields in (("llama_server", {}), ("llama_cpp", {"prompt_format": "translategemma_template"})):
-        assert ENGINES[backend].missing(_definition(backend, **fields)) is None
-    assert ENGINES["stub"].missing(ENGINES["stub"].definition.model_validate({"backend": "stub"})) is None
-
-
-@pytest.mark.parametrize("backend", LATER)
-def test_a_replica_of_the_model_as_it_was_can_still_be_probed(backend: str) -> None:
+@pytest.mark.parametrize("backend", ["vllm_serve", "vllm", "exllamav3", "ct2", "litert_lm", "onnx"])
+def test_an_engine_is_probed_by_an_api_that_it_has(backend: str) -> None:
     probe = ENGINES[backend].probe(_definition(backend))
     assert probe.ready_path in ENGINES[backend].apis(_definition(backend))
 
@@ -59,6 +37,18 @@ def test_llama_cpp_and_litert_lm_honestly_take_one_at_a_time() -> None:
         definition = _definition(backend, target_inflight=8)
         assert ENGINES[backend].configured_inflight(definition) == 8
         assert ENGINES[backend].target_inflight(definition) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "inflight"),
+    [({}, 1), ({"ct2_inter_threads": 3}, 3), ({"ct2_inter_threads": 3, "target_inflight": 2}, 2)],
+)
+def test_ct2_takes_as_many_as_it_computes_side_by_side(fields: dict[str, Any], inflight: int) -> None:
+    definition = _definition("ct2", **fields)
+    assert ENGINES["ct2"].target_inflight(definition) == inflight
+    many = definition.model_copy(update={"target_inflight": 8})
+    assert ENGINES["ct2"].configured_inflight(many) == 8
+    assert ENGINES["ct2"].target_inflight(many) == fields.get("ct2_inter_threads", 1)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +78,16 @@ def test_artifacts_and_files(
 
 
 def test_folders_are_checked_as_folders() -> None:
-    assert ENGINES["exllamav3"].files(_definition("exllamav3")) == (FileCheck("model_path", "m", "folder"),)
+    assert ENGINES["exllamav3"].files(_definition("exllamav3")) == (
+        FileCheck("model_path", "m", "folder"),
+        FileCheck("model_path", "m/config.json", "file"),
+        FileCheck("model_path", "m/tokenizer.json", "file"),
+    )
+    assert ENGINES["ct2"].files(_definition("ct2", ct2_tokenizer="t"))[1:] == (
+        FileCheck("model_path", "m/model.bin", "file"),
+        FileCheck("ct2_tokenizer", "t", "folder"),
+        FileCheck("ct2_tokenizer", "t/tokenizer.json", "file"),
+    )
 
 
 @pytest.mark.parametrize("suffix", BACKEND_OF_SUFFIX)

@@ -40,6 +40,23 @@ def test_a_client_error_stays_one() -> None:
     assert (error["type"], error["status"]) == ("invalid_request_error", 422)
 
 
+@pytest.mark.parametrize(
+    ("told", "place"),
+    [
+        ("body.temperature", "temperature"),
+        ("body.messages.0.role", "messages[0].role"),
+        ("body.messages.0.ChatCompletionUserMessageParam.content", "messages[0].content"),
+        ("body.tools.12", "tools[12]"),
+        ("max_tokens", "max_tokens"),
+        (None, None),
+    ],
+)
+def test_the_place_of_an_error(told: str | None, place: str | None) -> None:
+    body = {"error": {"message": "m", "type": "Bad Request", "param": told, "code": 400}}
+    error = ErrorEnvelope.model_validate_json(engine_body(400, json.dumps(body).encode(), "req-1")).error
+    assert (error.param, error.code, error.status) == (place, "engine_error", 400)
+
+
 def test_a_long_message_is_cut() -> None:
     error = ErrorEnvelope.model_validate_json(engine_body(500, b"x" * 10_000_000, "req-1")).error
     assert len(error.message) == 1000

@@ -15,6 +15,7 @@ from controller.runtimes.base import StartError
 from controller.runtimes.process_preflight import check_program
 from controller.runtimes.process_spawn import free_port, inherited, spawn, visible_gpus
 from controller.runtimes.process_stat import alive, boot_id, read_stat, stats
+from controller.state import Gpu
 
 
 def test_only_what_is_known_to_be_harmless_is_inherited() -> None:
@@ -39,7 +40,12 @@ def test_only_what_is_known_to_be_harmless_is_inherited() -> None:
 
 def test_no_claims_hide_every_gpu() -> None:
     assert visible_gpus([]) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ""}
-    assert visible_gpus([10, 2])["CUDA_VISIBLE_DEVICES"] == "2,10"
+    gpus = [Gpu("GPU-a", 10, "fake", 1), Gpu("GPU-b", 2, "fake", 1)]
+    assert visible_gpus(gpus)["CUDA_VISIBLE_DEVICES"] == "2,10"
+
+
+def test_a_mig_instance_is_named_by_its_uuid() -> None:
+    assert visible_gpus([Gpu("MIG-a", 0, "fake", 1, mig=1)])["CUDA_VISIBLE_DEVICES"] == "MIG-a"
 
 
 def test_a_free_port_is_free_and_not_yet_given_away() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import aiohttp
 import pytest
 
 from controller.engines.stub import StubDefinition
-from controller.engines.vllm import VllmDefinition
 from controller.gateways import GatewayHub
 from controller.memory import WorkingMemory
 from controller.operations import Operations
@@ -42,6 +41,14 @@ class Wanted:
     def wake_at(self) -> float | None:
         """Never."""
         return None
+
+    def rest(self, models: Mapping[str, str]) -> None:
+        """Nothing is loaded on demand here."""
+        assert not models
+
+    def awake(self, models: Sequence[str]) -> None:
+        """As `rest`."""
+        assert not models
 
     def remember(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
         """No next controller."""
@@ -249,26 +256,12 @@ async def test_a_round_that_saw_nothing_is_not_repeated_at_once(bench: Bench) ->
     assert bench.reconciler._pause() == RETRY_S
 
 
-async def test_a_model_whose_engine_this_version_lacks_fails_in_words_and_delays_no_other(bench: Bench) -> None:
-    definition = VllmDefinition.model_validate({"backend": "vllm", "vllm_model": "Qwen/Qwen3-8B"})
-    later = DesiredModel("later", definition, "vllm", "hash", 1, Statement("file", 0.0, "enabled"))
-    bench.desired.value = DesiredState(1, {"later": later, "m": MODEL})
-    done = await bench.rounds(3)
-    [status] = [each for each in done.statuses if each.name == "later"]
-    assert status.state is ModelState.FAILED
-    assert status.last_error is not None
-    assert status.last_error.startswith("this version of Roundhouse has no vLLM engine yet")
-    assert "preflight later" not in bench.runtime.calls
-    assert [each.id.model for each in bench.runtime.replicas.values()] == ["m"]
-
-
-async def test_an_engine_serves_on_when_its_model_is_edited_to_one_that_this_version_lacks(bench: Bench) -> None:
+async def test_an_engine_serves_on_when_its_model_is_edited_to_one_that_cannot_start(bench: Bench) -> None:
     await bench.rounds(3)
     [name] = bench.runtime.replicas
     bench.runtime.replicas[name] = replace(bench.runtime.replicas[name], base_url="http://127.0.0.1:1")
-    definition = VllmDefinition.model_validate({"backend": "vllm", "vllm_model": "Qwen/Qwen3-8B"})
-    edited = DesiredModel("m", definition, "vllm", "other", 1, Statement("file", 0.0, "enabled"))
-    bench.desired.value = DesiredState(2, {"m": edited})
+    bench.runtime.preflight_error = "the file is missing"
+    bench.desired.value = DesiredState(2, {"m": replace(MODEL, spec_hash="other")})
     await bench.rounds(3)
     assert list(bench.runtime.replicas) == [name]
     assert bench.status_error() is None

@@ -92,7 +92,7 @@ TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
             for name in ("generic", "mistral_template", "qwen3_template", "gemma4_template")
         ),
         ("llama_cpp", TRANSLATES, "multi_turn_unsupported"),
-        ("litert_lm", {}, "multi_turn_unsupported"),
+        ("litert_lm", {}, None),
         ("ct2", {}, "multi_turn_unsupported"),
     ],
 )

@@ -9,10 +9,13 @@ import pytest
 
 from controller.engines import ENGINES
 from controller.engines.base import RenderContext
-from controller.engines.families import PromptFormat
+from controller.engines.ct2 import ComputeType
+from controller.engines.families import ChatFormat, PromptFormat
 from worker import __main__ as worker_main
-from worker.llama_prompts import PROMPT_FORMATS
+from worker.engines.ct2 import COMPUTE_TYPES
+from worker.engines.exllamav3 import ExLlamaV3
 from worker.llama_server_flags import parse, value_of
+from worker.prompt_form import CHAT_FORMATS, PROMPT_FORMATS
 
 LLAMA_SERVER = {
     "llama_server_n_ctx": 4096,
@@ -40,6 +43,21 @@ LLAMA_CPP = {
     "gguf_type_v": "f16",
     "gguf_embedding": True,
     "gguf_chat_format": "chatml",
+}
+CT2 = {
+    "ct2_tokenizer": "texts",
+    "ct2_compute_type": "int8",
+    "ct2_max_tokens": 1000,
+    "ct2_inter_threads": 2,
+    "ct2_intra_threads": 1,
+    "prompt_format": "qwen3_template",
+}
+EXLLAMAV3 = {
+    "exllama_cache_size": 4096,
+    "exllama_cache_quant": "8,4",
+    "exllama_max_rq_tokens": 2048,
+    "exllama_tensor_parallel": True,
+    "prompt_format": "gemma4_template",
 }
 PROMPT = {"prompt_format": "translategemma_template"}
 STUB = {"stub_text": "-- hi", "stub_load_s": 0.5, "stub_token_delay_ms": 20, "stub_fail": "no"}
@@ -77,7 +95,17 @@ def test_every_llama_server_field_reaches_the_embedded_server(name: str | None) 
 
 @pytest.mark.parametrize(
     ("backend", "fields"),
-    [("stub", STUB), ("llama_cpp", LLAMA_CPP), ("stub", {}), ("llama_cpp", {}), ("llama_cpp", PROMPT)],
+    [
+        ("stub", STUB),
+        ("llama_cpp", LLAMA_CPP),
+        ("stub", {}),
+        ("llama_cpp", {}),
+        ("llama_cpp", PROMPT),
+        ("ct2", CT2),
+        ("ct2", {}),
+        ("exllamav3", EXLLAMAV3),
+        ("exllamav3", {}),
+    ],
 )
 def test_every_field_of_a_worker_engine_is_taken(backend: str, fields: dict[str, Any]) -> None:
     engine, *flags = rendered(backend, fields)
@@ -88,6 +116,23 @@ def test_every_field_of_a_worker_engine_is_taken(backend: str, fields: dict[str,
 def test_the_worker_learns_what_the_template_is() -> None:
     engine, *flags = rendered("llama_cpp", PROMPT)
     assert worker_main.parse_engine(engine, flags)[1].prompt_format == "translategemma_template"
+
+
+def test_every_field_of_ct2_and_exllamav3_reaches_the_engine() -> None:
+    ct2, *flags = rendered("ct2", CT2)
+    args = vars(worker_main.parse_engine(ct2, flags)[1])
+    assert (args["model"], args["tokenizer"]) == (Path("/models/m.gguf"), Path("/models/texts"))
+    assert [args[name.removeprefix("ct2_")] for name in CT2 if name != "ct2_tokenizer"] == [*CT2.values()][1:]
+    exllamav3, *flags = rendered("exllamav3", EXLLAMAV3)
+    args = vars(worker_main.parse_engine(exllamav3, flags)[1])
+    assert (args["cache_size"], args["cache_quant"], args["max_rq_tokens"]) == (4096, (8, 4), 2048)
+    assert (args["tensor_parallel"], args["prompt_format"]) == (True, "gemma4_template")
+
+
+def test_lists_that_both_sides_have() -> None:
+    assert get_args(ChatFormat) == CHAT_FORMATS
+    assert get_args(ComputeType) == COMPUTE_TYPES
+    assert ENGINES["exllamav3"].most_inflight == ExLlamaV3.slots
 
 
 def test_the_worker_knows_every_prompt_format() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from worker.call_ids import call_id
 from worker.engine import Job, Piece
-from worker.engines.llama_cpp import call_id, flash_attention, mean, padded, sampling, unit
+from worker.engines.llama_cpp import flash_attention, mean, padded, sampling, unit
 from worker.engines.stub import DIMENSIONS, Stub, embedding, split
 from worker.errors import RequestError
 from worker.metrics import Counters

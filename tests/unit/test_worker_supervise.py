@@ -22,14 +22,15 @@ from worker.supervise import supervise
 def child(ready):
     {child}
 ending = supervise(child, lambda line: line.strip() if line.startswith("error") else None)
-print(ending.asked_for, ending.was_ready, ending.signal and ending.signal.name, ending.first_error)
+print({told})
 """
+TOLD = "ending.asked_for, ending.was_ready, ending.signal and ending.signal.name, ending.first_error"
 
 
 @contextmanager
-def program(child: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that supervises `child`, a few Python statements on one line."""
-    code = PROGRAM.format(child=child)
+def program(child: str, told: str = TOLD) -> Iterator[subprocess.Popen[str]]:
+    """A process that supervises `child`, a few Python statements on one line, and prints what it saw."""
+    code = PROGRAM.format(child=child, told=told)
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
         try:
@@ -58,6 +59,33 @@ def ending(child: str) -> tuple[str, str]:
 )
 def test_how_it_ended(child: str, seen: str) -> None:
     assert ending(child)[0] == seen
+
+
+@pytest.mark.parametrize(
+    ("child", "code"), [("pass", 1), ("sys.exit(2)", 2), ("sys.exit('words')", 1), ("os.abort()", None)]
+)
+def test_what_it_exited_with(child: str, code: int | None) -> None:
+    with program(f"print('never buffered', file=sys.stderr); {child}", "ending.code") as process:
+        out, _ = process.communicate(timeout=60)
+    assert out.split()[-1] == str(code)
+
+
+def test_children_that_it_leaves_behind_are_killed() -> None:
+    # They hold its stderr open, and some start children of their own: the supervisor must neither wait nor leave them.
+    asleep = "import os, time; os.fork(); os.write(2, b'asleep\\\\n'); time.sleep(3600)"
+    child = (
+        f"import subprocess; subprocess.Popen([sys.executable, '-c', \"{asleep}\"], start_new_session=True); "
+        "time.sleep(3600)"
+    )
+    with program(child) as process:
+        assert process.stderr is not None
+        assert [process.stderr.readline() for _ in range(2)] == ["asleep\n"] * 2
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) == 3
+        family[0].kill()
+        out, _ = process.communicate(timeout=60)
+    assert out.strip() == "False False SIGKILL None"
+    eventually("all are gone", lambda: not any(map(alive, family)))
 
 
 def test_its_words_are_passed_on_and_so_is_its_traceback() -> None:

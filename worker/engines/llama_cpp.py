@@ -5,24 +5,24 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Generator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from worker import grammars, tool_calls
+from worker.call_ids import call_id
 from worker.chat_template import variables
 from worker.engine import Api, FinishReason, Job, Piece
 from worker.errors import LoadError, RequestError
-from worker.llama_prompts import PROMPT_FORMATS, Form, Forms, Prompt
-from worker.llama_vocabulary import LlamaVocabulary, TokenReader
+from worker.llama_prompts import Forms
+from worker.llama_vocabulary import LlamaVocabulary
 from worker.preflight import KV_CACHE_TYPES, check_gguf
+from worker.prompt_form import PROMPT_FORMATS, Form, Prompt, calls_told, check_tools, shown_texts, thoughts_told
 from worker.schema import ChatRequest, CompletionRequest, GenerationRequest
-from worker.stops import until_stop
-from worker.thoughts import is_open, separated
+from worker.thoughts import is_open
+from worker.token_reader import TokenReader
 
 SAMPLING: Final = (
     *("top_p", "top_k", "min_p", "typical_p", "mirostat_mode", "mirostat_tau", "mirostat_eta"),
@@ -125,26 +125,13 @@ class LlamaCpp:
         form = self._forms.of(request)
         prompt = form.prompt(request)
         must_call = tool_calls.forced(request)
-        if request.offered_tools and not must_call and not form.tells_tools:
-            message = "The model's chat template knows no tools: name the one to call in `tool_choice`, or send none."
-            raise RequestError(message, code="tools_unsupported", param="tools")
+        if not must_call:
+            check_tools(request, form)
         gbnf = self._grammar(request, form, prompt, must_call)
-        texts = (*((form.marks.begin, form.marks.end) if form.marks else ()),)
-        if request.offered_tools and form.markup:
-            texts += form.markup.tokens
-        shown = self._vocabulary.special_in(texts)
-        pieces = self._generated(prompt.tokens, request, job, CHAT_TEMPERATURE, gbnf, shown)
-        if prompt.stops:
-            pieces = _quietly(until_stop(pieces, prompt.stops))
-        if form.marks:
-            pieces = separated(pieces, form.marks, opened=is_open(prompt.text, form.marks))
-        if must_call:
-            return _must_call(pieces, [*must_call])
-        if request.offered_tools and form.markup:
-            schemas = tool_calls.schemas_of(request.offered_tools)
-            several = request.parallel_tool_calls is not False
-            return tool_calls.called(pieces, form.markup, schemas, call_id, several=several)
-        return pieces
+        shown = self._vocabulary.special_in(shown_texts(request, form))
+        made = self._generated(prompt.tokens, request, job, CHAT_TEMPERATURE, gbnf, shown)
+        pieces = thoughts_told(made, form, prompt)
+        return _must_call(pieces, [*must_call]) if must_call else calls_told(pieces, request, form, call_id)
 
     def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
         """The prompt as it is, without a template."""
@@ -261,18 +248,6 @@ def _must_call(pieces: Generator[Piece], names: list[str]) -> Generator[Piece]:
     if len(names) == 1:
         return tool_calls.called_by_name(pieces, names[0], call_id)
     return tool_calls.called_as_json(pieces, call_id)
-
-
-def _quietly(pieces: Generator[Piece]) -> Generator[Piece]:
-    """A chat format's own stops are no news to a client."""
-    with closing(pieces):
-        for piece in pieces:
-            yield replace(piece, stop_reason=None)
-
-
-def call_id() -> str:
-    """Nine letters and digits: what Mistral's templates insist on, and others take."""
-    return uuid.uuid4().hex[:9]
 
 
 class _Log:

@@ -1,0 +1,90 @@
+"""Facts of a model's files, as the formulas of memory need them. Values only; sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Scalar = int | float | bool | str
+Field = Scalar | tuple[int | float | bool, ...]
+
+
+class ArtifactError(ValueError):
+    """A file that is not what it should be: what is wrong, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """A GGUF file, or a split set of them."""
+
+    size: int
+    """Of all its files."""
+    architecture: str
+    fields: Mapping[str, Field]
+    """Metadata by full key. Texts in arrays (the vocabulary) and long arrays are left out."""
+    blocks: tuple[int, ...]
+    """Weights of each block (`blk.N.`)."""
+    embedding: int
+    """The table of token embeddings."""
+    output: int
+    """`output*`: the last matrix and its norm."""
+    rest: int
+    vocabulary: int
+    """Tokens."""
+    tied: bool
+    """The embeddings are the output matrix, too."""
+
+    @property
+    def weights(self) -> int:
+        """Of all tensors."""
+        return sum(self.blocks) + self.embedding + self.output + self.rest
+
+    def number(self, name: str, default: int | None = None) -> int | None:
+        """A whole number below the architecture's prefix; of an array, its largest."""
+        return max(self.numbers(name), default=default)
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """One whole number, or one for each block; empty: there is none."""
+        value = self.fields.get(f"{self.architecture}.{name}")
+        values = value if isinstance(value, tuple) else (value,)
+        return tuple(int(each) for each in values if isinstance(each, int) and each >= 0)
+
+
+@dataclass(frozen=True, slots=True)
+class HfFolder:
+    """A folder in the manner of the Hugging Face hub: `config.json` beside weights."""
+
+    size: int
+    config: Mapping[str, object]
+    """Of the text model, where the folder's holds several."""
+    weights: Mapping[str, int]
+    """By the type of their elements, in lower case as safetensors says it (`bf16`); `` where only sizes are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ct2:
+    """A CTranslate2 model."""
+
+    size: int
+    matrices: Mapping[str, int]
+    """Bytes by type of the elements (`f32`, `i8`)."""
+    vectors: Mapping[str, int]
+    """Likewise: biases, norms, scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A file or folder of which only the size is known."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """It could not be read, or is not what its name says."""
+
+    reason: str
+    size: int | None = None
+
+
+Artifact = Gguf | HfFolder | Ct2 | Sized | Unread

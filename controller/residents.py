@@ -1,0 +1,77 @@
+"""The models that could be let go, and what that would cost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from controller.state import DesiredModel, ObservedReplica, ObservedState, Phase, Use
+
+LONGEST_RESIDENCY_S: Final = 60.0
+"""A model whose `min_residency_s` is not declared stays at most this long, however long its load took."""
+CHEAPEST_RELOAD_S: Final = 0.1
+UNUSED: Final = Use()
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A model that could be let go."""
+
+    name: str
+    claims: tuple[Mapping[str, int], ...]
+    use: Use
+    inside: int | None
+    leaves: bool
+    """It is on its way out already."""
+    idle_since: float
+    reload_s: float
+    stays_until: float
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody is, or may be, at it."""
+        return self.inside != 0 or self.use.waiting != 0
+
+    def order(self, now: float) -> tuple[bool, bool, float, str]:
+        """The least goes first."""
+        worth = (now - self.idle_since) / max(self.reload_s, CHEAPEST_RELOAD_S)
+        return self.busy, not self.leaves, -worth, self.name
+
+
+def alive_of(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
+    alive: dict[str, list[ObservedReplica]] = {}
+    for replica in observed.replicas:
+        if replica.phase is Phase.RUNNING:
+            alive.setdefault(replica.id.model, []).append(replica)
+    return alive
+
+
+def may_go(want: DesiredModel | None) -> bool:
+    """Whether a request would load it again, and nobody has said that it is to stay."""
+    return want is not None and want.autoload and not want.pinned and want.statement.kind in ("autoload", "file")
+
+
+def resident_of(want: DesiredModel, replicas: Sequence[ObservedReplica], observed: ObservedState) -> Resident | None:
+    """None: it cannot be let go, or there is nothing of it that could."""
+    if not (may_go(want) and want.replicas and replicas):
+        return None
+    moments = [(each.started_at, each.ready_since) for each in replicas]
+    ready = [since for _, since in moments if since is not None]
+    if len(ready) < len(moments) or any(op.id.model == want.name for op in observed.pending.values()):
+        return None  # it loads, or goes anyway
+    reload_s = max((until - since for since, until in moments if since is not None and until is not None), default=0.0)
+    counts = [observed.inflight.get(each.name, 0) for each in replicas]
+    known = [count for count in counts if count is not None]
+    use = observed.uses.get(want.name, UNUSED)
+    stays = want.min_residency_s
+    return Resident(
+        want.name,
+        tuple(each.claims for each in replicas),
+        use,
+        sum(known) if len(known) == len(counts) else None,
+        all(each.draining is not None for each in replicas),
+        max(use.last_used or 0.0, *ready),
+        reload_s,
+        max(ready) + (min(max(0.0, reload_s), LONGEST_RESIDENCY_S) if stays is None else stays),
+    )

@@ -1,0 +1,49 @@
+"""Which processes on GPUs belong to which replica."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
+
+from controller.runtimes.base import RuntimeUnavailableError
+from controller.state import Gpu
+
+log = logging.getLogger(__name__)
+
+
+class GpuOwners:
+    """Names the replicas of processes. `ask` tells the processes of each replica, by name; it is asked only when there
+    is a process that was not there before.
+
+    A process keeps its owner as long as it holds memory, also when its replica is gone.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[Mapping[str, Collection[int]]]]) -> None:
+        self._ask = ask
+        self._owners: dict[int, str | None] = {}
+
+    async def named(self, gpus: tuple[Gpu, ...] | None) -> tuple[Gpu, ...] | None:
+        """The same GPUs, their processes with the replicas that they belong to."""
+        if gpus is None:
+            return None
+        pids = {process.pid for gpu in gpus for process in gpu.processes or ()}
+        known = {pid: owner for pid, owner in self._owners.items() if pid in pids}
+        if pids - known.keys():
+            try:
+                known = await self._found(pids, known)
+            except RuntimeUnavailableError as error:
+                log.debug("whose processes are on the GPUs is not known: %s", error)
+        self._owners = known
+        return tuple(self._named(gpu) for gpu in gpus)
+
+    async def _found(self, pids: Collection[int], known: Mapping[int, str | None]) -> dict[int, str | None]:
+        owners = {pid: name for name, each in (await self._ask()).items() for pid in each}
+        return {pid: owners.get(pid) or known.get(pid) for pid in pids}
+
+    def _named(self, gpu: Gpu) -> Gpu:
+        if not gpu.processes:
+            return gpu
+        return replace(
+            gpu, processes=tuple(replace(each, replica=self._owners.get(each.pid)) for each in gpu.processes)
+        )

@@ -1,0 +1,145 @@
+"""Two models on real llama-servers, and room for one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from controller.schema.status import ModelState
+from tests.support.house import SENTENCE, House
+from tests.support.llama_slots import make_endless
+from tests.support.sites import ProcessSite
+from tests.support.wait import until
+from worker.clockwork import make
+
+ROOM = {"ROUNDHOUSE_ENGINES_MEMORY_MIB": "1000", "ROUNDHOUSE_SWAP_WAIT_S": "2"}
+BIG = {"model_path": "clockwork.gguf", "llama_server_n_ctx": 8192, "llama_server_threads": 1, "memory_mib": 600}
+ON_DEMAND = BIG | {"enabled": False, "autoload": True, "min_residency_s": 0.5, "queue_limit": 100}
+TWO = {"one": ON_DEMAND, "two": ON_DEMAND}
+TIMEOUT = aiohttp.ClientTimeout(total=120)
+
+
+@pytest.fixture
+async def house(folder: Path) -> AsyncIterator[House]:
+    site = ProcessSite()
+    made = House(folder, site.runtime, site.env() | ROOM)
+    make(made.models / "clockwork.gguf")
+    make_endless(made.models / "long.gguf")
+    try:
+        yield made
+    finally:
+        await made.close()
+    assert site.left(made) == []
+
+
+def loads(house: House, *models: str) -> int:
+    """Engines that were started."""
+    return sum(house.log("controller").count(f"start {model}/0") for model in models or ("one", "two"))
+
+
+async def ask(session: aiohttp.ClientSession, house: House, model: str, **fields: Any) -> str:
+    """The answer's text, or its error's code."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], **fields}
+    async with session.post(f"{house.url}/v1/chat/completions", json=body) as answer:
+        content = await answer.json()
+    return str(content["error"]["code"] if "error" in content else content["choices"][0]["message"]["content"])
+
+
+async def test_a_hundred_mixed_requests_are_answered_with_few_loads(house: House) -> None:
+    house.declare(TWO)
+    await house.open()
+    order = [random.Random(7).choice(("one", "two")) for _ in range(100)]
+    left = iter(order)
+    async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
+
+        async def client() -> list[str]:
+            return [await ask(session, house, model) for model in left]
+
+        answers = await asyncio.gather(*(client() for _ in range(8)))
+    assert [text for each in answers for text in each] == [SENTENCE] * 100
+    # Eight clients wait for at most eight requests: each load serves at least those that wait for it, four on average.
+    assert loads(house) <= 100 // 4
+
+
+async def test_all_at_once_each_is_loaded_once(house: House) -> None:
+    house.declare(TWO)
+    await house.open()
+    async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
+        asked = (ask(session, house, model) for model in ("one", "two") * 20)
+        assert await asyncio.gather(*asked) == [SENTENCE] * 40
+    assert loads(house) == 2
+
+
+async def test_a_busy_model_is_not_stopped_and_the_other_one_gets_its_turn(house: House) -> None:
+    long = ON_DEMAND | {"model_path": "long.gguf", "target_inflight": 1, "llama_server_n_ctx": 16384}
+    house.declare({"long": long, "two": ON_DEMAND})
+    await house.open()
+    async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
+        body = {"model": "long", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 12_000}
+        async with session.post(f"{house.url}/v1/chat/completions", json=body) as answer:
+            assert answer.status == 200
+            other = asyncio.create_task(ask(session, house, "two"))
+            later = None
+            finishes = ""
+            async for line in answer.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[6:])
+                finishes += event["choices"][0].get("finish_reason") or "" if event["choices"] else ""
+                assert "error" not in event
+                assert not other.done(), "it was loaded while the other one was in use"
+                plan = await house.plan() if later is None else None
+                if plan is not None and any(action.kind == "drain" for action in plan.actions):
+                    later = asyncio.create_task(ask(session, house, "long", max_tokens=5))
+        assert finishes == "length"
+        assert await other == SENTENCE
+    status = await house.model("two")
+    assert status is not None
+    assert status.state is ModelState.LOADED
+
+
+async def test_what_waits_says_why_and_a_client_that_leaves_stops_no_load(house: House) -> None:
+    slow = {"backend": "stub", "stub_load_s": 3.0, "stub_text": "There.", "memory_mib": 600, "autoload": True}
+    house.declare({"slow": slow | {"enabled": False}, "pinned": BIG | {"model_path": "clockwork.gguf"}})
+    await house.open()
+    await house.loaded("pinned")
+    async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
+        # What is enabled in the files and not loaded on demand goes for nobody.
+        assert await ask(session, house, "slow") == "model_failed"
+        slow_status = await house.model("slow")
+        assert slow_status is not None
+        assert slow_status.last_error == "needs 600 MiB of main memory; free: 400 of the 1000 MiB that engines may take"
+        house.declare({"slow": slow | {"enabled": False}})
+        await house.gone("pinned")
+        leaving = asyncio.create_task(ask(session, house, "slow"))
+        staying = asyncio.create_task(ask(session, house, "slow"))
+        await house.model_where(
+            "slow", lambda model: model.state is ModelState.LOADING and model.replicas != [], "starts"
+        )
+        leaving.cancel()
+        assert await staying == "There."
+    assert loads(house, "slow") == 1
+
+
+async def test_what_nobody_uses_rests_and_comes_back(house: House) -> None:
+    house.declare({"one": ON_DEMAND | {"idle_ttl_s": 1.0}})
+    await house.open()
+    async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
+        assert await ask(session, house, "one") == SENTENCE
+        resting = await house.model_where("one", lambda model: model.state is ModelState.UNLOADED, "rests")
+        assert resting.statement.reason == "not used for 1 s; the next request loads it"
+        house.kill("controller")
+        house.start("controller")
+        await until("the controller is back", lambda: house.log("controller").count("is connected") == 2)
+        again = await house.model("one")
+        assert again is not None
+        assert again.state is ModelState.UNLOADED
+        assert await ask(session, house, "one") == SENTENCE
+    assert loads(house, "one") == 2

@@ -1,0 +1,207 @@
+"""`vllm serve`, the real one, on the CPU: loaded through Roundhouse, asked through its gateway, ended by it.
+
+One engine serves all of these tests, in their order: it takes 40 s to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import psutil
+import pytest
+
+from tests.support.admin import AdminApi
+from tests.support.clockwork_folders import make_hf
+from tests.support.house import House
+from tests.support.sites import ProcessSite
+from tests.support.vllm_engine import ON_CPU, STARTS_S, programs
+from tests.support.wait import until
+from tests.support.worker_process import alive
+from worker.clockwork import COMPLETION_TOKENS, SENTENCE
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+HI: Any = [{"role": "user", "content": "hello"}]
+DECLARED, LOADED = 512, 4096
+"""Context lengths: as the file says, and as the load says."""
+
+
+@dataclass
+class Served:
+    """A house whose model `chat` is loaded, and what the admin API answered to that."""
+
+    house: House
+    answer: dict[str, Any]
+
+    async def engine(self, path: str) -> tuple[int, str]:
+        """The engine's own answer to a GET."""
+        model = await self.house.model("chat")
+        assert model is not None
+        (replica,) = model.replicas
+        headers = {"authorization": f"Bearer {ProcessSite().token(self.house, replica.name)}"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{replica.endpoint}{path}", headers=headers) as answer,
+        ):
+            return answer.status, await answer.text()
+
+    async def figure(self, name: str) -> float:
+        """One of the engine's own figures."""
+        _, text = await self.engine("/metrics")
+        found = re.search(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE)
+        assert found is not None, name
+        return float(found[1])
+
+    def client(self) -> openai.AsyncOpenAI:
+        """The SDK, unmodified."""
+        return openai.AsyncOpenAI(base_url=f"{self.house.url}/v1", api_key="none", max_retries=0)
+
+    def family(self) -> list[psutil.Process]:
+        """The engine's process and all below it."""
+        (record,) = (self.house.state / "replicas").glob("*.json")
+        leader = psutil.Process(json.loads(record.read_text())["pid"])
+        return [leader, *leader.children(recursive=True)]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    binary = programs() / "vllm"
+    root = Path(tempfile.mkdtemp(prefix="rh"))
+    house = House(root, "process", {"OMP_NUM_THREADS": "1"})
+    make_hf(house.models / "clockwork")
+    fields = {"backend": "vllm_serve", "model_path": "clockwork", "vllm_serve_binary": str(binary), **ON_CPU}
+    house.declare({"chat": {**fields, "enabled": False, "vllm_max_model_len": DECLARED, "target_inflight": 3}})
+    try:
+        yield Served(house, asyncio.run(_loaded(house)))
+    finally:
+        asyncio.run(house.close())
+        assert ProcessSite().left(house) == []
+        shutil.rmtree(root, ignore_errors=True)
+
+
+async def _loaded(house: House) -> dict[str, Any]:
+    await house.open()
+    async with AdminApi(house.url) as admin:
+        admin.session._timeout = aiohttp.ClientTimeout(total=STARTS_S)
+        answer = await admin.load("chat", {"vllm_max_model_len": LOADED})
+        assert answer.status == 200, answer.body
+        return dict(answer.body)
+
+
+async def test_what_a_load_sets_is_what_the_engine_has(served: Served) -> None:
+    assert (served.answer["runtime_state"], served.answer["load_override"]) == (
+        "loaded",
+        {"vllm_max_model_len": LOADED},
+    )
+    assert served.answer["definition"]["vllm_max_model_len"] == DECLARED
+    status, text = await served.engine("/v1/models")
+    assert status == 200
+    (model,) = json.loads(text)["data"]
+    assert (model["id"], model["max_model_len"]) == ("chat", LOADED)
+    async with served.client() as client:
+        assert ((await client.models.retrieve("chat")).model_extra or {})["context_length"] == LOADED
+    configured = re.search(r"non-default args: (.*)", _log(served))
+    assert configured is not None
+    assert "'max_num_seqs': 3" in configured[1]
+    assert f"'kv_cache_memory_bytes': {2**28}" in configured[1]
+
+
+async def test_the_exact_text_in_every_api(served: Served) -> None:
+    async with served.client() as client:
+        answer = await client.chat.completions.create(model="chat", messages=HI, temperature=0)
+        assert answer.choices[0].message.content == SENTENCE
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (8, COMPLETION_TOKENS)
+        stream = await client.chat.completions.create(
+            model="chat", messages=HI, temperature=0, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+        assert "".join(pieces) == SENTENCE
+        assert len([piece for piece in pieces if piece]) > 5
+        usage = [chunk.usage for chunk in chunks if chunk.usage is not None]
+        assert [each.completion_tokens for each in usage] == [COMPLETION_TOKENS]
+        text = await client.completions.create(model="chat", prompt="<|assistant|>", max_tokens=3, temperature=0)
+        assert text.choices[0].text == "The quick brown"
+        response = await client.responses.create(model="chat", input="hello", temperature=0)
+        assert (response.status, response.output_text) == ("completed", SENTENCE)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "answer"),
+    [
+        ("/tokenize", {"prompt": "hello"}, {"count": 5, "max_model_len": LOADED, "tokens": [104, 101, 108, 108, 111]}),
+        ("/detokenize", {"tokens": [104, 105]}, {"prompt": "hi"}),
+        ("/v1/messages/count_tokens", {"messages": HI}, {"input_tokens": 8}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 30}, {"content": [{"type": "text", "text": SENTENCE}]}),
+    ],
+)
+async def test_counting_and_messages(served: Served, path: str, body: dict[str, Any], answer: dict[str, Any]) -> None:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(served.house.url + path, json={"model": "chat", **body}) as told,
+    ):
+        content = await told.json()
+    assert told.status == 200, content
+    assert {name: content[name] for name in answer} == answer
+
+
+async def test_a_client_that_leaves_stops_the_work(served: Served) -> None:
+    before = await served.figure("generation_tokens_total")
+    endless = {"model": "chat", "messages": HI, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    async with aiohttp.ClientSession() as session:
+        answer = await session.post(f"{served.house.url}/v1/chat/completions", json=endless)
+        assert (await answer.content.readline()).startswith(b"data: ")
+        assert await served.figure("num_requests_running") == 1
+        answer.close()
+    await until("the engine is idle", lambda: _idle(served))
+    assert await served.figure("generation_tokens_total") - before < 3000
+
+
+async def _idle(served: Served) -> bool:
+    return await served.figure("num_requests_running") == 0
+
+
+async def test_only_the_controller_s_token_is_let_in(served: Served) -> None:
+    model = await served.house.model("chat")
+    assert model is not None
+    async with aiohttp.ClientSession() as session:
+        for headers in ({}, {"authorization": "Bearer wrong"}):
+            async with session.get(f"{model.replicas[0].endpoint}/v1/models", headers=headers) as answer:
+                assert answer.status == 401
+
+
+async def test_of_a_killed_engine_and_of_one_that_is_stopped_while_it_loads_nothing_is_left(served: Served) -> None:
+    killed = served.family()
+    assert len(killed) >= 3, "the server, the engine's core and a worker"
+    os.kill(killed[0].pid, signal.SIGKILL)  # the others would live on
+    await until("its family is gone", lambda: not any(map(alive, killed)))
+    started = await served.house.model_where(
+        "chat", lambda model: any(each.phase == "starting" for each in model.replicas), "started again"
+    )
+    assert started.last_error is not None
+    await until("the engine's core starts", lambda: "EngineCore" in _log(served), STARTS_S)
+    stopped = served.family()
+    assert not set(killed) & set(stopped)
+    async with AdminApi(served.house.url) as admin:
+        assert (await admin.unload("chat")).status == 200
+        assert (await admin.state("chat", "unloaded"))["last_error"] is None
+    assert not any(map(alive, stopped))
+    assert ProcessSite().left(served.house) == []
+
+
+def _log(served: Served) -> str:
+    (log,) = (served.house.state / "logs").glob("*.log")
+    return log.read_text(errors="replace")

@@ -1,0 +1,139 @@
+"""Whatever NVIDIA's library says or refuses to say, a reading is what is known of it, and its line says the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pynvml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.runtimes.nvml import NvmlReader, Reading
+from controller.state import Gpu, GpuProcess
+from tests.fakes.fake_nvml import FakeGpu, FakeNvml
+
+ERRORS = [
+    "NotSupported",
+    "NoPermission",
+    "FunctionNotFound",
+    "InsufficientSize",
+    "InvalidArgument",
+    "GpuIsLost",
+    "Unknown",
+]
+FATAL = {"GpuIsLost", "Unknown"}
+NEEDED = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo")
+LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3")
+
+PROCESSES = st.dictionaries(st.integers(4 * 10**9, 4 * 10**9 + 5), st.none() | st.integers(0, 900), max_size=4)
+REFUSALS = st.dictionaries(st.sampled_from(LISTS), st.sampled_from(ERRORS), max_size=2)
+
+
+@st.composite
+def hosts(draw: st.DrawFn) -> FakeNvml:
+    """GPUs of all kinds in any order, some with instances, each of which may refuse to tell of its processes."""
+    fake = FakeNvml(old_driver=draw(st.booleans()))
+    for bus in draw(st.permutations(range(draw(st.integers(0, 4))))):
+        fields: dict[str, Any] = {"used_mib": draw(st.integers(0, 1000)), "computing": draw(PROCESSES)}
+        fields |= {"drawing": draw(PROCESSES), "errors": draw(REFUSALS)}
+        card = fake.add(uuid=f"GPU-{bus}", bus=bus, **fields)
+        for number in draw(st.sets(st.integers(0, 6), max_size=3)):
+            card.add(number, f"MIG-{bus}-{number}", computing=draw(PROCESSES), errors=draw(REFUSALS))
+    return fake
+
+
+def devices(fake: FakeNvml) -> list[FakeGpu]:
+    """What can be placed on, in order."""
+    cards = sorted(fake.gpus, key=lambda card: card.bus)
+    return [each for card in cards for each in ([card.instances[n] for n in sorted(card.instances)] or [card])]
+
+
+def fails(device: FakeGpu, *, old_driver: bool) -> bool:
+    """Whether a list of its processes fails in a way that is not just silence."""
+    asked = () if old_driver else LISTS[:1] if device.errors.get(LISTS[0]) else LISTS
+    return any(device.errors.get(each) in FATAL for each in asked)
+
+
+@given(fake=hosts())
+@settings(max_examples=100, deadline=None)
+def test_a_reading_is_what_is_known(fake: FakeNvml) -> None:
+    there, old = devices(fake), fake._old
+    gpus = NvmlReader(fake, host_pids=True).read()
+    if any(fails(each, old_driver=old) for each in there):
+        assert gpus is None
+        return
+    assert gpus is not None
+    assert [gpu.uuid for gpu in gpus] == [each.uuid for each in there]
+    for gpu, device in zip(gpus, there, strict=True):
+        if old or LISTS[0] in device.errors:
+            assert gpu.processes is None
+            continue
+        assert gpu.processes is not None
+        drawing = {} if device.is_instance or LISTS[1] in device.errors else device.drawing
+        held = {each.pid: each.mib for each in gpu.processes}
+        assert held.keys() == device.computing.keys() | drawing.keys()
+        for pid, mib in held.items():
+            said = {device.computing.get(pid), drawing.get(pid)} - {None}
+            assert mib == (max(each for each in said if each is not None) if said else None)
+        sizes = [each.mib or 0 for each in gpu.processes]
+        assert sizes == sorted(sizes, reverse=True)
+
+
+@given(fake=hosts(), function=st.sampled_from(NEEDED), error=st.sampled_from(ERRORS))
+@settings(max_examples=50, deadline=None)
+def test_what_is_needed_and_refused_makes_all_unknown(fake: FakeNvml, function: str, error: str) -> None:
+    card = fake.add(uuid="GPU-x", bus=99, errors={function: error})
+    reader = NvmlReader(fake, host_pids=False)
+    assert reader.read() is None
+    card.errors.clear()
+    assert reader.read() is not None
+    assert reader.error is None
+
+
+GPUS = st.builds(
+    Gpu,
+    st.text(),
+    st.integers(0, 99),
+    st.text(),
+    st.integers(0, 10**6),
+    st.integers(0, 10**6),
+    st.none() | st.integers(0, 100),
+    st.none()
+    | st.lists(
+        st.builds(GpuProcess, st.integers(1, 2**32), st.none() | st.integers(0), st.none() | st.text()), max_size=3
+    ).map(tuple),
+    st.none() | st.integers(0, 6),
+)
+
+
+@given(reading=st.builds(Reading, st.none() | st.lists(GPUS, max_size=3).map(tuple), st.none() | st.text()))
+@settings(max_examples=100, deadline=None)
+def test_a_line_says_the_same(reading: Reading) -> None:
+    line = reading.to_line()
+    assert "\n" not in line
+    assert Reading.from_line(line) == reading
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["gpus", "error", "uuid", "index", "processes", "pid", "mib", "x"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(content=JSON)
+@settings(max_examples=100, deadline=None)
+def test_no_line_breaks_its_reader(content: object) -> None:
+    try:
+        reading = Reading.from_line(json.dumps(content))
+    except ValueError:
+        return
+    assert all(isinstance(gpu, Gpu) for gpu in reading.gpus or ())
+
+
+def test_the_errors_are_the_library_s() -> None:
+    assert all(issubclass(getattr(pynvml, f"NVMLError_{name}"), pynvml.NVMLError) for name in ERRORS)

@@ -1,0 +1,105 @@
+"""Laws of the formulas of memory, for models of any shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.artifacts.facts import Gguf
+from controller.engines.memory import Prediction
+from controller.engines.memory_llama import GGML_BLOCKS, LlamaLoad, predict_llama, row_bytes
+
+BLOCK: Final = 1_000_003
+ORDER: Final = ("q4_0", "q5_0", "q8_0", "f16", "f32")
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Gguf:
+    name = draw(st.sampled_from(["llama", "qwen3moe", "gemma2", "gemma3"]))
+    heads, group, head = (
+        draw(st.integers(1, 16)),
+        draw(st.sampled_from([1, 2, 4])),
+        draw(st.sampled_from([32, 64, 128])),
+    )
+    fields = {
+        "context_length": 4096,
+        "embedding_length": draw(st.integers(1, 32)) * 64,
+        "feed_forward_length": draw(st.integers(1, 64)) * 64,
+        "attention.head_count": heads * group,
+        "attention.head_count_kv": heads,
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "attention.sliding_window": 512,
+        "expert_used_count": draw(st.integers(0, 8)),
+    }
+    sizes = draw(st.tuples(*[st.integers(1, 10**9)] * 3))
+    facts = {f"{name}.{key}": value for key, value in fields.items()}
+    return Gguf(1, name, facts, (BLOCK,) * draw(st.integers(1, 40)), *sizes, 32000, draw(st.booleans()))
+
+
+loads = st.builds(
+    LlamaLoad,
+    context=st.integers(1, 200_000),
+    sequences=st.integers(1, 8),
+    outputs=st.sampled_from([None, 1, 8]),
+    flash_attention=st.booleans(),
+    type_k=st.sampled_from(ORDER),
+    type_v=st.sampled_from(ORDER),
+)
+
+
+def told(model: Gguf, load: LlamaLoad) -> Prediction:
+    forecast = predict_llama(model, load)
+    assert isinstance(forecast, Prediction)
+    return forecast
+
+
+@settings(deadline=None, max_examples=100)
+@given(models(), loads, st.integers(1, 100_000))
+def test_a_longer_context_never_takes_less(model: Gguf, load: LlamaLoad, more: int) -> None:
+    shorter, longer = told(model, load).host, told(model, replace(load, context=(load.context or 0) + more)).host
+    assert shorter.weights == longer.weights
+    assert shorter.kv_cache <= longer.kv_cache
+    assert shorter.compute <= longer.compute
+
+
+@settings(deadline=None, max_examples=100)
+@given(models(), loads)
+def test_weights_and_cache_grow_with_the_layers(model: Gguf, load: LlamaLoad) -> None:
+    # Twelve layers are two periods of Gemma 3's pattern, and six of Gemma 2's.
+    one, two, three = (told(replace(model, blocks=(BLOCK,) * count), load).host for count in (12, 24, 36))
+    for part in ("weights", "kv_cache"):
+        assert getattr(three, part) - getattr(two, part) == getattr(two, part) - getattr(one, part) > 0
+    assert one.compute == two.compute == three.compute
+
+
+@settings(deadline=None, max_examples=50)
+@given(models(), loads)
+def test_a_finer_cache_takes_more(model: Gguf, load: LlamaLoad) -> None:
+    sizes = [told(model, replace(load, type_k=kind, type_v=kind)).host.kv_cache for kind in ORDER]
+    assert sizes == sorted(set(sizes))
+
+
+@settings(deadline=None, max_examples=100)
+@given(models(), loads, st.integers(0, 50), st.sampled_from([1, 2, 4]))
+def test_what_leaves_the_host_is_on_the_gpus(model: Gguf, load: LlamaLoad, layers: int, gpus: int) -> None:
+    alone = told(model, load).host
+    split = told(model, replace(load, gpu_layers=layers, gpus=gpus))
+    assert 0 <= split.gpu.kv_cache * gpus + split.host.kv_cache - alone.kv_cache < gpus
+    twice = model.embedding if model.tied and layers else 0
+    kept = split.gpu.weights * gpus + split.host.weights - twice - alone.weights
+    assert 0 <= kept < gpus
+    more = told(model, replace(load, gpu_layers=layers + 1, gpus=gpus))
+    assert more.gpu.total >= split.gpu.total
+    assert more.host.total <= split.host.total
+
+
+def test_blocks_are_ggml_s() -> None:
+    import gguf
+
+    for name, block in GGML_BLOCKS.items():
+        assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]] == block
+    assert row_bytes("q8_0", 64) == 68

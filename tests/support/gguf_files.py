@@ -1,0 +1,134 @@
+"""GGUF files of any shape, with weights of zero."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Tensors = Mapping[str, tuple[int, ...]]
+
+
+def write_llama(
+    path: Path,
+    *,
+    architecture: str = "llama",
+    layers: int = 2,
+    width: int = 256,
+    heads: int = 4,
+    kv_heads: int = 1,
+    head: int | None = None,
+    vocabulary: int = 2048,
+    inner: int | None = None,
+    experts: tuple[int, int, int] | None = None,
+    window: int | None = None,
+    tied: bool = False,
+    normed: Sequence[str] = (),
+    context: int = 32768,
+) -> None:
+    """A decoder in the manner of Llama. `experts`: how many, how many of them for a token, and their inner width;
+    `normed`: further norms of each block, of the width of a head where they are of q or k."""
+    import gguf
+
+    head = head or width // heads
+    inner = inner or 2 * width
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(context)
+    writer.add_embedding_length(width)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_dimension_count(head)
+    writer.add_layer_norm_rms_eps(1e-5)
+    if window is not None:
+        writer.add_sliding_window(window)
+    if experts is not None:
+        writer.add_expert_count(experts[0])
+        writer.add_expert_used_count(experts[1])
+        writer.add_expert_feed_forward_length(experts[2])
+    _add_vocabulary(writer, vocabulary)
+    tensors = {"token_embd.weight": (vocabulary, width), "output_norm.weight": (width,)}
+    if not tied:
+        tensors["output.weight"] = (vocabulary, width)
+    for block in range(layers):
+        shapes = _attention(width, heads * head, kv_heads * head) | _feed_forward(width, inner, experts)
+        shapes |= {name: (head,) if "_q_" in name or "_k_" in name else (width,) for name in normed}
+        tensors |= {f"blk.{block}.{name}.weight": shape for name, shape in shapes.items()}
+    for name, shape in tensors.items():
+        writer.add_tensor(name, np.zeros(shape, np.float32 if len(shape) == 1 else np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _attention(width: int, q_width: int, kv_width: int) -> dict[str, tuple[int, ...]]:
+    return {
+        "attn_norm": (width,),
+        "ffn_norm": (width,),
+        "attn_q": (q_width, width),
+        "attn_k": (kv_width, width),
+        "attn_v": (kv_width, width),
+        "attn_output": (width, q_width),
+    }
+
+
+def _feed_forward(width: int, inner: int, experts: tuple[int, int, int] | None) -> dict[str, tuple[int, ...]]:
+    if experts is None:
+        return {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
+    count, _, each = experts
+    return {
+        "ffn_gate_inp": (count, width),
+        "ffn_gate_exps": (count, each, width),
+        "ffn_up_exps": (count, each, width),
+        "ffn_down_exps": (count, width, each),
+    }
+
+
+def _add_vocabulary(writer: Any, size: int) -> None:
+    tokens = [f"<0x{byte:02X}>" for byte in range(256)] + [f"t{number}" for number in range(256, size)]
+    writer.add_vocab_size(size)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_types([6] * 256 + [1] * (size - 256))
+    writer.add_token_scores([0.0] * size)
+    writer.add_bos_token_id(300)
+    writer.add_eos_token_id(301)
+
+
+def gguf_head(fields: Mapping[str, int | float | str | list[int] | list[str]], tensors: Tensors | None = None) -> bytes:
+    """A head by hand, padded to 32 bytes. Whole numbers are written with 32 bits; tensors are of f32, one after another
+    as they come."""
+    parts = [b"GGUF", struct.pack("<IQQ", 3, len(tensors or {}), len(fields))]
+    for key, value in fields.items():
+        parts += [_text(key), _value(value)]
+    offset = 0
+    for name, shape in (tensors or {}).items():
+        parts.append(_text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), 0, offset))
+        offset += -(-4 * int(np.prod(shape)) // 32) * 32
+    head = b"".join(parts)
+    return head + bytes(-len(head) % 32)
+
+
+def _value(value: float | str | list[int] | list[str]) -> bytes:
+    match value:
+        case str():
+            return struct.pack("<I", 8) + _text(value)
+        case int():
+            return struct.pack("<Ii", 5, value)
+        case float():
+            return struct.pack("<If", 6, value)
+    texts = all(isinstance(each, str) for each in value)
+    elements = b"".join(_text(each) if isinstance(each, str) else struct.pack("<i", each) for each in value)
+    return struct.pack("<IIQ", 9, 8 if texts else 5, len(value)) + elements
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data

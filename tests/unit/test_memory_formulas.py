@@ -1,0 +1,279 @@
+"""Formulas of memory against models whose figures are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller.artifacts.facts import Artifact, Ct2, Gguf, HfFolder, Sized, Unread
+from controller.engines import ENGINES
+from controller.engines.memory import CUDA_OVERHEAD, MIB, WORKER_OVERHEAD, Forecast, Parts, Prediction, Unpredicted
+from controller.engines.memory_hf import HfShape, hf_shape, kv_bytes_per_token
+from controller.engines.memory_llama import LlamaLoad, predict_llama
+
+KIB = 1024
+GIB = 1024 * MIB
+# As published: https://huggingface.co/meta-llama/Meta-Llama-3-8B/blob/main/config.json
+LLAMA_3_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+BLOCK = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336) * 2
+
+
+def llama_3_8b(**fields: Any) -> Gguf:
+    said = {
+        "context_length": 8192,
+        "embedding_length": 4096,
+        "feed_forward_length": 14336,
+        "attention.head_count": 32,
+        "attention.head_count_kv": 8,
+    }
+    facts = Gguf(
+        16 * GIB, "llama", {f"llama.{k}": v for k, v in said.items()}, (BLOCK,) * 32, *(0, 0, 0), 128256, False
+    )
+    return replace(facts, embedding=128256 * 4096 * 2, output=128256 * 4096 * 2 + 16384, **fields)
+
+
+def told(backend: str, artifact: Artifact | None, **fields: Any) -> Forecast | None:
+    engine = ENGINES[backend]
+    definition = engine.definition.model_validate({"backend": backend, **fields})
+    paths = engine.artifacts(definition)
+    return engine.predict(definition, {path: artifact for path in paths if artifact is not None})
+
+
+def predicted(backend: str, artifact: Artifact | None, **fields: Any) -> Prediction:
+    forecast = told(backend, artifact, **fields)
+    assert isinstance(forecast, Prediction), forecast
+    return forecast
+
+
+def reason(backend: str, artifact: Artifact | None, **fields: Any) -> str:
+    forecast = told(backend, artifact, **fields)
+    assert isinstance(forecast, Unpredicted), forecast
+    return forecast.reason
+
+
+def server(artifact: Artifact | None = None, **fields: Any) -> Prediction:
+    return predicted("llama_server", artifact or llama_3_8b(), model_path="a.gguf", **fields)
+
+
+def test_llama_3_8b_keeps_128_kib_of_a_token() -> None:
+    shape = hf_shape(LLAMA_3_8B)
+    assert isinstance(shape, HfShape)
+    assert kv_bytes_per_token(shape) == 128 * KIB
+    for context in (512, 8192):
+        assert server(llama_server_n_ctx=context).host.kv_cache == context * 128 * KIB
+    assert server().host.kv_cache == 8192 * 128 * KIB, "its own context"
+    assert server(llama_server_n_ctx=300).host.kv_cache == 512 * 128 * KIB, "a multiple of 256"
+    quantised = server(llama_server_cache_type_k="q8_0", llama_server_cache_type_v="q4_0")
+    assert quantised.host.kv_cache == 8192 * 32 * 1024 * (34 + 18) // 32
+
+
+def test_what_llama_cpp_computes_with() -> None:
+    # llama.cpp of 2024 reports 560 MiB for an 8B at 8192 on CUDA without flash attention: scores of 32 heads x 8192
+    # tokens for each of 512, 512 MiB; what is left is a mask and activations.
+    assert 550 * MIB < server(llama_server_flash_attn="off", llama_server_n_ctx=8192).host.compute < 600 * MIB
+    flash = server(llama_server_n_ctx=8192).host.compute
+    assert flash == 8192 * 512 * 2 + 512 * (3 * 4096 + 3 * 14336) * 4 + 4 * 128256 * 4
+
+
+def test_a_whole_model_on_a_gpu_leaves_the_embeddings_on_the_host() -> None:
+    on_gpu = server(gpus=1, llama_server_n_ctx=8192)
+    facts = llama_3_8b()
+    assert on_gpu.gpu.weights == 32 * BLOCK + facts.output
+    assert on_gpu.gpu.kv_cache == GIB
+    assert on_gpu.gpu.overhead == CUDA_OVERHEAD
+    assert on_gpu.host.weights == facts.embedding
+    assert on_gpu.host.kv_cache == 0
+    tied = replace(facts, tied=True, output=16384)
+    assert server(tied, gpus=1).gpu.weights == 32 * BLOCK + facts.embedding + 16384, "loaded twice"
+
+
+@pytest.mark.parametrize(("layers", "blocks"), [(0, 0), (1, 0), (9, 8), (33, 32), (99, 32), (-1, 32)])
+def test_layers_on_the_gpu_take_their_cache_along(layers: int, blocks: int) -> None:
+    split = server(gpus=1, llama_server_n_gpu_layers=layers)
+    output = llama_3_8b().output if layers else 0
+    assert split.gpu.weights == blocks * BLOCK + output
+    assert split.gpu.kv_cache == blocks * GIB // 32
+    assert split.host.kv_cache == (32 - blocks) * GIB // 32
+    assert split.host.weights == llama_3_8b().weights - split.gpu.weights
+    assert split.gpu.overhead == CUDA_OVERHEAD, "a context is made whatever it holds"
+
+
+def test_two_gpus_share_layers() -> None:
+    one, two = server(gpus=1), server(gpus=2)
+    assert two.gpu.weights == pytest.approx(one.gpu.weights / 2, abs=1)
+    assert two.gpu.kv_cache == one.gpu.kv_cache // 2
+    assert two.gpu.compute == one.gpu.compute
+
+
+def gemma(**fields: Any) -> Gguf:
+    said = {
+        "context_length": 131072,
+        "embedding_length": 2560,
+        "feed_forward_length": 10240,
+        "attention.head_count": 8,
+        "attention.head_count_kv": 4,
+        "attention.key_length": 256,
+        "attention.value_length": 256,
+        "attention.sliding_window": 1024,
+    } | fields
+    return Gguf(
+        GIB, "gemma3", {f"gemma3.{key}": value for key, value in said.items()}, (1,) * 34, 0, 0, 0, 262144, True
+    )
+
+
+def test_layers_with_a_window_keep_no_more_than_it() -> None:
+    # Gemma 3 4B: 34 layers, of which each sixth sees all: 5. A layer keeps 4 KiB of a token.
+    assert (
+        server(gemma(), target_inflight=1, llama_server_n_ctx=32768).host.kv_cache
+        == (5 * 32768 + 29 * (1024 + 512)) * 4 * KIB
+    )
+    four = server(gemma(), target_inflight=4, llama_server_n_ctx=32768)
+    assert four.host.kv_cache == (5 * 32768 + 29 * (4 * 1024 + 512)) * 4 * KIB, "a window for each slot"
+    full = server(gemma(), llama_server_n_ctx=32768, extra_args=["--swa-full"])
+    assert full.host.kv_cache == 34 * 32768 * 4 * KIB
+    told_by_file = gemma(**{"attention.sliding_window_pattern": (True, False) * 17})
+    assert (
+        server(told_by_file, target_inflight=1, llama_server_n_ctx=32768).host.kv_cache == 17 * (32768 + 1536) * 4 * KIB
+    )
+
+
+def test_extra_arguments_count() -> None:
+    wider = server(llama_server_n_ctx=8192, extra_args=["-ub", "1024"])
+    assert wider.host.compute > 1.9 * server(llama_server_n_ctx=8192).host.compute
+    assert server(extra_args=["--ctx-size", "512"]).host.kv_cache == 512 * 128 * KIB
+    for args in (["-ot", "exps=CPU"], ["--n-cpu-moe", "3"], ["-c", "many"], ["--ctx-size"]):
+        assert reason("llama_server", llama_3_8b(), model_path="a.gguf", extra_args=args).startswith("extra_args holds")
+
+
+def test_a_draft_model_and_a_projector_are_added() -> None:
+    alone = server(llama_server_n_ctx=8192)
+    both = server(llama_server_n_ctx=8192, llama_server_draft_model_path="draft.gguf")
+    assert both.host.weights == 2 * alone.host.weights
+    assert both.host.kv_cache == 2 * alone.host.kv_cache
+    assert both.host.overhead == alone.host.overhead
+    fields = {"image_size": 896, "patch_size": 14, "embedding_length": 1152, "feed_forward_length": 4304}
+    clip = Gguf(MIB, "clip", {f"clip.vision.{k}": v for k, v in fields.items()}, (5 * MIB,), 0, 0, 0, 0, True)
+    definition = ENGINES["llama_server"].definition.model_validate({"model_path": "a", "llama_server_mmproj": "b"})
+    seeing = ENGINES["llama_server"].predict(definition, {"a": llama_3_8b(), "b": clip})
+    assert isinstance(seeing, Prediction)
+    assert seeing.host.weights == alone.host.weights + 5 * MIB
+    assert seeing.host.compute == alone.host.compute + 64 * 64 * (4 * 1152 + 2 * 4304) * 4
+
+
+@pytest.mark.parametrize(
+    ("artifact", "words"),
+    [
+        (replace(llama_3_8b(), architecture="mamba"), "a.gguf: how the architecture 'mamba' keeps its context"),
+        (replace(llama_3_8b(), architecture="qwen3next"), "how the architecture 'qwen3next'"),
+        (replace(llama_3_8b(), fields={}), "does not tell its width, heads and blocks"),
+        (replace(llama_3_8b(), fields=llama_3_8b().fields | {"llama.nextn_predict_layers": 1}), "several tokens"),
+        (Unread("a.gguf is not a GGUF file"), "a.gguf is not a GGUF file"),
+        (Sized(5), "a.gguf is not a GGUF file"),
+        (None, "a.gguf: was not read yet"),
+    ],
+)
+def test_what_is_not_known_is_said(artifact: Artifact | None, words: str) -> None:
+    assert words in reason("llama_server", artifact, model_path="a.gguf")
+    assert words in reason("llama_cpp", artifact, model_path="a.gguf")
+
+
+def test_a_context_that_nobody_tells_is_not_guessed() -> None:
+    fields = {key: value for key, value in llama_3_8b().fields.items() if not key.endswith("context_length")}
+    assert isinstance(predict_llama(replace(llama_3_8b(), fields=fields), LlamaLoad()), Unpredicted)
+    assert isinstance(predict_llama(replace(llama_3_8b(), fields=fields), LlamaLoad(context=512)), Prediction)
+
+
+FOLDER = HfFolder(17 * GIB, LLAMA_3_8B, {"bf16": 16 * GIB})
+
+
+def test_vllm_takes_its_share_of_each_gpu() -> None:
+    plain = predicted("vllm_serve", FOLDER, model_path="m", gpus=2)
+    assert (plain.gpu_share, plain.gpus, plain.gpu.weights) == (0.92, 2, 8 * GIB)
+    assert predicted("vllm", FOLDER, model_path="m", gpus=1, vllm_gpu_memory_utilization=0.3).gpu_share == 0.3
+    assert predicted("vllm", None, vllm_model="org/name", gpus=1).gpu_share == 0.92, "whatever the model"
+
+
+def test_vllm_with_a_cache_in_bytes_takes_what_it_needs() -> None:
+    fields: dict[str, Any] = {"model_path": "m", "vllm_kv_cache_memory_bytes": 4 * GIB}
+    one = predicted("vllm", FOLDER, gpus=1, **fields)
+    assert (one.gpu_share, one.gpu.weights, one.gpu.kv_cache) == (None, 16 * GIB, 4 * GIB)
+    two = predicted("vllm", FOLDER, gpus=2, **fields)
+    assert (two.gpu.weights, two.gpu.kv_cache) == (8 * GIB, 4 * GIB), "the cache is each GPU's"
+    assert two.gpu.compute < one.gpu.compute
+    eager = predicted("vllm", FOLDER, gpus=1, vllm_enforce_eager=True, **fields)
+    assert one.gpu.compute - eager.gpu.compute == 512 * MIB
+    wide = predicted("vllm", HfFolder(GIB, LLAMA_3_8B, {"f32": GIB, "i32": MIB}), gpus=1, **fields)
+    assert wide.gpu.weights == GIB // 2 + MIB
+    assert predicted("vllm", FOLDER, gpus=1, vllm_dtype="float32", **fields).gpu.weights == 32 * GIB
+    assert "hub" in reason("vllm", None, vllm_model="org/name", gpus=1, vllm_kv_cache_memory_bytes=GIB)
+    assert "extra_args" in reason("vllm", FOLDER, gpus=1, extra_args=["--gpu-memory-utilization=0.5"], **fields)
+
+
+def test_vllm_without_a_gpu() -> None:
+    assert "share of main memory" in reason("vllm", FOLDER, model_path="m")
+    for fields in ({"vllm_kv_cache_memory_bytes": 2 * GIB}, {"env": {"VLLM_CPU_KVCACHE_SPACE": "2"}}):
+        host = predicted("vllm", FOLDER, model_path="m", **fields).host
+        assert (host.weights, host.kv_cache) == (16 * GIB, 2 * GIB)
+
+
+def test_exllama_keeps_a_cache_of_fixed_size() -> None:
+    fields: dict[str, Any] = {"model_path": "m", "gpus": 1, "exllama_cache_size": 16384}
+    assert predicted("exllamav3", FOLDER, **fields).gpu.kv_cache == 16384 * 128 * KIB
+    assert predicted("exllamav3", FOLDER, model_path="m", gpus=1).gpu.kv_cache == 8192 * 128 * KIB
+    # 8 bits and a scale of 2 bytes for each 32 elements: 34 bytes, of 4 bits 18.
+    quantised = predicted("exllamav3", FOLDER, exllama_cache_quant="8,4", **fields)
+    assert quantised.gpu.kv_cache == 16384 * 32 * 1024 * (34 + 18) // 32
+    assert predicted("exllamav3", FOLDER, exllama_cache_quant="8", **fields).gpu.kv_cache == 16384 * 32 * 2 * 1088
+    deepseek = FOLDER.config | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    latent = HfFolder(GIB, deepseek, {"bf16": GIB})
+    assert predicted("exllamav3", latent, **fields).gpu.kv_cache == 16384 * 32 * 576 * 2
+    assert "latent" in reason("exllamav3", latent, exllama_cache_quant="8", **fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layer_types": ["full_attention", "linear_attention"]}, "'linear_attention'"),
+        ({"mamba_d_state": 16}, "'mamba_d_state'"),
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+        ({"num_attention_heads": "32"}, "num_attention_heads"),
+    ],
+)
+def test_layers_that_keep_something_else_are_not_guessed(change: dict[str, Any], words: str) -> None:
+    folder = HfFolder(GIB, LLAMA_3_8B | change, {"bf16": GIB})
+    assert words in reason("exllamav3", folder, model_path="m")
+
+
+def test_a_file_that_is_kept_as_it_is() -> None:
+    for backend, path in (("onnx", "a.onnx"), ("litert_lm", "a.litertlm")):
+        assert predicted(backend, Sized(GIB), model_path=path).host == Parts(GIB, overhead=WORKER_OVERHEAD)
+        on_gpu = predicted(backend, Sized(GIB), model_path=path, gpus=1)
+        assert (on_gpu.gpu, on_gpu.host.total) == (Parts(GIB, overhead=CUDA_OVERHEAD), WORKER_OVERHEAD)
+        assert reason(backend, Unread("gone"), model_path=path) == "gone"
+
+
+def test_ctranslate2_converts_what_it_loads() -> None:
+    half = Ct2(GIB, {"f16": 2000}, {"f16": 200, "i32": 4})
+
+    def weights(artifact: Artifact, **fields: Any) -> int:
+        forecast = predicted("ct2", artifact, model_path="m", **fields)
+        return forecast.gpu.weights or forecast.host.weights
+
+    assert weights(half) == 4000 + 400 + 4, "a CPU computes with floats of 4 bytes"
+    assert weights(half, gpus=1) == 2000 + 200 + 4
+    assert weights(half, ct2_compute_type="int8") == 1000 + 400 + 4
+    assert weights(half, ct2_compute_type="int8_float16", gpus=1) == 1000 + 200 + 4
+    assert weights(half, ct2_compute_type="float32", gpus=1) == 4000 + 400 + 4
+    assert weights(half, ct2_compute_type="auto") == 1000 + 400 + 4
+    assert weights(Ct2(GIB, {"i8": 1000}, {"f32": 400}), ct2_compute_type="default") == 1400
+    assert "model.bin" in reason("ct2", Sized(5), model_path="m")

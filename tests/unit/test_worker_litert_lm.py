@@ -1,0 +1,226 @@
+"""LiteRT-LM in this process: when a conversation is kept, what is sent to it, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.litertlm_files import litertlm
+from worker.__main__ import parse_engine
+from worker.clockwork import COMPLETION_TOKENS, SENTENCE
+from worker.engine import Job, Piece
+from worker.engines.litert_lm import LiteRTLM
+from worker.errors import JobCancelledError, RequestError
+from worker.metrics import Counters
+from worker.schema import ChatRequest, parse
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+FIRST = [user("hello")]
+SECOND = [*FIRST, assistant(SENTENCE), user("again")]
+THIRD = [*SECOND, assistant(SENTENCE), user("and again")]
+
+
+class Watched:
+    """An engine that has loaded, and what it asked of LiteRT-LM."""
+
+    def __init__(self, name: str, cache: Path) -> None:
+        listen = ("--host", "127.0.0.1", "--port", "1", "--served-name", "demo", "--cache-dir", str(cache))
+        module, args = parse_engine("litert_lm", [*listen, "--model", str(litertlm(name))])
+        self.engine: LiteRTLM = module.create(args)
+        self.engine.load()
+        self.begun: list[int] = []
+        """For every conversation that was begun, how many messages it began with."""
+        self.open: list[Any] = []
+        self.sent: list[Any] = []
+        self.cancelled = 0
+        self.before_reading: Callable[[], None] = lambda: None
+        self._create = self.engine._engine.create_conversation
+        self.engine._engine.create_conversation = self._begin
+
+    def _begin(self, **fields: Any) -> Any:
+        conversation = self._create(**fields)
+        self.begun.append(len(fields["messages"]))
+        self.open.append(conversation)
+        send, cancel, close = conversation.send_message_async, conversation.cancel_process, conversation.close
+
+        def sends(message: Any, **how: Any) -> Iterator[Any]:
+            self.sent.append(message)
+            self.before_reading()
+            yield from send(message, **how)
+
+        def cancels() -> None:
+            self.cancelled += 1
+            cancel()
+
+        def closes() -> None:
+            if conversation in self.open:
+                self.open.remove(conversation)
+            close()
+
+        conversation.send_message_async, conversation.cancel_process, conversation.close = sends, cancels, closes
+        return conversation
+
+    def end(self) -> None:
+        """LiteRT-LM ends the process if a conversation outlives its engine."""
+        for conversation in [*self.open]:
+            conversation.close()
+        self.engine._engine.close()
+
+    def pieces(self, messages: list[Any], job: Job | None = None, **fields: Any) -> Iterator[Piece]:
+        request = parse(ChatRequest, json.dumps({"messages": messages, **fields}).encode())
+        return self.engine.chat(request, job or Job(Counters()))
+
+    def ask(self, messages: list[Any], **fields: Any) -> tuple[str, int, int]:
+        """Text, and tokens of prompt and answer."""
+        job = Job(Counters())
+        text = "".join(piece.text for piece in self.pieces(messages, job, **fields))
+        return text, job.prompt_tokens, job.completion_tokens
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    made = Watched("clockwork", tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def caller(tmp_path: Path) -> Iterator[Watched]:
+    made = Watched("caller", tmp_path)
+    yield made
+    made.end()
+
+
+def test_a_conversation_that_goes_on_sends_its_new_message_alone(watched: Watched) -> None:
+    fresh = []
+    for messages in (SECOND, THIRD):
+        fresh.append(watched.ask(messages))
+        watched.ask([user("something else")])
+    watched.begun.clear()
+    watched.sent.clear()
+    reused = [watched.ask(messages) for messages in (FIRST, SECOND, THIRD)][1:]
+    assert reused == fresh, "text and counts are those of a conversation that was begun anew"
+    assert watched.begun == [0]
+    assert [message["content"] for message in watched.sent] == [
+        [{"type": "text", "text": text}] for text in ("hello", "again", "and again")
+    ]
+    assert len(watched.open) == 1, "those before are closed"
+
+
+def test_the_cache_holds_what_was_said_before(watched: Watched) -> None:
+    watched.ask(FIRST)
+    figures = watched.open[0].get_benchmark_info
+    read = figures().last_prefill_token_count
+    _, prompt, _ = watched.ask(SECOND)
+    # Of the second prompt, all but the first prompt and its answer.
+    assert figures().last_prefill_token_count == prompt - read - COMPLETION_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields"),
+    [
+        ([user("hello!"), *SECOND[1:]], {}),
+        ([FIRST[0], assistant(SENTENCE + "!"), SECOND[-1]], {}),
+        ([FIRST[0], user("between"), *SECOND[1:]], {}),
+        ([{"role": "system", "content": "be kind"}, *SECOND], {}),
+        (FIRST, {}),
+        ([*SECOND, user("two at a time")], {}),
+        (SECOND, {"temperature": 0}),
+        (SECOND, {"seed": 1}),
+        (SECOND, {"chat_template_kwargs": {"a": 1}}),
+    ],
+)
+def test_another_conversation_is_begun_anew(watched: Watched, messages: list[Any], fields: dict[str, Any]) -> None:
+    watched.ask(FIRST)
+    assert watched.ask(messages, **fields)[0]
+    assert watched.begun == [0, len(messages) - 1]
+    assert len(watched.open) == 1
+
+
+def test_what_is_the_same_in_other_words_goes_on(watched: Watched) -> None:
+    watched.ask(FIRST, top_k=1)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}, *SECOND[1:]]
+    watched.ask(parts, top_k=1, max_tokens=3)
+    assert watched.begun == [0]
+
+
+def test_a_cut_answer_is_not_gone_on_from(watched: Watched) -> None:
+    watched.ask(FIRST, max_tokens=3)
+    assert watched.open == []
+    next(pieces := watched.pieces(FIRST))
+    pieces.close()  # type: ignore[attr-defined]
+    assert watched.open == []
+    assert watched.cancelled > 0
+    watched.ask([*FIRST, assistant("The quick brown"), user("go on")])
+    assert watched.begun == [0, 0, 2]
+
+
+def test_thoughts_are_not_gone_on_from_and_calls_are(caller: Watched) -> None:
+    fields: dict[str, Any] = {"tools": [TOOL]}
+    calls = [call for piece in caller.pieces(FIRST, **fields) for call in piece.tool_calls]
+    assert caller.open == [], "the template takes the thought out of earlier answers, the cache has it"
+    told = {**assistant(" jumps over a lazy dog"), "tool_calls": calls}
+    result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": '{"degrees": 7}'}
+    done, _, _ = caller.ask([*FIRST, told, result], **fields)
+    assert caller.sent[-1]["content"] == [{"type": "tool_response", "name": "weather", "response": {"degrees": 7}}]
+    caller.ask([*FIRST, told, result, assistant(done), user("thanks")], **fields)
+    assert caller.begun == [0, 2], "the result begins anew, and what follows goes on"
+
+
+def test_an_answer_that_nobody_waits_for_ends_at_its_next_token(watched: Watched) -> None:
+    job = Job(Counters())
+    pieces = watched.pieces(FIRST, job)
+    assert next(pieces).text == "The"
+    job.cancel()
+    with pytest.raises(JobCancelledError):
+        list(pieces)
+    assert job.completion_tokens < COMPLETION_TOKENS
+    assert (watched.cancelled > 0, watched.open) == (True, [])
+    assert watched.ask(FIRST)[0] == SENTENCE
+
+
+def test_a_prompt_that_nobody_waits_for_is_not_read_on(watched: Watched) -> None:
+    job = Job(Counters())
+    seen = []
+
+    def leaves() -> None:
+        job.cancel()
+        seen.append(watched.cancelled)
+
+    watched.before_reading = leaves
+    with pytest.raises(JobCancelledError):
+        [*watched.pieces(FIRST, job)]
+    assert seen == [1], "LiteRT-LM was told at once, not at the next token"
+    watched.before_reading = lambda: None
+    assert watched.ask(FIRST)[0] == SENTENCE
+
+
+def test_a_request_that_was_cancelled_before_it_began_reads_nothing(watched: Watched) -> None:
+    job = Job(Counters())
+    job.cancel()
+    with pytest.raises(JobCancelledError):
+        [*watched.pieces(FIRST, job)]
+    assert (watched.sent, watched.open) == ([], [])
+
+
+def test_a_conversation_that_grew_too_long_is_given_up(watched: Watched) -> None:
+    watched.ask(FIRST)
+    with pytest.raises(RequestError) as raised:
+        watched.ask([*SECOND[:2], user("x" * 5000)])
+    assert raised.value.code == "context_length_exceeded"
+    assert watched.open == []
+    assert watched.ask(SECOND)[0] == SENTENCE

@@ -1,0 +1,126 @@
+"""The tokenizer of an embedding model: a `tokenizer.json`, or BERT's WordPiece over a vocabulary in a text file."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from worker.errors import LoadError
+from worker.preflight import check_file
+
+BERT_TOKENS: Final = 512
+"""How many positions BERT has: where a vocabulary alone is given, nothing else says."""
+NO_LIMIT: Final = 1_000_000
+"""Larger `model_max_length` stand for none: transformers writes 10**30."""
+_PADS: Final = ("[PAD]", "<pad>")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingTokenizer:
+    """`encode` gives a text's tokens, those that the model puts around it included, cut at `max_tokens`."""
+
+    tokenizer: Any
+    max_tokens: int | None
+    pad_id: int
+
+    def encode(self, texts: Sequence[str]) -> list[Any]:
+        """One `tokenizers.Encoding` for each text, not padded."""
+        encodings: list[Any] = self.tokenizer.encode_batch(texts)
+        return encodings
+
+
+def find_tokenizer(model: Path) -> Path:
+    """The tokenizer beside a model: the vocabulary named as the model is, else `tokenizer.json`, else the only
+    vocabulary there. Raises LoadError."""
+    folder = model.parent
+    own = folder / f"{model.stem}-vocab.txt"
+    for path in (own, folder / "tokenizer.json"):
+        if path.is_file():
+            return path
+    found = sorted({*folder.glob("*-vocab.txt"), *folder.glob("vocab.txt")})
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(path.name for path in found)
+        raise LoadError(f"several vocabularies lie beside {model} ({names}): name one with --tokenizer")
+    raise LoadError(
+        f"no tokenizer beside {model}: put its tokenizer.json or {own.name} there, or name one with --tokenizer"
+    )
+
+
+def load_tokenizer(path: Path, max_tokens: int | None) -> EmbeddingTokenizer:
+    """The tokenizer in a file; a `tokenizer_config.json` beside it is heeded. Raises LoadError."""
+    check_file(path)
+    tokenizers = importlib.import_module("tokenizers")
+    config = _config(path.with_name("tokenizer_config.json"))
+    if path.suffix == ".json":
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+            raise LoadError(f"{path} is not a tokenizer.json: {error}") from None
+        said = (tokenizer.truncation or {}).get("max_length")
+    else:
+        tokenizer, said = _word_piece(tokenizers, path, config), None
+    said = said or _whole(config.get("model_max_length")) or (None if path.suffix == ".json" else BERT_TOKENS)
+    limit = max_tokens or said
+    around = tokenizer.num_special_tokens_to_add(False)
+    if limit is not None and limit <= around:
+        raise LoadError(f"--max-tokens {limit} leaves no room for a text: the tokenizer puts {around} tokens around it")
+    pad_id = next((number for pad in _PADS if (number := tokenizer.token_to_id(pad)) is not None), 0)
+    tokenizer.no_padding()
+    if limit is None:
+        tokenizer.no_truncation()
+    else:
+        tokenizer.enable_truncation(limit)
+    return EmbeddingTokenizer(tokenizer, limit, pad_id)
+
+
+def _word_piece(tokenizers: Any, path: Path, config: dict[str, Any]) -> Any:
+    """BERT's: basic tokens, then the longest pieces that the vocabulary knows."""
+    try:
+        # Not splitlines: it splits at more than line ends, and some of that is in vocabularies.
+        lines = path.read_bytes().decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        raise LoadError(f"{path} is not a vocabulary: it is not UTF-8 text with a token on each line") from None
+    vocabulary = {token: number for number, token in enumerate(lines)}
+    if missing := [token for token in ("[UNK]", "[CLS]", "[SEP]") if token not in vocabulary]:
+        raise LoadError(f"{path} is not a BERT vocabulary: it has no {missing[0]}")
+    lower = config.get("do_lower_case")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.add_special_tokens(
+        [token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token in vocabulary]
+    )
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+        strip_accents=config.get("strip_accents"),
+        lowercase=is_lower_case(vocabulary) if lower is None else lower,
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = tokenizers.processors.BertProcessing(
+        ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
+    )
+    return tokenizer
+
+
+def is_lower_case(tokens: Sequence[str] | dict[str, int]) -> bool:
+    """Whether a vocabulary is of lower-cased text: no token but the special ones has a capital letter."""
+    return not any(token != token.lower() and not token.startswith("[") for token in tokens)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{path} cannot be read: {error}") from None
+    return content if isinstance(content, dict) else {}
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and 0 < value < NO_LIMIT else None

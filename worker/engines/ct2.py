@@ -1,0 +1,125 @@
+"""CTranslate2: a converted model folder in this process."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from worker.engine import Job
+from worker.errors import LoadError, RequestError
+from worker.hf_engine import HFEngine
+from worker.hf_folder import HFFolder
+from worker.preflight import check_file
+from worker.prompt_form import CHAT_FORMATS
+from worker.schema import GenerationRequest
+
+COMPUTE_TYPES: Final = (
+    *("default", "auto", "int8", "int8_float32", "int8_float16", "int8_bfloat16"),
+    *("int16", "float16", "bfloat16", "float32"),
+)
+UNBOUNDED_ANSWER: Final = 512
+"""Most tokens of an answer where neither request nor model has a bound: the library's own."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The engine's own flags."""
+    parser.add_argument("--model", required=True, type=Path, metavar="DIR", help="the converted folder")
+    parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="folder of tokenizer.json; default: the model's")
+    parser.add_argument("--compute-type", choices=COMPUTE_TYPES, default="default", help="default: as converted")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of a request; default: the tokenizer's own")
+    parser.add_argument("--inter-threads", type=int, default=1, metavar="N", help="requests computed side by side")
+    parser.add_argument("--intra-threads", type=int, default=0, metavar="N", help="CPU threads of each; 0: by the CPU")
+    parser.add_argument("--prompt-format", choices=CHAT_FORMATS, help="what the chat template in the folder is")
+
+
+def create(args: Namespace) -> CT2:
+    """The engine that the command line describes."""
+    return CT2(args)
+
+
+class CT2(HFEngine):
+    """One `ctranslate2.Generator`, with as many workers as there are slots."""
+
+    name = "CTranslate2"
+    takes = frozenset({"repeat_penalty"})
+
+    def __init__(self, args: Namespace) -> None:
+        self.slots: int = args.inter_threads
+        self._args = args
+        # Untyped on purpose: type checks must not depend on whether the extra is installed.
+        self._generator: Any = None
+
+    def load(self) -> None:
+        """Load the folder: the tokenizer first, whose faults are quickly seen."""
+        args = self._args
+        check_file(args.model / "model.bin")
+        try:
+            ctranslate2 = importlib.import_module("ctranslate2")
+            folder = HFFolder(args.tokenizer or args.model, args.model)
+            self.open_folder(folder, args.prompt_format)
+        except (ImportError, OSError) as error:
+            raise LoadError(f"CTranslate2 cannot be used: {error} (it is the extra `ct2`)") from None
+        try:
+            self._generator = ctranslate2.Generator(
+                str(args.model),
+                device="auto",
+                compute_type=args.compute_type,
+                inter_threads=args.inter_threads,
+                intra_threads=args.intra_threads,
+            )
+        except (RuntimeError, ValueError, MemoryError) as error:
+            raise LoadError(f"CTranslate2 cannot load {args.model}: {error}") from error
+        self._check_vocabulary()
+        bounds = [bound for bound in (args.max_tokens, folder.longest) if bound is not None]
+        self.context_length = min(bounds, default=None)
+
+    def _check_vocabulary(self) -> None:
+        """CTranslate2 is asked in tokens' names, and takes any that it does not know for its unknown one."""
+        path = self._args.model / "vocabulary.json"
+        if not path.exists():
+            return
+        names = json.loads(path.read_text(encoding="utf-8"))
+        for number, name in enumerate(names):
+            ours = self.vocabulary.name(number)
+            if ours and ours != name:
+                where = self._args.tokenizer or self._args.model
+                raise LoadError(
+                    f"the tokenizer in {where} is not this model's: its token {number} is {ours!r}, not {name!r}"
+                )
+
+    def make(self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job) -> Generator[int]:
+        """See HFEngine."""
+        steps = self._generator.generate_tokens(
+            [self.vocabulary.name(token) for token in tokens],
+            max_length=limit or UNBOUNDED_ANSWER,
+            end_token=[*self.vocabulary.end_tokens] or None,
+            **sampling(request, self.vocabulary.size),
+        )
+        with closing(steps):
+            for step in steps:
+                yield step.token_id
+
+
+def sampling(request: GenerationRequest, size: int) -> dict[str, Any]:
+    """What `generate_tokens` is told. Where the request says nothing it takes the most probable token, as the library
+    does by itself. `size` is the vocabulary's. Raises RequestError."""
+    asked = (request.temperature, request.top_p, request.top_k)
+    greedy = request.temperature == 0 or request.top_k == 1 or all(each is None for each in asked)
+    chosen: dict[str, Any] = {"repetition_penalty": 1.0 if request.repeat_penalty is None else request.repeat_penalty}
+    if greedy:
+        return chosen
+    if request.seed is not None:
+        # Its random numbers are seeded once for each thread.
+        raise RequestError(
+            "CTranslate2 cannot repeat an answer by `seed`: leave it out, or ask for `temperature` 0.", param="seed"
+        )
+    return chosen | {
+        "sampling_temperature": 1.0 if request.temperature is None else request.temperature,
+        "sampling_topk": min(max(request.top_k or 0, 0), size),
+        "sampling_topp": 1.0 if request.top_p is None else request.top_p,
+    }

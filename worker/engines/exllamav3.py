@@ -1,0 +1,163 @@
+"""ExLlamaV3: an EXL3 folder on GPUs, in this process."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from worker.engine import Job
+from worker.errors import LoadError
+from worker.exllama_batch import Answers, Batch
+from worker.hf_engine import HFEngine
+from worker.hf_folder import HFFolder
+from worker.preflight import check_file
+from worker.prompt_form import CHAT_FORMATS
+from worker.schema import GenerationRequest
+
+PAGE: Final = 256
+"""Tokens of a cache page (`PAGE_SIZE`)."""
+MOST_RESERVED: Final = 2048
+BITS: Final = range(2, 9)
+_SAMPLING: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repeat_penalty": "rep_p",
+    "presence_penalty": "pres_p",
+    "frequency_penalty": "freq_p",
+}
+"""Fields of a request, and what `ComboSampler` calls them."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The engine's own flags."""
+    parser.add_argument("--model", required=True, type=Path, metavar="DIR", help="the EXL3 folder")
+    parser.add_argument(
+        "--cache-size", type=_pages, metavar="N", help="KV cache in tokens, all requests together; default: the context"
+    )
+    parser.add_argument("--cache-quant", type=_bits, metavar="K[,V]", help="bits of the KV cache; default: fp16")
+    parser.add_argument("--max-rq-tokens", type=int, metavar="N", help="tokens of one request at most")
+    parser.add_argument("--tensor-parallel", action="store_true", help="split each layer over all GPUs")
+    parser.add_argument("--prompt-format", choices=CHAT_FORMATS, help="what the chat template in the folder is")
+
+
+def create(args: Namespace) -> ExLlamaV3:
+    """The engine that the command line describes."""
+    return ExLlamaV3(args)
+
+
+class ExLlamaV3(HFEngine):
+    """One `exllamav3.Generator`, which works on all slots' requests at once."""
+
+    name = "ExLlamaV3"
+    takes = frozenset({"min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias"})
+    slots = 16
+
+    def __init__(self, args: Namespace) -> None:
+        self._args = args
+        # Untyped on purpose: type checks must not depend on whether the extra is installed.
+        self._exllamav3: Any = None
+        self._torch: Any = None
+        self._batch: Batch
+        self._reserved = MOST_RESERVED
+        """Tokens for which a job is given pages at a time, so that one long answer does not keep others waiting; then
+        it queues again. (`max_rq_tokens` of the library; ours is another thing.)"""
+
+    def load(self) -> None:
+        """Load the folder: the tokenizer first, whose faults are quickly seen."""
+        args = self._args
+        check_file(args.model / "config.json")
+        if not any(args.model.glob("*.safetensors")):
+            raise LoadError(f"there are no weights (*.safetensors) in {args.model}")
+        folder = HFFolder(args.model, args.model)
+        for package in ("jinja2", "tokenizers"):
+            _imported(package)
+        self.open_folder(folder, args.prompt_format)
+        torch = self._torch = _imported("torch")
+        if not torch.cuda.device_count():
+            raise LoadError("ExLlamaV3 needs a GPU, and sees none here: declare `gpus` for the model")
+        exllamav3 = self._exllamav3 = _imported("exllamav3")
+        try:
+            config = exllamav3.Config.from_directory(str(args.model))
+            model = exllamav3.Model.from_config(config)
+            size = args.cache_size or -(-config.max_position_embeddings // PAGE) * PAGE
+            # Before the load, which allocates what is attached by then.
+            cache = exllamav3.Cache(model, max_num_tokens=size, max_batch_size=self.slots, **self._quantised())
+            model.load(tensor_p=args.tensor_parallel, max_batch_size=self.slots, callback=_tell_progress)
+            tokenizer = exllamav3.Tokenizer.from_config(config)
+            generator = exllamav3.Generator(model, cache, tokenizer, max_batch_size=self.slots)
+        except Exception as error:
+            raise LoadError(f"ExLlamaV3 cannot load {args.model}: {str(error) or repr(error)}") from error
+        # It keeps room for one token more than a request may have.
+        bounds = (args.max_rq_tokens, config.max_position_embeddings, size - 1)
+        self.context_length = min(bound for bound in bounds if bound is not None)
+        self._reserved = min(MOST_RESERVED, max(PAGE, size // self.slots))
+        self._batch = Batch(generator)
+
+    def make(self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job) -> Generator[int]:
+        """See HFEngine."""
+        sampler = self._exllamav3.ComboSampler(**self._sampling(request))
+
+        def made(answers: Answers) -> Any:
+            return self._exllamav3.Job(
+                self._torch.tensor([tokens], dtype=self._torch.long),
+                max_new_tokens=limit,
+                sampler=sampler,
+                seed=request.seed,
+                stop_conditions=[*self.vocabulary.end_tokens],
+                identifier=answers,
+                max_rq_tokens=self._reserved,
+            )
+
+        with closing(self._batch.results(made, job.check)) as results:
+            for result in results:
+                # What it holds back for its own text (half a character, the end token) comes with the end.
+                for part in (result, result.get("held", {})):
+                    if "token_ids" in part:
+                        yield from part["token_ids"][0].tolist()
+
+    def _quantised(self) -> dict[str, Any]:
+        if self._args.cache_quant is None:
+            return {}
+        k_bits, v_bits = self._args.cache_quant
+        return {"layer_type": self._exllamav3.CacheLayer_quant, "k_bits": k_bits, "v_bits": v_bits}
+
+    def _sampling(self, request: GenerationRequest) -> dict[str, Any]:
+        asked = {theirs: getattr(request, ours) for ours, theirs in _SAMPLING.items()}
+        if request.logit_bias:
+            asked["logit_bias"] = {int(token): value for token, value in request.logit_bias.items()}
+            self.vocabulary.check(asked["logit_bias"], "logit_bias")
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+def _imported(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        # ExLlamaV3 compiles itself on import, which fails in any way and in many lines.
+        reason = f"{error}".partition("\n")[0]
+        raise LoadError(f"ExLlamaV3 cannot be used: {reason} (it is the extra `exllamav3`)") from error
+
+
+def _tell_progress(done: int, of: int) -> None:
+    sys.stderr.write(f"loading: {100 * done // max(of, 1)} %\n")
+    sys.stderr.flush()
+
+
+def _pages(text: str) -> int:
+    if text.isdigit() and int(text) and int(text) % PAGE == 0:
+        return int(text)
+    raise ArgumentTypeError(f"must be a multiple of {PAGE}, is {text:.20}")
+
+
+def _bits(text: str) -> tuple[int, int]:
+    parts = [int(part) for part in text.split(",") if part.isdigit()]
+    if len(parts) != text.count(",") + 1 or len(parts) > 2 or not all(part in BITS for part in parts):
+        raise ArgumentTypeError(f"must be bits from 2 to 8, for K and V alike or as `K,V`; is {text:.20}")
+    return parts[0], parts[-1]

@@ -1,0 +1,336 @@
+"""LiteRT-LM: a `.litertlm` model in this process. One request at a time; the last conversation is kept."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import random
+from argparse import ArgumentParser, Namespace
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from worker import litert_messages
+from worker.chat_template import variables
+from worker.engine import Api, FinishReason, Job, Piece
+from worker.errors import LoadError, RequestError
+from worker.preflight import check_file
+from worker.schema import ChatRequest, CompletionRequest
+
+MAGIC: Final = b"LITERTLM"
+BACKENDS: Final = ("cpu", "gpu")
+TOP_K, TOP_P, TEMPERATURE = 40, 0.95, 1.0
+"""Where neither request nor file says: LiteRT-LM's own would be the likeliest token whatever the temperature."""
+ANY_TOP_K: Final = 1 << 20
+"""More than any vocabulary has."""
+
+UNKNOWN_SAMPLING: Final = ("min_p", "typical_p", "mirostat_mode", "logit_bias")
+"""What would change the answer and cannot be passed on."""
+PROBE_TOOL: Final = {
+    "type": "function",
+    "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}},
+}
+NOT_TAKEN: Final = "send_message_stream failed"
+"""What the library says of a message that it could not begin with: its template refused it, or its image is none."""
+TOO_LONG: Final = ("Input token ids are too long", "input length exceeds available state")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The engine's own flags."""
+    parser.add_argument("--model", required=True, type=Path, metavar="PATH", help="the .litertlm file")
+    parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="where it computes")
+    parser.add_argument(
+        "--vision-backend", choices=BACKENDS, help="where images are encoded; without it none are taken"
+    )
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of a conversation; default: the file's")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="for compiled weights; default: beside the model")
+
+
+def create(args: Namespace) -> LiteRTLM:
+    """The engine that the command line describes."""
+    return LiteRTLM(args)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A conversation that has ended well, and what it holds."""
+
+    conversation: Any
+    key: str
+    messages: list[dict[str, Any]]
+
+
+class LiteRTLM:
+    """One `litert_lm.Engine`. A request that continues the conversation of the one before sends its last message alone:
+    the rest is in the cache already."""
+
+    slots = 1
+    context_length: int | None = None
+    apis: frozenset[Api] = frozenset({"chat"})
+
+    def __init__(self, args: Namespace) -> None:
+        self._args = args
+        # Untyped on purpose: type checks must not depend on whether the extra is installed.
+        self._library: Any = None
+        self._engine: Any = None
+        self._sampler: Any = None
+        """As the file has it; None: it says nothing."""
+        self._tells_tools = False
+        self._held: _Held | None = None
+
+    def load(self) -> None:
+        """Load the file. Why LiteRT-LM cannot, it writes to stderr alone."""
+        args = self._args
+        check_litertlm(args.model)
+        try:
+            library = self._library = importlib.import_module("litert_lm")
+        except (ImportError, OSError) as error:
+            raise LoadError(f"LiteRT-LM cannot be used: {error} (it is the extra `litert-lm`)") from None
+        library.set_min_log_severity(library.LogSeverity.ERROR)
+        if args.cache_dir is not None:
+            args.cache_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            with library.ModelInfo(args.model) as info:
+                self._read(info)
+            self._engine = library.Engine(
+                str(args.model),
+                self._backend(args.backend),
+                max_num_tokens=args.max_tokens,
+                vision_backend=args.vision_backend and self._backend(args.vision_backend),
+                cache_dir=args.cache_dir and str(args.cache_dir),
+                enable_benchmark=True,  # by its figures tokens are counted
+            )
+            # Few files say whether their model calls tools: their template does.
+            self._tells_tools = self._rendered([]) != self._rendered([PROBE_TOOL])
+        except RuntimeError as error:
+            where = f"with its computing on the {args.backend}"
+            raise LoadError(f"LiteRT-LM cannot load {args.model} {where}: {error}; the log above says why") from None
+
+    def _read(self, info: Any) -> None:
+        """What the file says about itself. Raises LoadError."""
+        args = self._args
+        if info.llm is None:
+            raise LoadError(f"{args.model} holds no language model, but {info.model_type.name.lower()}")
+        if args.vision_backend and not info.input_modalities.vision:
+            raise LoadError(f"{args.model} takes no images: leave --vision-backend out")
+        most = info.max_context_tokens
+        if args.max_tokens and 0 < most < args.max_tokens:
+            raise LoadError(f"--max-tokens {args.max_tokens} is more than the {most} that {args.model} was made for")
+        self.context_length = args.max_tokens or (most if most > 0 else None)
+        said = info.llm.default_sampler_params
+        self._sampler = said if said.top_k or said.temperature else None
+
+    def _rendered(self, tools: list[dict[str, Any]]) -> str:
+        """What the file's template makes of a first message. Raises RuntimeError."""
+        with self._engine.create_conversation(tools=self._described(tools)) as conversation:
+            rendered: str = conversation.render_message_to_string("a")
+        return rendered
+
+    def _described(self, tools: list[dict[str, Any]]) -> list[Any]:
+        """Tools that the model is told of; it is the client that runs them."""
+        return [type("Described", (self._library.Tool,), tool_methods(tool))() for tool in tools]
+
+    def _backend(self, name: str) -> Any:
+        return {"cpu": self._library.Backend.CPU, "gpu": self._library.Backend.GPU}[name]()
+
+    def chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
+        """Through the model's own chat template, in the conversation that is held where this one continues it."""
+        self._check(request)
+        messages = litert_messages.messages_for(request.messages, images=self._args.vision_backend is not None)
+        if messages[-1]["role"] not in ("user", "tool"):
+            place = f"messages[{len(messages) - 1}].role"
+            raise RequestError("The last message must be the user's, or a tool's result.", param=place)
+        key = json.dumps([self._sampling(request), request.offered_tools, variables(request)], sort_keys=True)
+        held, self._held = self._held, None
+        if held is not None and not (held.key == key and held.messages == messages[:-1]):
+            held.conversation.close()
+            held = None
+        conversation = held.conversation if held else self._conversation(request, messages[:-1])
+        before = conversation.token_count
+        stream = conversation.send_message_async(
+            messages[-1], max_output_tokens=request.token_limit, repetition_penalty_config=self._penalties(request)
+        )
+        pieces: list[Piece] = []
+        try:
+            with job.interrupted_by(conversation.cancel_process):
+                for piece in self._answer(conversation, stream, before, request, job):
+                    pieces.append(piece)
+                    yield piece
+            # Of a thought, the cache holds what the template leaves out; of a cut answer, the end is missing.
+            if pieces[-1].finish_reason != "length" and not any(piece.thought for piece in pieces):
+                self._held = _Held(conversation, key, [*messages, litert_messages.answer_of(pieces)])
+        finally:
+            if self._held is None:
+                _end(conversation, stream)
+
+    def _answer(
+        self, conversation: Any, stream: Generator[Any], before: int, request: ChatRequest, job: Job
+    ) -> Generator[Piece]:
+        """`before`: tokens that the conversation held already."""
+        texts: list[str] = []
+        calls = 0
+        for chunk in self._chunks(stream):
+            if not texts:
+                job.count_prompt(before + conversation.get_benchmark_info().last_prefill_token_count)
+            job.check()
+            piece = litert_messages.piece_of(chunk, calls, 1 if request.parallel_tool_calls is False else None)
+            texts.append(piece.text + piece.thought)
+            job.count_token()
+            calls += len(piece.tool_calls)
+            if piece != Piece():
+                yield piece
+        job.check()
+        figures = conversation.get_benchmark_info()
+        if not texts:
+            job.count_prompt(before + figures.last_prefill_token_count)
+        made = figures.last_decode_token_count
+        for _ in range(made - job.completion_tokens):  # a chunk may hold several, and the end has none
+            job.count_token()
+        yield Piece(finish_reason="tool_calls" if calls else self._finish(conversation, made, request, "".join(texts)))
+
+    def _chunks(self, stream: Iterator[Any]) -> Iterator[Mapping[str, Any]]:
+        try:
+            for message in stream:
+                yield message.to_json()
+        except RuntimeError as error:
+            if NOT_TAKEN in str(error):
+                raise _not_taken(error) from None
+            if not any(words in str(error) for words in TOO_LONG):
+                raise
+            message = f"The conversation is longer than fits the context of {self.context_length} tokens: {error}"
+            raise RequestError(message, code="context_length_exceeded", param="messages") from None
+
+    def _finish(self, conversation: Any, made: int, request: ChatRequest, text: str) -> FinishReason:
+        """LiteRT-LM does not tell. At the limit, the last token was the end where the text alone has fewer."""
+        if self.context_length is not None and conversation.token_count >= self.context_length:
+            return "length"
+        limit = request.token_limit
+        cut = limit is not None and made >= limit and len(self._engine.tokenize(text)) >= made
+        return "length" if cut else "stop"
+
+    def _conversation(self, request: ChatRequest, earlier: list[dict[str, Any]]) -> Any:
+        library = self._library
+        sampling = self._sampling(request)
+        seed = random.randrange(1 << 31) if sampling["seed"] is None else sampling["seed"]  # noqa: S311 - no secret
+        asks = any(value is not None for value in sampling.values())
+        sampler = library.SamplerConfig(**self._filled(sampling), seed=seed) if asks or self._sampler else None
+        context = variables(request)
+        thinks = context.get("enable_thinking")
+        try:
+            return self._engine.create_conversation(
+                messages=earlier,
+                tools=self._described(request.offered_tools),
+                automatic_tool_calling=False,
+                extra_context=context,
+                thinking_config=None if thinks is None else library.ThinkingConfig(enable_thinking=bool(thinks)),
+                sampler_config=sampler,
+            )
+        except RuntimeError as error:
+            raise _not_taken(error) from None
+
+    def _sampling(self, request: ChatRequest) -> dict[str, Any]:
+        asked = request.model_dump(include={"temperature", "top_p", "top_k", "seed"})
+        if asked["top_k"] is not None and asked["top_k"] <= 0:
+            asked["top_k"] = ANY_TOP_K
+        if asked["seed"] is not None:
+            asked["seed"] %= 1 << 31
+        return asked
+
+    def _filled(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
+        """Every figure: the library takes the likeliest token alone where `top_k` is missing."""
+        if sampling["temperature"] == 0:
+            return {"top_k": 1, "top_p": 1.0, "temperature": 1.0}
+        defaults = {"top_k": TOP_K, "top_p": TOP_P, "temperature": TEMPERATURE}
+        said = {name: getattr(self._sampler, name, None) for name in defaults}
+        return {
+            name: sampling[name] if sampling[name] is not None else said[name] or default
+            for name, default in defaults.items()
+        }
+
+    def _penalties(self, request: ChatRequest) -> Any:
+        given = {
+            "repetition_penalty": request.repeat_penalty,
+            "presence_penalty": request.presence_penalty,
+            "frequency_penalty": request.frequency_penalty,
+        }
+        if not any(given.values()):
+            return None
+        try:
+            return self._library.RepetitionPenaltyConfig(**given)
+        except ValueError as error:
+            raise RequestError(f"{error}", param="repeat_penalty") from None
+
+    def _check(self, request: ChatRequest) -> None:
+        """Refuse what would be overlooked. Raises RequestError."""
+        for name in UNKNOWN_SAMPLING:
+            if getattr(request, name):
+                raise RequestError(f"LiteRT-LM has no `{name}`: leave it out.", param=name)
+        if (request.response_format or {}).get("type", "text") != "text":
+            message = "This engine holds no answer to a format."
+            raise RequestError(message, code="structured_output_unsupported", param="response_format")
+        if request.offered_tools:
+            if not self._tells_tools:
+                message = "The model's chat template knows no tools: send none."
+                raise RequestError(message, code="tools_unsupported", param="tools")
+            if request.tool_choice not in (None, "auto"):
+                message = "LiteRT-LM cannot be made to call a tool: leave `tool_choice` out."
+                raise RequestError(message, code="tools_unsupported", param="tool_choice")
+
+    def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
+        """Not offered."""
+        raise _not_offered()
+
+    def embed(self, texts: list[str], job: Job) -> list[list[float]]:
+        """Not offered."""
+        raise _not_offered()
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Not offered."""
+        raise _not_offered()
+
+    def token_texts(self, tokens: list[int]) -> list[bytes]:
+        """Not offered."""
+        raise _not_offered()
+
+    def prompt(self, request: ChatRequest) -> str:
+        """Not offered."""
+        raise _not_offered()
+
+    def count(self, request: ChatRequest) -> int:
+        """Not offered."""
+        raise _not_offered()
+
+
+def _not_offered() -> RequestError:
+    return RequestError("This engine knows conversations alone.", code="not_supported")
+
+
+def _not_taken(error: RuntimeError) -> RequestError:
+    return RequestError(f"The model takes no such conversation: {error}; the worker's log says why.", param="messages")
+
+
+def check_litertlm(path: Path) -> None:
+    """The file can be read and begins as such files do. Raises LoadError with the reason."""
+    check_file(path)
+    with path.open("rb") as file:
+        magic = file.read(len(MAGIC))
+    if magic != MAGIC:
+        raise LoadError(f"{path} is not a .litertlm file: it begins with {magic!r}, not {MAGIC!r}")
+
+
+def tool_methods(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a `litert_lm.Tool`."""
+    return {"get_tool_description": lambda self: dict(tool), "execute": lambda self, arguments: None}
+
+
+def _end(conversation: Any, stream: Generator[Any]) -> None:
+    """Stop what a conversation is at, and forget it."""
+    conversation.cancel_process()
+    if inspect.getgeneratorstate(stream) != inspect.GEN_CREATED:
+        with suppress(RuntimeError):
+            for _ in stream:
+                pass
+    conversation.close()

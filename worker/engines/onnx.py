@@ -1,0 +1,223 @@
+"""ONNX Runtime: an embedding model in this process, on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+from argparse import ArgumentParser, Namespace
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from worker.embedding_tokenizer import EmbeddingTokenizer, find_tokenizer, load_tokenizer
+from worker.engine import Api, Job, Piece
+from worker.errors import LoadError, RequestError
+from worker.preflight import check_file
+from worker.schema import ChatRequest, CompletionRequest
+
+POOLINGS: Final = ("mean", "cls")
+BATCH_TOKENS: Final = 4096
+"""Tokens of a batch, padding included: bounds memory, and how long a cancelled request goes on."""
+
+ERRORS: Final = 3
+"""ONNX Runtime's log severity: its warnings are about how a model was exported."""
+WINDOW: Final = 256
+"""Texts that are cut into tokens, and sorted into batches, at a time."""
+
+INPUTS: Final = {
+    "input_ids": "ids",
+    "input_word_ids": "ids",
+    "attention_mask": "mask",
+    "input_mask": "mask",
+    "token_type_ids": "types",
+    "segment_ids": "types",
+    "input_type_ids": "types",
+}
+"""What exporters call a model's inputs, to what they are."""
+POOLED_OUTPUT: Final = "sentence_embedding"
+TOKEN_OUTPUTS: Final = ("last_hidden_state", "token_embeddings")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The engine's own flags."""
+    parser.add_argument("--model", required=True, type=Path, metavar="PATH", help="the ONNX file")
+    parser.add_argument("--tokenizer", type=Path, metavar="PATH", help="default: what lies beside the model")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of a text that count")
+    parser.add_argument("--pooling", choices=POOLINGS, default="mean", help="how tokens become one embedding")
+    parser.add_argument("--no-normalize", action="store_true", help="leave embeddings as long as they are")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads; 0: one for each core")
+
+
+def create(args: Namespace) -> Onnx:
+    """The engine that the command line describes."""
+    return Onnx(args)
+
+
+class Onnx:
+    """One inference session. A request's texts are padded together, batch by batch."""
+
+    slots = 1
+    context_length: int | None = None
+    apis: frozenset[Api] = frozenset({"embeddings"})
+
+    def __init__(self, args: Namespace) -> None:
+        self._args = args
+        # Untyped on purpose: type checks must not depend on whether the extra is installed.
+        self._np: Any = None
+        self._session: Any = None
+        self._tokenizer: EmbeddingTokenizer
+        self._inputs: dict[str, Any] = {}
+        """What is fed (`ids`, `mask`, `types`), to the model's input."""
+        self._output = ""
+        self._rows: int | None = None
+        self._width: int | None = None
+        """Texts of a batch, and tokens of a text, where the model was exported for one number alone."""
+
+    def load(self) -> None:
+        """Load tokenizer and file."""
+        args = self._args
+        check_file(args.model)
+        path = args.tokenizer or find_tokenizer(args.model)
+        try:
+            self._np, runtime = importlib.import_module("numpy"), importlib.import_module("onnxruntime")
+            tokenizer = load_tokenizer(path, args.max_tokens)
+        except (ImportError, OSError) as error:
+            raise LoadError(f"ONNX Runtime cannot be used: {error} (it is the extra `onnx`)") from None
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = args.threads
+        options.log_severity_level = ERRORS
+        try:
+            self._session = runtime.InferenceSession(str(args.model), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # noqa: BLE001 - its exceptions have no base class of their own
+            raise LoadError(f"ONNX Runtime cannot load {args.model}: {_plain(error)}") from None
+        self._inputs = inputs_by_role(self._session.get_inputs())
+        self._output = chosen_output(self._session.get_outputs())
+        self._rows, self._width = fixed_shape(self._inputs["ids"].shape)
+        if self._width is not None and self._width < (tokenizer.max_tokens or self._width + 1):
+            tokenizer = load_tokenizer(path, self._width)
+        self._tokenizer = tokenizer
+        self.context_length = tokenizer.max_tokens
+
+    def embed(self, texts: list[str], job: Job) -> list[list[float]]:
+        """One vector for each text, of length 1 unless told otherwise. Longer texts are cut."""
+        vectors: list[list[float]] = []
+        for begin in range(0, len(texts), WINDOW):
+            job.check()
+            vectors += self._embed(texts[begin : begin + WINDOW], job)
+        return vectors
+
+    def _embed(self, texts: list[str], job: Job) -> list[list[float]]:
+        encodings = self._tokenizer.encode(texts)
+        vectors: dict[int, list[float]] = {}
+        for batch in batches([len(each.ids) for each in encodings], self._rows):
+            job.check()
+            made = self._vectors([encodings[number] for number in batch])
+            job.count_prompt(sum(len(encodings[number].ids) for number in batch))
+            vectors.update(zip(batch, made.tolist(), strict=True))
+        return [vectors[number] for number in range(len(texts))]
+
+    def _vectors(self, encodings: Sequence[Any]) -> Any:
+        """One row for each text."""
+        np = self._np
+        width = self._width or max(1, *(len(each.ids) for each in encodings))
+        rows = self._rows or len(encodings)
+        fed = {
+            "ids": np.full((rows, width), self._tokenizer.pad_id, np.int64),
+            "mask": np.zeros((rows, width), np.int64),
+            "types": np.zeros((rows, width), np.int64),
+        }
+        for row, each in enumerate(encodings):
+            length = len(each.ids)
+            fed["ids"][row, :length], fed["types"][row, :length] = each.ids, each.type_ids
+            fed["mask"][row, :length] = 1
+        feed = {each.name: fed[role].astype(_number_type(np, each.type)) for role, each in self._inputs.items()}
+        (made,) = self._session.run([self._output], feed)
+        made, mask = made[: len(encodings)].astype(np.float32), fed["mask"][: len(encodings), :, None]
+        if made.ndim == 3:
+            made = made[:, 0] if self._args.pooling == "cls" else (made * mask).sum(1) / mask.sum(1).clip(1)
+        if not self._args.no_normalize:
+            made = made / np.linalg.norm(made, axis=1, keepdims=True).clip(1e-12)
+        return made
+
+    def chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
+        """Not offered."""
+        raise _not_offered()
+
+    def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
+        """Not offered."""
+        raise _not_offered()
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Not offered."""
+        raise _not_offered()
+
+    def token_texts(self, tokens: list[int]) -> list[bytes]:
+        """Not offered."""
+        raise _not_offered()
+
+    def prompt(self, request: ChatRequest) -> str:
+        """Not offered."""
+        raise _not_offered()
+
+    def count(self, request: ChatRequest) -> int:
+        """Not offered."""
+        raise _not_offered()
+
+
+def _not_offered() -> RequestError:
+    return RequestError("This engine makes embeddings alone.", code="not_supported")
+
+
+def batches(lengths: Sequence[int], rows: int | None) -> Iterator[list[int]]:
+    """Numbers of the texts of each batch, the shortest texts first, so that little is padded; `rows` of them where the
+    model takes no other number, else as many as have no more than BATCH_TOKENS together, and one at least."""
+    batch: list[int] = []
+    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
+        full = len(batch) == rows if rows else (len(batch) + 1) * lengths[number] > BATCH_TOKENS
+        if batch and full:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def inputs_by_role(inputs: Sequence[Any]) -> dict[str, Any]:
+    """A model's inputs by what they are: `ids`, `mask`, `types`. Raises LoadError: it wants what cannot be given."""
+    found = {INPUTS.get(each.name.partition(":")[0]): each for each in inputs}
+    if None in found:
+        known = ", ".join(name for name in INPUTS)
+        raise LoadError(f"the model has an input `{found[None].name}`; an embedding model has some of: {known}")
+    if "ids" not in found:
+        raise LoadError("the model has no input `input_ids`: it does not read tokens")
+    return {role: each for role, each in found.items() if role is not None}
+
+
+def chosen_output(outputs: Sequence[Any]) -> str:
+    """The output that is, or becomes, one vector for each text: one that the model has pooled itself, else its tokens'.
+    Raises LoadError."""
+    ranks: dict[str, int] = {each.name: len(each.shape or ()) for each in outputs}
+    if ranks.get(POOLED_OUTPUT) == 2:
+        return POOLED_OUTPUT
+    by_rank = [name for rank in (3, 2) for name in ranks if ranks[name] == rank]
+    if found := [name for name in (*TOKEN_OUTPUTS, *by_rank) if name in ranks]:
+        return found[0]
+    shapes = ", ".join(f"{each.name} {each.shape}" for each in outputs)
+    raise LoadError(f"no output of the model is an embedding, of two or three dimensions: {shapes}")
+
+
+def fixed_shape(shape: Sequence[Any]) -> tuple[int | None, int | None]:
+    """Texts and tokens of a batch, each None where the model takes any number."""
+    fixed = [each if isinstance(each, int) and each > 0 else None for each in shape]
+    return (fixed[0], fixed[1]) if len(fixed) == 2 else (None, None)
+
+
+def _number_type(np: Any, name: str) -> Any:
+    return {"tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(bool)": np.bool_}.get(name, np.int64)
+
+
+def _plain(error: Exception) -> str:
+    """The library's sentence, without its number and its kind."""
+    text = " ".join(str(error).split())
+    if "INVALID_PROTOBUF" in text:
+        return "it is not an ONNX file"
+    return text.partition(" : ")[2].partition(" : ")[2] or text

@@ -1,0 +1,73 @@
+"""ExLlamaV3's generator, which works on many jobs at once, in a thread of its own."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+Answers = queue.SimpleQueue[Any]
+"""Results of one job, or the exception that ended it; it is the job's `identifier`."""
+
+LOOK_S: Final = 0.1
+"""How often somebody who waits for a result looks whether it is still wanted."""
+
+
+class Batch:
+    """The one thread that touches the generator: it knows nothing of threads."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+        self._asked: queue.SimpleQueue[tuple[Callable[[Any], object], Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="exllamav3", daemon=True).start()
+
+    def results(self, make: Callable[[Answers], Any], check: Callable[[], None]) -> Generator[dict[str, Any]]:
+        """The results of the job that `make` makes. Raises what the generator raised for it, or `check` in between;
+        then, and when it is closed, the job is cancelled."""
+        answers: Answers = queue.SimpleQueue()
+        job = make(answers)
+        self._asked.put((self._generator.enqueue, job))
+        ended = False
+        try:
+            while not ended:
+                try:
+                    result = answers.get(timeout=LOOK_S)
+                except queue.Empty:
+                    check()
+                    continue
+                ended = isinstance(result, Exception) or result["eos"]
+                if isinstance(result, Exception):
+                    raise result
+                yield result
+        finally:
+            if not ended:
+                self._asked.put((self._generator.cancel, job))
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._do_as_asked()
+                for result in self._generator.iterate():
+                    result["job"].identifier.put(result.get("error", result))
+        except Exception as error:  # noqa: BLE001 - the generator is of no more use, whatever it was
+            traceback.print_exc()
+            sys.stderr.write(f"ExLlamaV3 failed: {error!r}\n")
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _do_as_asked(self) -> None:
+        idle = not self._generator.num_remaining_jobs()
+        while True:
+            try:
+                do, job = self._asked.get(block=idle)
+            except queue.Empty:
+                return
+            try:
+                do(job)
+            except (AssertionError, ValueError) as error:  # the generator refuses this one job
+                job.identifier.put(error)
+            idle = not self._generator.num_remaining_jobs()

@@ -1,0 +1,89 @@
+"""A model's folder as Hugging Face lays it out: what its JSON files and templates say about texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from worker.errors import LoadError
+from worker.preflight import check_file
+
+TOKENIZER: Final = "tokenizer.json"
+_NO_LENGTH: Final = 10**9
+"""Where nobody knew how long a text may be, `model_max_length` is 10**30."""
+
+
+class HFFolder:
+    """The files beside a `tokenizer.json`. Raises LoadError where one cannot be read."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        """`model`: the folder of the weights, mostly the same."""
+        self.path = folder
+        check_file(folder / TOKENIZER)
+        self._tokenizer = _object(folder / "tokenizer_config.json")
+        names = ("config.json", "generation_config.json")
+        self._others = [_object(each / name) for each in {folder: None, model: None} for name in names]
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """What templates know by name: `bos_token`, `eos_token` and the like."""
+        return dict(self._specials())
+
+    @property
+    def templates(self) -> dict[str, str]:
+        """Chat templates by name; the one for every use is `default`."""
+        found = self._tokenizer.get("chat_template") or _object(self.path / "chat_template.json").get("chat_template")
+        named = found if isinstance(found, list) else [{"name": "default", "template": found}] if found else []
+        templates = {str(each["name"]): str(each["template"]) for each in named}
+        file = self.path / "chat_template.jinja"
+        return templates | ({"default": _text(file)} if file.exists() else {})
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer, as far as they are numbers."""
+        return frozenset(
+            number for each in self._others for number in _list(each.get("eos_token_id")) if isinstance(number, int)
+        )
+
+    @property
+    def end_tokens(self) -> frozenset[str]:
+        """Tokens that end an answer, as far as they are names (CTranslate2's configuration names its own)."""
+        names = (self.special_tokens.get("eos_token"), *(each.get("eos_token") for each in self._others))
+        return frozenset(name for name in names if isinstance(name, str) and name)
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens that the model was made for; None: nothing is said."""
+        length = self._tokenizer.get("model_max_length")
+        return length if isinstance(length, int) and 0 < length < _NO_LENGTH else None
+
+    def _specials(self) -> Iterator[tuple[str, str]]:
+        for name, value in self._tokenizer.items():
+            content = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(content, str):
+                yield name, content
+
+
+def _object(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(_text(path))
+    except ValueError as error:
+        raise LoadError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise LoadError(f"{path} is not a JSON object")
+    return content
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise LoadError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [value]

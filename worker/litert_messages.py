@@ -1,0 +1,120 @@
+"""OpenAI's messages in LiteRT-LM's form, and its answers in ours. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from worker.call_ids import call_id
+from worker.engine import Piece
+from worker.errors import RequestError
+from worker.schema import Message
+
+Object = dict[str, Any]
+
+
+def messages_for(messages: Sequence[Message], *, images: bool) -> list[Object]:
+    """The conversation as LiteRT-LM takes it: contents are lists of parts, arguments of calls are objects, a tool's
+    result has the tool's name. Raises RequestError."""
+    made = []
+    names: dict[str, str] = {}
+    for number, message in enumerate(messages):
+        fields = message.model_dump(exclude_unset=True)
+        content = _content(message, f"messages[{number}].content", images=images)
+        role = "system" if message.role == "developer" else message.role
+        if role == "tool":
+            name = names.get(str(fields.get("tool_call_id")), "")
+            content = [{"type": "tool_response", "name": name, "response": _result(content)}]
+        written: Object = {"role": role, "content": content}
+        calls = fields.get("tool_calls")
+        if isinstance(calls, list) and calls:
+            written["tool_calls"] = [
+                _call(call, f"messages[{number}].tool_calls[{at}]") for at, call in enumerate(calls)
+            ]
+            names |= {str(call.get("id")): call["function"]["name"] for call in calls}
+        made.append(written)
+    return made
+
+
+def _content(message: Message, place: str, *, images: bool) -> list[Object]:
+    if not isinstance(message.content, list):
+        return [{"type": "text", "text": message.content}] if message.content else []
+    made: list[Object] = []
+    for at, part in enumerate(message.content):
+        if part.get("type") == "text":
+            made.append({"type": "text", "text": str(part.get("text", ""))})
+        elif part.get("type") == "image_url" and images:
+            made.append({"type": "image", "blob": _image(part, f"{place}[{at}].image_url")})
+        else:
+            reads = "text and images" if images else "text"
+            raise RequestError(f"This engine reads {reads}, not {part.get('type')}.", param=f"{place}[{at}].type")
+    return made
+
+
+def _image(part: Mapping[str, Any], place: str) -> str:
+    """The image in a data URL, as base64."""
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, dict) else image
+    head, comma, body = url.partition(",") if isinstance(url, str) else ("", "", "")
+    if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
+        raise RequestError("An image is sent as a data URL: `data:image/png;base64,...`.", param=place)
+    try:
+        base64.b64decode(body, validate=True)
+    except binascii.Error as error:
+        raise RequestError(f"The image is not base64: {error}.", param=place) from None
+    return body
+
+
+def _result(content: Sequence[Mapping[str, Any]]) -> Any:
+    """What a tool answered: the value where it is JSON, else the text."""
+    text = "\n".join(part["text"] for part in content if part["type"] == "text")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _call(call: Any, place: str) -> Object:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError("A call has a `function` with a `name`.", param=place)
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"The arguments are not JSON: {error}.", param=f"{place}.function.arguments") from None
+    return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def piece_of(chunk: Mapping[str, Any], calls_before: int, most_calls: int | None = None) -> Piece:
+    """A part of an answer, without what it calls beyond `most_calls`."""
+    content = chunk.get("content") or ()
+    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    calls = tuple(_delta(call, index) for index, call in enumerate(chunk.get("tool_calls") or (), calls_before))
+    calls = calls if most_calls is None else calls[: max(0, most_calls - calls_before)]
+    return Piece(text, thought="".join((chunk.get("channels") or {}).values()), tool_calls=calls)
+
+
+def _delta(call: Mapping[str, Any], index: int) -> Object:
+    function = call.get("function", call)
+    arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+    return {
+        "index": index,
+        "id": call_id(),
+        "type": "function",
+        "function": {"name": function.get("name", ""), "arguments": arguments},
+    }
+
+
+def answer_of(pieces: Iterable[Piece]) -> Object:
+    """The message that an answer's pieces make, as `messages_for` writes it when a client sends it back."""
+    pieces = [*pieces]
+    text = "".join(piece.text for piece in pieces)
+    made: Object = {"role": "assistant", "content": [{"type": "text", "text": text}] if text else []}
+    if calls := [call for piece in pieces for call in piece.tool_calls]:
+        made["tool_calls"] = [_call(call, "") for call in calls]
+    return made

@@ -1,0 +1,31 @@
+"""The text of tokens that come one by one. Pure."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Collection
+from typing import Protocol
+
+
+class TokenTexts(Protocol):
+    """A vocabulary, as far as a reader needs it."""
+
+    def text(self, token: int, *, with_special: bool) -> bytes:
+        """What a token stands for; nothing for a special one, unless these are told too."""
+
+
+class TokenReader:
+    """The text of tokens that come one by one. A character may take several."""
+
+    def __init__(self, vocabulary: TokenTexts, shown: Collection[int] = ()) -> None:
+        self._vocabulary = vocabulary
+        self._shown = shown
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, token: int) -> str:
+        """What the token adds. Of special tokens only those that are shown have a text."""
+        return self._decoder.decode(self._vocabulary.text(token, with_special=token in self._shown))
+
+    def rest(self) -> str:
+        """What is left at the end: a character that was never finished."""
+        return self._decoder.decode(b"", final=True)
