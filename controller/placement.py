@@ -39,14 +39,15 @@ class Ledger:
         """Claims of all that is not seen gone, and of all that is about to come."""
         ledger = cls()
         seen = set()
-        for replica in observed.replicas:
+        # In the order of their names, so that whoever counts as busy is the same in whatever order they were seen.
+        for replica in sorted(observed.replicas, key=lambda each: each.name):
             seen.add(replica.name)
             operation = observed.pending.get(replica.name)
             if replica.phase is Phase.EXITED or (replica.phase is Phase.CREATED and operation is None):
                 continue
             unsettled = replica.ready_since is None or operation is not None
             ledger.add(replica.claims, model=replica.id.model, busy_with=replica.name if unsettled else None)
-        for name, operation in observed.pending.items():
+        for name, operation in sorted(observed.pending.items()):
             if name not in seen and operation.kind is OpKind.START:
                 ledger.add(operation.claims, model=operation.id.model, busy_with=name)
         return ledger
@@ -142,6 +143,17 @@ def _in_main_memory(model: DesiredModel, observed: ObservedState, ledger: Ledger
 
 
 def _allowed(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
+    allowed = _chosen(model, gpus)
+    if isinstance(allowed, NoRoom) or model.gpu_count == 1:
+        return allowed
+    whole = [gpu for gpu in allowed if gpu.mig is None]
+    if len(whole) < model.gpu_count <= len(allowed):
+        # CUDA shows a process one instance at most.
+        return NoRoom(f"needs {_gpus(model.gpu_count)} as wholes, and those here are MIG instances")
+    return whole
+
+
+def _chosen(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
     if not model.gpu_choice:
         return list(gpus)
     by_name = {gpu.uuid: gpu for gpu in gpus} | {gpu.label: gpu for gpu in gpus}

@@ -37,6 +37,9 @@ FRESH_DEMAND_S: Final = 5.0
 """A request that asked for a model counts as waiting for so long, until the gateway's count of them comes."""
 
 
+_SEATED: Final = (0, 0.0, "")
+
+
 @dataclass(frozen=True, slots=True)
 class Residency:
     """What is wanted once it is decided who has to go."""
@@ -49,22 +52,27 @@ class Residency:
     woken: tuple[str, ...] = ()
     """Models that rested, and are wanted again."""
     places: Mapping[str, tuple[int, float, str]] = field(default_factory=dict)
+    """Of those that have none."""
     wakes: tuple[float, ...] = ()
 
     def line(self, want: DesiredModel | None) -> tuple[int, float, str]:
         """A model's place in the line for room, the least first."""
-        return self.places[want.name] if want is not None else (0, 0.0, "")
+        return self.places.get(want.name, _SEATED) if want is not None else _SEATED
 
 
 def settle(desired: DesiredState, observed: ObservedState, ledger: Ledger, now: float) -> Residency:
     """Decide. `ledger` has the claims of all that is not seen gone; it is not changed."""
     woken = _woken(desired, observed)
+    names = tuple(name for name, want in woken.models.items() if want is not desired.models[name])
     alive = alive_of(observed)
     residents = {
         name: resident
         for name, want in woken.models.items()
         if (resident := resident_of(want, alive.get(name, ()), observed)) is not None
     }
+    homeless = list(_homeless(woken, observed))
+    if not homeless and not residents:
+        return Residency(woken, woken=names)
     leaving = _leaving(woken, observed)
     loading = (name for name in alive if name not in residents and may_go(woken.models.get(name)))
     seats = _Seats(
@@ -77,7 +85,7 @@ def settle(desired: DesiredState, observed: ObservedState, ledger: Ledger, now: 
         leaving=sorted({each.id.model for each in leaving}),
         coming={name: [each.claims for each in alive[name]] for name in loading},
     )
-    for want in sorted(_homeless(woken, observed), key=seats.line):
+    for want in sorted(homeless, key=seats.line):
         seats.seat(want)
     seats.rest_unused()
     models = dict(woken.models)
@@ -93,8 +101,8 @@ def settle(desired: DesiredState, observed: ObservedState, ledger: Ledger, now: 
         replace(woken, models=models),
         {name: reason for name, (_, reason) in seats.resting.items()},
         seats.waits,
-        tuple(name for name, want in woken.models.items() if want is not desired.models[name]),
-        {name: seats.line(want) for name, want in woken.models.items()},
+        names,
+        {want.name: seats.line(want) for want in homeless},
         tuple(seats.wakes),
     )
 
@@ -135,8 +143,8 @@ def _homeless(desired: DesiredState, observed: ObservedState) -> Iterable[Desire
         if operation.kind is OpKind.START:
             present.setdefault(operation.id.model, set()).add(operation.id.index)
     for want in desired.models.values():
-        if want.runs and not set(range(want.replicas)) <= present.get(want.name, set()):
-            missing = len(set(range(want.replicas)) - present.get(want.name, set()))
+        missing = want.replicas - sum(index < want.replicas for index in present.get(want.name, ()))
+        if want.runs and missing:
             yield replace(want, replicas=missing)
 
 

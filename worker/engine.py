@@ -8,8 +8,7 @@ metrics and signals are the worker's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -44,8 +43,6 @@ class Job:
         self.completion_tokens = 0
         self._counters = counters
         self._cancelled = threading.Event()
-        self._interrupt: Callable[[], None] | None = None
-        self._lock = threading.Lock()
 
     def count_prompt(self, tokens: int) -> None:
         """Count the prompt's tokens, once they are processed."""
@@ -67,25 +64,9 @@ class Job:
         if self._cancelled.wait(seconds):
             raise JobCancelledError
 
-    @contextmanager
-    def interrupted_by(self, interrupt: Callable[[], None]) -> Iterator[None]:
-        """Within, `interrupt` is called once the answer is no longer wanted, from another thread: it must not block.
-        For engines that do not come back to check while they read a prompt."""
-        with self._lock:
-            self.check()
-            self._interrupt = interrupt
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._interrupt = None
-
     def cancel(self) -> None:
         """Ask the engine to stop at its next check. From any thread."""
-        with self._lock:
-            self._cancelled.set()
-            if self._interrupt is not None:
-                self._interrupt()
+        self._cancelled.set()
 
 
 class Engine(Protocol):

@@ -24,6 +24,7 @@ class HFVocabulary:
         # Untyped on purpose: type checks must not depend on whether the extra is installed.
         self._tokenizer: Any = _loaded(folder)
         self._plain: Any = _loaded(folder)
+        self._plain.encode_special_tokens = True
         added = self._tokenizer.get_added_tokens_decoder()
         self._added: dict[int, bytes] = {number: token.content.encode() for number, token in added.items()}
         self._special = frozenset(number for number, token in added.items() if token.special)

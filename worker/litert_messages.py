@@ -1,4 +1,4 @@
-"""OpenAI's messages in LiteRT-LM's form, and its answers in ours. Pure."""
+"""OpenAI's messages in LiteRT-LM's form, and its answers in ours."""
 
 from __future__ import annotations
 

@@ -35,13 +35,17 @@ class Ending:
     """What it exited with, if no signal killed it: 1, unless it raised SystemExit."""
 
 
-def supervise(child: Callable[[int], None], error_in: Callable[[str], str | None]) -> Ending:
+def supervise(
+    child: Callable[[int], None],
+    error_in: Callable[[str], str | None],
+    stop_signal: Callable[[], signal.Signals] = lambda: signal.SIGTERM,
+) -> Ending:
     """Run `child` in a forked process and pass its stderr on, until it ends or SIGTERM or SIGINT asks for that.
 
-    `child` gets a file descriptor and writes a byte to it once it is ready; it ends by returning. Its death by SIGTERM
-    needs nothing of it: it has the signal's default action, so that code which blocks the interpreter cannot delay it.
-    Should this process be killed, the kernel kills the child. Children of its own that it leaves behind are killed:
-    they may hold memory, and they hold its log open. `error_in` finds the error in a line, if there is one.
+    `child` gets a file descriptor and writes a byte to it once it is ready; it ends by returning. Its death by
+    `stop_signal` needs nothing of it: it has the signal's default action, so that code which blocks the interpreter
+    cannot delay it. Should this process be killed, the kernel kills the child. Children of its own that it leaves
+    behind are killed: they may hold memory, and they hold its log open. `error_in` finds the error in a line.
     """
     log_read, log_write = os.pipe()
     ready_read, ready_write = os.pipe()
@@ -61,11 +65,11 @@ def supervise(child: Callable[[int], None], error_in: Callable[[str], str | None
         nonlocal asked_for
         asked_for = True
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, stop_signal())
 
     def child_changed(signum: int, frame: object) -> None:
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            _kill_children(spare=pid)
+            kill_descendants(os.getpid(), spare=pid)
 
     for number in _STOP_SIGNALS:
         signal.signal(number, stop)
@@ -92,11 +96,17 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value)
 
 
-def _kill_children(spare: int) -> None:
-    for listed in Path("/proc/self/task").glob("*/children"):
-        for child in map(int, listed.read_text().split()):
-            if child != spare:
-                with contextlib.suppress(ProcessLookupError):
+def kill_descendants(of: int, spare: int | None = None) -> None:
+    """SIGKILL to all processes below one, save `spare` and what is below that.
+
+    Python's resource trackers end by themselves once their users are gone, and first remove the shared memory that
+    those have left.
+    """
+    for listed in Path(f"/proc/{of}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            for child in map(int, listed.read_text().split()):
+                if child != spare and b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes():
+                    kill_descendants(child)
                     os.kill(child, signal.SIGKILL)
 
 

@@ -19,8 +19,10 @@ from pathlib import Path
 
 from worker.errors import LoadError, PortTakenError
 from worker.preflight import listen, port_number
-from worker.supervise import Ending, die_with_parent, supervise
+from worker.supervise import Ending, die_with_parent, kill_descendants, supervise
 
+AT_ONCE = signal.SIGUSR2
+"""Ends vLLM while it loads, when SIGTERM may leave it hanging, and when its launcher is dead."""
 _STARTED = "Application startup complete"
 _ERROR_LINE = re.compile(
     r"(?:\([\w-]+ pid=\d+\) )?(?:ERROR [\d: -]+ \[[\w.]+:\d+\] )?\s*"
@@ -40,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     except ValueError as error:
         return _fail(2, f"--port: {error}")
     log = Log()
-    ending = supervise(lambda ready: _host(arguments), log.error_in)
+    ending = supervise(lambda ready: _host(arguments), log.error_in, lambda: signal.SIGTERM if log.served else AT_ONCE)
     code, line = explain(ending, served=log.served)
     return _fail(code, line) if line else code
 
@@ -86,11 +88,16 @@ class Log:
 
 
 def _host(arguments: Sequence[str]) -> None:
-    # SIGTERM, which vLLM passes on to its own processes: SIGKILL would leave them running.
-    die_with_parent(signal.SIGTERM)
+    signal.signal(AT_ONCE, _end_at_once)
+    die_with_parent(AT_ONCE)
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     sys.argv = ["vllm", "serve", *arguments]
     importlib.import_module("vllm.entrypoints.cli.main").main()
+
+
+def _end_at_once(signum: int, frame: object) -> None:
+    kill_descendants(os.getpid())
+    os._exit(1)
 
 
 def _fail(code: int, line: str) -> int:

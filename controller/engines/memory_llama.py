@@ -129,12 +129,13 @@ def predict_llama(model: Gguf, load: LlamaLoad) -> Forecast:
 
 def predict_projector(model: Gguf, load: LlamaLoad) -> Forecast:
     """A multimodal projector: its weights, and what it computes an image of its own size with."""
-    names = ("image_size", "patch_size", "embedding_length", "feed_forward_length")
-    side, patch, width, inner = (model.number(f"vision.{name}") for name in names)
-    if not (side and patch and width and inner):
+    names = ("image_size", "patch_size", "embedding_length", "feed_forward_length", "attention.head_count")
+    side, patch, width, inner, heads = (model.number(f"vision.{name}") or 0 for name in names)
+    if not (side and patch and width and inner and heads):
         return Unpredicted("the projector does not say how large its images are")
-    tokens = (side // patch) ** 2
-    parts = Parts(model.weights, compute=tokens * (4 * width + 2 * inner) * _FLOAT)
+    tokens = (side // patch) ** 2 + 1
+    attention = 6 * width if load.flash_attention else 3 * width + heads * tokens
+    parts = Parts(model.weights, compute=(3 * side**2 + tokens * max(attention, 2 * width + inner)) * _FLOAT)
     return Prediction(parts, NOTHING, load.gpus) if load.gpus else Prediction(NOTHING, parts)
 
 
@@ -197,7 +198,9 @@ def _slides(model: Gguf) -> tuple[bool, ...]:
 
 
 def _inner(model: Gguf, width: int) -> int:
-    dense = 3 * (model.number("feed_forward_length", 0) or 0)
+    dense = (1 if model.architecture == "bert" else 3) * (
+        model.number("feed_forward_length", 0) or 0
+    )  # bert has no gate
     used = model.number("expert_used_count", 0) or 0
     if not used:
         return dense
@@ -241,5 +244,9 @@ def _compute(model: Gguf, shape: _Shape, load: LlamaLoad) -> int:
         cells = rows if shape.encodes else max(_cells(shape, load, layer.slides) for layer in shape.layers)
         attention += shape.heads * cells
     outputs = rows if load.outputs is None else min(rows, load.outputs)
-    moments = (rows * attention, rows * (3 * shape.width + shape.inner), outputs * (model.vocabulary + shape.width))
+    moments = (
+        rows * attention,
+        rows * (3 * shape.width + shape.inner),
+        outputs * (shape.width + (0 if shape.encodes else model.vocabulary)),
+    )
     return _masks(shape, load) + max(moments) * _FLOAT

@@ -12,7 +12,13 @@ from types import MappingProxyType
 from typing import Final
 
 _PACKAGES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {"llama_server": ("xllamacpp", "embedded"), "llama_cpp": ("llama_cpp", "llama-cpp"), "vllm": ("vllm", "vllm")}
+    {
+        "llama_server": ("xllamacpp", "embedded"),
+        "llama_cpp": ("llama_cpp", "llama-cpp"),
+        "vllm": ("vllm", "vllm"),
+        "ct2": ("ctranslate2", "ct2"),
+        "exllamav3": ("exllamav3", "exllamav3"),
+    }
 )
 """Worker engine to the package that it imports and the extra that brings it."""
 

@@ -127,7 +127,9 @@ class ModelEstimate(BaseModel):
 
     runtime_state: ModelState = Field(description="unloaded, loading, loaded, unloading or failed.")
     is_loaded: bool = Field(description="Whether runtime_state is loaded.")
-    vram_estimate_mib: int | None = Field(description="Approximate GPU memory of all replicas, in MiB; main memory where they have no GPU.")
+    vram_estimate_mib: int | None = Field(
+        description="Approximate GPU memory of all replicas, in MiB; main memory where they have no GPU."
+    )
     vram_estimate_replica_count: int = Field(description="How many replicas the estimate is for.")
     vram_estimate_source: EstimateSource = Field(description="Where the estimate comes from.")
 

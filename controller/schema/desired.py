@@ -84,10 +84,14 @@ class Definition(BaseModel):
     vram_mib: int | None = Field(
         default=None,
         ge=1,
-        description="GPU memory of one replica on each of its GPUs, in MiB. Left out, a replica claims whole GPUs.",
+        description="GPU memory of one replica on each of its GPUs, in MiB; default: as observed or "
+        "predicted, and whole GPUs where neither is known.",
     )
     memory_mib: int | None = Field(
-        default=None, ge=16, description="Main memory limit of one replica, in MiB (docker)."
+        default=None,
+        ge=16,
+        description="Main memory of one replica, in MiB: its limit (docker), and what it claims of "
+        "ROUNDHOUSE_ENGINES_MEMORY_MIB; default: as observed or predicted, without a limit.",
     )
     start_timeout_s: float | None = Field(
         default=None, gt=0, le=86400, description="Deadline from start to ready, in seconds; default: by backend."

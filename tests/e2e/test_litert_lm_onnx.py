@@ -26,7 +26,7 @@ TURNS: list[Any] = [
 
 async def test_both_serve_and_a_model_without_its_tokenizer_says_so() -> None:
     with tempfile.TemporaryDirectory(prefix="rh") as folder:
-        house = House(Path(folder), "process", {"ROUNDHOUSE_AUTH": "none"})
+        house = House(Path(folder), "process")
         shutil.copy(litertlm("clockwork"), house.models / "chat.litertlm")
         for place in (house.models, house.models / "alone"):
             place.mkdir(exist_ok=True)

@@ -38,7 +38,7 @@ async def test_one_whose_client_leaves_before_it_knows_of_it_is_cancelled() -> N
     async with site() as here:
         async with here.held_store():
             leaving = asyncio.create_task(here.make(background=True, fault="hold"))
-            await until(lambda: here.running, "it is accepted")
+            await until(lambda: bool(here.running), "it is accepted")
             leaving.cancel()
             await until(lambda: not here.running, "it is over")
         await nothing_left(here.here)

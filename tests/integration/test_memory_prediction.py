@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import pytest
 
+from controller.artifacts.facts import Gguf
 from controller.artifacts.read import read_artifact
 from controller.engines import ENGINES
 from controller.engines.base import RenderContext
 from controller.engines.memory import MIB, Parts, Prediction
 from controller.schema.desired import Definition
-from tests.support.gguf_files import write_llama
+from tests.support.gguf_files import write_bert, write_llama, write_projector
 from tests.support.llama_servers import Program, needed, program
 from tests.support.require import require
 from tests.support.worker_process import Worker, free_port
@@ -63,6 +65,8 @@ EXPERTS: Final = MIDDLE | {
     "experts": (16, 8, 128),
     "normed": ("attn_q_norm", "attn_k_norm"),
 }
+CLIP: Final[dict[str, Any]] = {"side": 448, "width": 512, "inner": 2048, "heads": 8, "out": 256}
+BERT: Final[dict[str, Any]] = {"layers": 3, "width": 384, "inner": 1536, "heads": 6, "vocabulary": 8000}
 OFF: Final = {"flash_attn": "off"}
 ROWS: Final = [
     ("small-short", SMALL, 1, {"n_ctx": 512}),
@@ -78,7 +82,11 @@ ROWS: Final = [
     ("gemma-off", GEMMA, 1, {"n_ctx": 8192, **OFF}),
     ("qwen-f32", QWEN, 4, {"n_ctx": 8192, "cache_type_k": "f32", "cache_type_v": "f32"}),
     ("experts", EXPERTS, 4, {"n_ctx": 8192}),
-    ("draft", MIDDLE, 2, {"n_ctx": 8192, "cache_type_k": "q8_0", "draft": SMALL | {"vocabulary": 32000}}),
+    ("draft", MIDDLE, 2, {"n_ctx": 8192, "cache_type_k": "q8_0", "draft_model_path": SMALL | {"vocabulary": 32000}}),
+    ("encoder", BERT, 4, {"embedding": True}),
+    ("encoder-off", BERT, 1, {"embedding": True, "n_ctx": 512, **OFF}),
+    ("images", SMALL, 1, {"n_ctx": 512, "mmproj": CLIP}),
+    ("images-off", SMALL, 1, {"n_ctx": 512, "mmproj": CLIP, **OFF}),
 ]
 KINDS: Final = {"model": "weights", "KV": "kv_cache", "compute": "compute", "output": "compute"}
 TOLERANCE: Final = 0.1
@@ -92,7 +100,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model_file(models: Path, shape: Mapping[str, Any]) -> str:
     name = f"{'-'.join(str(value) for value in shape.values() if isinstance(value, int | str))}.gguf"
     if not (models / name).exists():
-        write_llama(models / name, **shape)
+        write = write_bert if shape is BERT else write_projector if shape is CLIP else write_llama
+        write(models / name, **shape)
     return name
 
 
@@ -102,7 +111,9 @@ def predicted(backend: str, definition: Definition, models: Path) -> Parts:
     forecast = engine.predict(definition, artifacts)
     assert isinstance(forecast, Prediction), forecast
     assert forecast.gpu == Parts()
-    return forecast.host
+    # Of a projector llama.cpp tells what it computes with, and not its weights.
+    untold = sum(each.weights for each in artifacts.values() if isinstance(each, Gguf) and each.architecture == "clip")
+    return replace(forecast.host, weights=forecast.host.weights - untold)
 
 
 def reported(log: str) -> Parts:
@@ -129,8 +140,12 @@ def test_llama_server_takes_what_is_predicted(
             "model_path": model_file(models, shape),
             "target_inflight": sequences,
             "extra_args": ["--threads", "1", "--log-verbosity", "5"],
-            **{f"llama_server_{field}": value for field, value in fields.items() if field != "draft"},
-            "llama_server_draft_model_path": model_file(models, fields["draft"]) if "draft" in fields else None,
+        }
+        | {f"llama_server_{field}": value for field, value in fields.items()}
+        | {
+            f"llama_server_{field}": model_file(models, value)
+            for field, value in fields.items()
+            if isinstance(value, dict)
         }
     )
     context = RenderContext(

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from controller.engines import engine_of
+from controller.engines.ct2 import CT2Definition
 from controller.engines.llama_cpp import LlamaCppDefinition
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
@@ -20,6 +21,7 @@ from controller.runtimes.process import ProcessRuntime
 from controller.runtimes.process_stat import stats
 from controller.schema.desired import Definition
 from controller.state import Phase
+from tests.support.clockwork_folders import make_ct2
 from tests.support.process_engines import DEADLINE_S, Place, end_all, exited, only, request_for, running
 from worker.clockwork import SENTENCE, make
 
@@ -89,6 +91,22 @@ def processes_of(request: StartRequest) -> list[int]:
 
 async def test_the_stub_serves(place: Place) -> None:
     await serve_and_end(place, StubDefinition(backend="stub", stub_text="all is well"), "all is well")
+
+
+async def test_ctranslate2_serves(place: Place) -> None:
+    make_ct2(place.models / "m")
+    await serve_and_end(place, CT2Definition(backend="ct2", model_path="m"), SENTENCE)
+
+
+async def test_what_a_folder_of_ctranslate2_lacks_is_said_before_any_start(place: Place) -> None:
+    make_ct2(place.models / "m")
+    runtime, definition = place.runtime(), CT2Definition(backend="ct2", model_path="m")
+    for name in ("tokenizer.json", "model.bin"):
+        (place.models / "m" / name).unlink()
+        error = (await runtime.preflight("m", definition, None)).error
+        assert error is not None
+        assert error.startswith(f"model_path: m/{name} is missing from {place.models}")
+    await runtime.close()
 
 
 @pytest.mark.embedded

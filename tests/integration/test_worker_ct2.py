@@ -52,7 +52,11 @@ def test_two_at_a_time_and_a_third_waits(begin: Start, tmp_path: Path) -> None:
     make_ct2(tmp_path / "m", ROUND, endless=True)
     worker = begin(tmp_path / "m", "--inter-threads", "2", "--intra-threads", "1").ready()
     asked = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
-    running = [worker.open("POST", "/v1/chat/completions", asked) for _ in range(3)]
+    first = worker.open("POST", "/v1/chat/completions", asked)
+    eventually("it runs", lambda: worker.figure("tokens_predicted_total") > 0)
+    assert choice(worker, max_tokens=3)["message"]["content"] == "round and round "
+    assert worker.figure("requests_processing") == 1, "the first one runs on"
+    running = [first, *(worker.open("POST", "/v1/chat/completions", asked) for _ in range(2))]
     eventually("two run", lambda: worker.figure("requests_processing") == 2)
     assert worker.figure("requests_deferred") == 1
     for each in running:

@@ -35,9 +35,18 @@ def models(draw: st.DrawFn) -> Gguf:
         "attention.sliding_window": 512,
         "expert_used_count": draw(st.integers(0, 8)),
     }
-    sizes = draw(st.tuples(*[st.integers(1, 10**9)] * 3))
-    facts = {f"{name}.{key}": value for key, value in fields.items()}
-    return Gguf(1, name, facts, (BLOCK,) * draw(st.integers(1, 40)), *sizes, 32000, draw(st.booleans()))
+    embedding, output, rest = draw(st.tuples(*[st.integers(1, 10**9)] * 3))
+    return Gguf(
+        size=1,
+        architecture=name,
+        fields={f"{name}.{key}": value for key, value in fields.items()},
+        blocks=(BLOCK,) * draw(st.integers(1, 40)),
+        embedding=embedding,
+        output=output,
+        rest=rest,
+        vocabulary=32000,
+        tied=draw(st.booleans()),
+    )
 
 
 loads = st.builds(

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.engines.stub import StubDefinition
-from controller.placement import Ledger, NoRoom, Placed, place
-from controller.state import HOST, DesiredModel, Gpu, Need, ObservedState, Statement
+from controller.placement import RELEASE_S, Ledger, NoRoom, Placed, place
+from controller.state import HOST, DesiredModel, Gpu, GpuProcess, Need, ObservedState, Statement
 
 MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "h", 1, Statement("file", 0.0, ""))
 gpu_lists = st.lists(st.integers(100, 2_000), max_size=4).map(
@@ -104,3 +104,20 @@ def test_engines_without_gpus_share_main_memory() -> None:
     assert full == NoRoom("needs 600 MiB of main memory; free: 400 of the 1000 MiB that engines may take")
     predicted = place(MODEL, seen((), host_mib=1_000, need=Need(host_mib=700)), Ledger())
     assert predicted == Placed({HOST: 700})
+
+
+def test_memory_of_an_engine_that_is_gone_is_waited_for_and_then_its_holder_is_named() -> None:
+    left = GpuProcess(4711, 900, "python", "rh-gone")
+    gpu = Gpu("A", 0, "x", 1_000, used_mib=900, processes=(left,))
+    wanted = replace(MODEL, gpu_count=1, vram_mib=800)
+    words = (
+        "needs 800 MiB on each of 1 GPU; free: GPU 0 has 100 of 1000 MiB; memory that nobody claims is held by GPU 0: "
+    )
+    words += "process 4711 (python), of rh-gone: 900 MiB"
+    just_left = replace(seen((gpu,)), at=100.0, left_at={"A": 90.0})
+    assert place(wanted, just_left, Ledger()) == NoRoom(words, waiting=True)
+    assert place(wanted, replace(just_left, at=90.0 + RELEASE_S), Ledger()) == NoRoom(words)
+    assert place(wanted, seen((gpu,)), Ledger()) == NoRoom(words), "nothing of ours was there"
+    full = place(wanted, just_left, Ledger(claimed={"A": 500}))
+    assert isinstance(full, NoRoom)
+    assert not full.waiting, "others have claimed it"

@@ -60,8 +60,73 @@ def write_llama(
         shapes = _attention(width, heads * head, kv_heads * head) | _feed_forward(width, inner, experts)
         shapes |= {name: (head,) if "_q_" in name or "_k_" in name else (width,) for name in normed}
         tensors |= {f"blk.{block}.{name}.weight": shape for name, shape in shapes.items()}
+    _write(writer, tensors)
+
+
+def write_bert(path: Path, *, layers: int, width: int, inner: int, heads: int, vocabulary: int) -> None:
+    """An encoder in the manner of BERT, for texts of 512 tokens."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "bert")
+    writer.add_context_length(512)
+    writer.add_embedding_length(width)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_layer_norm_eps(1e-12)
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)
+    writer.add_token_type_count(2)
+    writer.add_vocab_size(vocabulary)
+    writer.add_tokenizer_model("bert")
+    writer.add_token_list([f"[{number}]" for number in range(vocabulary)])
+    writer.add_token_types([1] * vocabulary)
+    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocabulary, width), "token_types.weight": (2, width)}
+    tensors |= {"position_embd.weight": (512, width)}
+    tensors |= {"token_embd_norm.weight": (width,), "token_embd_norm.bias": (width,)}
+    for block in range(layers):
+        shapes = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (width, width))
+        norms: dict[str, tuple[int, ...]] = dict.fromkeys(("attn_output_norm", "layer_output_norm"), (width,))
+        for name, shape in {**shapes, **norms, "ffn_up": (inner, width), "ffn_down": (width, inner)}.items():
+            tensors |= {f"blk.{block}.{name}.weight": shape, f"blk.{block}.{name}.bias": shape[:1]}
+    _write(writer, tensors)
+
+
+def write_projector(path: Path, *, side: int, width: int, inner: int, heads: int, out: int, layers: int = 4) -> None:
+    """A projector of images in the manner of CLIP and LLaVA, with patches of 14 x 14."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_string("clip.projector_type", "mlp")
+    writer.add_bool("clip.use_gelu", True)
+    sizes = {"image_size": side, "patch_size": 14, "embedding_length": width, "feed_forward_length": inner}
+    sizes |= {"projection_dim": out, "block_count": layers, "attention.head_count": heads}
+    for name, number in sizes.items():
+        writer.add_uint32(f"clip.vision.{name}", number)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
+    writer.add_array("clip.vision.image_mean", [0.5] * 3)
+    writer.add_array("clip.vision.image_std", [0.5] * 3)
+    tensors: dict[str, tuple[int, ...]] = {
+        "v.patch_embd.weight": (width, 3, 14, 14),
+        "v.position_embd.weight": ((side // 14) ** 2 + 1, width),
+        "v.class_embd": (width,),
+    }
+    layers_of = {"mm.0": (out, width), "mm.2": (out, out), "v.pre_ln": (width,)}
+    for block in range(layers):
+        of_block: dict[str, tuple[int, ...]] = {"ln1": (width,), "ln2": (width,)}
+        of_block |= dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_out"), (width, width))
+        of_block |= {"ffn_up": (inner, width), "ffn_down": (width, inner)}
+        layers_of |= {f"v.blk.{block}.{name}": shape for name, shape in of_block.items()}
+    for name, shape in layers_of.items():
+        tensors |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    _write(writer, tensors)
+
+
+def _write(writer: Any, tensors: Tensors) -> None:
     for name, shape in tensors.items():
-        writer.add_tensor(name, np.zeros(shape, np.float32 if len(shape) == 1 else np.float16))
+        fine = len(shape) == 1 or name.startswith(("token_types.", "position_embd."))  # what is added, not multiplied
+        writer.add_tensor(name, np.zeros(shape, np.float32 if fine else np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

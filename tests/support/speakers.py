@@ -23,7 +23,7 @@ THINKER_TEMPLATE = """\
 {%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|end|>{% endfor -%}
 <|assistant|>{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}
 {%- if begun %}<think>{% endif %}"""
-THINKER = [
+THINKER: list[Token] = [
     "<think>",
     "\nhm, </",
     "</thi",

@@ -44,8 +44,13 @@ def flags(backend: str, **fields: Any) -> dict[str, Any]:
     return found
 
 
-LITERT_LM = {"backend": "cpu", "vision_backend": None, "max_tokens": None, "cache_dir": Path("/cache/litert-lm")}
-ONNX = {"tokenizer": None, "max_tokens": None, "pooling": "mean", "no_normalize": False, "threads": 0}
+LITERT_LM: dict[str, Any] = {
+    "backend": "cpu",
+    "vision_backend": None,
+    "max_tokens": None,
+    "cache_dir": Path("/cache/litert-lm"),
+}
+ONNX: dict[str, Any] = {"tokenizer": None, "max_tokens": None, "pooling": "mean", "no_normalize": False, "threads": 0}
 
 
 @pytest.mark.parametrize(

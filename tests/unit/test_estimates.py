@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,23 @@ async def test_a_model_s_files_count_together_where_only_sizes_are_known(tmp_pat
     }
     assert {each.source for each in found.values()} == {"model_artifact_size"}
     assert "'strange'" in str(found["one"].reason)
+
+
+async def test_an_estimate_follows_an_edit(tmp_path: Path) -> None:
+    write_llama(tmp_path / "a.gguf", layers=1, width=256, heads=4, kv_heads=1, vocabulary=1024)
+    predictions, told = Predictions(tmp_path, Clock()), []
+    for want in (
+        gguf("m", "a.gguf", llama_server_n_ctx=4096),
+        gguf("m", "a.gguf", llama_server_n_ctx=8192),
+        gguf("m", "a.gguf", llama_server_n_ctx=8192, gpus=1),
+    ):
+        await predictions.refresh([want])
+        assert predictions.known([want]) == predictions.known([want])
+        told.append(predictions.known([want])["m"])
+    assert told[0].host_mib < told[1].host_mib
+    assert (told[1].gpus, told[2].gpus) == (0, 1)
+    resized = replace(want, gpu_count=2)
+    assert predictions.known([resized])["m"].gpus == 2
 
 
 async def test_what_is_set_aside_is_never_by_size_alone(tmp_path: Path) -> None:

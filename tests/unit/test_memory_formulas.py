@@ -162,12 +162,13 @@ def test_a_draft_model_and_a_projector_are_added() -> None:
     assert both.host.kv_cache == 2 * alone.host.kv_cache
     assert both.host.overhead == alone.host.overhead
     fields = {"image_size": 896, "patch_size": 14, "embedding_length": 1152, "feed_forward_length": 4304}
+    fields |= {"attention.head_count": 16}
     clip = Gguf(MIB, "clip", {f"clip.vision.{k}": v for k, v in fields.items()}, (5 * MIB,), 0, 0, 0, 0, True)
     definition = ENGINES["llama_server"].definition.model_validate({"model_path": "a", "llama_server_mmproj": "b"})
     seeing = ENGINES["llama_server"].predict(definition, {"a": llama_3_8b(), "b": clip})
     assert isinstance(seeing, Prediction)
     assert seeing.host.weights == alone.host.weights + 5 * MIB
-    assert seeing.host.compute == alone.host.compute + 64 * 64 * (4 * 1152 + 2 * 4304) * 4
+    assert seeing.host.compute == alone.host.compute + (3 * 896**2 + (64 * 64 + 1) * 6 * 1152) * 4
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_a_draft_model_and_a_projector_are_added() -> None:
         (replace(llama_3_8b(), architecture="mamba"), "a.gguf: how the architecture 'mamba' keeps its context"),
         (replace(llama_3_8b(), architecture="qwen3next"), "how the architecture 'qwen3next'"),
         (replace(llama_3_8b(), fields={}), "does not tell its width, heads and blocks"),
-        (replace(llama_3_8b(), fields=llama_3_8b().fields | {"llama.nextn_predict_layers": 1}), "several tokens"),
+        (replace(llama_3_8b(), fields={**llama_3_8b().fields, "llama.nextn_predict_layers": 1}), "several tokens"),
         (Unread("a.gguf is not a GGUF file"), "a.gguf is not a GGUF file"),
         (Sized(5), "a.gguf is not a GGUF file"),
         (None, "a.gguf: was not read yet"),
@@ -234,7 +235,7 @@ def test_exllama_keeps_a_cache_of_fixed_size() -> None:
     quantised = predicted("exllamav3", FOLDER, exllama_cache_quant="8,4", **fields)
     assert quantised.gpu.kv_cache == 16384 * 32 * 1024 * (34 + 18) // 32
     assert predicted("exllamav3", FOLDER, exllama_cache_quant="8", **fields).gpu.kv_cache == 16384 * 32 * 2 * 1088
-    deepseek = FOLDER.config | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    deepseek = LLAMA_3_8B | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
     latent = HfFolder(GIB, deepseek, {"bf16": GIB})
     assert predicted("exllamav3", latent, **fields).gpu.kv_cache == 16384 * 32 * 576 * 2
     assert "latent" in reason("exllamav3", latent, exllama_cache_quant="8", **fields)

@@ -161,8 +161,8 @@ def safetensors(path: Path, tensors: dict[str, tuple[str, int]], **extra: Any) -
 @pytest.fixture
 def hub(tmp_path: Path) -> Path:
     folder = tmp_path / "m"
-    (folder / "1_Pooling").mkdir(parents=True)
-    (folder / "1_Pooling" / "config.json").write_text('{"hidden_size": 3}')
+    (folder / "pooling").mkdir(parents=True)
+    (folder / "pooling" / "config.json").write_text('{"hidden_size": 3}')
     inner = {"hidden_size": 64, "num_hidden_layers": 2}
     (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "hidden_size": 1, "text_config": inner}))
     safetensors(folder / "model-1.safetensors", {"a": ("BF16", 100), "b": ("I32", 40)})

@@ -20,9 +20,7 @@ from tests.fakes.fake_nvml import FakeNvml
 REPOSITORY = Path(__file__).resolve().parents[2]
 GONE = 4_000_000_000
 """A number that no process has here."""
-MISMATCH = (
-    "the NVIDIA driver's library and its kernel module are of different versions, as after an update: reboot, "
-)
+MISMATCH = "the NVIDIA driver's library and its kernel module are of different versions, as after an update: reboot, "
 LOST = "a GPU has fallen off the bus: reboot the host, and see `dmesg` for its Xid (NVML: GPU is lost)"
 
 

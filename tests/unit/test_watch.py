@@ -92,6 +92,58 @@ async def test_demand_loads_and_an_edit_of_enabled_ends_it(place: Place) -> None
     assert _wanted(files, place.now) == {"m": 0}
 
 
+async def test_a_model_that_rests_stays_so_over_a_restart_until_it_is_asked_for(place: Place) -> None:
+    place.write(LAZY.format(enabled="true") + "    replicas: 2\n")
+    files = place.files()
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 2}
+    before = files.revision
+    files.rest({"m": "makes room for n"})
+    assert files.revision > before
+    again = place.files()
+    await again.read()
+    for each in (files, again):
+        state = each.state(place.now)
+        assert state is not None
+        assert (state.models["m"].replicas, state.models["m"].demand_replicas) == (0, 2)
+        assert state.models["m"].statement.reason == "makes room for n; the next request loads it"
+        assert not state.models["m"].drain_ends
+    assert again.ask_for(GatewayReport(gateway_id="g", stamp=None, demand={"m": place.now}))
+    assert _wanted(again, place.now) == {"m": 2}
+    again.rest({"m": "not used for 5 s"})
+    again.awake(["m"])
+    assert _wanted(again, place.now) == {"m": 2}
+
+
+@pytest.mark.parametrize("edit", ["    replicas: 2\n", "    autoload: false\n"])
+async def test_an_edit_that_says_what_is_to_run_ends_a_rest_and_another_one_does_not(place: Place, edit: str) -> None:
+    text = "models:\n  m:\n    backend: stub\n    enabled: true\n"
+    place.write(text + "    autoload: true\n")
+    files = place.files()
+    await files.read()
+    files.rest({"m": "makes room for n"})
+    place.write(text + "    autoload: true\n    stub_text: other\n")
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 0}
+    place.write(text + ("" if "autoload" in edit else "    autoload: true\n") + edit)
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 2 if "replicas" in edit else 1}
+
+
+async def test_a_statement_of_an_operator_ends_a_rest(place: Place) -> None:
+    place.write(LAZY.format(enabled="false"))
+    files = place.files()
+    await files.read()
+    files.rest({"m": "makes room for n"})
+    declared = {"backend": "stub", "autoload": True, "enabled": False}
+    files.state_override(Override.stating(declared, model="m", action="load", at=place.now))
+    assert _wanted(files, place.now) == {"m": 1}
+    assert files.drop_override("m")
+    state = files.state(place.now)
+    assert state is not None
+    assert state.models["m"].statement.reason == "autoload: no request asked for it yet"
+
+
 async def test_a_statement_that_an_edit_ended_stays_ended_when_the_edit_is_taken_back(place: Place) -> None:
     text = "models:\n  m:\n    backend: stub\n"
     place.write(text)

@@ -193,28 +193,53 @@ def test_an_answer_that_nobody_waits_for_ends_at_its_next_token(watched: Watched
     assert watched.ask(FIRST)[0] == SENTENCE
 
 
-def test_a_prompt_that_nobody_waits_for_is_not_read_on(watched: Watched) -> None:
-    job = Job(Counters())
-    seen = []
-
-    def leaves() -> None:
-        job.cancel()
-        seen.append(watched.cancelled)
-
-    watched.before_reading = leaves
-    with pytest.raises(JobCancelledError):
-        [*watched.pieces(FIRST, job)]
-    assert seen == [1], "LiteRT-LM was told at once, not at the next token"
-    watched.before_reading = lambda: None
-    assert watched.ask(FIRST)[0] == SENTENCE
-
-
 def test_a_request_that_was_cancelled_before_it_began_reads_nothing(watched: Watched) -> None:
     job = Job(Counters())
     job.cancel()
     with pytest.raises(JobCancelledError):
         [*watched.pieces(FIRST, job)]
     assert (watched.sent, watched.open) == ([], [])
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_conversation_that_the_model_s_template_refuses(watched: Watched, late: bool) -> None:
+    def refuses(**fields: Any) -> Any:
+        raise RuntimeError(
+            "litert_lm_conversation_send_message_stream failed" if late else "Failed to create conversation"
+        )
+
+    if late:
+        watched.before_reading = refuses
+    else:
+        watched.engine._engine.create_conversation = refuses
+    with pytest.raises(RequestError, match="The model takes no such conversation") as raised:
+        watched.ask(FIRST)
+    assert raised.value.param == "messages"
+    assert watched.open == []
+
+
+def test_a_request_that_is_refused_leaves_the_conversation_as_it_was(watched: Watched) -> None:
+    watched.ask(FIRST)
+    refused: list[dict[str, Any]] = [
+        {"repeat_penalty": 0.5},
+        {"min_p": 0.1},
+        {"chat_template_kwargs": {"messages": []}},
+    ]
+    for fields in refused:
+        with pytest.raises(RequestError):
+            watched.ask(SECOND, **fields)
+    assert watched.ask(SECOND)[0] == SENTENCE
+    assert watched.begun == [0]
+
+
+def test_other_failures_are_not_the_request_s_fault(watched: Watched) -> None:
+    def fails() -> None:
+        raise RuntimeError("INTERNAL: something broke")
+
+    watched.before_reading = fails
+    with pytest.raises(RuntimeError, match="something broke"):
+        watched.ask(FIRST)
+    assert watched.open == []
 
 
 def test_a_conversation_that_grew_too_long_is_given_up(watched: Watched) -> None:

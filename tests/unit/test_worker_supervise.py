@@ -21,16 +21,16 @@ import ctypes, os, signal, sys, time
 from worker.supervise import supervise
 def child(ready):
     {child}
-ending = supervise(child, lambda line: line.strip() if line.startswith("error") else None)
+ending = supervise(child, lambda line: line.strip() if line.startswith("error") else None, lambda: signal.{stop})
 print({told})
 """
 TOLD = "ending.asked_for, ending.was_ready, ending.signal and ending.signal.name, ending.first_error"
 
 
 @contextmanager
-def program(child: str, told: str = TOLD) -> Iterator[subprocess.Popen[str]]:
+def program(child: str, told: str = TOLD, stop: str = "SIGTERM") -> Iterator[subprocess.Popen[str]]:
     """A process that supervises `child`, a few Python statements on one line, and prints what it saw."""
-    code = PROGRAM.format(child=child, told=told)
+    code = PROGRAM.format(child=child, told=told, stop=stop)
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
         try:
@@ -109,6 +109,16 @@ def test_a_signal_ends_it_even_while_it_holds_the_interpreter_s_lock(number: sig
     assert out.strip() == "True False SIGTERM None"
     assert process.returncode == 0
     eventually("both are gone", lambda: not any(map(alive, family)))
+
+
+def test_it_may_be_stopped_by_another_signal() -> None:
+    child = "signal.signal(signal.SIGUSR2, lambda *_: os._exit(7)); os.write(2, b'asleep\\n'); time.sleep(3600)"
+    with program(child, "ending.asked_for, ending.code", "SIGUSR2") as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+    assert out.strip() == "True 7"
 
 
 def test_a_supervisor_that_is_killed_takes_the_child_with_it() -> None:

@@ -119,7 +119,8 @@ class LiteRTLM:
         most = info.max_context_tokens
         if args.max_tokens and 0 < most < args.max_tokens:
             raise LoadError(f"--max-tokens {args.max_tokens} is more than the {most} that {args.model} was made for")
-        self.context_length = args.max_tokens or (most if most > 0 else None)
+        # Of one that can be made for any number, the library's own choice is not told.
+        self.context_length = args.max_tokens or (None if info.is_dynamic_context or most <= 0 else most)
         said = info.llm.default_sampler_params
         self._sampler = said if said.top_k or said.temperature else None
 
@@ -143,6 +144,7 @@ class LiteRTLM:
         if messages[-1]["role"] not in ("user", "tool"):
             place = f"messages[{len(messages) - 1}].role"
             raise RequestError("The last message must be the user's, or a tool's result.", param=place)
+        penalties = self._penalties(request)
         key = json.dumps([self._sampling(request), request.offered_tools, variables(request)], sort_keys=True)
         held, self._held = self._held, None
         if held is not None and not (held.key == key and held.messages == messages[:-1]):
@@ -151,14 +153,14 @@ class LiteRTLM:
         conversation = held.conversation if held else self._conversation(request, messages[:-1])
         before = conversation.token_count
         stream = conversation.send_message_async(
-            messages[-1], max_output_tokens=request.token_limit, repetition_penalty_config=self._penalties(request)
+            messages[-1], max_output_tokens=request.token_limit, repetition_penalty_config=penalties
         )
         pieces: list[Piece] = []
         try:
-            with job.interrupted_by(conversation.cancel_process):
-                for piece in self._answer(conversation, stream, before, request, job):
-                    pieces.append(piece)
-                    yield piece
+            job.check()
+            for piece in self._answer(conversation, stream, before, request, job):
+                pieces.append(piece)
+                yield piece
             # Of a thought, the cache holds what the template leaves out; of a cut answer, the end is missing.
             if pieces[-1].finish_reason != "length" and not any(piece.thought for piece in pieces):
                 self._held = _Held(conversation, key, [*messages, litert_messages.answer_of(pieces)])
@@ -200,8 +202,9 @@ class LiteRTLM:
                 raise _not_taken(error) from None
             if not any(words in str(error) for words in TOO_LONG):
                 raise
-            message = f"The conversation is longer than fits the context of {self.context_length} tokens: {error}"
-            raise RequestError(message, code="context_length_exceeded", param="messages") from None
+            raise RequestError(
+                f"The conversation is too long: {error}", code="context_length_exceeded", param="messages"
+            ) from None
 
     def _finish(self, conversation: Any, made: int, request: ChatRequest, text: str) -> FinishReason:
         """LiteRT-LM does not tell. At the limit, the last token was the end where the text alone has fewer."""
@@ -241,8 +244,6 @@ class LiteRTLM:
 
     def _filled(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """Every figure: the library takes the likeliest token alone where `top_k` is missing."""
-        if sampling["temperature"] == 0:
-            return {"top_k": 1, "top_p": 1.0, "temperature": 1.0}
         defaults = {"top_k": TOP_K, "top_p": TOP_P, "temperature": TEMPERATURE}
         said = {name: getattr(self._sampler, name, None) for name in defaults}
         return {

@@ -1,0 +1,75 @@
+"""A model of CTranslate2 behind the one address: passed through, translated, told to think or not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.support.clockwork_folders import make_ct2
+from tests.support.house import House
+from tests.support.sites import ProcessSite
+from tests.support.speakers import SPOKEN, THINKER, THINKER_TEMPLATE, THOUGHT
+
+THINKER_MODEL = {
+    "backend": "ct2",
+    "model_path": "thinker",
+    "prompt_format": "qwen3_template",
+    "ct2_compute_type": "int8",
+    "ct2_intra_threads": 1,
+}
+
+
+@pytest.fixture
+async def house(folder: Path) -> AsyncIterator[House]:
+    made = House(folder, "process")
+    make_ct2(made.models / "thinker", THINKER, THINKER_TEMPLATE, hidden=["<think>", "</think>"])
+    yield made
+    await made.close()
+    assert ProcessSite().left(made) == []
+
+
+async def test_every_api_and_the_thinking_switch(house: House) -> None:
+    house.declare({"thinker": THINKER_MODEL})
+    await house.open()
+    await house.loaded("thinker")
+    async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+        listed = (await client.models.retrieve("thinker")).model_extra or {}
+        assert listed["capabilities"]["thinking_modes"] == ["default", "enabled", "disabled"]
+        assert listed["context_length"] == 4096
+
+        async def chat(**fields: Any) -> Any:
+            return (
+                (
+                    await client.chat.completions.create(
+                        model="thinker", messages=[{"role": "user", "content": "hello"}], extra_body=fields
+                    )
+                )
+                .choices[0]
+                .message
+            )
+
+        thoughtful = await chat(thinking="enabled")
+        assert (thoughtful.content, thoughtful.reasoning) == (SPOKEN, THOUGHT)
+        assert (await chat(thinking="disabled")).content.strip() == SPOKEN
+        response = await client.responses.create(model="thinker", input="hello")
+        assert response.output_text == SPOKEN
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(
+                model="thinker",
+                messages=[
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": "b"},
+                    {"role": "user", "content": "c"},
+                ],
+            )
+        assert refused.value.code == "multi_turn_unsupported"
+    async with anthropic.AsyncAnthropic(base_url=house.url, api_key="none", max_retries=0) as client_of_messages:
+        counted = await client_of_messages.messages.count_tokens(
+            model="thinker", messages=[{"role": "user", "content": "hello"}]
+        )
+        assert counted.input_tokens == 8
