@@ -40,18 +40,6 @@ def check_files(models_root: Path, checks: Sequence[FileCheck]) -> str | None:
     return None
 
 
-def artifact_mib(models_root: Path, path: str) -> int | None:
-    """Size of a model's file, split set or folder in MiB, rounded up; None when it cannot be read, or is not below."""
-    target = models_root / path
-    if not Path(os.path.normpath(target)).is_relative_to(models_root):
-        return None
-    try:
-        size = sum(file.stat().st_size for file in files_of(target))
-    except (OSError, ValueError):  # the latter: a zero byte in the path
-        return None
-    return -(-size // 2**20)
-
-
 def files_of(target: Path) -> list[Path]:
     """A file, the set of a split file, or all files of a folder."""
     if target.is_dir():

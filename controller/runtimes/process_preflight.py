@@ -21,6 +21,10 @@ _PACKAGES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     }
 )
 """Worker engine to the package that it imports and the extra that brings it."""
+_HINTS: Final[Mapping[str, str]] = MappingProxyType(
+    {"vllm": ": install vLLM, or name its program as vllm_serve_binary, or take the backend vllm"}
+)
+"""Program to what to do without it."""
 
 
 def check_program(argv: Sequence[str]) -> str | None:
@@ -42,7 +46,8 @@ def check_program(argv: Sequence[str]) -> str | None:
 
 def _check_executable(program: str) -> str | None:
     if "/" not in program:
-        return None if shutil.which(program) else f"program {program} is not on PATH"
+        hint = _HINTS.get(program, "")
+        return None if shutil.which(program) else f"program {program} is not on PATH{hint}"
     path = Path(program)
     if not path.is_absolute():
         return f"program {program} is a relative path: give an absolute one, or a name on PATH"

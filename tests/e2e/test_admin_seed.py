@@ -66,7 +66,7 @@ async def test_the_list_is_the_uis_source_of_truth(admin: AdminApi, walked: Hous
     assert rows["llama-cpp"]["load_constraints"]["gguf_n_ctx"] == {"kind": "integer", "minimum": 1, "step": 1}
     assert rows["vllm"]["load_constraints"] == rows["vllm-serve"]["load_constraints"]
     assert rows["llama-server"]["vram_estimate_source"] == "predicted"
-    assert rows["llama-server"]["vram_estimate_mib"] > (walked.models / GGUF).stat().st_size // 2**20, "more than a file"
+    assert rows["llama-server"]["vram_estimate_mib"] > (walked.models / GGUF).stat().st_size // 2**20, "not only a file"
     assert (rows["remote"]["vram_estimate_source"], rows["remote"]["vram_estimate_mib"]) == ("unavailable", None)
     assert rows["llama-cpp"]["capabilities"]["thinking_modes"] == ["default", "enabled", "disabled"]
     assert rows["llama-server"]["capabilities"] == {

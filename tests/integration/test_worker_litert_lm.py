@@ -26,8 +26,13 @@ TOOL: Any = {
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
 WILD: dict[str, Any] = {"temperature": 1000, "top_k": 0, "top_p": 1, "max_tokens": 12}
-ENDLESS = {"temperature": 1000, "top_k": 0, "top_p": 1}
-"""Sampling of a model that comes to no end for long: one token of 320 is the end."""
+SLOW: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "x" * 3900}],
+    "temperature": 1000,
+    "top_k": 0,
+    "top_p": 1,
+}
+"""A prompt that takes a while to read, and then an answer at random, whose end is one token of 320."""
 
 
 def started(log: Path, model: Path, *flags: str, token: str | None = None) -> Worker:
@@ -200,7 +205,7 @@ def test_thoughts_and_calls_are_told_from_what_is_said(caller: Worker) -> None:
 
 def test_a_client_that_leaves_frees_the_slot(worker: Worker) -> None:
     for stream in (True, False):
-        connection = worker.open("POST", "/v1/chat/completions", {"messages": HELLO, "stream": stream, **ENDLESS})
+        connection = worker.open("POST", "/v1/chat/completions", {**SLOW, "stream": stream})
         eventually("it runs", lambda: worker.figure("requests_processing") == 1)
         leave(connection)
         eventually("nothing runs", lambda: worker.figure("requests_processing") == 0)
@@ -208,8 +213,9 @@ def test_a_client_that_leaves_frees_the_slot(worker: Worker) -> None:
 
 
 def test_one_at_a_time_and_others_wait(worker: Worker) -> None:
-    bodies = [{"messages": [{"role": "user", "content": "x" * number}]} for number in (3000, 5, 7)]
+    bodies = [{"messages": [{"role": "user", "content": "x" * number}]} for number in (3900, 3901, 3902)]
     running = [worker.open("POST", "/v1/chat/completions", body) for body in bodies]
+    eventually("two wait", lambda: worker.figure("requests_deferred") == 2)
     for connection in running:
         answer = json.loads(connection.getresponse().read())
         assert answer["choices"][0]["message"]["content"] == SENTENCE
@@ -253,7 +259,7 @@ def test_a_model_that_cannot_be_served(
 
 def test_a_signal_ends_it_with_work_running(start: Start) -> None:
     worker = start().ready()
-    connection = worker.open("POST", "/v1/chat/completions", {"messages": HELLO, "stream": True, **ENDLESS})
+    connection = worker.open("POST", "/v1/chat/completions", {**SLOW, "stream": True})
     eventually("it runs", lambda: worker.figure("requests_processing") == 1)
     assert worker.stop() == 0
     connection.close()

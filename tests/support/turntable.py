@@ -113,7 +113,8 @@ class Turntable:
         want, replica = self.models[action.id.model], self.world.replicas[action.name]
         assert not want.pinned, f"{action} is pinned"
         assert not self.inside.get(want.name), f"{action}: somebody is inside"
-        assert replica.ready_since is not None and replica.draining is not None, f"{action} loads"
+        assert replica.ready_since is not None, f"{action} loads"
+        assert replica.draining is not None, f"{action} is routed to"
         stays = want.min_residency_s
         stays = min(60.0, replica.ready_since - (replica.started_at or 0.0)) if stays is None else stays
         assert replica.draining.since >= replica.ready_since + stays, f"{action} was loaded only just now"
@@ -129,11 +130,11 @@ class Turntable:
 
     def _age(self) -> None:
         now = self.world.now
-        for name, replica in list(self.world.replicas.items()):
-            started = replica.started_at or now
-            if replica.health is Health.STARTING and replica.phase is Phase.RUNNING and now - started >= self.load_s:
+        for name, seen in list(self.world.replicas.items()):
+            replica, started = seen, seen.started_at or now
+            if seen.health is Health.STARTING and seen.phase is Phase.RUNNING and now - started >= self.load_s:
                 replica = replace(replica, health=Health.READY, ready_since=now)
-            if replica.draining is not None:
-                idle = not self.inside.get(replica.id.model)
-                replica = replace(replica, draining=Draining(replica.draining.since, idle))
+            if seen.draining is not None:
+                idle = not self.inside.get(seen.id.model)
+                replica = replace(replica, draining=Draining(seen.draining.since, idle))
             self.world.replicas[name] = replica

@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 
 from controller.engines.base import FileCheck
-from controller.runtimes.artifacts import artifact_mib, check_files
+from controller.runtimes.artifacts import check_files
 
 Kind = Literal["gguf", "file", "folder", "any"]
 
@@ -152,20 +152,3 @@ def as_nobody() -> Iterator[Path]:
 def test_files_that_may_not_be_read(as_nobody: Path) -> None:
     assert check(as_nobody, "m.gguf") == "model_path: m.gguf cannot be read: Permission denied"
     assert check(as_nobody, "locked/m.gguf") == "model_path: locked/m.gguf cannot be read: Permission denied"
-
-
-def test_sizes(root: Path) -> None:
-    def make(name: str, size: int) -> None:
-        with (root / name).open("wb") as file:
-            file.truncate(size)
-
-    make("one.gguf", 3 * 2**20 + 1)
-    for number in (1, 2, 3):
-        make(f"set-0000{number}-of-00003.gguf", 2**20)
-    make("set-00001-of-00002.gguf", 2**20)
-    make("hf/weights.safetensors", 2**20)
-    assert artifact_mib(root, "one.gguf") == 4
-    assert artifact_mib(root, "set-00001-of-00003.gguf") == 3
-    assert artifact_mib(root, "hf") == 2
-    assert artifact_mib(root, "nothing") is None
-    assert artifact_mib(root, "set-00001-of-00009.gguf") is None

@@ -108,7 +108,9 @@ def test_without_a_method_nothing_is_speculated(model: str | None) -> None:
 
 def test_what_is_not_installed_is_said_before_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert check_program(_launch("vllm_serve", PROCESS).argv) == "program vllm is not on PATH"
+    assert check_program(_launch("vllm_serve", PROCESS).argv) == (
+        "program vllm is not on PATH: install vLLM, or name its program as vllm_serve_binary, or take the backend vllm"
+    )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     argv = (sys.executable, *_launch("vllm", PROCESS).argv[1:])
     assert check_program(argv) == "Python package vllm is not installed: pip install 'roundhouse[vllm]'"

@@ -88,6 +88,25 @@ def test_children_that_it_leaves_behind_are_killed() -> None:
     eventually("all are gone", lambda: not any(map(alive, family)))
 
 
+def test_everything_below_a_process_can_be_killed() -> None:
+    asleep = "import os, time; os.fork(); os.write(2, b'asleep\\n'); time.sleep(3600)"
+    code = f"""
+import os, subprocess, sys
+from worker.supervise import kill_descendants
+subprocess.Popen([sys.executable, "-c", {asleep!r}], start_new_session=True)
+sys.stdin.read()
+kill_descendants(os.getpid())
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stderr=pipe, text=True) as process:
+        assert process.stderr is not None
+        assert [process.stderr.readline() for _ in range(2)] == ["asleep\n"] * 2
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.communicate("", timeout=60)
+    assert len(family) == 2
+    eventually("all are gone", lambda: not any(map(alive, family)))
+
+
 def test_its_words_are_passed_on_and_so_is_its_traceback() -> None:
     seen, passed_on = ending(r"os.write(2, b'one\ntwo\n'); raise ValueError('three')")
     assert seen == "False False None None"
