@@ -118,3 +118,7 @@ class Plan:
     """Those of these models that now lose an engine, or have none, each with the reason: no way back but demand."""
     woken: tuple[str, ...] = ()
     """Models that rested, and that requests wait for."""
+
+    def in_force(self, given: DesiredState) -> DesiredState:
+        """What is wanted, with those decisions: nothing makes room or rests while the controller is paused."""
+        return given if given.paused or self.desired is None else self.desired

@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 
 STARTING_INTERVAL_S = 0.05
 SLOWEST_STARTING_INTERVAL_S = 1.0
+STARTING_GROWTH = 1.05
+"""From probe to probe of an engine that starts: each pause is a twentieth of what the start has taken so far, so that a
+ready engine waits no longer for being seen."""
 FIRST_TOKEN_TIMEOUT_S = 300.0
 """The first token may compile kernels."""
 MODELS_PATH = "/v1/models"
@@ -121,7 +124,7 @@ class Prober:
             if _published(before) != _published(watched.vitals):
                 self._wake()
             if watched.vitals.ready_since is None:
-                pause = min(pause * 1.5, SLOWEST_STARTING_INTERVAL_S)
+                pause = min(pause * STARTING_GROWTH, SLOWEST_STARTING_INTERVAL_S)
             else:
                 pause = self._interval_s
             try:

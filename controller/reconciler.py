@@ -167,7 +167,7 @@ class Reconciler:
             return None
         self.error = None
         made = plan(desired, observed, observed.at)
-        desired = made.desired or desired
+        desired = made.in_force(desired)
         if not desired.paused:
             replicas = {replica.name: replica for replica in observed.replicas}
             for action in made.actions:
@@ -213,6 +213,7 @@ class Reconciler:
             return None
         observed = self._with_issued(self.round.observed)
         made = plan(desired, observed, now)
+        desired = made.in_force(desired)
         return Round(desired, observed, made, in_step(self._published(), assess(desired, observed, made)))
 
     async def next_round(self) -> None:

@@ -188,9 +188,11 @@ class _Seats:
                     self.free.add(claims, model=want.name)
             elif not at_once.waiting:
                 self.waits[want.name] = f"waits until {_listed(self.leaving)} left"
+        elif taken.waiting:
+            return
         elif want.statement.kind == "autoload" and not self._is_awaited(want):
             self.resting[want.name] = (want.statement.since, "no request waits for it any more")
-        elif not taken.waiting:
+        else:
             self._make_room(want)
 
     def rest_unused(self) -> None:

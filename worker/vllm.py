@@ -26,7 +26,7 @@ AT_ONCE = signal.SIGUSR2
 _STARTED = "Application startup complete"
 _ERROR_LINE = re.compile(
     r"(?:\([\w-]+ pid=\d+\) )?(?:ERROR [\d: -]+ \[[\w.]+:\d+\] )?\s*"
-    r"(?P<text>(?:[A-Za-z_][\w.]*(?:Error|Exception): |Value error, |vllm[\w ]*: error: ).+)"
+    r"(?P<text>(?:[A-Za-z_][\w.]*(?:Error|Exception): |Value error, |Input should be |vllm[\w ]*: error: ).+)"
 )
 _NO_CAUSE = re.compile(r"initialization failed|validation errors? for ")
 

@@ -175,7 +175,8 @@ class LlamaServer(Engine):
             if value is None and definition.llama_server_spec_type is not None:
                 value = _SPEC_DEFAULTS.get(name)
             if value is not None:
-                args += (flag, str(value))
+                # Its parser takes no number that is too small for a float.
+                args += (flag, str(round(value, 6))) if isinstance(value, float) else (flag, str(value))
         for name, flag in _PATH_FLAGS:
             value = getattr(definition, name)
             if value is not None:

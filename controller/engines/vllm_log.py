@@ -11,7 +11,8 @@ _SHARDS: Final = re.compile(r"(?:checkpoint|loading) shards:\s*(\d{1,3})%")
 
 _CAUSE: Final = re.compile(
     r"^(?:\([\w-]+ pid=\d+\) )?(?:ERROR [\d: -]+ \[[\w.]+:\d+\] )?\s*"
-    r"(?:(?:[A-Za-z_][\w.]*\.)?(?P<kind>[A-Z]\w*(?:Error|Exception)): |Value error, |vllm[\w ]*: error: )(?P<text>.+)$",
+    r"(?:(?:[A-Za-z_][\w.]*\.)?(?P<kind>[A-Z]\w*(?:Error|Exception)): |Value error, |(?=Input should be )"
+    r"|vllm[\w ]*: error: )(?P<text>.+)$",
     re.MULTILINE,
 )
 """The line of a traceback that names the exception, as Python, vLLM's log of it, pydantic or argparse writes it."""
@@ -38,6 +39,7 @@ _VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
     (r"invalid tool call parser", Verdict("no such vllm_tool_call_parser", True)),
     (r"(?i)reasoning parser:? .*(not found|chose from)", Verdict("no such vllm_reasoning_parser", True)),
     (r"Unknown quantization method", Verdict("no such vllm_quantization", True)),
+    (r"validation errors? for SpeculativeConfig", Verdict("vLLM cannot speculate like that", True)),
     (r"trust_remote_code=True", Verdict("the model brings code of its own: vllm_trust_remote_code is not set", True)),
     (r"SafetensorError", Verdict("the model's files are corrupted or incomplete", True)),
     (r"Cannot find any model weights", Verdict("there are no weights in the model's folder", True)),

@@ -95,8 +95,7 @@ async def test_a_busy_model_is_not_stopped_and_the_other_one_gets_its_turn(house
                 finishes += event["choices"][0].get("finish_reason") or "" if event["choices"] else ""
                 assert "error" not in event
                 assert not other.done(), "it was loaded while the other one was in use"
-                plan = await house.plan() if later is None else None
-                if plan is not None and any(action.kind == "drain" for action in plan.actions):
+                if later is None and await _plans(house, "drain"):
                     later = asyncio.create_task(ask(session, house, "long", max_tokens=5))
         assert finishes == "length"
         assert await other == SENTENCE
@@ -143,3 +142,22 @@ async def test_what_nobody_uses_rests_and_comes_back(house: House) -> None:
         assert again.state is ModelState.UNLOADED
         assert await ask(session, house, "one") == SENTENCE
     assert loads(house, "one") == 2
+
+
+async def test_paused_nothing_rests(house: House) -> None:
+    house.declare({"one": ON_DEMAND | {"idle_ttl_s": 1.0}})
+    await house.open()
+    async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
+        assert await ask(session, house, "one") == SENTENCE
+        await house.post("/internal/pause", {"paused": True})
+        await until("it should rest", lambda: _plans(house, "drain"))
+        status = await house.model("one")
+        assert status is not None
+        assert status.state is ModelState.LOADED
+        assert await ask(session, house, "one") == SENTENCE
+        await house.post("/internal/pause", {"paused": False})
+        await house.model_where("one", lambda model: model.state is ModelState.UNLOADED, "rests")
+
+
+async def _plans(house: House, kind: str) -> bool:
+    return any(action.kind == kind for action in (await house.plan()).actions)

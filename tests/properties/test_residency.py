@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.state import DesiredModel
+from controller.state import DesiredModel, Gpu, Statement
 from tests.support.turntable import Turntable, autoload
 
 ROOM = 1_000
@@ -138,3 +140,16 @@ def test_what_nobody_uses_rests() -> None:
     for _ in range(6):
         table.step()
     assert table.loads == {"a": 2, "b": 1}
+
+
+def test_who_only_waits_for_a_turn_on_its_gpu_does_not_rest() -> None:
+    """As after a reboot: two that requests asked for once, on one GPU, one after the other."""
+    on_gpu = {name: replace(autoload(name, 0), memory_mib=None, gpu_count=1, vram_mib=400) for name in "ab"}
+    table = Turntable(on_gpu, ROOM)
+    table.world.gpus = (Gpu("A", 0, "x", 1_000),)
+    asked = Statement("autoload", -100.0, "autoload: a request asked for it")
+    wanted = {name: replace(model, replicas=1, demand_replicas=0, statement=asked) for name, model in on_gpu.items()}
+    table.world.desired = replace(table.world.desired, models=wanted)
+    for _ in range(15):
+        table.step()
+    assert table.loaded() == {"a", "b"}

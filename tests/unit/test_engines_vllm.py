@@ -212,6 +212,13 @@ WORKER = "(Worker pid=8741) ERROR 11-21 20:26:48 [multiproc_executor.py:953] "
             "files",
             False,
         ),
+        (
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\nmethod\n"
+            "  Input should be 'ngram' or 'mtp' [type=literal_error, input_value='nope', input_type=str]",
+            "vLLM cannot speculate like that: Input should be 'ngram' or 'mtp' [type=literal_error, "
+            "input_value='nope', input_type=str]",
+            True,
+        ),
         ("OSError: [Errno 98] Address already in use", "port taken: OSError: [Errno 98] Address already in use", False),
         ("No module named 'vllm': install the extra `vllm`", "vLLM is not installed (extra `vllm`)", True),
         ("a.b.OddError: nobody knows\nRuntimeError: later", "OddError: nobody knows", False),

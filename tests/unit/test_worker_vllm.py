@@ -22,6 +22,7 @@ from worker.vllm import explain
             "torch.OutOfMemoryError: CUDA out of memory",
         ),
         ("  Value error, max_model_len (9) is too much", "Value error, max_model_len (9) is too much"),
+        ("  Input should be 'a' or 'b'", "Input should be 'a' or 'b'"),
         ("OSError: [Errno 98] Address already in use", "OSError: [Errno 98] Address already in use"),
         ("pydantic_core.ValidationError: 1 validation error for ModelConfig", None),
         ("RuntimeError: Engine core initialization failed. See root cause above.", None),
