@@ -261,6 +261,7 @@ class Controller:
             observed=seen.observed,
             overrides=self._files.memory.overrides,
             demand=self._files.memory.demand,
+            rested=self._files.memory.rested,
             defaults=self._defaults,
             declared_now=settled.declared,
             keys_now=settled.declared_keys,

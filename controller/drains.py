@@ -34,6 +34,11 @@ class Drain:
     unrouted: Stamp | None = None
 
 
+def arriving(now: float, up_since: float) -> bool:
+    """Whether gateways of the controller before this one, which is up since then, may not be back yet."""
+    return 0 <= now - up_since < ARRIVAL_S
+
+
 def inflight(name: str, gateways: Iterable[GatewayView], now: float) -> int | None:
     """Requests inside one replica, by all gateways; None: one of them is lost, or there is none."""
     views = present(gateways, now)
@@ -43,9 +48,10 @@ def inflight(name: str, gateways: Iterable[GatewayView], now: float) -> int | No
 
 
 def drained(
-    name: str, drain: Drain, gateways: Iterable[GatewayView], engine_idle: bool | None, *, now: float, up_since: float
+    name: str, drain: Drain, gateways: Iterable[GatewayView], engine_idle: bool | None, *, now: float, unsure: bool
 ) -> bool | None:
-    """Whether the replica is empty. `engine_idle`: the engine's own figure, read after the drain began."""
+    """Whether the replica is empty. `engine_idle`: the engine's own figure, read after the drain began. `unsure`: more
+    gateways than these may have been given it."""
     if drain.unrouted is None:
         return False
     lost = False
@@ -55,11 +61,9 @@ def drained(
             lost = True
         elif view.report.stamp is None or view.report.stamp < drain.unrouted or view.report.inflight.get(name, 0):
             return False
-    if views and not lost:
-        return True
-    if now - up_since < ARRIVAL_S:
+    if unsure:
         return None
-    return engine_idle
+    return True if views and not lost else engine_idle
 
 
 def present(gateways: Iterable[GatewayView], now: float) -> list[GatewayView]:

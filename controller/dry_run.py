@@ -19,7 +19,7 @@ from controller.resolve import Declared, Defaults, resolve, standing
 from controller.runtimes.base import Runtime
 from controller.schema.admin import DryRun, ModelChange, ProposedFiles
 from controller.schema.errors import RoundhouseError
-from controller.schema.override import Override, ended, restated
+from controller.schema.override import Override, Rested, ended, restated
 from controller.state import DesiredModel, DesiredState, ObservedReplica, ObservedState, Phase, PreflightResult
 from controller.views import plan_view
 
@@ -48,6 +48,7 @@ async def dry_run(
     observed: ObservedState,
     overrides: Mapping[str, Override],
     demand: Mapping[str, float],
+    rested: Mapping[str, Rested],
     defaults: Defaults,
     declared_now: DeclaredState,
     keys_now: DeclaredState,
@@ -67,7 +68,7 @@ async def dry_run(
     if not parsed.ok:
         return DryRun(ok=False, problems=list(parsed.problems), changes=[], plan=None)
     before = Stage(declared_now, desired_now)
-    after = Stage(parsed.declared, _desired(before, parsed, overrides, demand, defaults, now))
+    after = Stage(parsed.declared, _desired(before, parsed, overrides, demand, rested, defaults, now))
     changes = compare(before, after, observed, overrides)
     wanted = [after.desired.models[each.model] for each in changes if each.model in after.desired.models]
     conceal = concealment.with_proposed(parsed.declared)
@@ -127,6 +128,7 @@ def _desired(
     parsed: Parsed,
     overrides: Mapping[str, Override],
     demand: Mapping[str, float],
+    rested: Mapping[str, Rested],
     defaults: Defaults,
     now: float,
 ) -> DesiredState:
@@ -136,13 +138,15 @@ def _desired(
         same = known is not None and before.declared.get(name) == parsed.declared[name]
         since = known.statement.since if known is not None and same and known.statement.kind == "file" else now
         declared[name] = Declared(definition, parsed.declared[name], since)
+    ended = {name for name in declared if restated(before.declared.get(name), parsed.declared[name])}
     return resolve(
         declared,
         overrides,
-        {name: at for name, at in demand.items() if not restated(before.declared.get(name), parsed.declared.get(name))},
+        {name: at for name, at in demand.items() if name not in ended},
         defaults,
         generation=before.desired.generation + 1,
         paused=before.desired.paused,
+        rested={name: rest for name, rest in rested.items() if name not in ended},
     )
 
 

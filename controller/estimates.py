@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Final
 from controller.artifacts.facts import Artifact, ArtifactError, Unread
 from controller.artifacts.read import Stamp, files_below, read_artifact, stamp_of
 from controller.engines import ENGINES
-from controller.engines.memory import MIB, Prediction
+from controller.engines.memory import MIB, Prediction, Unpredicted
 from controller.schema.admin import EstimateSource
 from controller.state import DesiredModel, Gpu, Need
 
@@ -22,6 +23,8 @@ MOST_TOLD: Final = 10_000
 """Estimates that are remembered."""
 KEPT_S: Final = 3600.0
 """How long a file is remembered that no model names any more."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +111,16 @@ class Predictions:
         found = {want.name: self._estimate(want) for want in models}
         return {name: each for name, each in found.items() if each is not None}
 
-    def needs(self, models: Iterable[DesiredModel], gpus: Collection[Gpu] | None) -> Mapping[str, Need]:
+    def needs(self, models: Iterable[DesiredModel]) -> Mapping[str, Need]:
         """Model to what is to be set aside for a replica, of what was read so far. Never waits.
 
         Only what is predicted: a file's size alone promises too much room.
         """
-        wanted = {want.name: want for want in models}
-        needs = {}
-        for name, found in self.known(wanted.values()).items():
-            gpu_mib = largest_mib(wanted[name], gpus)
-            if found.source == "predicted" and (found.gpu_share is None or gpu_mib is not None):
-                needs[name] = Need(found.on(gpu_mib or 0) if found.gpus else None, found.host_mib)
-        return needs
+        return {
+            name: Need(found.per_gpu_mib if found.gpus else None, found.host_mib, found.gpu_share)
+            for name, found in self.known(models).items()
+            if found.source == "predicted"
+        }
 
     def has_seen(self, want: DesiredModel) -> bool:
         """Whether its files were looked at, ever."""
@@ -194,10 +195,15 @@ class _Told:
 def _estimate(want: DesiredModel, artifacts: Mapping[str, Artifact]) -> Estimate | None:
     engine, gpus = ENGINES[want.backend], want.gpu_count
     paths = engine.artifacts(want.definition)
-    forecast = engine.predict(want.definition, artifacts)
-    if isinstance(forecast, Prediction):
-        on_gpu, on_host = (ceil(each.total / MIB) for each in (forecast.gpu, forecast.host))
-        return Estimate(on_gpu if gpus else 0, on_host, "predicted", gpus, forecast.gpu_share if gpus else None)
+    try:
+        forecast = engine.predict(want.definition, artifacts)
+        if isinstance(forecast, Prediction):
+            on_gpu, on_host = (ceil(each.total / MIB) for each in (forecast.gpu, forecast.host))
+            return Estimate(on_gpu if gpus else 0, on_host, "predicted", gpus, forecast.gpu_share if gpus else None)
+    except Exception as error:
+        # Files are anybody's: absurd numbers in one must not stop the rounds.
+        log.exception("what %s takes cannot be predicted", want.name)
+        forecast = Unpredicted(f"the sums over what its files say fail: {type(error).__name__}: {error}")
     sizes = [artifact.size for artifact in artifacts.values() if artifact.size is not None]
     if not paths or len(sizes) < len(paths):
         return None
@@ -219,4 +225,10 @@ def _look(root: Path, path: str, before: _Known | None, now: float) -> _Known:
         return _Known(Unread(f"{path} {error}"), None, now)
     if before is not None and before.stamp == stamp:
         return _Known(before.artifact, stamp, now)
-    return _Known(read_artifact(path, files), stamp, now)
+    try:
+        artifact = read_artifact(path, files)
+    except Exception as error:
+        # One file must not hide what the others say.
+        log.exception("%s cannot be read", path)
+        artifact = Unread(f"{path} cannot be read: {type(error).__name__}: {error}", sum(size for _, size, _ in stamp))
+    return _Known(artifact, stamp, now)

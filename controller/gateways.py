@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from controller.drains import FORGET_S, GatewayView
@@ -34,6 +34,7 @@ class GatewayHub:
         self._clock = clock
         self._links: dict[str, int] = {}
         self._views: dict[str, GatewayView] = {}
+        self._last_used: dict[str, float] = {}
         self._changed = asyncio.Event()
         self._reported = asyncio.Event()
         self.table: RoutingTable | None = None
@@ -44,12 +45,19 @@ class GatewayHub:
         return tuple(self._views.values())
 
     @property
+    def last_used(self) -> Mapping[str, float]:
+        """Model of the current table to Unix time of its last use, by every gateway that ever told."""
+        return self._last_used
+
+    @property
     def connected(self) -> list[str]:
         """Ids of the gateways whose link is up."""
         return sorted(self._links)
 
     def publish(self, models: tuple[ModelRoute, ...], keys: tuple[Key, ...] = ()) -> Stamp:
         """Make these routes and keys the current table, if they differ from it. The stamp of the current table."""
+        names = {route.name for route in models}
+        self._last_used = {name: at for name, at in self._last_used.items() if name in names}
         if self.table is not None and (self.table.models, self.table.keys) == (models, keys):
             return self.table.stamp
         seq = 1 if self.table is None else self.table.stamp.seq + 1
@@ -85,6 +93,10 @@ class GatewayHub:
         """Take a report. The first one of a link announces its gateway."""
         known = self._views.get(report.gateway_id)
         self._views[report.gateway_id] = GatewayView(report)
+        now = self._clock()
+        for name, at in report.last_used.items():
+            # No later than now: a clock may have been set back.
+            self._last_used[name] = min(now, max(at, self._last_used.get(name, at)))
         self._reported.set()
         self._reported = asyncio.Event()
         if known is None or known.lost_at is not None or _matters(known.report, report):

@@ -96,24 +96,30 @@ class WorkingMemory:
         return failure
 
     def prune(self, desired: DesiredState, replicas: Iterable[ObservedReplica], now: float) -> None:
-        """Forget what no longer matters: failures of edited or proven definitions, drains of replicas that are gone."""
+        """Forget what no longer matters: failures of edited or proven definitions, drains of replicas that are gone, or
+        that are to serve on while the controller is paused."""
         replicas = list(replicas)
-        wanted = {(model.name, model.spec_hash) for model in desired.models.values() if model.replicas}
+        wanted = {name for name, model in desired.models.items() if model.replicas}
+        # One that rests is the same when a request wants it again.
+        current = {
+            (name, model.spec_hash) for name, model in desired.models.items() if model.replicas or model.demand_replicas
+        }
         proven = {replica.id.key for replica in replicas if forgiven(replica, now)}
         self.failures = {
             key: failure
             for key, failure in self.failures.items()
-            if (key.model, key.spec_hash) in wanted and key not in proven
+            if (key.model, key.spec_hash) in current and key not in proven
         }
-        self.preflights = {key: result for key, result in self.preflights.items() if key in wanted}
+        self.preflights = {key: result for key, result in self.preflights.items() if key in current}
         names = {replica.name for replica in replicas}
-        self.drains = {name: drain for name, drain in self.drains.items() if name in names}
+        staying = {each.name for each in replicas if desired.paused and _is_wanted(each, desired)}
+        self.drains = {name: drain for name, drain in self.drains.items() if name in names - staying}
         self.counted &= names
         images = {model.image for model in desired.models.values()}
         self.pulls = {image: state for image, state in self.pulls.items() if state is None or image in images}
         # One that is revoked while it drains serves on with what is left.
         serving = {replica.id.model for replica in replicas if replica.ready_since is not None}
-        self.loaded_once &= {name for name, _ in wanted} | serving
+        self.loaded_once &= wanted | serving
 
     def try_anew(self, model: DesiredModel) -> None:
         """Forget what went wrong with a model, for somebody asks for it anew: its replicas come all or not at all."""
@@ -128,3 +134,8 @@ class WorkingMemory:
         """Whether the replica is being stopped or removed."""
         operation = self.pending.get(name)
         return operation is not None and operation.kind is not OpKind.START
+
+
+def _is_wanted(replica: ObservedReplica, desired: DesiredState) -> bool:
+    want = desired.models.get(replica.id.model)
+    return want is not None and replica.id.index < want.replicas

@@ -1,7 +1,7 @@
 """Looks at what replicas take: when each is ready, and every ten minutes from then on, for it grows with use.
 
 On a GPU that is what its processes hold, where the driver tells; else by how much more of the GPU was in use once it
-was ready than before it was started, which nobody else can have changed: one replica per GPU loads or stops at a time.
+was ready than before it was started, which no other replica can have changed: one per GPU loads or stops at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Growth:
     before: dict[str, int]
     most: dict[str, int] = field(default_factory=dict)
     ended: bool = False
-    """Somebody else begins to load or to stop there."""
+    """It was read once it was ready, or another one begins to load or to stop there: more may be somebody else's."""
 
 
 class MemoryWatch:
@@ -81,10 +81,17 @@ class MemoryWatch:
     def _note_growth(self, done: Round) -> None:
         used = {gpu.uuid: gpu.used_mib for gpu in done.observed.gpus or ()}
         pending = done.observed.pending
-        for growth in self._growth.values():
+        # Read after it was ready.
+        ready = {
+            replica.name
+            for replica in done.observed.replicas
+            if replica.ready_since is not None and replica.ready_since <= self._round_at
+        }
+        for name, growth in self._growth.items():
             if not growth.ended:
                 more = {uuid: used[uuid] - before for uuid, before in growth.before.items() if uuid in used}
                 growth.most = {uuid: max(mib, growth.most.get(uuid, 0)) for uuid, mib in more.items()}
+                growth.ended = name in ready and more.keys() == growth.before.keys()
         for name, operation in pending.items():
             # Issued after the GPUs were read: what was in use then, was before the start.
             if operation.kind is OpKind.START and operation.began_at >= done.observed.at:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Final, Protocol
 
 from controller.state import DesiredModel, Gpu, Need
 
 FIRST_LOOK_S: Final = 5.0
-"""How long a round waits for the files of models that nobody has looked at yet; a slow disk delays no other round."""
+"""How long one round waits for a look at files of models that nobody has looked at yet; it delays no other round."""
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class Predicted(Protocol):
     async def refresh(self, models: Iterable[DesiredModel]) -> bool:
         """Look at files. Whether one is not as it was."""
 
-    def needs(self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None) -> Mapping[str, Need]:
+    def needs(self, models: Iterable[DesiredModel]) -> Mapping[str, Need]:
         """By what was seen so far."""
 
 
@@ -43,15 +44,22 @@ class Needs:
         self._observed = observed
         self._wake = wake
         self._looking: asyncio.Task[None] | None = None
+        self._waited: asyncio.Task[None] | None = None
+        """The look that a round has waited for."""
 
     async def of(self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None) -> Mapping[str, Need]:
         """Model to what a replica takes on these GPUs, as far as it is known."""
         wanted = [want for want in models if want.runs]
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look(wanted), name="heads of model files")
-        if not all(map(self._predicted.has_seen, wanted)):
+        if self._waited is not self._looking and not all(map(self._predicted.has_seen, wanted)):
+            self._waited = self._looking
             await asyncio.wait({self._looking}, timeout=FIRST_LOOK_S)
-        return {**self._predicted.needs(wanted, gpus), **self._observed.needs(wanted, gpus)}
+        known = dict(self._predicted.needs(wanted))
+        for name, seen in self._observed.needs(wanted, gpus).items():
+            # A share has to be free when it starts, however little it was seen to take then.
+            known[name] = replace(seen, gpu_share=known[name].gpu_share) if name in known else seen
+        return known
 
     async def close(self) -> None:
         """Look no more."""

@@ -76,6 +76,28 @@ class Ledger:
                 copy.released[uuid] = copy.released.get(uuid, 0) + mib
         return copy
 
+    def without_replicas(self, replicas: Iterable[ObservedReplica], observed: ObservedState) -> Ledger:
+        """The same, with what they hold of the GPUs, which may be more or less than what they claim."""
+        copy = self.without(())
+        for replica in replicas:
+            for uuid, mib in replica.claims.items():
+                copy.claimed[uuid] = copy.claimed.get(uuid, 0) - mib
+        for replica in replicas:
+            for uuid, mib in replica.claims.items():
+                held = self._held(replica, uuid, mib, observed)
+                copy.released[uuid] = copy.released.get(uuid, 0) + held
+        return copy
+
+    def _held(self, replica: ObservedReplica, uuid: str, claim: int, observed: ObservedState) -> int:
+        gpu = next((gpu for gpu in observed.gpus or () if gpu.uuid == uuid), None)
+        if gpu is None:
+            return claim
+        known = [each.mib for each in gpu.processes or () if each.replica == replica.name and each.mib is not None]
+        if known:
+            return sum(known)
+        # What nobody else has claimed is most likely its own.
+        return max(claim, gpu.used_mib - (self.claimed.get(uuid, 0) - claim))
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -105,7 +127,7 @@ def place(model: DesiredModel, observed: ObservedState, ledger: Ledger) -> Place
     allowed = _allowed(model, gpus)
     if isinstance(allowed, NoRoom):
         return allowed
-    need = need_of(model, observed).per_gpu_mib
+    need = need_of(model, observed)
     fitting = sorted(
         (gpu for gpu in allowed if _fits(need, gpu, ledger)),
         key=lambda gpu: (
@@ -121,13 +143,15 @@ def place(model: DesiredModel, observed: ObservedState, ledger: Ledger) -> Place
     for gpu in chosen:
         if gpu.uuid in ledger.busy:
             return NoRoom(f"GPU {gpu.label} is busy with {ledger.busy[gpu.uuid]}", waiting=True)
-    return Placed({gpu.uuid: need or gpu.total_mib for gpu in chosen})
+    return Placed({gpu.uuid: need.on(gpu) or gpu.total_mib for gpu in chosen})
 
 
 def need_of(model: DesiredModel, observed: ObservedState) -> Need:
     """What a replica takes: as declared, else as observed or predicted (DESIGN.md §3)."""
     known = observed.needs.get(model.name, _UNKNOWN)
-    return Need(model.vram_mib or known.per_gpu_mib, model.memory_mib or known.host_mib)
+    if model.vram_mib is not None:
+        known = replace(known, per_gpu_mib=model.vram_mib, gpu_share=None)
+    return known if model.memory_mib is None else replace(known, host_mib=model.memory_mib)
 
 
 def _in_main_memory(model: DesiredModel, observed: ObservedState, ledger: Ledger) -> Placed | NoRoom:
@@ -172,32 +196,33 @@ def _used(gpu: Gpu, ledger: Ledger) -> int:
     return max(0, gpu.used_mib - ledger.released.get(gpu.uuid, 0))
 
 
-def _fits(need: int | None, gpu: Gpu, ledger: Ledger) -> bool:
-    if need is not None:
-        return _room(gpu, ledger) >= need
+def _fits(need: Need, gpu: Gpu, ledger: Ledger) -> bool:
+    mib = need.on(gpu)
+    if mib is not None:
+        return _room(gpu, ledger) >= mib
     return not ledger.claimed.get(gpu.uuid) and _used(gpu, ledger) <= gpu.total_mib * FOREIGN_USE
 
 
-def _no_room(count: int, need: int | None, allowed: list[Gpu], observed: ObservedState, ledger: Ledger) -> NoRoom:
+def _no_room(count: int, need: Need, allowed: list[Gpu], observed: ObservedState, ledger: Ledger) -> NoRoom:
     reason = _shortage(count, need, allowed, ledger)
-    # Whoever loads or leaves there may make room, so this is no failure yet.
-    waiting = any(gpu.uuid in ledger.busy for gpu in allowed)
     promised = [gpu for gpu in allowed if _fits(need, replace(gpu, used_mib=0), ledger)]
     if len(promised) < count:
-        return NoRoom(reason, waiting)
+        return NoRoom(reason)
     staying = {replica.name for replica in observed.replicas if replica.phase is Phase.RUNNING}
     held = [(gpu, held_by(gpu, staying, expected_mib=ledger.claimed.get(gpu.uuid, 0))) for gpu in promised]
     named = "; ".join(f"GPU {gpu.label}: {holder}" for gpu, holder in held if holder is not None)
     late = all(observed.at - observed.left_at.get(gpu.uuid, -RELEASE_S) >= RELEASE_S for gpu in promised)
-    return NoRoom(f"{reason}; memory that nobody claims is held by {named}" if named else reason, waiting or not late)
+    return NoRoom(f"{reason}; memory that nobody claims is held by {named}" if named else reason, waiting=not late)
 
 
-def _shortage(count: int, need: int | None, allowed: list[Gpu], ledger: Ledger) -> str:
+def _shortage(count: int, need: Need, allowed: list[Gpu], ledger: Ledger) -> str:
     rooms = ", ".join(f"GPU {gpu.label} has {max(0, _room(gpu, ledger))} of {gpu.total_mib} MiB" for gpu in allowed)
-    if need is None:
+    needs = {gpu.uuid: mib for gpu in allowed if (mib := need.on(gpu)) is not None}
+    if not needs:
         return f"needs {_gpus(count)} of its own, for what it takes is not known (`vram_mib`); free: {rooms}"
-    shortage = f"needs {need} MiB on each of {_gpus(count)}; free: {rooms}"
-    if sum(gpu.total_mib >= need for gpu in allowed) >= count:
+    wanted = "" if need.gpu_share is None else f", {need.gpu_share:.0%} of the largest".replace("%", " %")
+    shortage = f"needs {max(needs.values())} MiB{wanted} on each of {_gpus(count)}; free: {rooms}"
+    if sum(gpu.total_mib >= needs[gpu.uuid] for gpu in allowed) >= count:
         return shortage
     return f"{shortage}: a shorter context, a smaller cache type or more GPUs (`gpus`) would make it fit"
 

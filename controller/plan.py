@@ -27,6 +27,7 @@ from controller.placement import Ledger, NoRoom, Placed, place
 from controller.residency import settle
 from controller.state import (
     HOST,
+    PREFLIGHT_RECHECK_S,
     DesiredModel,
     DesiredState,
     Health,
@@ -37,10 +38,6 @@ from controller.state import (
     ReplicaKey,
 )
 
-RECHECK_S = 30.0
-"""A failed preflight is looked at again this often: a file that was missing may have arrived."""
-FRESH_S = 60.0
-"""A preflight older than this is repeated before it is relied on."""
 VANISHED_DRAIN_S = 300.0
 """Drain deadline of a model that is no longer declared, so that its own is not known any more."""
 
@@ -222,11 +219,11 @@ class _Turn:
             if index in self.buckets.current:
                 continue
             placed = place(want, self.observed, scratch)
-            if isinstance(placed, Placed):
-                scratch.add(placed.claims, model=want.name)
-            elif self.waits is not None:
+            if self.waits is not None:
                 self._await_room(want, index, self.waits)
                 return True
+            if isinstance(placed, Placed):
+                scratch.add(placed.claims, model=want.name)
             elif not placed.waiting:
                 self._give_up(f"all or nothing: no room for replica {index}")
                 self._wait(index, placed.reason, None, failed=True)
@@ -274,7 +271,7 @@ class _Turn:
         if self._backs_off(want, index):
             return
         placed = place(want, self.observed, self.ledger)
-        if isinstance(placed, NoRoom) and self.waits is not None:
+        if self.waits is not None:
             self._await_room(want, index, self.waits)
         elif isinstance(placed, NoRoom):
             self._wait(index, placed.reason, None, failed=not placed.waiting)
@@ -312,8 +309,7 @@ class _Turn:
         """Whether a fresh preflight says that the start can succeed; else what to do about it."""
         key = (want.name, want.spec_hash)
         result = self.observed.preflights.get(key)
-        # An age below zero: the clock was set back.
-        fresh = result is not None and 0 <= self.now - result.at < (FRESH_S if result.ok else RECHECK_S)
+        fresh = result is not None and result.is_fresh(self.now)
         if not fresh and key not in self.observed.preflighting:
             self._once(Preflight(want.name, want.spec_hash, "before a start"))
         if result is None:
@@ -321,7 +317,7 @@ class _Turn:
         if result.missing_image is not None:
             self._pull(want, index, result.missing_image)
         elif not result.ok:
-            self._wait(index, result.error or "preflight failed", result.at + RECHECK_S, failed=True)
+            self._wait(index, result.error or "preflight failed", result.at + PREFLIGHT_RECHECK_S, failed=True)
         return fresh and result.ok
 
     def _pull(self, want: DesiredModel, index: int, image: str) -> None:

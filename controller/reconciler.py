@@ -10,13 +10,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from controller.actions import Plan
 from controller.assess import assess
 from controller.conceal import Conceal, nothing_secret
+from controller.desired import Desired
+from controller.drains import ARRIVAL_S, arriving, drained, inflight
 from controller.drains import Drain as DrainUnderWay
-from controller.drains import drained, inflight
 from controller.engines import ENGINES
 from controller.gateways import GatewayHub
 from controller.lifecycle import in_step
@@ -49,28 +49,6 @@ log = logging.getLogger(__name__)
 SHORTEST_ROUND_S = 0.01
 RETRY_S = 1.0
 """Pause after a round that saw nothing, or failed."""
-
-
-class Desired(Protocol):
-    """Where the desired state comes from; reading it never fails, for the last good one rules."""
-
-    def state(self, now: float) -> DesiredState | None:
-        """What is wanted now; None: nothing was ever read that is valid."""
-
-    async def refresh(self, now: float) -> None:
-        """Read what it comes from, if it is time to."""
-
-    def wake_at(self) -> float | None:
-        """When the answer of `state` may change by time alone."""
-
-    def rest(self, models: Mapping[str, str]) -> None:
-        """Want these `autoload` models no more until the next request for each; to each the reason."""
-
-    def awake(self, models: Sequence[str]) -> None:
-        """Want these again: requests wait for them."""
-
-    def remember(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
-        """Keep what the next controller must know."""
 
 
 @dataclass(slots=True)
@@ -126,7 +104,7 @@ class Reconciler:
         self._ready = dict(ready_before)
         self._clock = clock
         self._up_since = clock()
-        self._remote_drains = RemoteDrains(self._up_since)
+        self._remote_drains = RemoteDrains()
         self._gpus: tuple[Gpu, ...] | None = ()
         self.round: Round | None = None
         self.error: str | None = None
@@ -264,11 +242,20 @@ class Reconciler:
             gpus=self._gpus,
             host_mib=self._host_mib,
             needs=needs,
-            uses=uses((want.name for want in models), views, now),
+            uses=uses(
+                (want.name for want in models),
+                views,
+                now,
+                last_used=self._hub.last_used,
+                up_since=self._up_since,
+                unsure=any(self._is_unsure(replica, now) for replica in replicas),
+            ),
             remotes=self._remotes.errors(),
             progress=self._fractions(desired, replicas),
             draining_remotes=self._remote_drains.models,
-            inflight={replica.name: inflight(replica.name, views, now) for replica in replicas},
+            inflight={
+                each.name: None if self._is_unsure(each, now) else inflight(each.name, views, now) for each in replicas
+            },
         )
         return desired, self._memory.told(observed)
 
@@ -297,7 +284,8 @@ class Reconciler:
         if drain is not None:
             fresh = vitals.probed_at is not None and vitals.probed_at > drain.since
             idle = vitals.idle if fresh else None
-            empty = drained(seen.name, drain, self._hub.views, idle, now=now, up_since=self._up_since)
+            unsure = self._is_unsure(seen, now)
+            empty = drained(seen.name, drain, self._hub.views, idle, now=now, unsure=unsure)
             draining = Draining(drain.since, empty)
             if empty is None:
                 self._prober.nudge(seen.name)
@@ -317,6 +305,10 @@ class Reconciler:
             argv=seen.argv,
             context_length=vitals.context_length,
         )
+
+    def _is_unsure(self, replica: SeenReplica | ObservedReplica, now: float) -> bool:
+        """Whether gateways that an earlier controller told of it may not be back yet."""
+        return replica.created_at < self._up_since and arriving(now, self._up_since)
 
     def _fractions(self, desired: DesiredState | None, replicas: Sequence[ObservedReplica]) -> Mapping[str, float]:
         if self._progress is None or desired is None:
@@ -344,6 +336,8 @@ class Reconciler:
             return min(RETRY_S, self._resync_s)
         now = self._clock()
         wakes = [self._desired.wake_at()]
+        if arriving(now, self._up_since):
+            wakes.append(self._up_since + ARRIVAL_S)
         if self.round is not None:
             wakes.append(self.round.plan.wake_at)
         soonest = min((wake - now for wake in wakes if wake is not None), default=self._resync_s)

@@ -12,8 +12,7 @@ from controller.state import DesiredState
 class RemoteDrains:
     """The drains under way, by model. A controller that restarts forgets them; nothing is ended by them."""
 
-    def __init__(self, up_since: float) -> None:
-        self._up_since = up_since
+    def __init__(self) -> None:
         self._drains: dict[str, Drain] = {}
 
     @property
@@ -41,7 +40,7 @@ class RemoteDrains:
         views = tuple(gateways)
         kept = {}
         for name, drain in self._drains.items():
-            empty = drained(name, drain, views, None, now=now, up_since=self._up_since)
+            empty = drained(name, drain, views, None, now=now, unsure=False)
             want = desired.models.get(name)
             late = empty is None and want is not None and now >= drain.since + want.drain_timeout_s
             if not empty and not late:

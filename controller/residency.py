@@ -20,15 +20,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from controller.movements import coming_of, leaving_of, missing_of
 from controller.placement import Ledger, NoRoom, place
 from controller.residents import UNUSED, Resident, alive_of, may_go, resident_of
 from controller.state import (
     DesiredModel,
     DesiredState,
-    ObservedReplica,
     ObservedState,
-    OpKind,
-    Phase,
     ReplicaKey,
     Statement,
 )
@@ -37,6 +35,8 @@ FRESH_DEMAND_S: Final = 5.0
 """A request that asked for a model counts as waiting for so long, until the gateway's count of them comes."""
 
 
+CHECKED_ANEW_S: Final = 10.0
+"""How long a check may take that has become due."""
 _SEATED: Final = (0, 0.0, "")
 
 
@@ -68,24 +68,26 @@ def settle(desired: DesiredState, observed: ObservedState, ledger: Ledger, now: 
     residents = {
         name: resident
         for name, want in woken.models.items()
-        if (resident := resident_of(want, alive.get(name, ()), observed)) is not None
+        if (resident := resident_of(want, alive.get(name, ()), observed, now)) is not None
     }
-    homeless = list(_homeless(woken, observed))
-    if not homeless and not residents:
+    missing = missing_of(woken, observed)
+    if not missing and not residents:
         return Residency(woken, woken=names)
-    leaving = _leaving(woken, observed)
-    loading = (name for name in alive if name not in residents and may_go(woken.models.get(name)))
+    leaving = leaving_of(woken, observed, now)
     seats = _Seats(
         woken,
         observed,
         now,
         residents,
+        missing,
+        given=ledger,
         free=ledger.without(()),
-        ledger=ledger.without(each.claims for each in leaving),
+        ledger=ledger.without_replicas(leaving, observed),
         leaving=sorted({each.id.model for each in leaving}),
-        coming={name: [each.claims for each in alive[name]] for name in loading},
+        coming=coming_of(woken, observed, residents),
     )
-    for want in sorted(homeless, key=seats.line):
+    homeless = sorted((woken.models[name] for name in missing), key=seats.line)
+    for want in homeless:
         seats.seat(want)
     seats.rest_unused()
     models = dict(woken.models)
@@ -119,35 +121,6 @@ def _woken(desired: DesiredState, observed: ObservedState) -> DesiredState:
     return replace(desired, models=models)
 
 
-def _leaving(desired: DesiredState, observed: ObservedState) -> list[ObservedReplica]:
-    """Replicas that will be gone, whatever is decided here."""
-    leaving = []
-    for replica in observed.replicas:
-        want = desired.models.get(replica.id.model)
-        operation = observed.pending.get(replica.name)
-        ends = operation is not None and operation.kind is not OpKind.START
-        unwanted = want is None or not want.runs or replica.id.index >= want.replicas
-        if replica.phase is Phase.RUNNING and (ends or unwanted):
-            leaving.append(replica)
-    return leaving
-
-
-def _homeless(desired: DesiredState, observed: ObservedState) -> Iterable[DesiredModel]:
-    """The models of which an engine is wanted that neither is there nor comes."""
-    present: dict[str, set[int]] = {}
-    for replica in observed.replicas:
-        operation = observed.pending.get(replica.name)
-        if replica.phase is Phase.RUNNING and (operation is None or operation.kind is OpKind.START):
-            present.setdefault(replica.id.model, set()).add(replica.id.index)
-    for operation in observed.pending.values():
-        if operation.kind is OpKind.START:
-            present.setdefault(operation.id.model, set()).add(operation.id.index)
-    for want in desired.models.values():
-        missing = want.replicas - sum(index < want.replicas for index in present.get(want.name, ()))
-        if want.runs and missing:
-            yield replace(want, replicas=missing)
-
-
 @dataclass(slots=True)
 class _Seats:
     """Who gets which room, in the order of the line."""
@@ -156,6 +129,9 @@ class _Seats:
     observed: ObservedState
     now: float
     residents: dict[str, Resident]
+    missing: Mapping[str, tuple[int, ...]]
+    given: Ledger
+    """What is claimed now."""
     free: Ledger
     """What is claimed until those that leave are seen gone, and by those that got their room before."""
     ledger: Ledger
@@ -163,9 +139,12 @@ class _Seats:
     leaving: list[str]
     """Models of which something leaves."""
     coming: dict[str, list[Mapping[str, int]]]
-    """Models that could be let go once they are loaded, to what they will take."""
+    """See `coming_of`; and those that have a seat."""
+    kept: dict[str, str] = field(default_factory=dict)
+    """Residents whose room one that starves will have, to that one."""
     resting: dict[str, tuple[float, str]] = field(default_factory=dict)
     waits: dict[str, str] = field(default_factory=dict)
+    seated: set[str] = field(default_factory=set)
     wakes: list[float] = field(default_factory=list)
 
     def line(self, want: DesiredModel) -> tuple[int, float, str]:
@@ -179,6 +158,12 @@ class _Seats:
         """Room for a model's missing replicas, of what is free or will be."""
         if self._cannot_start(want):
             return
+        self._seek(want)
+        seatless = want.name not in self.waits and want.name not in self.resting and want.name not in self.seated
+        if seatless and not isinstance(self._place(want, self.given), NoRoom):
+            self.waits[want.name] = f"waits for room: {_listed(sorted(self.seated))} comes first"
+
+    def _seek(self, want: DesiredModel) -> None:
         taken = self._place(want, self.ledger)
         if not isinstance(taken, NoRoom):
             self._take(want, taken)
@@ -213,10 +198,12 @@ class _Seats:
         return waiting != 0 or 0 <= self.now - want.statement.since < FRESH_DEMAND_S
 
     def _cannot_start(self, want: DesiredModel) -> bool:
-        failures = (self.observed.failures.get(ReplicaKey(want.name, i, want.spec_hash)) for i in range(want.replicas))
+        keys = (ReplicaKey(want.name, index, want.spec_hash) for index in self.missing[want.name])
+        failures = map(self.observed.failures.get, keys)
         return any(failure is not None and failure.waits(self.now) for failure in failures)
 
     def _take(self, want: DesiredModel, taken: Iterable[Mapping[str, int]]) -> None:
+        self.seated.add(want.name)
         for claims in taken:
             self.ledger.add(claims, model=want.name)
             if may_go(want):
@@ -225,7 +212,7 @@ class _Seats:
     def _place(self, want: DesiredModel, ledger: Ledger) -> list[Mapping[str, int]] | NoRoom:
         """What all missing replicas of the model would take."""
         scratch, taken = ledger.without(()), []
-        for _ in range(want.replicas):
+        for _ in self.missing[want.name]:
             placed = place(want, self.observed, scratch)
             if isinstance(placed, NoRoom):
                 return placed
@@ -234,28 +221,44 @@ class _Seats:
         return taken
 
     def _make_room(self, want: DesiredModel) -> None:
-        others = [each for name, each in self.residents.items() if name not in self.resting and name != want.name]
+        taken = self.resting.keys() | self.kept.keys() | {want.name}
+        others = [each for name, each in self.residents.items() if name not in taken]
         ordered = sorted(others, key=lambda each: each.order(self.now))
         if self._go(want, ordered) is None:
             self._await_loads(want, ordered)
-            return
-        checked = self.observed.preflights.get((want.name, want.spec_hash))
-        if checked is None or not checked.ok:
-            self.waits[want.name] = "waits for room, once it is known that it can be started"
             return
         use = self.observed.uses.get(want.name, UNUSED)
         since = use.waits_since or want.statement.since
         starves_at = since + self.desired.swap_wait_s
         starving = self.now >= starves_at
-        free = [each for each in ordered if self.now >= each.stays_until and (starving or not each.busy)]
+        free = [
+            each for each in ordered if self.now >= each.stays_until and (not each.busy or (starving and each.is_known))
+        ]
         going = self._go(want, free)
         if going is None:
             self._wait(want, ordered, starves_at)
-            return
-        for each in going:
-            self.resting[each.name] = (since, f"makes room for {want.name}")
-        self.waits[want.name] = f"waits until {_names(going)} left"
-        # What goes still takes its room: others see it as taken by the one that it goes for.
+            if starving:
+                self._keep(want, self._go(want, ordered) or ())
+        elif not self._is_checked(want, going):
+            self.waits[want.name] = "waits for room, once it is known that it can be started"
+        else:
+            for each in going:
+                self.resting[each.name] = (since, f"makes room for {want.name}")
+            self.waits[want.name] = f"waits until {_names(going)} left"
+            self._keep(want, going)
+
+    def _is_checked(self, want: DesiredModel, going: Iterable[Resident]) -> bool:
+        """Whether a start is known to be possible. While somebody leaves for it, the last check holds until the
+        next."""
+        checked = self.observed.preflights.get((want.name, want.spec_hash))
+        if checked is None or not checked.ok:
+            return False
+        later = self.now - CHECKED_ANEW_S if any(each.leaves for each in going) else self.now
+        return checked.is_fresh(self.now) or checked.is_fresh(later)
+
+    def _keep(self, want: DesiredModel, going: Iterable[Resident]) -> None:
+        """What goes, or will, still takes its room: to others it is that of the one that it goes for."""
+        self.kept.update({each.name: want.name for each in going})
         self.ledger = self._without(going)
         seated = self._place(want, self.ledger)
         self._take(want, () if isinstance(seated, NoRoom) else seated)
@@ -265,6 +268,8 @@ class _Seats:
         claims = (claims for each in self.coming.values() for claims in each)
         if not isinstance(self._place(want, self._without(ordered).without(claims)), NoRoom):
             self.waits[want.name] = f"waits for room: {_listed(sorted(self.coming))} is loaded first"
+        elif self.kept:
+            self.waits[want.name] = f"waits for room: {_listed(sorted(set(self.kept.values())))} comes first"
 
     def _wait(self, want: DesiredModel, ordered: Sequence[Resident], starves_at: float) -> None:
         blockers = self._go(want, ordered) or ()
@@ -289,7 +294,7 @@ class _Seats:
         return None
 
     def _without(self, going: Iterable[Resident]) -> Ledger:
-        return self.ledger.without(claims for each in going for claims in each.claims)
+        return self.ledger.without_replicas([replica for each in going for replica in each.replicas], self.observed)
 
 
 def _names(residents: Iterable[Resident]) -> str:

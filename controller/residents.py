@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,7 @@ class Resident:
     """A model that could be let go."""
 
     name: str
-    claims: tuple[Mapping[str, int], ...]
+    replicas: tuple[ObservedReplica, ...]
     use: Use
     inside: int | None
     leaves: bool
@@ -32,6 +32,11 @@ class Resident:
     def busy(self) -> bool:
         """Whether somebody is, or may be, at it."""
         return self.inside != 0 or self.use.waiting != 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known who is at it: while a gateway is lost, it is not."""
+        return self.inside is not None and self.use.waiting is not None
 
     def order(self, now: float) -> tuple[bool, bool, float, str]:
         """The least goes first."""
@@ -52,12 +57,15 @@ def may_go(want: DesiredModel | None) -> bool:
     return want is not None and want.autoload and not want.pinned and want.statement.kind in ("autoload", "file")
 
 
-def resident_of(want: DesiredModel, replicas: Sequence[ObservedReplica], observed: ObservedState) -> Resident | None:
+def resident_of(
+    want: DesiredModel, replicas: Sequence[ObservedReplica], observed: ObservedState, now: float
+) -> Resident | None:
     """None: it cannot be let go, or there is nothing of it that could."""
     if not (may_go(want) and want.replicas and replicas):
         return None
     moments = [(each.started_at, each.ready_since) for each in replicas]
-    ready = [since for _, since in moments if since is not None]
+    # None later than now: the clock was set back.
+    ready = [min(since, now) for _, since in moments if since is not None]
     if len(ready) < len(moments) or any(op.id.model == want.name for op in observed.pending.values()):
         return None  # it loads, or goes anyway
     reload_s = max((until - since for since, until in moments if since is not None and until is not None), default=0.0)
@@ -67,11 +75,11 @@ def resident_of(want: DesiredModel, replicas: Sequence[ObservedReplica], observe
     stays = want.min_residency_s
     return Resident(
         want.name,
-        tuple(each.claims for each in replicas),
+        tuple(replicas),
         use,
         sum(known) if len(known) == len(counts) else None,
         all(each.draining is not None for each in replicas),
-        max(use.last_used or 0.0, *ready),
+        max(min(use.last_used or 0.0, now), *ready),
         reload_s,
         max(ready) + (min(max(0.0, reload_s), LONGEST_RESIDENCY_S) if stays is None else stays),
     )

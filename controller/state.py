@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import ceil
 from typing import Final, Literal
 
 from pydantic import JsonValue
@@ -15,6 +16,10 @@ from pydantic import JsonValue
 from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
 
+PREFLIGHT_RECHECK_S: Final = 30.0
+"""A failed preflight is looked at again this often."""
+PREFLIGHT_FRESH_S: Final = 60.0
+"""A preflight older than this is repeated before it is relied on."""
 HOST: Final = "host"
 """Stands for main memory among the uuids of a claim."""
 
@@ -195,6 +200,14 @@ class Need:
     per_gpu_mib: int | None = None
     host_mib: int | None = None
     """Main memory of an engine that has no GPU."""
+    gpu_share: float | None = None
+    """Set: it takes this share of each of its GPUs, and `per_gpu_mib` at least."""
+
+    def on(self, gpu: Gpu) -> int | None:
+        """MiB of this GPU."""
+        if self.gpu_share is None:
+            return self.per_gpu_mib
+        return max(self.per_gpu_mib or 0, ceil(self.gpu_share * gpu.total_mib))
 
 
 class OpKind(StrEnum):
@@ -225,6 +238,11 @@ class PreflightResult:
     error: str | None = None
     missing_image: str | None = None
     """Set when all that is missing is this image, which can be pulled."""
+
+    def is_fresh(self, now: float) -> bool:
+        """Whether it need not be looked at again: a file that was missing may have arrived, one that was there gone."""
+        # An age below zero: the clock was set back.
+        return 0 <= now - self.at < (PREFLIGHT_FRESH_S if self.ok else PREFLIGHT_RECHECK_S)
 
 
 @dataclass(frozen=True, slots=True)

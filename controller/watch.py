@@ -273,11 +273,13 @@ class DesiredFiles:
 
     def _is_fresh(self, name: str, at: float, heard: float | None) -> bool:
         """Whether a request came that was not known. Gateways tell the last one again and again, and an unload ends
-        what was asked before it. Their clocks are compared with ours only where nothing was heard of them."""
+        what was asked before it, as a rest does. Their clocks are compared with ours only where nothing was heard of
+        them."""
         if heard is not None:
             return at > heard
-        override = self._memory.overrides.get(name)
-        return name not in self._memory.demand and (override is None or at > override.at)
+        override, rested = self._memory.overrides.get(name), self._memory.rested.get(name)
+        ends = [each.at for each in (override, rested) if each is not None]
+        return name not in self._memory.demand and all(at > end for end in ends)
 
     def _keep(self, change: Mapping[str, object]) -> None:
         before, self._memory = self._memory, self._memory.model_copy(update=dict(change))

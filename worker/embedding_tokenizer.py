@@ -16,6 +16,7 @@ BERT_TOKENS: Final = 512
 """How many positions BERT has: where a vocabulary alone is given, nothing else says."""
 NO_LIMIT: Final = 1_000_000
 """Larger `model_max_length` stand for none: transformers writes 10**30."""
+_ROBERTAS: Final = ("camembert", "mpnet")
 _PADS: Final = ("[PAD]", "<pad>")
 
 
@@ -52,8 +53,21 @@ def find_tokenizer(model: Path) -> Path:
     )
 
 
-def load_tokenizer(path: Path, max_tokens: int | None) -> EmbeddingTokenizer:
-    """The tokenizer in a file; a `tokenizer_config.json` beside it is heeded. Raises LoadError."""
+def positions(model: Path) -> int | None:
+    """Tokens that a model has positions for, by the `config.json` beside it; None: it does not say. Raises LoadError.
+
+    RoBERTa and those built like it count positions from behind the padding token's number.
+    """
+    config = _config(model.with_name("config.json"))
+    most, kind = _whole(config.get("max_position_embeddings")), str(config.get("model_type"))
+    if most is None or not ("roberta" in kind or kind in _ROBERTAS):
+        return most
+    return _whole(most - (_whole(config.get("pad_token_id")) or 0) - 1)
+
+
+def load_tokenizer(path: Path, max_tokens: int | None, most: int | None = None) -> EmbeddingTokenizer:
+    """The tokenizer in a file; a `tokenizer_config.json` beside it is heeded. Texts are cut at `max_tokens`, else where
+    the tokenizer says, else at `most`. Raises LoadError."""
     check_file(path)
     tokenizers = importlib.import_module("tokenizers")
     config = _config(path.with_name("tokenizer_config.json"))
@@ -65,8 +79,8 @@ def load_tokenizer(path: Path, max_tokens: int | None) -> EmbeddingTokenizer:
         said = (tokenizer.truncation or {}).get("max_length")
     else:
         tokenizer, said = _word_piece(tokenizers, path, config), None
-    said = said or _whole(config.get("model_max_length")) or (None if path.suffix == ".json" else BERT_TOKENS)
-    limit = max_tokens or said
+    limit = max_tokens or said or _whole(config.get("model_max_length")) or most
+    limit = limit or (None if path.suffix == ".json" else BERT_TOKENS)
     around = tokenizer.num_special_tokens_to_add(False)
     if limit is not None and limit <= around:
         raise LoadError(f"--max-tokens {limit} leaves no room for a text: the tokenizer puts {around} tokens around it")

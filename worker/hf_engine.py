@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from math import inf, isfinite
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -32,6 +33,18 @@ NEUTRAL: Final[Mapping[str, object]] = MappingProxyType(
     }
 )
 """Sampling fields that an engine may lack, and the values with which they do nothing."""
+
+
+BOUNDS: Final[Mapping[str, tuple[Callable[[float], bool], str]]] = MappingProxyType(
+    {
+        "min_p": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+        "repeat_penalty": (lambda value: 0 < value < inf, "above 0"),
+        "presence_penalty": (isfinite, "a finite number"),
+        "frequency_penalty": (isfinite, "a finite number"),
+        "temperature": (isfinite, "a finite number"),
+    }
+)
+"""Of values with which the engines fail, or compute nonsense: what holds of those that are taken, in code and words."""
 
 
 class HFEngine:
@@ -138,3 +151,7 @@ class HFEngine:
             value: Any = getattr(request, name)
             if value is not None and value != NEUTRAL[name]:
                 raise RequestError(f"{self.name} cannot sample by `{name}`: leave it out.", param=name)
+        for name, (holds, words) in BOUNDS.items():
+            value = getattr(request, name)
+            if value is not None and not holds(value):
+                raise RequestError(f"`{name}` must be {words}; it is {value}.", param=name)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from controller.artifacts.facts import Artifact
 from controller.engines.load_fields import LoadFault, LoadField, LoadValue, faults_of
@@ -19,6 +19,8 @@ from controller.schema.desired import Definition
 from controller.schema.routing import MaxTokensField, ThinkingControl
 
 RuntimeKind = Literal["docker", "process"]
+SHM_BYTES: Final = 10 * 2**30
+"""Shared memory of a container, through which tensor parallel workers pass data; a bound, taken only as it is used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from controller.artifacts.facts import Artifact
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
@@ -14,7 +14,14 @@ from controller.engines.families import ChatFormat, family_of, thinking_modes
 from controller.engines.hf_worker import HF_VERDICTS
 from controller.engines.memory import Forecast
 from controller.engines.memory_ct2 import predict_ct2
-from controller.engines.worker import WORKER_CHAT_APIS, WORKER_TOKEN_ENV, first_verdict, worker_probe, worker_program
+from controller.engines.worker import (
+    WORKER_CHAT_APIS,
+    WORKER_TOKEN_ENV,
+    first_verdict,
+    gpu_verdict,
+    worker_probe,
+    worker_program,
+)
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
 from controller.schema.routing import ThinkingControl
@@ -53,6 +60,12 @@ class CT2Definition(Definition):
         default=None, description="Prompt format; default: the chat template of the tokenizer."
     )
 
+    @model_validator(mode="after")
+    def _one_gpu(self) -> Self:
+        if (self.gpu_count or 0) > 1:
+            raise ValueError(f"ct2 computes on one GPU: `gpus` is {self.gpu_count}")
+        return self
+
 
 _FLAGS = (
     ("ct2_compute_type", "--compute-type"),
@@ -63,12 +76,15 @@ _FLAGS = (
 )
 
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
-    (r"CTranslate2 cannot be used", Verdict("CTranslate2 is not installed (extra `ct2`)", True)),
+    (r"CTranslate2 cannot be used: No module named", Verdict("CTranslate2 is not installed (extra `ct2`)", True)),
     (r"cannot open .*/model\.bin", Verdict("not a CTranslate2 folder: convert the model first", True)),
     (r"is not this model's: its token", Verdict("ct2_tokenizer is another model's", True)),
     (r"Requested \w+ compute type", Verdict("the hardware lacks this ct2_compute_type", True)),
     (r"out of memory|MemoryError|bad_alloc|Cannot allocate memory", Verdict("out of memory")),
     *HF_VERDICTS,
+    (r"not compiled with CUDA", Verdict("this CTranslate2 was built without CUDA", True)),
+    gpu_verdict("CTranslate2"),
+    (r"CTranslate2 cannot be used", Verdict("CTranslate2 cannot be used here: it lacks a library")),
     (r"CTranslate2 cannot load", Verdict("not a model that CTranslate2 can load", True)),
 )
 
@@ -130,6 +146,7 @@ class CT2(Engine):
         """`python -m worker ct2 ...`."""
         assert isinstance(definition, CT2Definition)
         args = [*worker_program(self.name, ctx), "--model", ctx.path(definition.model_path)]
+        args += ("--device", "cuda" if definition.gpu_count else "cpu")
         if definition.ct2_tokenizer is not None:
             args += ("--tokenizer", ctx.path(definition.ct2_tokenizer))
         for name, flag in _FLAGS:

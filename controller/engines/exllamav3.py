@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from controller.artifacts.facts import Artifact
-from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
+from controller.engines.base import SHM_BYTES, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import declared_over
 from controller.engines.families import ChatFormat, family_of, thinking_modes
 from controller.engines.hf_worker import HF_VERDICTS
@@ -21,6 +21,7 @@ from controller.engines.worker import (
     WORKER_CHAT_APIS,
     WORKER_TOKEN_ENV,
     first_verdict,
+    gpu_verdict,
     percent_progress,
     worker_probe,
     worker_program,
@@ -110,12 +111,19 @@ _FLAGS = (
 
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (r"ExLlamaV3 needs a GPU", Verdict("ExLlamaV3 needs a GPU: declare `gpus`", True)),
-    (r"ExLlamaV3 cannot be used", Verdict("ExLlamaV3 is not installed (extra `exllamav3`)", True)),
+    (r"ExLlamaV3 sees none of the GPUs", Verdict("ExLlamaV3 sees none of its GPUs: look after the driver")),
+    (
+        r"ExLlamaV3 cannot be used: No module named",
+        Verdict("ExLlamaV3 is not installed (extra `exllamav3`)", True),
+    ),
     (r"cannot open .*/config\.json|there are no weights", Verdict("not an EXL3 folder", True)),
     (r"Tensor-parallel is not currently implemented", Verdict("this model has no tensor parallelism", True)),
+    (r"POSIX shared memory", Verdict("too little shared memory (/dev/shm)")),
     (r"out of memory|Insufficient VRAM|OutOfMemoryError|MemoryError", Verdict("out of memory")),
     (r"ExLlamaV3 failed: ", Verdict("the engine failed while it answered")),
     *HF_VERDICTS,
+    gpu_verdict("ExLlamaV3"),
+    (r"ExLlamaV3 cannot be used", Verdict("ExLlamaV3 cannot be used here: it cannot be compiled, or lacks a library")),
     (r"ExLlamaV3 cannot load", Verdict("not a model that ExLlamaV3 can load", True)),
 )
 
@@ -125,6 +133,8 @@ class ExLlamaV3(Engine):
 
     name: ClassVar[str] = "exllamav3"
     image_kind: ClassVar[str | None] = "worker"
+    start_timeout_s: ClassVar[float] = 3600.0
+    """It compiles itself at its first start."""
     most_inflight: ClassVar[int | None] = 16
     definition = ExLlamaV3Definition
     hashed_fields: ClassVar[tuple[str, ...]] = (
@@ -200,7 +210,9 @@ class ExLlamaV3(Engine):
         if definition.exllama_tensor_parallel:
             args.append("--tensor-parallel")
         args += definition.extra_args
-        return Launch(tuple(args), dict(definition.env), self.image(definition, ctx.images), WORKER_TOKEN_ENV)
+        image = self.image(definition, ctx.images)
+        shared = SHM_BYTES if ctx.runtime == "docker" and definition.exllama_tensor_parallel else None
+        return Launch(tuple(args), dict(definition.env), image, WORKER_TOKEN_ENV, shared)
 
     def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """By the folder's config.json and the cache's tokens."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from controller.artifacts.facts import Artifact
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
@@ -31,6 +31,13 @@ class LiteRTLMDefinition(Definition):
     litert_lm_max_tokens: int | None = Field(
         default=None, ge=1, description="Tokens of a conversation at most; default: as the file was compiled."
     )
+
+    @model_validator(mode="after")
+    def _gpu_asked_for(self) -> Self:
+        for name in ("litert_lm_backend", "litert_lm_vision_backend"):
+            if getattr(self, name) == "gpu" and not self.gpu_count:
+                raise ValueError(f"{name} is gpu, and the definition asks for no GPU: set `gpus: 1`")
+        return self
 
 
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (

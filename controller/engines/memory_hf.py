@@ -116,7 +116,9 @@ def predict_vllm(definition: VllmFields, sequences: int, artifacts: Mapping[str,
     if isinstance(compute, Unpredicted):
         return compute
     cache = definition.vllm_kv_cache_memory_bytes
-    return Prediction(Parts(-(-weights // parallel), cache, compute, _TORCH_CUDA), host, gpus)
+    # Of a share that is declared beside it no more is taken, but it has to be free.
+    free = definition.vllm_gpu_memory_utilization
+    return Prediction(Parts(-(-weights // parallel), cache, compute, _TORCH_CUDA), host, gpus, free)
 
 
 def predict_exllama(definition: ExLlamaV3Definition, artifacts: Mapping[str, Artifact]) -> Forecast:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from controller.artifacts.facts import Artifact
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
@@ -33,6 +33,12 @@ class OnnxDefinition(Definition):
     onnx_normalize: bool = Field(default=True, description="Embeddings of length 1.")
     onnx_threads: int | None = Field(default=None, ge=1, description="CPU threads.")
 
+    @model_validator(mode="after")
+    def _no_gpu(self) -> Self:
+        if self.gpu_count:
+            raise ValueError("onnx computes on the CPU: leave `gpus` and `device` out")
+        return self
+
 
 _FLAGS = (
     ("onnx_max_tokens", "--max-tokens"),
@@ -45,6 +51,7 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
         r"No module named .?(onnxruntime|tokenizers|numpy)",
         Verdict("ONNX Runtime is not installed (extra `onnx`)", True),
     ),
+    (r"External data", Verdict("the model's external data is not beside it, or not whole", True)),
     (r"it is not an ONNX file", Verdict("not an ONNX file", True)),
     (r"no tokenizer beside|several vocabularies lie beside", Verdict("no tokenizer beside the model", True)),
     (r"is not a tokenizer\.json|is not a (BERT )?vocabulary", Verdict("not a tokenizer", True)),
@@ -87,7 +94,7 @@ class Onnx(Engine):
     def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """The file, and what runs it."""
         assert isinstance(definition, OnnxDefinition)
-        return by_size(artifact_at(definition.model_path, artifacts), definition.gpu_count or 0)
+        return by_size(artifact_at(definition.model_path, artifacts), gpus=0)
 
     def files(self, definition: Definition) -> tuple[FileCheck, ...]:
         """The file, and the tokenizer: the one that is named, or one beside it."""

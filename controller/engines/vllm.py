@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from controller.artifacts.facts import Artifact
-from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
+from controller.engines.base import SHM_BYTES, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, declared_over
 from controller.engines.families import family_of, thinking_modes
-from controller.engines.load_fields import LoadField
+from controller.engines.load_fields import LoadFault, LoadField
 from controller.engines.memory import Forecast
 from controller.engines.memory_hf import predict_vllm
-from controller.engines.vllm_command import SHM_BYTES, TOKEN_ENV, vllm_arguments, vllm_environment
+from controller.engines.vllm_command import TOKEN_ENV, vllm_arguments, vllm_environment
 from controller.engines.vllm_fields import HASHED, LOAD_FIELDS, VllmFields
 from controller.engines.vllm_log import vllm_progress, vllm_verdict
 from controller.engines.worker import worker_python
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
 
+_METHOD: Final = "vllm_speculative_method"
+_OF_METHOD: Final = ("vllm_speculative_model", "vllm_num_speculative_tokens")
 _TOKENS = ("/tokenize", "/detokenize")
 _GENERATING = (
     "/v1/chat/completions",
@@ -47,6 +49,14 @@ class VllmEngine(Engine):
     renders_inflight: ClassVar[bool] = True
     hashed_fields: ClassVar[tuple[str, ...]] = HASHED
     load_fields: ClassVar[tuple[LoadField, ...]] = LOAD_FIELDS
+
+    def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
+        """Nothing about a speculation that the load itself turns off."""
+        faults = super().load_faults(params)
+        if params.get(_METHOD, "") is None:
+            idle = (name for name in _OF_METHOD if params.get(name) is not None)
+            faults += [LoadFault(name, f"has no effect without {_METHOD}, which is null") for name in idle]
+        return faults
 
     def capabilities(self, definition: Definition) -> Capabilities:
         """Images where anything is said about them; tools with the parser of their calls."""

@@ -12,8 +12,10 @@ from controller.engines.base import RenderContext
 from controller.engines.vllm_fields import VllmFields
 
 TOKEN_ENV: Final = "VLLM_API_KEY"  # noqa: S105 - the variable's name, not its value
-SHM_BYTES: Final = 10 * 2**30
-"""Shared memory of a container, through which tensor parallel workers pass data; a bound, taken only as it is used."""
+
+_NO_SHARE: Final = "0.01"
+"""Of a GPU's memory, where the cache has its size in bytes: vLLM takes none by it then, but does not start unless that
+share is free (v1/worker/utils.py, `request_memory`), by its default nearly all."""
 
 _FLAGS: Final[tuple[tuple[str, str], ...]] = (
     ("vllm_max_model_len", "--max-model-len"),
@@ -48,6 +50,8 @@ def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) ->
         value = getattr(definition, name)
         if value is not None:
             args += (flag, str(value))
+    if _shareless(definition):
+        args += ("--gpu-memory-utilization", _NO_SHARE)
     args += [flag for name, flag in _SWITCHES if getattr(definition, name)]
     if definition.vllm_embedding:
         args += ("--runner", "pooling")
@@ -75,6 +79,11 @@ def vllm_environment(definition: VllmFields, ctx: RenderContext) -> dict[str, st
 
 def _parallel(definition: VllmFields) -> int:
     return definition.vllm_tensor_parallel_size or definition.gpu_count or 1
+
+
+def _shareless(definition: VllmFields) -> bool:
+    by_bytes = definition.vllm_kv_cache_memory_bytes is not None and definition.vllm_gpu_memory_utilization is None
+    return by_bytes and bool(definition.gpu_count)
 
 
 def _json_flags(definition: VllmFields) -> tuple[tuple[str, dict[str, Any] | None], ...]:

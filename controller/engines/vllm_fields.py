@@ -88,6 +88,13 @@ class VllmFields(Definition):
             raise ValueError("model_path and vllm_model exclude each other")
         return self
 
+    @model_validator(mode="after")
+    def _no_more_parallel_than_gpus(self) -> Self:
+        wanted, gpus = self.vllm_tensor_parallel_size, self.gpu_count
+        if wanted is not None and gpus and wanted > gpus:
+            raise ValueError(f"vllm_tensor_parallel_size is {wanted}, above the {gpus} GPUs of a replica")
+        return self
+
 
 HASHED: Final = tuple(
     name for name in VllmFields.model_fields if name.startswith("vllm_") and name not in Definition.model_fields

@@ -16,6 +16,13 @@ _CAUSE: Final = re.compile(
     re.MULTILINE,
 )
 """The line of a traceback that names the exception, as Python, vLLM's log of it, pydantic or argparse writes it."""
+_TOLD: Final = re.compile(
+    r"^(?:No module named|there is no model|vLLM (?:was killed|ended|crashed)|terminate called|ERROR: "
+    r"|(?:\([\w-]+ pid=\d+\) )?\s*Please pass the argument ).*$",
+    re.MULTILINE,
+)
+"""Other lines about an end: our launcher's, C++'s, uvicorn's, and the second line of what transformers says. A start
+that goes well writes none."""
 _NO_CAUSE: Final = re.compile(r"initialization failed|validation errors? for ")
 """Every process above the one that failed says so."""
 _CAUSE_LENGTH: Final = 300
@@ -25,7 +32,7 @@ _VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
     (r"No module named .?vllm", Verdict("vLLM is not installed (extra `vllm`)", True)),
     (
         r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory|std::bad_alloc"
-        r"|No available memory for the cache blocks|Free memory on device|Available memory on node",
+        r"|No available memory for the cache blocks|Free memory on device .* is less than|Available memory on node",
         Verdict("out of memory"),
     ),
     (r"KV cache is needed, which is larger than", Verdict("the KV cache has no room for one whole request")),
@@ -36,11 +43,15 @@ _VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
     ),
     (r"greater than the derived max_model_len", Verdict("vllm_max_model_len is more than the model can do", True)),
     (r"divisible by tensor parallel size", Verdict("the model cannot be split over that many GPUs", True)),
+    (
+        r"World size \(\d+\) is larger than the number of available GPUs",
+        Verdict("vllm_tensor_parallel_size is more than the GPUs that the engine sees", True),
+    ),
     (r"invalid tool call parser", Verdict("no such vllm_tool_call_parser", True)),
     (r"(?i)reasoning parser:? .*(not found|chose from)", Verdict("no such vllm_reasoning_parser", True)),
     (r"Unknown quantization method", Verdict("no such vllm_quantization", True)),
     (r"validation errors? for SpeculativeConfig", Verdict("vLLM cannot speculate like that", True)),
-    (r"trust_remote_code=True", Verdict("the model brings code of its own: vllm_trust_remote_code is not set", True)),
+    (r"`trust_remote_code=True`", Verdict("the model brings code of its own: vllm_trust_remote_code is not set", True)),
     (r"SafetensorError", Verdict("the model's files are corrupted or incomplete", True)),
     (r"Cannot find any model weights", Verdict("there are no weights in the model's folder", True)),
     (r"(?i)couldn't connect to|LocalEntryNotFoundError|MaxRetryError", Verdict("the model's hub cannot be reached")),
@@ -64,13 +75,12 @@ def vllm_progress(log_tail: str) -> float | None:
 
 def vllm_verdict(log_tail: str) -> Verdict | None:
     """An end in plain words, then in vLLM's; None where it says nothing of a cause."""
-    causes = (f"{match['kind']}: {match['text']}" if match["kind"] else match["text"] for match in _causes(log_tail))
-    cause = next(causes, "")[:_CAUSE_LENGTH]
+    named = [*_CAUSE.finditer(log_tail)]
+    causes = (match for match in named if not _NO_CAUSE.search(match["text"]))
+    cause = next((f"{each['kind']}: {each['text']}" if each["kind"] else each["text"] for each in causes), "")
+    cause = cause[:_CAUSE_LENGTH]
+    told = "\n".join(match[0] for match in (*named, *_TOLD.finditer(log_tail)))
     for pattern, verdict in _VERDICTS:
-        if re.search(pattern, log_tail):
+        if re.search(pattern, told):
             return Verdict(f"{verdict.message}: {cause}", verdict.permanent) if cause else verdict
     return Verdict(cause) if cause else None
-
-
-def _causes(log_tail: str) -> list[re.Match[str]]:
-    return [match for match in _CAUSE.finditer(log_tail) if not _NO_CAUSE.search(match["text"])]

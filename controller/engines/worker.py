@@ -56,6 +56,12 @@ def percent_progress(log_tail: str) -> float | None:
     return int(told[-1]) / 100 if told else None
 
 
+def gpu_verdict(library: str) -> tuple[str, Verdict]:
+    """For a load that the GPU failed, which may go well another time; before what `cannot load` says otherwise."""
+    pattern = rf"{library} cannot load [^:]*: .*(CUDA|NCCL|cuBLAS|cuDNN|driver)"
+    return pattern, Verdict(f"the GPU, its driver or its libraries failed {library}")
+
+
 def first_verdict(verdicts: Iterable[tuple[str, Verdict]], log_tail: str) -> Verdict | None:
     """The first whose pattern is in the log."""
     return next((verdict for pattern, verdict in verdicts if re.search(pattern, log_tail, re.IGNORECASE)), None)

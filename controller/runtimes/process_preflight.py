@@ -18,6 +18,8 @@ _PACKAGES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "vllm": ("vllm", "vllm"),
         "ct2": ("ctranslate2", "ct2"),
         "exllamav3": ("exllamav3", "exllamav3"),
+        "onnx": ("onnxruntime", "onnx"),
+        "litert_lm": ("litert_lm", "litert-lm"),
     }
 )
 """Worker engine to the package that it imports and the extra that brings it."""

@@ -149,6 +149,8 @@ class ComboSampler:
         top_p: float = 1.0,
         logit_bias: Mapping[int, float] | None = None,
     ) -> None:
+        assert 0.0 <= top_p <= 1.0
+        assert 0.0 <= min_p <= 1.0
         self._temperature, self._min_p, self._top_k, self._top_p = temperature, min_p, top_k, top_p
         self._penalties = (rep_p, freq_p, pres_p)
         self._bias = logit_bias or {}

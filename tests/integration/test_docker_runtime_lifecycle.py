@@ -11,6 +11,7 @@ import pytest
 
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.failures import verdict_of_exit
+from controller.runtimes.process_logs import EXIT_LINES
 from controller.state import Phase
 from tests.support.docker_engine import (
     RUN,
@@ -106,16 +107,16 @@ async def test_starting_a_name_again_and_ending_it_again_are_no_errors(yard: Yar
 
 async def test_an_end_has_its_exit_code_and_last_lines(yard: Yard) -> None:
     runtime = yard.runtime()
-    request = yard.request(shell("exec >&2; seq 1 90; echo 'out of luck'; exit 7"))
+    request = yard.request(shell("exec >&2; seq 1 900; echo 'out of luck'; exit 7"))
     await runtime.start(request)
     seen = await exited(runtime)
     assert seen.base_url is None
     assert seen.exit is not None
     assert (seen.exit.code, seen.exit.oom) == (7, False)
     lines = seen.exit.log_tail.splitlines()
-    assert len(lines) == 50
+    assert len(lines) == EXIT_LINES
     # One stream: of two, Docker keeps each one's order and not the order between them.
-    assert lines[-2:] == ["90", "out of luck"]
+    assert lines[-2:] == ["900", "out of luck"]
 
     await runtime.start(request)
     assert (await only(runtime)).phase is Phase.EXITED, "a start that has ended is not begun again"

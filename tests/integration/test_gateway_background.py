@@ -192,16 +192,16 @@ async def test_it_is_told_as_queued_once_it_is_stored() -> None:
     async with site() as here:
         async with here.held_store():
             asking = asyncio.create_task(here.make(background=True))
-            await until(lambda: here.engine.requests != [], "it runs")
-            await until(lambda: not here.running, "it is over before it is stored")
+            await until(lambda: bool(here.running), "it is accepted")
             await settled()
             assert not asking.done()
+            assert here.engine.requests == [], "what cannot be stored is not asked for"
         made = await asking
         assert made.status == "queued"
         assert (await here.over(made.id)).output_text.strip() == TEXT
 
 
-async def test_one_that_is_over_before_its_client_has_left_is_told_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_whose_client_leaves_before_it_is_stored_is_told_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
     async with site() as here:
         server: Any = here.here.server
         async with here.held_store():
@@ -209,13 +209,14 @@ async def test_one_that_is_over_before_its_client_has_left_is_told_to_nobody(cap
             async with raw(here.here) as client:
                 body = b'{"model": "m", "input": "x", "background": true}'
                 client.write(request(target="/v1/responses", body=body))
-                await until(lambda: here.engine.requests != [], "it runs")
-                await until(lambda: not here.running, "it is over")
+                await until(lambda: bool(here.running), "it is accepted")
+            await until(lambda: not here.running, "it is over")
             await until(lambda: len(server.server_state.connections) == connections, "its client has left")
         stored = await here.store._ask(lambda database: database.stored())
         assert stored.responses == 1
         await settled()
         assert server.server_state.total_requests == answered
+        assert here.engine.requests == []
     assert "Exception" not in caplog.text
 
 
@@ -224,7 +225,7 @@ async def test_what_a_client_sends_behind_it_waits_for_its_turn() -> None:
         body = b'{"model": "m", "input": "x", "background": true}'
         async with here.held_store(), raw(here.here) as client:
             client.write(request(target="/v1/responses", body=body) + request("GET", "/health") + b"garbage\r\n\r\n")
-            await until(lambda: here.engine.requests != [], "it runs")
+            await until(lambda: bool(here.running), "it is accepted")
             await settled()
             assert client.answers == []
             here.let_go()

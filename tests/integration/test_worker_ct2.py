@@ -46,6 +46,7 @@ def test_flags_reach_the_engine_and_bound_a_request(begin: Start, tmp_path: Path
     assert (status, error["code"]) == (400, "context_length_exceeded")
     assert error["message"] == "The prompt has 23 tokens, more than fit the context of 20."
     assert told(worker, "/v1/completions", prompt="a", temperature=1, seed=1)["error"]["param"] == "seed"
+    assert told(worker, "/v1/completions", prompt="a", repeat_penalty=0)["error"]["param"] == "repeat_penalty"
 
 
 def test_two_at_a_time_and_a_third_waits(begin: Start, tmp_path: Path) -> None:
@@ -163,10 +164,10 @@ def test_a_start_that_cannot_be_says_why(
 def test_without_the_package_it_names_the_extra(begin: Start, tmp_path: Path) -> None:
     make_ct2(tmp_path / "m")
     (tmp_path / "broken" / "ctranslate2").mkdir(parents=True)
-    (tmp_path / "broken" / "ctranslate2" / "__init__.py").write_text("raise ImportError('no such package')")
+    (tmp_path / "broken" / "ctranslate2" / "__init__.py").write_text("import libct2")
     worker = begin(tmp_path / "m", PYTHONPATH=str(tmp_path / "broken"))
     assert worker.ended() == 1
-    assert worker.last_line == "CTranslate2 cannot be used: no such package (it is the extra `ct2`)"
+    assert worker.last_line == "CTranslate2 cannot be used: No module named 'libct2' (it is the extra `ct2`)"
     verdict = ENGINES["ct2"].explain(1, worker.log)
     assert verdict is not None
     assert (verdict.message, verdict.permanent) == ("CTranslate2 is not installed (extra `ct2`)", True)

@@ -164,6 +164,17 @@ def test_seeds_and_biases(begin: Start) -> None:
     assert one == again != other
     bad = told(worker, "/v1/completions", prompt="a", logit_bias={"999999": 1})
     assert bad["error"]["param"] == "logit_bias"
+    for field, value in (("min_p", 2), ("min_p", -0.1), ("repeat_penalty", 0), ("repeat_penalty", -1)):
+        bad = told(worker, "/v1/completions", prompt="a", **{field: value})
+        assert (bad["error"]["code"], bad["error"]["param"]) == ("invalid_request", field), (field, value)
+
+
+def test_a_lock_that_a_killed_compile_left_is_taken_away(begin: Start, tmp_path: Path) -> None:
+    lock = tmp_path / "exllamav3_ext" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    begin(TORCH_EXTENSIONS_DIR=str(tmp_path)).ready()
+    assert not lock.exists()
 
 
 def test_a_generator_that_breaks_ends_the_worker(begin: Start, model: Path, tmp_path: Path) -> None:
@@ -238,6 +249,12 @@ def test_without_a_gpu_it_says_so(begin: Start) -> None:
     assert (verdict.message, verdict.permanent) == ("ExLlamaV3 needs a GPU: declare `gpus`", True)
 
 
+def test_gpus_that_were_given_and_are_not_seen_may_come_back(begin: Start) -> None:
+    worker = begin(FAKE_GPUS="0", CUDA_VISIBLE_DEVICES="GPU-1")
+    assert worker.ended() == 1
+    assert worker.last_line.startswith("ExLlamaV3 sees none of the GPUs that it was given (GPU-1)")
+
+
 def test_without_the_package_it_names_the_extra(begin: Start, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "torch.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')")
@@ -247,5 +264,5 @@ def test_without_the_package_it_names_the_extra(begin: Start, tmp_path: Path) ->
     assert worker.last_line == f"ExLlamaV3 cannot be used: {why}"
     verdict = ENGINES["exllamav3"].explain(1, worker.log)
     assert verdict is not None
-    assert "extra `exllamav3`" in verdict.message
-    assert verdict.permanent
+    assert "lacks a library" in verdict.message
+    assert not verdict.permanent

@@ -121,3 +121,17 @@ def test_memory_of_an_engine_that_is_gone_is_waited_for_and_then_its_holder_is_n
     full = place(wanted, just_left, Ledger(claimed={"A": 500}))
     assert isinstance(full, NoRoom)
     assert not full.waiting, "others have claimed it"
+
+
+def test_a_share_is_one_of_each_gpu_that_it_is_taken_of() -> None:
+    gpus = (Gpu("A", 0, "x", 80_000, used_mib=70_000), Gpu("B", 1, "x", 24_000))
+    share = Need(per_gpu_mib=5_000, gpu_share=0.9)
+    assert place(replace(MODEL, gpu_count=1), seen(gpus, need=share), Ledger()) == Placed({"B": 21_600})
+    free = tuple(replace(gpu, used_mib=0) for gpu in gpus)
+    assert place(replace(MODEL, gpu_count=2), seen(free, need=share), Ledger()) == Placed({"A": 72_000, "B": 21_600})
+    assert place(replace(MODEL, gpu_count=1), seen(free, need=replace(share, per_gpu_mib=30_000)), Ledger()) == Placed(
+        {"A": 72_000}
+    )
+    short = place(replace(MODEL, gpu_count=1), seen(gpus[:1], need=share), Ledger())
+    assert isinstance(short, NoRoom)
+    assert short.reason.startswith("needs 72000 MiB, 90 % of the largest on each of 1 GPU; free: GPU 0 has 10000 of")

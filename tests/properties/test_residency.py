@@ -153,3 +153,20 @@ def test_who_only_waits_for_a_turn_on_its_gpu_does_not_rest() -> None:
     for _ in range(15):
         table.step()
     assert table.loaded() == {"a", "b"}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from((None, 5.0, 20.0)), st.lists(st.integers(0, 20), min_size=4, max_size=4))
+def test_one_that_needs_the_room_of_several_gets_it(residency_s: float | None, begins: list[int]) -> None:
+    small = {name: autoload(name, 500, min_residency_s=residency_s) for name in "abcd"}
+    table = Turntable({**small, "big": autoload("big", ROOM, min_residency_s=residency_s)}, ROOM, swap_wait_s=10.0)
+    for second in range(400):
+        for name, begin in zip(small, begins, strict=True):
+            if second >= begin and not table.waiting.get(name) and not table.inside.get(name):
+                table.ask(name)
+        if second == 60:
+            table.ask("big")
+        table.step()
+        if table.served["big"]:
+            return
+    raise AssertionError(f"big waits for ever: {table.loads}")

@@ -76,9 +76,15 @@ def test_every_field_and_every_field_of_a_load_is_tried() -> None:
 def definitions(draw: st.DrawFn) -> VllmFields:
     backend = draw(st.sampled_from(["vllm", "vllm_serve"]))
     fields = draw(st.fixed_dictionaries({}, optional=SHARED))
+    if fields.get("gpus", 0) and "vllm_tensor_parallel_size" in fields:
+        fields["vllm_tensor_parallel_size"] = min(fields["vllm_tensor_parallel_size"], fields["gpus"])
     named = draw(st.fixed_dictionaries({"model_path": NAMES}) | st.fixed_dictionaries({"vllm_model": NAMES}))
     declared = ENGINES[backend].definition.model_validate({"backend": backend, **named, **fields})
     load = draw(st.fixed_dictionaries({}, optional=LOADS))
+    if load.get("vllm_speculative_method", "") is None:
+        load = {
+            name: each for name, each in load.items() if name == "vllm_speculative_method" or "speculat" not in name
+        }
     assert ENGINES[backend].load_faults(load) == []
     loaded = with_params(declared, load)
     assert isinstance(loaded, VllmFields)
@@ -118,6 +124,9 @@ def assert_same_values(definition: VllmFields, told: dict[str, Any]) -> None:
     ):
         said = getattr(definition, name)
         assert said is None or told[flag] == said, flag
+    if definition.vllm_gpu_memory_utilization is None:
+        by_bytes = definition.gpu_count and definition.vllm_kv_cache_memory_bytes is not None
+        assert told["gpu_memory_utilization"] == (0.01 if by_bytes else 0.92)
     assert told["enforce_eager"] == definition.vllm_enforce_eager
     assert told["trust_remote_code"] == definition.vllm_trust_remote_code
     assert told["enable_auto_tool_choice"] == (definition.vllm_tool_call_parser is not None)

@@ -16,7 +16,7 @@ from controller.resolve import Declared, Defaults, resolve
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.schema.admin import DryRun, ModelChange, ProposedFiles
 from controller.schema.desired import Definition
-from controller.schema.override import Override
+from controller.schema.override import Override, Rested
 from controller.state import (
     DesiredState,
     Health,
@@ -63,6 +63,7 @@ class House:
     runtime: Checks = field(default_factory=Checks)
     overrides: dict[str, Override] = field(default_factory=dict)
     demand: dict[str, float] = field(default_factory=dict)
+    rested: dict[str, Rested] = field(default_factory=dict)
     replicas: list[ObservedReplica] | None = None
     concealment: Concealment = field(default_factory=lambda: Concealment(lambda name: name))
 
@@ -74,7 +75,7 @@ class House:
         """What is wanted."""
         found = self.parsed()
         declared = {name: Declared(each, found.declared[name], 1.0) for name, each in found.definitions.items()}
-        return resolve(declared, self.overrides, self.demand, Defaults(), generation=7)
+        return resolve(declared, self.overrides, self.demand, Defaults(), generation=7, rested=self.rested)
 
     def running(self) -> list[ObservedReplica]:
         """Every wanted engine, ready."""
@@ -97,6 +98,7 @@ class House:
             observed=ObservedState(NOW, tuple(replicas), loaded_once=frozenset({"chat"})),
             overrides=self.overrides,
             demand=self.demand,
+            rested=self.rested,
             defaults=Defaults(),
             declared_now=self.parsed().declared,
             keys_now=self.parsed().declared_keys,

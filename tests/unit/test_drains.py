@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.drains import ARRIVAL_S, FORGET_S, Drain, GatewayView, drained, inflight
+from controller.drains import ARRIVAL_S, FORGET_S, Drain, GatewayView, arriving, drained, inflight
 from controller.schema.routing import GatewayReport, Stamp
 
 UNROUTED = Stamp(epoch=2, seq=7)
@@ -15,8 +15,8 @@ def _view(stamp: Stamp | None, count: int = 0, lost_at: float | None = None) -> 
     return GatewayView(report, lost_at)
 
 
-def _drained(*views: GatewayView, idle: bool | None = None, drain: Drain = DRAIN, now: float = LATER) -> bool | None:
-    return drained("r", drain, views, idle, now=now, up_since=0.0)
+def _drained(*views: GatewayView, idle: bool | None = None, drain: Drain = DRAIN, unsure: bool = False) -> bool | None:
+    return drained("r", drain, views, idle, now=LATER, unsure=unsure)
 
 
 def test_every_gateway_must_report_zero_under_a_table_that_does_not_route_to_it() -> None:
@@ -43,10 +43,16 @@ def test_a_gateway_gone_for_long_holds_nothing() -> None:
     assert _drained(_view(UNROUTED), _view(None, lost_at=LATER - FORGET_S)) is True
 
 
-def test_a_new_controller_waits_for_its_gateways_before_it_believes_the_engine() -> None:
-    assert _drained(idle=True, now=ARRIVAL_S - 0.1) is None
-    assert _drained(idle=True, now=ARRIVAL_S) is True
-    assert _drained(idle=None, now=LATER) is None
+def test_a_new_controller_waits_for_its_gateways_before_it_believes_some_of_them_or_the_engine() -> None:
+    assert _drained(idle=True, unsure=True) is None
+    assert _drained(_view(UNROUTED), idle=True, unsure=True) is None
+    assert _drained(_view(UNROUTED, 1), unsure=True) is False
+    assert _drained(idle=True) is True
+    assert _drained(idle=None) is None
+
+
+def test_gateways_are_waited_for_for_a_moment() -> None:
+    assert [arriving(now, 100.0) for now in (99.0, 100.0, 100.0 + ARRIVAL_S)] == [False, True, False]
 
 
 def test_inflight_adds_up_and_is_unknown_with_a_lost_gateway_or_none() -> None:

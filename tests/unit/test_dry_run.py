@@ -12,6 +12,7 @@ from controller.dry_run import AT_ONCE, dry_run
 from controller.resolve import Defaults
 from controller.schema.admin import ProposedFiles
 from controller.schema.errors import RoundhouseError
+from controller.schema.override import Rested
 from controller.state import Draining, ObservedState, Phase
 from tests.support.dry_runs import CHAT, NOW, OTHERS, House
 from tests.support.process_engines import Place
@@ -144,8 +145,8 @@ async def test_only_names_of_desired_state_files_are_taken(house: House, name: s
     with pytest.raises(RoundhouseError) as refused:
         await dry_run(
             proposed, folder=house.folder, models_root=Path("/srv"), desired_now=house.desired(),
-            observed=ObservedState(NOW), overrides={}, demand={}, defaults=Defaults(), declared_now={}, keys_now={},
-            runtime=house.runtime, concealment=house.concealment, now=NOW,
+            observed=ObservedState(NOW), overrides={}, demand={}, rested={}, defaults=Defaults(),
+            declared_now={}, keys_now={}, runtime=house.runtime, concealment=house.concealment, now=NOW,
         )  # fmt: skip
     assert (refused.value.entry.code, refused.value.param) == ("invalid_request", "files")
 
@@ -246,3 +247,15 @@ async def test_an_edit_ends_what_of_a_load_no_longer_fits(house: House) -> None:
     house.state("load", params={"stub_text": "x", "target_inflight": 2})
     done = await house.with_files(models="models:\n  chat:\n    backend: openai_remote\n    base_url: http://h\n")
     assert done.changes[0].ends == ["stub_text"]
+
+
+async def test_a_model_that_rests_rests_on_until_an_edit_says_how_many_run(house: House) -> None:
+    lazy = OTHERS.replace("enabled: false\n    autoload: true", "enabled: true\n    autoload: true")
+    (house.folder / "others.yaml").write_text(lazy)
+    house.rested["lazy"] = Rested(at=900.0, reason="makes room for chat")
+    kept = await house.with_files(others=lazy.replace("autoload: true", "autoload: true\n    aliases: [b]"))
+    assert kept.plan is not None
+    assert [(each.model, each.effect) for each in kept.changes] == [("lazy", "none")]
+    assert kept.plan.actions == []
+    ended = await house.with_files(others=lazy.replace("autoload: true", "autoload: true\n    replicas: 2"))
+    assert [(each.model, each.effect) for each in ended.changes] == [("lazy", "start")]

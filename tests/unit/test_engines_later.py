@@ -25,8 +25,9 @@ def test_an_engine_is_probed_by_an_api_that_it_has(backend: str) -> None:
 
 def test_defaults() -> None:
     for name, engine in ENGINES.items():
-        vllm = name in ("vllm", "vllm_serve")
-        assert engine.start_timeout_s == (1800 if vllm else 600), name
+        # ExLlamaV3 compiles itself at its first start.
+        long = {"vllm": 1800, "vllm_serve": 1800, "exllamav3": 3600}
+        assert engine.start_timeout_s == long.get(name, 600), name
         many = {"vllm": 64, "vllm_serve": 64, "openai_remote": 64, "llama_server": 4}
         assert engine.default_target_inflight == many.get(name, 1), name
         assert engine.renders_inflight == (name in ("vllm", "vllm_serve", "llama_server")), name
@@ -138,6 +139,20 @@ def test_files_may_hold_all_of_it() -> None:
         ("{backend: exllamav3, model_path: m, exllama_cache_size: 8000}", "multiple of 256"),
         ("{backend: vllm, model_path: m, vllm_limit_mm_per_prompt: {image: two}}", "must be a whole number"),
         ("{backend: ct2, model_path: m, vllm_dtype: auto}", "belongs to backend vllm_serve and vllm"),
+        (
+            "{backend: vllm, model_path: m, gpus: 2, vllm_tensor_parallel_size: 4}",
+            "vllm_tensor_parallel_size is 4, above the 2 GPUs of a replica",
+        ),
+        ("{backend: onnx, model_path: m, device: cuda}", "onnx computes on the CPU: leave `gpus` and `device` out"),
+        ("{backend: ct2, model_path: m, gpus: 2}", "ct2 computes on one GPU: `gpus` is 2"),
+        (
+            "{backend: litert_lm, model_path: m, litert_lm_backend: gpu}",
+            "litert_lm_backend is gpu, and the definition asks for no GPU: set `gpus: 1`",
+        ),
+        (
+            "{backend: litert_lm, model_path: m, gpus: 0, litert_lm_vision_backend: gpu}",
+            "litert_lm_vision_backend is gpu, and the definition asks for no GPU: set `gpus: 1`",
+        ),
         (
             "{backend: llama_cpp, model_path: m, gguf_chat_format: x, prompt_format: generic}",
             "gguf_chat_format and prompt_format exclude each other",

@@ -59,7 +59,7 @@ ONNX: dict[str, Any] = {"tokenizer": None, "max_tokens": None, "pooling": "mean"
         ("litert_lm", {}, {}),
         ("litert_lm", {"gpus": 1}, {"backend": "gpu"}),
         ("litert_lm", {"gpus": 1, "litert_lm_backend": "cpu"}, {}),
-        ("litert_lm", {"litert_lm_backend": "gpu"}, {"backend": "gpu"}),
+        ("litert_lm", {"device": "cuda", "litert_lm_backend": "gpu"}, {"backend": "gpu"}),
         ("litert_lm", {"litert_lm_vision_backend": "cpu"}, {"vision_backend": "cpu"}),
         ("litert_lm", {"litert_lm_max_tokens": 100}, {"max_tokens": 100}),
         ("litert_lm", {"extra_args": ["--max-tokens", "7"]}, {"max_tokens": 7}),
@@ -122,6 +122,12 @@ def test_an_embedding_model_s_tokenizer_is_looked_for(tmp_path: Path, tokenizer:
         ("onnx", "no output of the model is an embedding", "not an embedding model", True),
         ("onnx", "--max-tokens 2 leaves no room for a text", "bad argument", True),
         ("onnx", "bad_alloc", "out of memory", False),
+        (
+            "onnx",
+            "ONNX Runtime cannot load /m/a.onnx: Deserialize tensor w failed. External data path does not exist",
+            "external data",
+            True,
+        ),
         ("onnx", "port 8000 on 127.0.0.1 is taken: stop what", "port taken", False),
     ],
 )

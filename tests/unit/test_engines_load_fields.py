@@ -200,6 +200,16 @@ def _faults(backend: str, **params: Any) -> list[str]:
             {"llama_server_spec_draft_p_min": 1.5},
             "llama_server_spec_draft_p_min must be at most 1.0, is 1.5",
         ),
+        (
+            "vllm",
+            {"vllm_speculative_method": None, "vllm_num_speculative_tokens": 2},
+            "vllm_num_speculative_tokens has no effect without vllm_speculative_method",
+        ),
+        (
+            "vllm_serve",
+            {"vllm_speculative_method": None, "vllm_speculative_model": "a/b"},
+            "vllm_speculative_model has no effect without vllm_speculative_method",
+        ),
         ("vllm", {"vllm_max_model_len": 100}, "vllm_max_model_len must be at least 256, is 100"),
         (
             "vllm_serve",
@@ -220,6 +230,7 @@ def test_values_that_a_backend_refuses(backend: str, params: dict[str, Any], fau
         ("vllm", {"vllm_kv_cache_dtype": "nvfp4_new"}),
         ("vllm_serve", {"vllm_max_model_len": 1000, "vllm_max_pixels": 200705}),
         ("vllm", {"vllm_speculative_method": None, "vllm_speculative_model": None}),
+        ("vllm", {"vllm_num_speculative_tokens": 2}),  # of the method that the definition names
         ("llama_server", {"llama_server_spec_type": None}),
         ("llama_cpp", {"gguf_type_k": None, "gguf_type_v": "q4_0"}),
         ("exllamav3", {"exllama_cache_quant": None}),

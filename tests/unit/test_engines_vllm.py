@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -66,6 +67,7 @@ def test_vllm_serve_in_a_container() -> None:
         *("vllm", "serve", "/models/a/b", "--host", "0.0.0.0", "--port", "8000", "--served-model-name", "chat"),
         *("--max-num-seqs", "64", "--tensor-parallel-size", "2", "--disable-uvicorn-access-log"),
         *("--kv-cache-memory-bytes", "2147483648", "--reasoning-parser", "gemma4", "--tool-call-parser", "gemma4"),
+        *("--gpu-memory-utilization", "0.01"),
         *("--enable-auto-tool-choice", "--chat-template", "/models/t.jinja"),
         *("--mm-processor-kwargs", '{"min_pixels":1,"max_pixels":4014080}', "--limit-mm-per-prompt", '{"image":2}'),
         *("--speculative-config", '{"method":"mtp","num_speculative_tokens":1,"model":"google/assistant"}'),
@@ -106,6 +108,21 @@ def test_without_a_method_nothing_is_speculated(model: str | None) -> None:
     assert json.loads(argv[argv.index("--speculative-config") + 1]) == {"method": "ngram", "num_speculative_tokens": 3}
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"gpus": 1, "vllm_kv_cache_memory_bytes": 2**31}, ["0.01"]),
+        ({"device": "cuda", "vllm_kv_cache_memory_bytes": 2**31}, ["0.01"]),
+        ({"gpus": 1, "vllm_kv_cache_memory_bytes": 2**31, "vllm_gpu_memory_utilization": 0.3}, ["0.3"]),
+        ({"vllm_kv_cache_memory_bytes": 2**31}, []),
+        ({"gpus": 1}, []),
+    ],
+)
+def test_a_cache_in_bytes_asks_for_no_share_of_the_gpu(fields: dict[str, Any], told: list[str]) -> None:
+    argv = _launch("vllm", PROCESS, **fields).argv
+    assert [value for flag, value in pairwise(argv) if flag == "--gpu-memory-utilization"] == told
+
+
 def test_what_is_not_installed_is_said_before_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert check_program(_launch("vllm_serve", PROCESS).argv) == (
@@ -133,6 +150,13 @@ Exception: WorkerProc initialization failed due to an exception in a background 
 RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': 1}
 """
 """What the processes above a failed one write after it."""
+HEALTHY = """\
+(EngineCore pid=77) INFO 11-21 21:00:00 [core.py:134] Initializing a V1 LLM engine (v0.32.0) with config: \
+model='/models/x', trust_remote_code=True, dtype=torch.bfloat16
+(EngineCore pid=77) INFO 11-21 21:00:05 [gpu_worker.py:510] Free memory on device (131.2/139.8 GiB) on startup. \
+Desired GPU memory utilization is (0.92, 128.6 GiB).
+"""
+"""What a start that goes well writes."""
 WORKER = "(Worker pid=8741) ERROR 11-21 20:26:48 [multiproc_executor.py:953] "
 
 
@@ -220,6 +244,42 @@ WORKER = "(Worker pid=8741) ERROR 11-21 20:26:48 [multiproc_executor.py:953] "
             True,
         ),
         ("OSError: [Errno 98] Address already in use", "port taken: OSError: [Errno 98] Address already in use", False),
+        (
+            f"{WORKER}ValueError: Free memory on device (9.1/139.8 GiB) on startup is less than desired GPU memory "
+            f"utilization (0.92, 128.6 GiB).\n{UPSTREAM}",
+            "out of memory: ValueError: Free memory on device (9.1/139.8 GiB) on startup is less than desired GPU "
+            "memory utilization (0.92, 128.6 GiB).",
+            False,
+        ),
+        (
+            f"{HEALTHY}{WORKER}torch.AcceleratorError: CUDA error: an illegal memory access\n{UPSTREAM}",
+            "AcceleratorError: CUDA error: an illegal memory access",
+            False,
+        ),
+        (
+            f"{HEALTHY}{WORKER}huggingface_hub.errors.LocalEntryNotFoundError: couldn't connect to 'https://hf'",
+            "the model's hub cannot be reached: LocalEntryNotFoundError: couldn't connect to 'https://hf'",
+            False,
+        ),
+        (
+            "ValueError: The repository m contains custom code which must be executed. Please pass the argument "
+            "`trust_remote_code=True` to allow custom code to be run.",
+            "the model brings code of its own: vllm_trust_remote_code is not set: ValueError: The repository m "
+            "contains custom code which must be executed. Please pass the argument `trust_remote_code=True` to allow "
+            "custom code to be run.",
+            True,
+        ),
+        (
+            f"{HEALTHY}vLLM was killed while loading: probably out of memory",
+            "out of memory",
+            False,
+        ),
+        (
+            "  Value error, World size (4) is larger than the number of available GPUs (2) in this node. If this is",
+            "vllm_tensor_parallel_size is more than the GPUs that the engine sees: World size (4) is larger than the "
+            "number of available GPUs (2) in this node. If this is",
+            True,
+        ),
         ("No module named 'vllm': install the extra `vllm`", "vLLM is not installed (extra `vllm`)", True),
         ("a.b.OddError: nobody knows\nRuntimeError: later", "OddError: nobody knows", False),
     ],
@@ -230,7 +290,9 @@ def test_why_it_ended(log: str, words: str, permanent: bool) -> None:
     assert (verdict.message, verdict.permanent) == (words, permanent)
 
 
-@pytest.mark.parametrize("log", ["", "INFO all is well", UPSTREAM, "WARNING failed with error current limit exceeds"])
+@pytest.mark.parametrize(
+    "log", ["", "all is well", UPSTREAM, HEALTHY, "WARNING failed with error current limit exceeds"]
+)
 def test_no_reason_is_made_up(log: str) -> None:
     assert vllm_verdict(log) is None
 

@@ -14,6 +14,7 @@ from controller import estimates
 from controller.artifacts.facts import Artifact
 from controller.artifacts.read import read_artifact
 from controller.engines import ENGINES, engine_of
+from controller.engines.exllamav3 import ExLlamaV3Definition
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.estimates import FRESH_S, KEPT_S, Estimate, Predictions, estimate, largest_mib
@@ -143,10 +144,10 @@ async def test_what_is_set_aside_is_never_by_size_alone(tmp_path: Path) -> None:
     write_llama(tmp_path / "a.gguf", layers=1, width=256, heads=4, kv_heads=1, vocabulary=1024)
     predictions = Predictions(tmp_path, Clock())
     wants = [gguf("a", "a.gguf", gpus=1), gguf("host", "a.gguf"), gguf("strange", "strange.gguf", gpus=1)]
-    assert predictions.needs(wants, ()) == {}, "nothing was read yet, and nobody waits for it"
+    assert predictions.needs(wants) == {}, "nothing was read yet, and nobody waits for it"
     assert await predictions.refresh(wants)
     found = predictions.known(wants)
-    assert predictions.needs(wants, ()) == {
+    assert predictions.needs(wants) == {
         "a": Need(found["a"].per_gpu_mib, found["a"].host_mib),
         "host": Need(None, found["host"].host_mib),
     }
@@ -218,3 +219,34 @@ async def _one(predictions: Predictions) -> int:
 
 def test_no_backend_names_an_artifact_that_is_not_a_path() -> None:
     assert {engine.artifacts(StubDefinition(backend="stub")) for engine in (ENGINES["stub"],)} == {()}
+
+
+def exllama(root: Path, name: str, *, width: str = "64", ends: str = "2") -> DesiredModel:
+    """A model whose config.json says so of its hidden size, and whose tensor ends there."""
+    folder = root / name
+    folder.mkdir()
+    config = '"num_hidden_layers":2,"num_attention_heads":4,"max_position_embeddings":128,"vocab_size":100'
+    (folder / "config.json").write_text(f'{{{config},"hidden_size":{width}}}')
+    head = b'{"a":{"dtype":"F16","shape":[1],"data_offsets":[0,%b]}}' % ends.encode()
+    (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + b"00")
+    definition = ExLlamaV3Definition(backend="exllamav3", model_path=name, gpus=1)
+    return model(name, definition, gpu_count=1)
+
+
+async def test_absurd_numbers_in_one_model_s_files_cost_no_other_one_its_estimate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wants = [
+        exllama(tmp_path, "good"),
+        exllama(tmp_path, "wide", width="1" + "0" * 400),
+        exllama(tmp_path, "endless", ends="1e999"),
+    ]
+    predictions = Predictions(tmp_path, Clock())
+    for _ in range(3):
+        found = await predictions.of(wants)
+        assert predictions.needs(wants).keys() == {"good"}
+    sources = {name: each.source for name, each in found.items()}
+    assert sources == {"good": "predicted", "wide": "model_artifact_size", "endless": "model_artifact_size"}
+    assert "OverflowError" in str(found["wide"].reason)
+    assert "endless cannot be read" in str(found["endless"].reason)
+    assert len(caplog.records) == 2, "each is said once"

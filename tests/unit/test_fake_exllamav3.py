@@ -122,5 +122,8 @@ def test_it_refuses_what_the_real_one_refuses(tmp_path: Any) -> None:
     for bits in (1, 9):
         with pytest.raises(AssertionError, match="from 2 to 8 bits"):
             Cache(model, 256, CacheLayer_quant, k_bits=bits, v_bits=8)
+    for bad in ({"min_p": 2}, {"min_p": -1}, {"top_p": 2}):
+        with pytest.raises(AssertionError):
+            ComboSampler(**bad)  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="multiple of 256"):
         Cache(model, 300)

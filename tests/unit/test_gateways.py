@@ -112,3 +112,19 @@ async def test_a_table_is_taken_when_every_connected_gateway_works_by_it() -> No
 def _lost_at(hub: GatewayHub) -> float | None:
     [view] = hub.views
     return view.lost_at
+
+
+def test_the_last_use_outlives_the_gateway_that_told_it_and_ends_with_the_model() -> None:
+    now = [100.0]
+    hub, _ = _hub(now)
+    hub.publish((_route("a"), _route("b")))
+    hub.link_up("old")
+    hub.report(GatewayReport(gateway_id="old", stamp=None, last_used={"a": 90.0, "b": 80.0}, ending=True))
+    hub.link_down("old")
+    hub.report(GatewayReport(gateway_id="new", stamp=None, last_used={"b": 70.0}))
+    assert hub.views[0].report.gateway_id == "new"
+    assert hub.last_used == {"a": 90.0, "b": 80.0}
+    hub.publish((_route("b"),))
+    assert hub.last_used == {"b": 80.0}
+    hub.report(GatewayReport(gateway_id="new", stamp=None, last_used={"b": 500.0}))
+    assert hub.last_used == {"b": 100.0}, "not in the future"

@@ -216,6 +216,8 @@ def test_vllm_with_a_cache_in_bytes_takes_what_it_needs() -> None:
     wide = predicted("vllm", HfFolder(GIB, LLAMA_3_8B, {"f32": GIB, "i32": MIB}), gpus=1, **fields)
     assert wide.gpu.weights == GIB // 2 + MIB
     assert predicted("vllm", FOLDER, gpus=1, vllm_dtype="float32", **fields).gpu.weights == 32 * GIB
+    shared = predicted("vllm", FOLDER, gpus=1, vllm_gpu_memory_utilization=0.9, **fields)
+    assert (shared.gpu_share, shared.gpu) == (0.9, one.gpu), "so much must be free, or vLLM does not start"
     assert "hub" in reason("vllm", None, vllm_model="org/name", gpus=1, vllm_kv_cache_memory_bytes=GIB)
     assert "extra_args" in reason("vllm", FOLDER, gpus=1, extra_args=["--gpu-memory-utilization=0.5"], **fields)
 
@@ -258,9 +260,9 @@ def test_layers_that_keep_something_else_are_not_guessed(change: dict[str, Any],
 def test_a_file_that_is_kept_as_it_is() -> None:
     for backend, path in (("onnx", "a.onnx"), ("litert_lm", "a.litertlm")):
         assert predicted(backend, Sized(GIB), model_path=path).host == Parts(GIB, overhead=WORKER_OVERHEAD)
-        on_gpu = predicted(backend, Sized(GIB), model_path=path, gpus=1)
-        assert (on_gpu.gpu, on_gpu.host.total) == (Parts(GIB, overhead=CUDA_OVERHEAD), WORKER_OVERHEAD)
         assert reason(backend, Unread("gone"), model_path=path) == "gone"
+    on_gpu = predicted("litert_lm", Sized(GIB), model_path="a.litertlm", gpus=1)
+    assert (on_gpu.gpu, on_gpu.host.total) == (Parts(GIB, overhead=CUDA_OVERHEAD), WORKER_OVERHEAD)
 
 
 def test_ctranslate2_converts_what_it_loads() -> None:

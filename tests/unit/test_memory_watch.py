@@ -250,3 +250,22 @@ async def test_a_full_disk_is_said_and_harms_nothing(tmp_path: Path, caplog: pyt
     await bench.round()
     assert bench.of("m") == Observed(None, 300, 1, bench.now)
     assert "is not stored" in caplog.text
+
+
+async def test_what_a_stranger_takes_later_is_not_counted_where_no_process_is_told(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m", gpus=1))
+    name = bench.put("m", "GPU-a")
+    await bench.round({name: OpKind.START})
+    bench.used["GPU-a"] = 4500
+    bench.ready(name)
+    bench.unreadable = True
+    await bench.round()
+    await bench.round()
+    assert bench.of("m") is None
+    bench.unreadable = False
+    await bench.round()
+    bench.used["GPU-a"] = 70_000
+    await bench.round()
+    bench.now += AGAIN_S
+    await bench.round()
+    assert bench.of("m") == Observed(4000, None, 1, bench.now)

@@ -65,6 +65,15 @@ def test_a_gguf_file_s_head(tmp_path: Path) -> None:
     assert not [key for key in facts.fields if key.startswith("tokenizer.")]
 
 
+def test_what_an_onnx_file_keeps_outside_counts(tmp_path: Path) -> None:
+    for name, size in (("a.onnx", 10), ("a.onnx_data", 200), ("a.onnx.data", 3000), ("b.onnx_data", 40000)):
+        (tmp_path / name).write_bytes(bytes(size))
+    assert read_below(tmp_path, "a.onnx") == Sized(3210)
+    (tmp_path / "a.onnx_data").unlink()
+    (tmp_path / "a.onnx.data").unlink()
+    assert read_below(tmp_path, "a.onnx") == Sized(10)
+
+
 def test_the_files_of_a_split_set_are_one_model(tmp_path: Path) -> None:
     names = list(TENSORS)
     for number, part in enumerate((names[:2], names[2:3], names[3:])):

@@ -35,9 +35,13 @@ class Files:
         self.seen |= {want.name for want in models}
         return self.changed
 
-    def needs(self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None) -> Mapping[str, Need]:
+    def needs(self, models: Iterable[DesiredModel]) -> Mapping[str, Need]:
         """Of what was seen."""
-        return {want.name: Need(host_mib=100) for want in models if want.name in self.seen}
+        return {
+            want.name: Need(host_mib=100, gpu_share=0.5 if want.name == "b" else None)
+            for want in models
+            if want.name in self.seen
+        }
 
 
 class Seen:
@@ -56,7 +60,7 @@ async def test_the_first_look_is_waited_for_and_what_was_observed_rules() -> Non
     await asyncio.sleep(0.01)
     assert not asked.done()
     files.done.set()
-    assert await asked == {"a": Need(host_mib=100), "b": Need(host_mib=200)}
+    assert await asked == {"a": Need(host_mib=100), "b": Need(host_mib=200, gpu_share=0.5)}
     assert woken == [True]
     files.done.clear()
     assert (await needs.of(models, ()))["a"] == Need(host_mib=100), "a look that goes on holds up nothing"
@@ -71,8 +75,12 @@ async def test_a_disk_that_does_not_answer_or_fails_holds_up_no_round(
     needs = Needs(files, Seen(), lambda: None)
     models = [autoload("a", 0), replace(autoload("remote", 0), runs=False)]
     assert await needs.of(models, ()) == {"b": Need(host_mib=200)}
+    monkeypatch.setattr(module, "FIRST_LOOK_S", 3600.0)
+    async with asyncio.timeout(1.0):
+        assert await needs.of(models, ()) == {"b": Need(host_mib=200)}, "one round has waited for this look"
     files.fails = True
     files.done.set()
+    await asyncio.sleep(0.01)
     assert await needs.of(models, ()) == {"b": Need(host_mib=200)}
     assert "no such disk" in caplog.text
     await needs.close()

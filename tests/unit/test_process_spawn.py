@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import pkgutil
 import socket
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,9 @@ from controller.runtimes.process_preflight import check_program
 from controller.runtimes.process_spawn import free_port, inherited, spawn, visible_gpus
 from controller.runtimes.process_stat import alive, boot_id, read_stat, stats
 from controller.state import Gpu
+from worker import engines
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def test_only_what_is_known_to_be_harmless_is_inherited() -> None:
@@ -121,6 +126,16 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
     assert asked == [package]
     assert check_program([sys.executable, "-m", "worker", "stub"]) is None
     assert check_program(["/bin/sh", "-m", "worker", engine]) is None
+
+
+def test_every_engine_of_the_worker_has_its_package_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    modules = {each.name for each in pkgutil.iter_modules(engines.__path__)}
+    for engine in {*modules, "llama_server", "vllm"} - {"stub"}:
+        wrong = check_program([sys.executable, "-m", "worker", engine])
+        assert wrong is not None, engine
+        assert wrong.partition("[")[2].removesuffix("]'") in extras
 
 
 def test_looking_for_a_package_imports_nothing() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import aiohttp
 import pytest
 
+from controller.drains import ARRIVAL_S, Drain
 from controller.engines.stub import StubDefinition
 from controller.gateways import GatewayHub
 from controller.memory import WorkingMemory
@@ -18,6 +19,7 @@ from controller.reconciler import RETRY_S, Reconciler, Round
 from controller.remotes import Remotes
 from controller.runtimes.base import StartError
 from controller.schema.keys import KeyDefinition
+from controller.schema.routing import GatewayReport
 from controller.schema.status import ModelState
 from controller.state import DesiredModel, DesiredState, Statement
 from tests.fakes.fake_runtime import FakeRuntime
@@ -280,3 +282,52 @@ async def test_keys_are_published_also_while_the_runtime_does_not_answer(bench: 
     stamp = bench.hub.table.stamp
     await bench.rounds(2)
     assert (bench.hub.table.stamp, bench.runtime.calls) == (stamp, calls)
+
+
+async def test_what_was_found_is_in_use_for_all_that_is_known_until_its_gateways_are_back(bench: Bench) -> None:
+    await bench.rounds(2)
+    [name] = bench.runtime.replicas
+    bench.hub.link_up("first")
+    bench.hub.report(GatewayReport(gateway_id="first", stamp=None, last_used={"m": 990.0}))
+    seen = (await bench.round()).observed
+    assert (seen.inflight, seen.uses["m"].waiting, seen.uses["m"].last_used) == ({name: 0}, 0, 990.0)
+    bench.runtime.replicas[name] = replace(bench.runtime.replicas[name], created_at=900.0)
+    seen = (await bench.round()).observed
+    assert (seen.inflight, seen.uses["m"].waiting) == ({name: None}, None)
+    assert bench.reconciler._pause() == pytest.approx(1_000.0 + ARRIVAL_S - bench.time[0])
+    bench.time[0] = 1_000.0 + ARRIVAL_S
+    seen = (await bench.round()).observed
+    assert (seen.inflight, seen.uses["m"].waiting) == ({name: 0}, 0)
+
+
+async def test_what_nobody_told_of_counts_as_used_when_the_controller_came(bench: Bench) -> None:
+    await bench.round()
+    assert (await bench.round()).observed.uses["m"].last_used == 1_000.0
+
+
+async def test_paused_in_the_middle_of_an_eviction_what_was_to_go_serves_on(bench: Bench) -> None:
+    done = await bench.rounds(3)
+    [name] = bench.runtime.replicas
+    assert bench.desired.value is not None
+    bench.desired.value = replace(bench.desired.value, paused=True)
+    assert bench.hub.table is not None
+    bench.reconciler._memory.drains[name] = Drain(1_000.0, bench.hub.table.stamp)
+    done = await bench.round()
+    assert [each.phase for each in done.statuses[0].replicas] == ["starting"]
+
+
+async def test_what_was_found_is_not_stopped_before_all_its_gateways_can_be_back(bench: Bench) -> None:
+    await bench.rounds(3)
+    [name] = bench.runtime.replicas
+    bench.runtime.replicas[name] = replace(bench.runtime.replicas[name], created_at=900.0)
+    bench.reconciler._ready[name] = 990.0
+    bench.desired.value = DesiredState(2, {"m": replace(MODEL, replicas=0)})
+    await bench.round()
+    assert bench.hub.table is not None
+    bench.hub.link_up("first")
+    bench.hub.report(GatewayReport(gateway_id="first", stamp=bench.hub.table.stamp))
+    await bench.rounds(3)
+    assert name in bench.runtime.replicas, "the second gateway may have a request inside"
+    bench.time[0] = 1_000.0 + ARRIVAL_S
+    await bench.round()
+    assert f"stop {name}" in bench.runtime.calls

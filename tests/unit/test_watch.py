@@ -108,6 +108,10 @@ async def test_a_model_that_rests_stays_so_over_a_restart_until_it_is_asked_for(
         assert (state.models["m"].replicas, state.models["m"].demand_replicas) == (0, 2)
         assert state.models["m"].statement.reason == "makes room for n; the next request loads it"
         assert not state.models["m"].drain_ends
+    old = GatewayReport(gateway_id="g", stamp=None, demand={"m": place.now - 100})
+    assert not again.ask_for(old), "a gateway tells of the last request, before the rest, again and again"
+    assert _wanted(again, place.now) == {"m": 0}
+    place.now += 1
     assert again.ask_for(GatewayReport(gateway_id="g", stamp=None, demand={"m": place.now}))
     assert _wanted(again, place.now) == {"m": 2}
     again.rest({"m": "not used for 5 s"})

@@ -159,14 +159,15 @@ def test_what_is_the_same_in_other_words_goes_on(watched: Watched) -> None:
 
 
 def test_a_cut_answer_is_not_gone_on_from(watched: Watched) -> None:
-    watched.ask(FIRST, max_tokens=3)
-    assert watched.open == []
+    for limit in (3, COMPLETION_TOKENS):
+        watched.ask(FIRST, max_tokens=limit)
+        assert watched.open == []
     next(pieces := watched.pieces(FIRST))
     pieces.close()  # type: ignore[attr-defined]
     assert watched.open == []
     assert watched.cancelled > 0
     watched.ask([*FIRST, assistant("The quick brown"), user("go on")])
-    assert watched.begun == [0, 0, 2]
+    assert watched.begun == [0, 0, 0, 2]
 
 
 def test_thoughts_are_not_gone_on_from_and_calls_are(caller: Watched) -> None:
@@ -179,6 +180,33 @@ def test_thoughts_are_not_gone_on_from_and_calls_are(caller: Watched) -> None:
     assert caller.sent[-1]["content"] == [{"type": "tool_response", "name": "weather", "response": {"degrees": 7}}]
     caller.ask([*FIRST, told, result, assistant(done), user("thanks")], **fields)
     assert caller.begun == [0, 2], "the result begins anew, and what follows goes on"
+
+
+@pytest.mark.parametrize("tools", [[TOOL], []])
+def test_what_cuts_a_thought_or_a_call_is_the_limit(caller: Watched, tools: list[Any]) -> None:
+    job = Job(Counters())
+    assert [*caller.pieces(FIRST, job, tools=tools)][-1].finish_reason == ("tool_calls" if tools else "stop")
+    whole = job.completion_tokens
+    for limit in (1, 4, 7, whole - 1):
+        *_, last = caller.pieces(FIRST, tools=tools, max_tokens=limit)
+        assert last.finish_reason == "length", limit
+        assert caller.open == [], limit
+
+
+def test_what_the_model_said_and_the_client_did_not_get_is_not_gone_on_from(watched: Watched) -> None:
+    engine: Any = watched.engine
+    calls = [{"function": {"name": "weather", "arguments": {}}}] * 2
+    engine._tells_tools, chunks = True, engine._chunks
+
+    def called(stream: Any) -> Iterator[Any]:
+        [*chunks(stream)]
+        yield {"tool_calls": calls}
+
+    engine._chunks = called
+    for parallel, told in ((True, 2), (False, 1)):
+        pieces = [*watched.pieces(FIRST, tools=[TOOL], parallel_tool_calls=parallel)]
+        assert len([call for piece in pieces for call in piece.tool_calls]) == told
+        assert bool(watched.open) is parallel
 
 
 def test_an_answer_that_nobody_waits_for_ends_at_its_next_token(watched: Watched) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,32 @@ def test_tokens_are_counted_and_long_texts_are_cut(make: Make) -> None:
     assert job.prompt_tokens == 4
     assert make().context_length == 512, "BERT's, where a vocabulary is all there is"
     assert make("--max-tokens", "100", shape=(2, 16)).context_length == 16, "the model takes no more"
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({"max_position_embeddings": 8}, 8),
+        ({"max_position_embeddings": 10, "pad_token_id": 1, "model_type": "roberta"}, 8),
+        ({"max_position_embeddings": 10, "pad_token_id": 1, "model_type": "xlm-roberta"}, 8),
+        ({"max_position_embeddings": 9, "pad_token_id": 0, "model_type": "bert"}, 9),
+        ({"max_position_embeddings": -1}, None),
+        ({}, None),
+    ],
+)
+def test_a_model_has_no_more_positions_than_its_configuration_says(
+    make: Make, tmp_path: Path, config: dict[str, Any], limit: int | None
+) -> None:
+    import tokenizers
+
+    path = tmp_path / "tokenizer.json"
+    write_vocabulary(tmp_path / "v.txt")
+    tokenizers.BertWordPieceTokenizer(str(tmp_path / "v.txt"), lowercase=True).save(str(path))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert make("--tokenizer", str(path)).context_length == limit
+    assert make("--tokenizer", str(path), "--max-tokens", "5").context_length == 5
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 6}')
+    assert make("--tokenizer", str(path)).context_length == 6, "the tokenizer names a limit"
 
 
 def test_many_texts_keep_their_order(make: Make) -> None:

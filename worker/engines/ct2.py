@@ -22,6 +22,7 @@ COMPUTE_TYPES: Final = (
     *("default", "auto", "int8", "int8_float32", "int8_float16", "int8_bfloat16"),
     *("int16", "float16", "bfloat16", "float32"),
 )
+DEVICES: Final = ("auto", "cpu", "cuda")
 UNBOUNDED_ANSWER: Final = 512
 """Most tokens of an answer where neither request nor model has a bound: the library's own."""
 
@@ -30,6 +31,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The engine's own flags."""
     parser.add_argument("--model", required=True, type=Path, metavar="DIR", help="the converted folder")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="folder of tokenizer.json; default: the model's")
+    parser.add_argument(
+        "--device", choices=DEVICES, default="auto", help="where it computes; auto: a GPU if there is one"
+    )
     parser.add_argument("--compute-type", choices=COMPUTE_TYPES, default="default", help="default: as converted")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of a request; default: the tokenizer's own")
     parser.add_argument("--inter-threads", type=int, default=1, metavar="N", help="requests computed side by side")
@@ -67,7 +71,7 @@ class CT2(HFEngine):
         try:
             self._generator = ctranslate2.Generator(
                 str(args.model),
-                device="auto",
+                device=args.device,
                 compute_type=args.compute_type,
                 inter_threads=args.inter_threads,
                 intra_threads=args.intra_threads,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from typing import Any, Final
 from worker.engine import Job
 from worker.errors import LoadError
 from worker.exllama_batch import Answers, Batch
+from worker.extension_lock import compiling
 from worker.hf_engine import HFEngine
 from worker.hf_folder import HFFolder
 from worker.preflight import check_file
@@ -81,8 +83,9 @@ class ExLlamaV3(HFEngine):
         self.open_folder(folder, args.prompt_format)
         torch = self._torch = _imported("torch")
         if not torch.cuda.device_count():
-            raise LoadError("ExLlamaV3 needs a GPU, and sees none here: declare `gpus` for the model")
-        exllamav3 = self._exllamav3 = _imported("exllamav3")
+            raise LoadError(_no_gpu(os.environ))
+        with compiling("exllamav3_ext"):
+            exllamav3 = self._exllamav3 = _imported("exllamav3")
         try:
             config = exllamav3.Config.from_directory(str(args.model))
             model = exllamav3.Model.from_config(config)
@@ -134,6 +137,13 @@ class ExLlamaV3(HFEngine):
             asked["logit_bias"] = {int(token): value for token, value in request.logit_bias.items()}
             self.vocabulary.check(asked["logit_bias"], "logit_bias")
         return {name: value for name, value in asked.items() if value is not None}
+
+
+def _no_gpu(environment: Mapping[str, str]) -> str:
+    given = environment.get("CUDA_VISIBLE_DEVICES", environment.get("NVIDIA_VISIBLE_DEVICES", ""))
+    if given in ("", "-1", "none", "void"):
+        return "ExLlamaV3 needs a GPU, and sees none here: declare `gpus` for the model"
+    return f"ExLlamaV3 sees none of the GPUs that it was given ({given}): look after the driver"
 
 
 def _imported(name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import math
 import random
 from argparse import ArgumentParser, Namespace
 from collections.abc import Generator, Iterator, Mapping
@@ -161,8 +162,9 @@ class LiteRTLM:
             for piece in self._answer(conversation, stream, before, request, job):
                 pieces.append(piece)
                 yield piece
+            whole = pieces[-1].finish_reason != "length" and job.completion_tokens < (request.token_limit or math.inf)
             # Of a thought, the cache holds what the template leaves out; of a cut answer, the end is missing.
-            if pieces[-1].finish_reason != "length" and not any(piece.thought for piece in pieces):
+            if whole and not any(piece.thought or _may_lack_calls(piece, request) for piece in pieces):
                 self._held = _Held(conversation, key, [*messages, litert_messages.answer_of(pieces)])
         finally:
             if self._held is None:
@@ -173,13 +175,14 @@ class LiteRTLM:
     ) -> Generator[Piece]:
         """`before`: tokens that the conversation held already."""
         texts: list[str] = []
-        calls = 0
+        thinks, calls = False, 0
         for chunk in self._chunks(stream):
             if not texts:
                 job.count_prompt(before + conversation.get_benchmark_info().last_prefill_token_count)
             job.check()
             piece = litert_messages.piece_of(chunk, calls, 1 if request.parallel_tool_calls is False else None)
             texts.append(piece.text + piece.thought)
+            thinks = thinks or bool(piece.thought)
             job.count_token()
             calls += len(piece.tool_calls)
             if piece != Piece():
@@ -191,7 +194,9 @@ class LiteRTLM:
         made = figures.last_decode_token_count
         for _ in range(made - job.completion_tokens):  # a chunk may hold several, and the end has none
             job.count_token()
-        yield Piece(finish_reason="tool_calls" if calls else self._finish(conversation, made, request, "".join(texts)))
+        plain = "" if thinks or request.offered_tools else "".join(texts)
+        finish = self._finish(conversation, made, request, plain)
+        yield Piece(finish_reason="tool_calls" if calls and finish == "stop" else finish)
 
     def _chunks(self, stream: Iterator[Any]) -> Iterator[Mapping[str, Any]]:
         try:
@@ -207,12 +212,14 @@ class LiteRTLM:
             ) from None
 
     def _finish(self, conversation: Any, made: int, request: ChatRequest, text: str) -> FinishReason:
-        """LiteRT-LM does not tell. At the limit, the last token was the end where the text alone has fewer."""
+        """LiteRT-LM does not tell. At the limit, the last token was the end only where `text`, which is all of the
+        answer or nothing, has all tokens but one: what marks thoughts and calls is in no text."""
         if self.context_length is not None and conversation.token_count >= self.context_length:
             return "length"
         limit = request.token_limit
-        cut = limit is not None and made >= limit and len(self._engine.tokenize(text)) >= made
-        return "length" if cut else "stop"
+        if limit is None or made < limit:
+            return "stop"
+        return "stop" if text and len(self._engine.tokenize(text)) == made - 1 else "length"
 
     def _conversation(self, request: ChatRequest, earlier: list[dict[str, Any]]) -> Any:
         library = self._library
@@ -325,6 +332,11 @@ def check_litertlm(path: Path) -> None:
 def tool_methods(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Of a `litert_lm.Tool`."""
     return {"get_tool_description": lambda self: dict(tool), "execute": lambda self, arguments: None}
+
+
+def _may_lack_calls(piece: Piece, request: ChatRequest) -> bool:
+    """The model may have called more than the client was told."""
+    return bool(piece.tool_calls) and request.parallel_tool_calls is False
 
 
 def _end(conversation: Any, stream: Generator[Any]) -> None:

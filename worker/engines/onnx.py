@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from worker.embedding_tokenizer import EmbeddingTokenizer, find_tokenizer, load_tokenizer
+from worker.embedding_tokenizer import EmbeddingTokenizer, find_tokenizer, load_tokenizer, positions
 from worker.engine import Api, Job, Piece
 from worker.errors import LoadError, RequestError
 from worker.preflight import check_file
@@ -79,7 +79,7 @@ class Onnx:
         path = args.tokenizer or find_tokenizer(args.model)
         try:
             self._np, runtime = importlib.import_module("numpy"), importlib.import_module("onnxruntime")
-            tokenizer = load_tokenizer(path, args.max_tokens)
+            tokenizer = load_tokenizer(path, args.max_tokens, positions(args.model))
         except (ImportError, OSError) as error:
             raise LoadError(f"ONNX Runtime cannot be used: {error} (it is the extra `onnx`)") from None
         options = runtime.SessionOptions()
