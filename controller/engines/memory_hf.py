@@ -112,6 +112,8 @@ def predict_vllm(definition: VllmFields, sequences: int, artifacts: Mapping[str,
         return Prediction(Parts(-(-known // parallel), overhead=_TORCH_CUDA), host, gpus, share)
     if isinstance(weights, Unpredicted):
         return weights
+    if definition.vllm_speculative_method is not None and definition.vllm_speculative_model is not None:
+        return Unpredicted(f"how much {definition.vllm_speculative_model:.80} takes beside it is not read")
     compute = _vllm_compute(definition, sequences, artifacts, parallel)
     if isinstance(compute, Unpredicted):
         return compute
@@ -138,9 +140,11 @@ def predict_exllama(definition: ExLlamaV3Definition, artifacts: Mapping[str, Art
     if isinstance(cache, Unpredicted):
         return cache
     gpus = definition.gpu_count or 1
+    # Without tensor parallelism it goes on to the next GPU only when one is full.
+    parts = gpus if definition.exllama_tensor_parallel else 1
     gpu = Parts(
-        weights=-(-sum(facts.weights.values()) // gpus),
-        kv_cache=-(-tokens * cache // gpus),
+        weights=-(-sum(facts.weights.values()) // parts),
+        kv_cache=-(-tokens * cache // parts),
         compute=_EXLLAMA_BATCH * 3 * (shape.width + shape.inner) * _HALF + _EXLLAMA_BATCH * shape.vocabulary * _HALF,
         overhead=_TORCH_CUDA,
     )

@@ -219,6 +219,8 @@ def test_vllm_with_a_cache_in_bytes_takes_what_it_needs() -> None:
     shared = predicted("vllm", FOLDER, gpus=1, vllm_gpu_memory_utilization=0.9, **fields)
     assert (shared.gpu_share, shared.gpu) == (0.9, one.gpu), "so much must be free, or vLLM does not start"
     assert "hub" in reason("vllm", None, vllm_model="org/name", gpus=1, vllm_kv_cache_memory_bytes=GIB)
+    draft = {"vllm_speculative_method": "draft_model", "vllm_speculative_model": "org/draft"}
+    assert "org/draft" in reason("vllm", FOLDER, gpus=1, **draft, **fields)
     assert "extra_args" in reason("vllm", FOLDER, gpus=1, extra_args=["--gpu-memory-utilization=0.5"], **fields)
 
 
@@ -237,6 +239,9 @@ def test_exllama_keeps_a_cache_of_fixed_size() -> None:
     quantised = predicted("exllamav3", FOLDER, exllama_cache_quant="8,4", **fields)
     assert quantised.gpu.kv_cache == 16384 * 32 * 1024 * (34 + 18) // 32
     assert predicted("exllamav3", FOLDER, exllama_cache_quant="8", **fields).gpu.kv_cache == 16384 * 32 * 2 * 1088
+    for split, share in ((True, 2), (False, 1)):
+        two = predicted("exllamav3", FOLDER, **fields | {"gpus": 2, "exllama_tensor_parallel": split}).gpu
+        assert two.weights == 16 * GIB // share, "without tensor parallelism it fills one GPU first"
     deepseek = LLAMA_3_8B | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
     latent = HfFolder(GIB, deepseek, {"bf16": GIB})
     assert predicted("exllamav3", latent, **fields).gpu.kv_cache == 16384 * 32 * 576 * 2
