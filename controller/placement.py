@@ -162,7 +162,9 @@ def _in_main_memory(model: DesiredModel, observed: ObservedState, ledger: Ledger
     if total is not None and ledger.claimed.get(HOST, 0) + need > total:
         room = max(0, total - ledger.claimed.get(HOST, 0))
         reason = f"needs {need} MiB of main memory; free: {room} of the {total} MiB that engines may take"
-        return NoRoom(reason if need <= total else f"{reason}: declare a smaller context, or raise ROUNDHOUSE_ENGINES_MEMORY_MIB")
+        if need > total:
+            reason = f"{reason}: declare a smaller context, or raise ROUNDHOUSE_ENGINES_MEMORY_MIB"
+        return NoRoom(reason)
     return Placed({HOST: need})
 
 
