@@ -79,6 +79,13 @@ async def _is_back(admin: AdminApi) -> bool:
     return listed.status == 200 and listed.body["models"][0]["inflight_requests"] is not None
 
 
+async def _is_busy(admin: AdminApi, name: str) -> bool:
+    """Whether its row tells of requests inside."""
+    row = await admin.row(name)
+    assert row["inflight_requests"] == row["runtime_inflight"]
+    return bool(row["inflight_requests"])
+
+
 async def test_an_unload_under_load_loses_nothing(house: House, site: Site) -> None:
     roomy = LLAMA | {"llama_server_n_ctx": 4096}
     house.declare({"m": roomy | {"replicas": 2}, "other": roomy | {"enabled": True}})
@@ -89,14 +96,13 @@ async def test_an_unload_under_load_loses_nothing(house: House, site: Site) -> N
         assert (await admin.load("m")).status == 200
         async with load.running(house.url, workers=6, **LONG), other.running(house.url, workers=2):
             await load.more(10)
-            row = await admin.row("m")
-            assert row["inflight_requests"] == row["runtime_inflight"] > 0
+            await until("requests are inside", lambda: _is_busy(admin, "m"))
             done = await admin.unload("m")
             assert (done.status, done.body["runtime_state"]) == (200, "unloaded")
             assert (done.body["inflight_requests"], done.body["queue_depth"]) == (0, 0)
             await other.more(5)
         assert (load.lost, other.lost, other.refused) == ([], [], {})
-        assert load.refused.keys() == {"model_unloading", "model_not_loaded"}
+        assert {"model_not_loaded"} <= load.refused.keys() <= {"model_unloading", "model_not_loaded"}
     assert all("-other-" in name for name in site.left(house))
 
 
