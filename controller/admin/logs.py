@@ -13,6 +13,8 @@ from controller.schema.errors import RoundhouseError
 
 POLL_S = 0.3
 MOST_LINES = 10_000
+MOST_ENDED = 5
+"""Engines that ended whose logs are looked at for one that holds anything."""
 AWAY = "roundhouse: the runtime does not answer; going on when it does\n"
 
 
@@ -63,10 +65,13 @@ class LogReader:
         there, ended = dict(self._replicas(model)), await self._source.logged(model)
         if replica is not None and replica not in (*there, *ended):
             raise RoundhouseError("unknown_replica", f"{model!r} has no replica {replica!r:.200}.", param="replica")
-        names = [replica] if replica is not None else (sorted(there) or ended[:1])
-        logs = {name: _Log(there.get(name), lines) for name in names}
-        reading = _Reading(self._source, self._conceal, model, logs)
-        first = [text async for text in reading.parts()]
+        names = [replica] if replica is not None else sorted(there)
+        # Of those that ended, the last one that said anything: one that was called off as it began did not.
+        for tried in [names] if names or not ended else [[name] for name in ended[:MOST_ENDED]]:
+            logs = {name: _Log(there.get(name), lines) for name in tried}
+            reading = _Reading(self._source, self._conceal, model, logs)
+            if first := [text async for text in reading.parts()]:
+                break
         return self._text(reading, first, model, replica, follow=follow)
 
     async def _text(

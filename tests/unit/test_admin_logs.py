@@ -96,6 +96,17 @@ async def test_an_end_and_a_beginning_between_two_looks_are_seen(host: Host) -> 
     await host.has("one\n1\n2\n3\n")
 
 
+async def test_of_those_that_ended_the_last_one_that_said_anything_is_told(host: Host) -> None:
+    assert await host.text() == ""
+    for name, lines in ((FIRST, ["why"]), (SECOND, [])):
+        host.start(*lines, name=name)
+        del host.runtime.replicas[name]
+    assert await host.runtime.logged("m") == [SECOND, FIRST]
+    assert await host.text() == "why\n"
+    host.runtime.logs[SECOND] = ["called off"]
+    assert await host.text() == "called off\n"
+
+
 async def test_an_ended_engine_that_is_still_there_is_not_read_again(host: Host) -> None:
     host.start("one")
     host.runtime.end(FIRST, 1)
