@@ -123,8 +123,11 @@ def _record(line: bytes) -> Record:
     return Record(match[1].decode(), b"".join([*parts, rest]))
 
 
-def log_part(client: docker.APIClient, inspected: Mapping[str, Any], cursor: str | None, lines: int) -> LogPart:
-    """What a container wrote after `cursor`, at first its last lines: whole ones, each once. Blocks."""
+def log_part(client: docker.APIClient, inspected: Mapping[str, Any], cursor: str | None, lines: int) -> LogPart | None:
+    """What a container wrote after `cursor`, at first its last lines: whole ones, each once. Blocks.
+
+    None: it is being removed and nothing was read yet; what it wrote was kept before that.
+    """
     place = Place.parse(cursor)
     ended = phase_of(inspected) is Phase.EXITED
     # At first more than was asked for: a long line is several records, and the last one may be unfinished.
@@ -133,8 +136,8 @@ def log_part(client: docker.APIClient, inspected: Mapping[str, Any], cursor: str
         data: bytes = client.logs(
             str(inspected["Id"]), stdout=True, stderr=True, stream=False, timestamps=True, **limits
         )
-    except APIError:  # it is being removed: what it wrote is kept by now, or soon
-        return LogPart((), cursor or "", running=True)
+    except APIError:  # it is being removed: the rest comes with the next look
+        return None if place is None else LogPart((), cursor or "", running=True)
     new = (place or Place()).after(records_in(data))
     given = _fitting(new, ended=ended, most=len(data) if place is None else PART_BYTES)
     text = b"".join(each.data for each in given)
