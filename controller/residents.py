@@ -45,6 +45,7 @@ class Resident:
 
 
 def alive_of(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
+    """Model to its replicas that run, ready or not."""
     alive: dict[str, list[ObservedReplica]] = {}
     for replica in observed.replicas:
         if replica.phase is Phase.RUNNING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -19,7 +20,7 @@ ASKED: Final = (b"x-load-progress", b"true")
 """The header of a client that wants to be told how far the load is that it waits for."""
 
 
-class LoadWait:
+class LoadWait(ABC):
     """What an `Exchange` is while nothing of it is under way. It owns all of these attributes."""
 
     __slots__ = (
@@ -50,15 +51,15 @@ class LoadWait:
     due_at: float
     waits_since: float | None
 
+    @abstractmethod
     def fail(self, error: RoundhouseError) -> None:
         """See Exchange, as for the other two."""
-        raise NotImplementedError
 
-    def _guarded(self, step: Callable[..., None], *given: object) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _guarded(self, step: Callable[..., None], *given: object) -> None: ...
 
-    def _looked_at_again(self) -> ModelRoute:
-        raise NotImplementedError
+    @abstractmethod
+    def _looked_at_again(self) -> ModelRoute: ...
 
     def _await_load(self, route: ModelRoute, refused: RoundhouseError, now: float) -> None:
         """The model is not loaded: ask for it if demand loads it. Raises `refused` if waiting is vain."""

@@ -49,11 +49,11 @@ class _Reader:
     def take(self, form: str) -> int | float | bool:
         form = "<" + form
         try:
-            [value] = struct.unpack_from(form, self.data, self.at)
+            value: int | float | bool = struct.unpack_from(form, self.data, self.at)[0]
         except struct.error:
             raise TooShort from None
         self.at += struct.calcsize(form)
-        return value  # type: ignore[no-any-return]
+        return value
 
     def count(self, form: str, most: int, what: str) -> int:
         number = int(self.take(form))

@@ -18,8 +18,9 @@ from worker import litert_messages
 from worker.chat_template import variables
 from worker.engine import Api, FinishReason, Job, Piece
 from worker.errors import LoadError, RequestError
+from worker.partial_engine import PartialEngine
 from worker.preflight import check_file
-from worker.schema import ChatRequest, CompletionRequest
+from worker.schema import ChatRequest
 
 MAGIC: Final = b"LITERTLM"
 BACKENDS: Final = ("cpu", "gpu")
@@ -64,7 +65,7 @@ class _Held:
     messages: list[dict[str, Any]]
 
 
-class LiteRTLM:
+class LiteRTLM(PartialEngine):
     """One `litert_lm.Engine`. A request that continues the conversation of the one before sends its last message alone:
     the rest is in the cache already."""
 
@@ -286,34 +287,6 @@ class LiteRTLM:
             if request.tool_choice not in (None, "auto"):
                 message = "LiteRT-LM cannot be made to call a tool: leave `tool_choice` out."
                 raise RequestError(message, code="tools_unsupported", param="tool_choice")
-
-    def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """Not offered."""
-        raise _not_offered()
-
-    def embed(self, texts: list[str], job: Job) -> list[list[float]]:
-        """Not offered."""
-        raise _not_offered()
-
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Not offered."""
-        raise _not_offered()
-
-    def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """Not offered."""
-        raise _not_offered()
-
-    def prompt(self, request: ChatRequest) -> str:
-        """Not offered."""
-        raise _not_offered()
-
-    def count(self, request: ChatRequest) -> int:
-        """Not offered."""
-        raise _not_offered()
-
-
-def _not_offered() -> RequestError:
-    return RequestError("This engine knows conversations alone.", code="not_supported")
 
 
 def _not_taken(error: RuntimeError) -> RequestError:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from worker.embedding_tokenizer import EmbeddingTokenizer, find_tokenizer, load_tokenizer, positions
-from worker.engine import Api, Job, Piece
-from worker.errors import LoadError, RequestError
+from worker.engine import Api, Job
+from worker.errors import LoadError
+from worker.partial_engine import PartialEngine
 from worker.preflight import check_file
-from worker.schema import ChatRequest, CompletionRequest
 
 POOLINGS: Final = ("mean", "cls")
 BATCH_TOKENS: Final = 4096
@@ -52,7 +52,7 @@ def create(args: Namespace) -> Onnx:
     return Onnx(args)
 
 
-class Onnx:
+class Onnx(PartialEngine):
     """One inference session. A request's texts are padded together, batch by batch."""
 
     slots = 1
@@ -137,34 +137,6 @@ class Onnx:
         if not self._args.no_normalize:
             made = made / np.linalg.norm(made, axis=1, keepdims=True).clip(1e-12)
         return made
-
-    def chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """Not offered."""
-        raise _not_offered()
-
-    def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """Not offered."""
-        raise _not_offered()
-
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Not offered."""
-        raise _not_offered()
-
-    def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """Not offered."""
-        raise _not_offered()
-
-    def prompt(self, request: ChatRequest) -> str:
-        """Not offered."""
-        raise _not_offered()
-
-    def count(self, request: ChatRequest) -> int:
-        """Not offered."""
-        raise _not_offered()
-
-
-def _not_offered() -> RequestError:
-    return RequestError("This engine makes embeddings alone.", code="not_supported")
 
 
 def batches(lengths: Sequence[int], rows: int | None) -> Iterator[list[int]]:
