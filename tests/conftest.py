@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.house import House
 from tests.support.require import require
-from tests.support.sites import DockerSite, ProcessSite, Site
+from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.runtime_fixtures import DockerRuntimeFixture, ProcessRuntimeFixture, RuntimeFixture
 from worker.clockwork import make
 
 
@@ -26,27 +26,27 @@ def clockwork(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["process", pytest.param("docker", marks=pytest.mark.docker)])
-def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+def runtime_fixture(request: pytest.FixtureRequest) -> Iterator[RuntimeFixture]:
     """Each kind of place where engines run."""
     if request.param == "process":
-        yield ProcessSite()
+        yield ProcessRuntimeFixture()
         return
-    docker_site = open_docker_site()
+    docker_runtime = open_docker_runtime()
     try:
-        yield docker_site
+        yield docker_runtime
     finally:
-        docker_site.close()
+        docker_runtime.close()
 
 
-def open_docker_site() -> DockerSite:
-    """A Docker site with an instance name of its own, on locally built images."""
+def open_docker_runtime() -> DockerRuntimeFixture:
+    """A Docker runtime_fixture with an instance name of its own, on locally built images."""
     from tests.support.docker_engine import engine_answers
     from tests.support.docker_images import ensure_images
 
     available, reason = engine_answers()
     require("docker", available, reason)
     instance = f"t{secrets.token_hex(4)}"
-    return DockerSite(instance, ensure_images(), f"rhtest_{instance}")
+    return DockerRuntimeFixture(instance, ensure_images(), f"rhtest_{instance}")
 
 
 @pytest.fixture
@@ -59,12 +59,12 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def house(site: Site, folder: Path, clockwork: Path) -> AsyncIterator[House]:
+async def stack(runtime_fixture: RuntimeFixture, folder: Path, clockwork: Path) -> AsyncIterator[RoundhouseStack]:
     """A Roundhouse that is not started yet, with the clockwork model in its models folder."""
-    made = House(folder, site.runtime, site.env())
+    made = RoundhouseStack(folder, runtime_fixture.runtime, runtime_fixture.env())
     shutil.copy(clockwork, made.models / "clockwork.gguf")
     try:
         yield made
     finally:
         await made.close()
-    assert site.left(made) == [], "engines were left behind"
+    assert runtime_fixture.left(made) == [], "engines were left behind"

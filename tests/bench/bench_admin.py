@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from tests.bench.report import Figure
-from tests.support.house import House
+from tests.support.roundhouse_stack import RoundhouseStack
 
 MODELS = 200
 STREAMS = 16
@@ -70,16 +70,16 @@ async def _poll(session: aiohttp.ClientSession, url: str) -> tuple[list[float], 
     return times, size
 
 
-async def _measure(house: House) -> list[Figure]:
-    house.declare(_declared())
-    await house.open()
-    await house.loaded("busy")
-    socket = aiohttp.UnixConnector(str(house.state / "controller.sock"))
+async def _measure(stack: RoundhouseStack) -> list[Figure]:
+    stack.declare(_declared())
+    await stack.open()
+    await stack.loaded("busy")
+    socket = aiohttp.UnixConnector(str(stack.state / "controller.sock"))
     async with aiohttp.ClientSession() as session, aiohttp.ClientSession(connector=socket) as direct:
-        idle, size = await _poll(session, house.url)
-        alone = await asyncio.gather(*(_stream(session, house.url) for _ in range(STREAMS)))
-        streaming = [asyncio.create_task(_stream(session, house.url)) for _ in range(STREAMS)]
-        loaded, _ = await _poll(session, house.url)
+        idle, size = await _poll(session, stack.url)
+        alone = await asyncio.gather(*(_stream(session, stack.url) for _ in range(STREAMS)))
+        streaming = [asyncio.create_task(_stream(session, stack.url)) for _ in range(STREAMS)]
+        loaded, _ = await _poll(session, stack.url)
         own, _ = await _poll(direct, "http://controller")
         watched = await asyncio.gather(*streaming)
     calm, seen = [*chain(*alone)], [*chain(*watched)]
@@ -104,10 +104,10 @@ def run() -> list[Figure]:
 
     async def measured() -> list[Figure]:
         with tempfile.TemporaryDirectory(prefix="rh") as root:
-            house = House(Path(root), "process")
+            stack = RoundhouseStack(Path(root), "process")
             try:
-                return await _measure(house)
+                return await _measure(stack)
             finally:
-                await house.close()
+                await stack.close()
 
     return asyncio.run(measured())

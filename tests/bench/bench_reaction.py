@@ -16,93 +16,103 @@ from pathlib import Path
 from tests.bench.report import Figure
 from tests.support.docker_engine import engine_answers
 from tests.support.docker_images import ensure_images
-from tests.support.house import House, replica_names
-from tests.support.sites import DockerSite, ProcessSite, Site
+from tests.support.roundhouse_stack import RoundhouseStack, replica_names
+from tests.support.runtime_fixtures import DockerRuntimeFixture, ProcessRuntimeFixture, RuntimeFixture
 from tests.support.wait import until
 
 REPEATS = 9
 _START = re.compile(r"^(\S+ \S+) INFO +controller\.operations: start (\S+)/0:", re.MULTILINE)
 
 
-def _starts(house: House, model: str) -> list[float]:
+def _starts(stack: RoundhouseStack, model: str) -> list[float]:
     """Unix times at which a model's starts were issued, from the controller's log."""
     # The log is in local time and so is the clock it is compared with.
     return [
         datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").timestamp()  # noqa: DTZ007
-        for stamp, name in _START.findall(house.log("controller"))
+        for stamp, name in _START.findall(stack.log("controller"))
         if name == model
     ]
 
 
-async def _issued_after(house: House, model: str, known: int, began: float) -> float:
-    await until(f"a start of {model}", lambda: len(_starts(house, model)) > known)
+async def _issued_after(stack: RoundhouseStack, model: str, known: int, began: float) -> float:
+    await until(f"a start of {model}", lambda: len(_starts(stack, model)) > known)
     # The log's stamps have millisecond resolution, rounded down.
-    return max(0.0, (_starts(house, model)[known] - began) * 1e3)
+    return max(0.0, (_starts(stack, model)[known] - began) * 1e3)
 
 
-async def _saved_to_started(house: House) -> list[float]:
+async def _saved_to_started(stack: RoundhouseStack) -> list[float]:
     times = []
     declared: dict[str, dict[str, object]] = {}
     for number in range(REPEATS):
         name = f"model-{number}"
         declared[name] = {"backend": "stub"}
         began = time.time()
-        house.declare(declared)
-        times.append(await _issued_after(house, name, 0, began))
-        await house.loaded(name)
-    house.declare({"last": {"backend": "stub"}})
-    await house.loaded("last")
+        stack.declare(declared)
+        times.append(await _issued_after(stack, name, 0, began))
+        await stack.loaded(name)
+    stack.declare({"last": {"backend": "stub"}})
+    await stack.loaded("last")
     return times
 
 
-async def _killed_to_started(house: House, site: Site) -> list[float]:
+async def _killed_to_started(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> list[float]:
     times = []
     for _ in range(REPEATS):
-        models = await house.loaded("last")
+        models = await stack.loaded("last")
         [replica] = replica_names(models["last"])
-        known = len(_starts(house, "last"))
+        known = len(_starts(stack, "last"))
         began = time.time()
-        site.kill(house, replica)
-        times.append(await _issued_after(house, "last", known, began))
-        await house.loaded("last")
+        runtime_fixture.kill(stack, replica)
+        times.append(await _issued_after(stack, "last", known, began))
+        await stack.loaded("last")
         # A new controller counts failures anew: this measures the first restart, not the backoff.
-        house.kill("controller", signal.SIGTERM)
-        house.start("controller")
-        await until("the controller is back", lambda: _answers(house))
+        stack.kill("controller", signal.SIGTERM)
+        stack.start("controller")
+        await until("the controller is back", lambda: _answers(stack))
     return times
 
 
-async def _answers(house: House) -> bool:
-    return (await house.model("last")) is not None
+async def _answers(stack: RoundhouseStack) -> bool:
+    return (await stack.model("last")) is not None
 
 
-async def _measure(site: Site) -> list[Figure]:
+async def _measure(runtime_fixture: RuntimeFixture) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="rh") as root:
         Path(root).chmod(0o755)
-        house = House(Path(root), site.runtime, site.env())
-        house.declare({})
-        await house.open()
+        stack = RoundhouseStack(Path(root), runtime_fixture.runtime, runtime_fixture.env())
+        stack.declare({})
+        await stack.open()
         try:
-            saved, killed = await _saved_to_started(house), await _killed_to_started(house, site)
+            saved, killed = await _saved_to_started(stack), await _killed_to_started(stack, runtime_fixture)
         finally:
-            await house.close()
+            await stack.close()
     return [
-        Figure(f"{site.runtime}: file saved to start issued, median", statistics.median(saved), "ms", aim="< 200 ms"),
-        Figure(f"{site.runtime}: file saved to start issued, worst", max(saved), "ms"),
-        Figure(f"{site.runtime}: engine killed to restart issued, median", statistics.median(killed), "ms", "< 500 ms"),
-        Figure(f"{site.runtime}: engine killed to restart issued, worst", max(killed), "ms"),
+        Figure(
+            f"{runtime_fixture.runtime}: file saved to start issued, median",
+            statistics.median(saved),
+            "ms",
+            aim="< 200 ms",
+        ),
+        Figure(f"{runtime_fixture.runtime}: file saved to start issued, worst", max(saved), "ms"),
+        Figure(
+            f"{runtime_fixture.runtime}: engine killed to restart issued, median",
+            statistics.median(killed),
+            "ms",
+            "< 500 ms",
+        ),
+        Figure(f"{runtime_fixture.runtime}: engine killed to restart issued, worst", max(killed), "ms"),
     ]
 
 
 def run() -> list[Figure]:
     """Medians over a few repetitions, in ms; containers where a Docker Engine answers."""
     os.environ.setdefault("TZ", "UTC")
-    figures = asyncio.run(_measure(ProcessSite()))
+    figures = asyncio.run(_measure(ProcessRuntimeFixture()))
     if engine_answers()[0]:
         instance = f"t{secrets.token_hex(4)}"
-        site = DockerSite(instance, ensure_images(), f"rhtest_{instance}")
+        runtime_fixture = DockerRuntimeFixture(instance, ensure_images(), f"rhtest_{instance}")
         try:
-            figures += asyncio.run(_measure(site))
+            figures += asyncio.run(_measure(runtime_fixture))
         finally:
-            site.close()
+            runtime_fixture.close()
     return figures

@@ -9,20 +9,20 @@ from pathlib import Path
 import psutil
 
 from tests.bench.report import Figure
-from tests.support.house import House
+from tests.support.roundhouse_stack import RoundhouseStack
 
 
 async def _run(runtime: str) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="rh") as root:
-        house = House(Path(root), runtime)
-        house.declare({"one": {"backend": "stub"}})
-        await house.open()
+        stack = RoundhouseStack(Path(root), runtime)
+        stack.declare({"one": {"backend": "stub"}})
+        await stack.open()
         try:
-            await house.loaded("one")
-            programs = {name: psutil.Process(house.pid(name)) for name in ("controller", "gateway")}
+            await stack.loaded("one")
+            programs = {name: psutil.Process(stack.pid(name)) for name in ("controller", "gateway")}
             mib = {name: process.memory_info().rss / 2**20 for name, process in programs.items()}
         finally:
-            await house.close()
+            await stack.close()
     return [
         *(Figure(f"{name}, resident at idle", value, "MiB") for name, value in mib.items()),
         Figure("together, resident at idle", sum(mib.values()), "MiB", aim="< 200 MB (190 MiB)"),

@@ -20,8 +20,8 @@ from typing import Any, Final
 import aiohttp
 
 from tests.bench.report import Figure
-from tests.support.house import House, free_port
 from tests.support.llama_servers import program
+from tests.support.roundhouse_stack import RoundhouseStack, free_port
 from tests.support.wait import until
 from worker.clockwork import make
 
@@ -45,7 +45,7 @@ async def _run() -> list[Figure]:
         folder = Path(root)
         make(folder / "clockwork.gguf")
         figures = []
-        async with _roundhouse(folder / "house") as (url, loads):
+        async with _roundhouse(folder / "stack") as (url, loads):
             figures += await _mixed("Roundhouse", url, loads)
         async with _router(folder) as (url, loads):
             figures += await _mixed("router mode", url, loads)
@@ -68,15 +68,17 @@ async def _run() -> list[Figure]:
 @asynccontextmanager
 async def _roundhouse(root: Path, engine: Mapping[str, Any] = LLAMA) -> AsyncIterator[tuple[str, Path]]:
     app = str(program().parent)
-    house = House(root, "process", {"ROUNDHOUSE_ENGINES_MEMORY_MIB": "1000", "PATH": f"{app}:{os.environ['PATH']}"})
-    make(house.models / "clockwork.gguf")
+    stack = RoundhouseStack(
+        root, "process", {"ROUNDHOUSE_ENGINES_MEMORY_MIB": "1000", "PATH": f"{app}:{os.environ['PATH']}"}
+    )
+    make(stack.models / "clockwork.gguf")
     common = {"memory_mib": 600, "enabled": False, "autoload": True, "queue_limit": REQUESTS}
-    house.declare({name: {**engine, **common} for name in MODELS})
-    await house.open()
+    stack.declare({name: {**engine, **common} for name in MODELS})
+    await stack.open()
     try:
-        yield house.url, house.root / "controller.log"
+        yield stack.url, stack.root / "controller.log"
     finally:
-        await house.close()
+        await stack.close()
 
 
 @asynccontextmanager

@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 
 from tests.support.admin import AdminApi
-from tests.support.house import House
 from tests.support.load import Load
-from tests.support.sites import Site
+from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.runtime_fixtures import RuntimeFixture
 from tests.support.wait import until
 
 LLAMA: dict[str, Any] = {
@@ -25,13 +25,13 @@ LLAMA: dict[str, Any] = {
 LONG = {"max_tokens": 400, "ignore_eos": True}
 
 
-async def _context_length(house: House, site: Site, model: str) -> set[int]:
+async def _context_length(stack: RoundhouseStack, runtime_fixture: RuntimeFixture, model: str) -> set[int]:
     """What the engines themselves say of their context."""
-    status = await house.model(model)
+    status = await stack.model(model)
     assert status is not None
     found = set()
     for replica in status.replicas:
-        headers = {"authorization": f"Bearer {site.token(house, replica.name)}"}
+        headers = {"authorization": f"Bearer {runtime_fixture.token(stack, replica.name)}"}
         async with (
             aiohttp.ClientSession() as session,
             session.get(f"{replica.endpoint}/props", headers=headers) as answer,
@@ -40,33 +40,40 @@ async def _context_length(house: House, site: Site, model: str) -> set[int]:
     return found
 
 
-async def test_a_load_with_values_changes_the_engine_and_not_the_definition(house: House, site: Site) -> None:
-    house.declare({"m": LLAMA})
-    await house.open()
-    async with AdminApi(house.url) as admin:
+async def test_a_load_with_values_changes_the_engine_and_not_the_definition(
+    stack: RoundhouseStack, runtime_fixture: RuntimeFixture
+) -> None:
+    stack.declare({"m": LLAMA})
+    await stack.open()
+    async with AdminApi(stack.url) as admin:
         plain = await admin.load("m")
         assert (plain.status, plain.body["load_override"]) == (200, {})
-        assert await _context_length(house, site, "m") == {1024}
+        assert await _context_length(stack, runtime_fixture, "m") == {1024}
         assert (await admin.unload("m")).status == 200
-        assert site.left(house) == []
+        assert runtime_fixture.left(stack) == []
         loaded = await admin.load("m", {"llama_server_n_ctx": 2048, "replicas": 2})
         assert (loaded.status, loaded.body["loaded_replicas"]) == (200, 2)
-        assert await _context_length(house, site, "m") == {2048}
+        assert await _context_length(stack, runtime_fixture, "m") == {2048}
         assert (loaded.body["load_override"], loaded.body["definition"]["llama_server_n_ctx"]) == (
             {"llama_server_n_ctx": 2048},
             1024,
         )
         # It is in force after a restart of the controller, and its engines were not touched.
-        before = {replica["name"]: site.identity(house, replica["name"]) for replica in loaded.body["replica_details"]}
-        house.kill("controller", signal.SIGKILL)
+        before = {
+            replica["name"]: runtime_fixture.identity(stack, replica["name"])
+            for replica in loaded.body["replica_details"]
+        }
+        stack.kill("controller", signal.SIGKILL)
         away = await admin.ask("GET", "models")
         assert (away.status, away.code) == (503, "controller_unavailable")
         assert (await admin.chat("m")).status == 200
-        house.start("controller")
+        stack.start("controller")
         await until("the controller is back", lambda: _is_back(admin))
         again = await admin.state("m", "loaded")
         assert (again["load_override"], again["replicas"]) == ({"llama_server_n_ctx": 2048}, 2)
-        assert {each["name"]: site.identity(house, each["name"]) for each in again["replica_details"]} == before
+        assert {
+            each["name"]: runtime_fixture.identity(stack, each["name"]) for each in again["replica_details"]
+        } == before
         # And the way back to the files ends it.
         assert (await admin.ask("DELETE", "models/m/override")).status == 200
         back = await admin.state("m", "unloaded")
@@ -86,15 +93,15 @@ async def _is_busy(admin: AdminApi, name: str) -> bool:
     return bool(row["inflight_requests"])
 
 
-async def test_an_unload_under_load_loses_nothing(house: House, site: Site) -> None:
+async def test_an_unload_under_load_loses_nothing(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
     roomy = LLAMA | {"llama_server_n_ctx": 4096}
-    house.declare({"m": roomy | {"replicas": 2}, "other": roomy | {"enabled": True}})
-    await house.open()
-    await house.loaded("other")
+    stack.declare({"m": roomy | {"replicas": 2}, "other": roomy | {"enabled": True}})
+    await stack.open()
+    await stack.loaded("other")
     load, other = Load("m"), Load("other")
-    async with AdminApi(house.url) as admin:
+    async with AdminApi(stack.url) as admin:
         assert (await admin.load("m")).status == 200
-        async with load.running(house.url, workers=6, **LONG), other.running(house.url, workers=2):
+        async with load.running(stack.url, workers=6, **LONG), other.running(stack.url, workers=2):
             await load.more(10)
             await until("requests are inside", lambda: _is_busy(admin, "m"))
             done = await admin.unload("m")
@@ -103,35 +110,37 @@ async def test_an_unload_under_load_loses_nothing(house: House, site: Site) -> N
             await other.more(5)
         assert (load.lost, other.lost, other.refused) == ([], [], {})
         assert {"model_not_loaded"} <= load.refused.keys() <= {"model_unloading", "model_not_loaded"}
-    assert all("-other-" in name for name in site.left(house))
+    assert all("-other-" in name for name in runtime_fixture.left(stack))
 
 
-async def test_two_loads_at_once_start_one_engine(house: House, site: Site) -> None:
-    house.declare({"m": LLAMA})
-    await house.open()
-    async with AdminApi(house.url) as admin:
+async def test_two_loads_at_once_start_one_engine(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
+    stack.declare({"m": LLAMA})
+    await stack.open()
+    async with AdminApi(stack.url) as admin:
         first, second = await asyncio.gather(admin.load("m"), admin.load("m"))
         assert (first.status, second.status) == (200, 200)
-        assert len(site.left(house)) == 1
+        assert len(runtime_fixture.left(stack)) == 1
         starts = (await admin.ask("GET", "history", kind="action", model="m")).body["entries"]
         assert [entry["details"]["action"] for entry in starts].count("start") == 1
 
 
-async def test_a_load_goes_on_when_its_client_leaves(house: House, site: Site) -> None:
-    house.declare({"m": {"backend": "stub", "enabled": False, "stub_load_s": 1.5}})
-    await house.open()
-    async with AdminApi(house.url) as admin:
+async def test_a_load_goes_on_when_its_client_leaves(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
+    stack.declare({"m": {"backend": "stub", "enabled": False, "stub_load_s": 1.5}})
+    await stack.open()
+    async with AdminApi(stack.url) as admin:
         asking = asyncio.create_task(admin.load("m"))
         await admin.state("m", "loading")
         asking.cancel()
         await admin.state("m", "loaded")
-    assert len(site.left(house)) == 1
+    assert len(runtime_fixture.left(stack)) == 1
 
 
-async def test_a_load_whose_file_is_missing_fails_in_words_and_delays_nobody(house: House, site: Site) -> None:
-    house.declare({"lost": LLAMA | {"model_path": "clockwrok.gguf"}, "m": LLAMA})
-    await house.open()
-    async with AdminApi(house.url) as admin:
+async def test_a_load_whose_file_is_missing_fails_in_words_and_delays_nobody(
+    stack: RoundhouseStack, runtime_fixture: RuntimeFixture
+) -> None:
+    stack.declare({"lost": LLAMA | {"model_path": "clockwrok.gguf"}, "m": LLAMA})
+    await stack.open()
+    async with AdminApi(stack.url) as admin:
         lost, well = await asyncio.gather(admin.load("lost"), admin.load("m"))
         assert well.status == 200
         assert (lost.status, lost.code) == (503, "model_failed")
@@ -140,33 +149,37 @@ async def test_a_load_whose_file_is_missing_fails_in_words_and_delays_nobody(hou
         assert "clockwrok.gguf is missing" in row["last_error"]
         assert 'did you mean "clockwork.gguf"?' in row["last_error"]
         # The file arrives: a load tries at once, whatever was remembered of the last try.
-        (house.models / "clockwrok.gguf").write_bytes((house.models / "clockwork.gguf").read_bytes())
-        (house.models / "clockwrok.gguf").chmod(0o644)
+        (stack.models / "clockwrok.gguf").write_bytes((stack.models / "clockwork.gguf").read_bytes())
+        (stack.models / "clockwrok.gguf").chmod(0o644)
         assert (await admin.load("lost")).status == 200
-    assert len(site.left(house)) == 2
+    assert len(runtime_fixture.left(stack)) == 2
 
 
-async def test_a_model_that_was_unloaded_stays_so_over_a_restart_and_against_demand(house: House, site: Site) -> None:
-    house.declare({"m": {"backend": "stub", "autoload": True}})
-    await house.open()
-    async with AdminApi(house.url) as admin:
+async def test_a_model_that_was_unloaded_stays_so_over_a_restart_and_against_demand(
+    stack: RoundhouseStack, runtime_fixture: RuntimeFixture
+) -> None:
+    stack.declare({"m": {"backend": "stub", "autoload": True}})
+    await stack.open()
+    async with AdminApi(stack.url) as admin:
         assert (await admin.chat("m")).status == 200
         assert (await admin.unload("m")).status == 200
         assert (await admin.chat("m")).code == "model_not_loaded"
-        house.kill("controller", signal.SIGKILL)
-        house.start("controller")
+        stack.kill("controller", signal.SIGKILL)
+        stack.start("controller")
         await until("the controller is back", lambda: _is_back(admin))
         assert (await admin.chat("m")).code == "model_not_loaded"
         # `hold: false` only frees the memory.
         assert (await admin.unload("m", {"hold": False})).status == 200
         assert (await admin.chat("m")).status == 200
-    assert len(site.left(house)) == 1
+    assert len(runtime_fixture.left(stack)) == 1
 
 
-async def test_a_request_that_waits_for_a_load_is_told_of_the_unload(house: House, site: Site) -> None:
-    house.declare({"m": {"backend": "stub", "autoload": True, "enabled": False, "stub_load_s": 600}})
-    await house.open()
-    async with AdminApi(house.url) as admin:
+async def test_a_request_that_waits_for_a_load_is_told_of_the_unload(
+    stack: RoundhouseStack, runtime_fixture: RuntimeFixture
+) -> None:
+    stack.declare({"m": {"backend": "stub", "autoload": True, "enabled": False, "stub_load_s": 600}})
+    await stack.open()
+    async with AdminApi(stack.url) as admin:
         waiting = [asyncio.create_task(admin.chat("m", stream=stream)) for stream in (False, True)]
         await until("both wait", lambda: _queued(admin, 2))
         assert (await admin.unload("m")).status == 200
@@ -175,7 +188,7 @@ async def test_a_request_that_waits_for_a_load_is_told_of_the_unload(house: Hous
         assert (await admin.row("m"))["queue_depth"] == 0
         # It was not asked for again by those that were sent away.
         assert (await admin.row("m"))["runtime_state"] == "unloaded"
-    assert site.left(house) == []
+    assert runtime_fixture.left(stack) == []
 
 
 async def _queued(admin: AdminApi, count: int) -> bool:

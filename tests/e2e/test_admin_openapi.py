@@ -20,8 +20,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.support.house import House
-from tests.support.sites import ProcessSite
+from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.runtime_fixtures import ProcessRuntimeFixture
 
 CASES = 30
 """Per operation and mode."""
@@ -37,29 +37,29 @@ load_all_checks()
 
 
 @pytest.fixture
-async def fuzzed(folder: Path) -> AsyncIterator[tuple[House, dict[str, Any]]]:
+async def fuzzed(folder: Path) -> AsyncIterator[tuple[RoundhouseStack, dict[str, Any]]]:
     """A Roundhouse, and its document as a client gets it."""
-    site = ProcessSite()
-    house = House(folder, site.runtime, site.env())
-    house.declare(MODELS)
-    await house.open()
-    async with aiohttp.ClientSession() as session, session.get(f"{house.url}/openapi.json") as answer:
+    runtime_fixture = ProcessRuntimeFixture()
+    stack = RoundhouseStack(folder, runtime_fixture.runtime, runtime_fixture.env())
+    stack.declare(MODELS)
+    await stack.open()
+    async with aiohttp.ClientSession() as session, session.get(f"{stack.url}/openapi.json") as answer:
         document = await answer.json()
     try:
-        yield house, document
+        yield stack, document
     finally:
-        await house.close()
-    assert site.left(house) == []
+        await stack.close()
+    assert runtime_fixture.left(stack) == []
 
 
 async def test_the_document_passes_a_validator_and_generated_requests_find_nothing_undocumented(
-    fuzzed: tuple[House, dict[str, Any]],
+    fuzzed: tuple[RoundhouseStack, dict[str, Any]],
 ) -> None:
-    house, document = fuzzed
+    stack, document = fuzzed
     OpenAPIV31SpecValidator(document).validate()
-    asked = await asyncio.to_thread(_ask_everything, document, house.url)
+    asked = await asyncio.to_thread(_ask_everything, document, stack.url)
     assert asked == {path for path in document["paths"] if path.startswith("/v1/admin")}
-    assert "Traceback" not in house.log("controller") + house.log("gateway")
+    assert "Traceback" not in stack.log("controller") + stack.log("gateway")
 
 
 def _ask_everything(document: dict[str, Any], url: str) -> set[str]:

@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 
 from tests.support.admin import AdminApi
-from tests.support.house import House
-from tests.support.sites import Site
+from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.runtime_fixtures import RuntimeFixture
 from tests.support.wait import until
 
 SECRET = "hf_Wq81mTz0PlKx93Rr"
@@ -47,24 +47,24 @@ class Events:
 
 
 @asynccontextmanager
-async def following(house: House, after: str | None = None, **query: str) -> AsyncIterator[Events]:
-    """The events of a house, through its gateway."""
+async def following(stack: RoundhouseStack, after: str | None = None, **query: str) -> AsyncIterator[Events]:
+    """The events of a stack, through its gateway."""
     headers = {} if after is None else {"last-event-id": after}
     async with (
         aiohttp.ClientSession() as session,
-        session.get(f"{house.url}/v1/admin/events", params=query, headers=headers) as answer,
+        session.get(f"{stack.url}/v1/admin/events", params=query, headers=headers) as answer,
     ):
         assert answer.status == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         yield Events(answer)
 
 
-@pytest.mark.parametrize("site", ["process"], indirect=True)
-async def test_events_are_told_as_they_happen_and_resumed_over_a_restart(house: House) -> None:
-    house.declare({"m": STUB, "other": STUB})
-    await house.open()
-    async with AdminApi(house.url) as admin:
-        async with following(house, model="m") as events:
+@pytest.mark.parametrize("runtime_fixture", ["process"], indirect=True)
+async def test_events_are_told_as_they_happen_and_resumed_over_a_restart(stack: RoundhouseStack) -> None:
+    stack.declare({"m": STUB, "other": STUB})
+    await stack.open()
+    async with AdminApi(stack.url) as admin:
+        async with following(stack, model="m") as events:
             assert (await admin.load("other")).status == (await admin.load("m")).status == 200
             said = await events.next("statement")
             assert (said["model"], said["details"]["action"]) == ("m", "load")
@@ -75,14 +75,14 @@ async def test_events_are_told_as_they_happen_and_resumed_over_a_restart(house: 
             loaded = await events.next("state")
             assert (loaded["details"]["from"], loaded["details"]["to"]) == ("loading", "loaded")
             last = events.last_id
-        house.kill("controller", signal.SIGKILL)
-        house.start("controller")
+        stack.kill("controller", signal.SIGKILL)
+        stack.start("controller")
         await until("the controller is back", lambda: _answers(admin))
         assert (await admin.unload("m")).status == 200
-        async with following(house, after=last, model="m") as events:
+        async with following(stack, after=last, model="m") as events:
             seen = [await events.next("state") for _ in range(2)]
             assert [each["details"]["to"] for each in seen] == ["unloading", "unloaded"]
-        async with following(house, after="17") as events:
+        async with following(stack, after="17") as events:
             assert (await events.next())["event"] == "gap"
             assert (await events.next())["kind"] == "controller"
 
@@ -91,16 +91,16 @@ async def _answers(admin: AdminApi) -> bool:
     return (await admin.ask("GET", "models")).status == 200
 
 
-async def test_history_says_who_changed_what(house: House, site: Site) -> None:
-    house.declare({"m": STUB | {"enabled": True}})
-    await house.open()
-    replica = (await house.loaded("m"))["m"].replicas[0].name
-    site.kill(house, replica)
-    await house.model_where("m", lambda model: replica not in {each.name for each in model.replicas}, "is replaced")
-    await house.loaded("m")
-    async with AdminApi(house.url) as admin:
+async def test_history_says_who_changed_what(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
+    stack.declare({"m": STUB | {"enabled": True}})
+    await stack.open()
+    replica = (await stack.loaded("m"))["m"].replicas[0].name
+    runtime_fixture.kill(stack, replica)
+    await stack.model_where("m", lambda model: replica not in {each.name for each in model.replicas}, "is replaced")
+    await stack.loaded("m")
+    async with AdminApi(stack.url) as admin:
         assert (await admin.unload("m")).status == 200
-        house.declare({"m": STUB | {"enabled": True, "replicas": 2}})
+        stack.declare({"m": STUB | {"enabled": True, "replicas": 2}})
         await admin.state("m", "loaded")
         entries = (await admin.ask("GET", "history", model="m")).body["entries"]
         assert [entry["kind"] for entry in entries] == ["file", "statement", "failure"]
@@ -118,10 +118,12 @@ async def test_history_says_who_changed_what(house: House, site: Site) -> None:
         assert rest == {"entries": entries[1:], "next_before": None}
 
 
-async def test_logs_are_those_of_running_engines_and_of_the_last_one_that_ended(house: House, site: Site) -> None:
-    house.declare({"m": STUB | {"replicas": 2, "stub_load_s": 0.1}, "broken": HIDDEN})
-    await house.open()
-    async with AdminApi(house.url) as admin:
+async def test_logs_are_those_of_running_engines_and_of_the_last_one_that_ended(
+    stack: RoundhouseStack, runtime_fixture: RuntimeFixture
+) -> None:
+    stack.declare({"m": STUB | {"replicas": 2, "stub_load_s": 0.1}, "broken": HIDDEN})
+    await stack.open()
+    async with AdminApi(stack.url) as admin:
         assert (await admin.ask("GET", "models/m/logs")).body == ""
         row = (await admin.load("m")).body
         names = [each["name"] for each in row["replica_details"]]
@@ -133,7 +135,7 @@ async def test_logs_are_those_of_running_engines_and_of_the_last_one_that_ended(
         foreign = await admin.ask("GET", "models/broken/logs", replica=names[0])
         assert (foreign.status, foreign.code) == (404, "unknown_replica")
         async with admin.session.get(
-            f"{house.url}/v1/admin/models/broken/logs", params={"follow": "true"}
+            f"{stack.url}/v1/admin/models/broken/logs", params={"follow": "true"}
         ) as following_logs:
             assert (await admin.load("broken")).code == "model_failed"
             read = b""
@@ -147,13 +149,13 @@ async def test_logs_are_those_of_running_engines_and_of_the_last_one_that_ended(
         assert "cannot log in with *** to the hub" in kept
 
 
-@pytest.mark.parametrize("site", ["process"], indirect=True)
-async def test_logs_are_followed_over_an_unload_and_a_load(house: House) -> None:
-    house.declare({"m": STUB | {"stub_load_s": 0.1}})
-    await house.open()
-    async with AdminApi(house.url) as admin:
+@pytest.mark.parametrize("runtime_fixture", ["process"], indirect=True)
+async def test_logs_are_followed_over_an_unload_and_a_load(stack: RoundhouseStack) -> None:
+    stack.declare({"m": STUB | {"stub_load_s": 0.1}})
+    await stack.open()
+    async with AdminApi(stack.url) as admin:
         first = (await admin.load("m")).body["replica_details"][0]["name"]
-        url = f"{house.url}/v1/admin/models/m/logs?follow=true"
+        url = f"{stack.url}/v1/admin/models/m/logs?follow=true"
         async with admin.session.get(url) as followed, asyncio.timeout(30):
             lines = (await admin.ask("GET", "models/m/logs")).body
             read = await followed.content.readexactly(len(lines))
@@ -164,18 +166,20 @@ async def test_logs_are_followed_over_an_unload_and_a_load(house: House) -> None
             assert read.decode() == 2 * lines
 
 
-@pytest.mark.parametrize("site", ["process"], indirect=True)
-async def test_a_dry_run_tells_what_an_edit_does_and_does_nothing(house: House, site: Site) -> None:
+@pytest.mark.parametrize("runtime_fixture", ["process"], indirect=True)
+async def test_a_dry_run_tells_what_an_edit_does_and_does_nothing(
+    stack: RoundhouseStack, runtime_fixture: RuntimeFixture
+) -> None:
     models = {"m": STUB | {"enabled": True}, "gone": STUB, "same": STUB | {"enabled": True}}
-    house.declare(models)
-    await house.open()
-    replica = (await house.loaded("m", "same"))["m"].replicas[0].name
+    stack.declare(models)
+    await stack.open()
+    replica = (await stack.loaded("m", "same"))["m"].replicas[0].name
     proposed = {
         "m": models["m"] | {"stub_text": "four", "env": {"HF_TOKEN": SECRET}},
         "same": models["same"] | {"aliases": ["also"]},
         "new": {"model_path": "clockwrok.gguf"},
     }
-    async with AdminApi(house.url) as admin:
+    async with AdminApi(stack.url) as admin:
         run = (await admin.ask("POST", "plan", {"files": {"models.yaml": json.dumps({"models": proposed})}})).body
         assert (run["ok"], run["problems"]) == (True, [])
         changes = {change["model"]: change for change in run["changes"]}
@@ -203,14 +207,16 @@ async def test_a_dry_run_tells_what_an_edit_does_and_does_nothing(house: House, 
         assert (await admin.ask("GET", "plan")).body["actions"] == []
         wrong = await admin.ask("POST", "plan", {"files": {"../etc/passwd": "x"}})
         assert (wrong.status, wrong.code) == (400, "invalid_request")
-    assert (await house.loaded("m"))["m"].replicas[0].name == replica
+    assert (await stack.loaded("m"))["m"].replicas[0].name == replica
 
 
-async def test_drift_is_what_runs_differently_and_nothing_else(house: House, site: Site) -> None:
-    house.declare({"m": STUB | {"enabled": True}, "other": STUB})
-    await house.open()
-    await house.loaded("m")
-    async with AdminApi(house.url) as admin:
+async def test_drift_is_what_runs_differently_and_nothing_else(
+    stack: RoundhouseStack, runtime_fixture: RuntimeFixture
+) -> None:
+    stack.declare({"m": STUB | {"enabled": True}, "other": STUB})
+    await stack.open()
+    await stack.loaded("m")
+    async with AdminApi(stack.url) as admin:
         assert (await admin.ask("GET", "drift")).body["items"] == []
         before = (await admin.load("other")).body["statement"]["since"]
         [stated] = (await admin.ask("GET", "drift")).body["items"]
@@ -220,21 +226,21 @@ async def test_drift_is_what_runs_differently_and_nothing_else(house: House, sit
         assert (await admin.ask("GET", "drift")).body["items"] == []
 
 
-@pytest.mark.parametrize("site", ["process"], indirect=True)
-async def test_secrets_are_told_to_nobody(house: House) -> None:
+@pytest.mark.parametrize("runtime_fixture", ["process"], indirect=True)
+async def test_secrets_are_told_to_nobody(stack: RoundhouseStack) -> None:
     arguments = ["--api-key", "sk-55aa77cc99", "--token=tok-12345678"]
-    house.declare(
+    stack.declare(
         {
             "m": HIDDEN | {"extra_args": arguments, "enabled": True},
             "remote": {"backend": "openai_remote", "base_url": "http://user:pa55word@127.0.0.1:9/v1"},
         }
     )
-    await house.open()
-    await house.model_where("m", lambda model: model.state == "failed", "fails")
-    await house.model_where("remote", lambda model: model.state == "failed", "fails")
-    house.declare({"m": {"env": {"HF_TOKEN": "hf_another1secret"}, "stub_fail": "again"}}, "local.yaml")
+    await stack.open()
+    await stack.model_where("m", lambda model: model.state == "failed", "fails")
+    await stack.model_where("remote", lambda model: model.state == "failed", "fails")
+    stack.declare({"m": {"env": {"HF_TOKEN": "hf_another1secret"}, "stub_fail": "again"}}, "local.yaml")
     proposed = json.dumps({"models": {"m": {"env": {"HF_TOKEN": "hf_third2secret99"}}}})
-    async with AdminApi(house.url) as admin:
+    async with AdminApi(stack.url) as admin:
         await until("the edit is known", lambda: _has_edit(admin))
         told = [
             *[
@@ -246,8 +252,8 @@ async def test_secrets_are_told_to_nobody(house: House) -> None:
             (await admin.ask("POST", "plan", {"files": {"zz.yaml": proposed}})).body,
             (await admin.chat("m")).body,
             (await admin.chat("remote")).body,
-            await house.get("/internal/status"),
-            (await house.status()).model_dump_json(),
+            await stack.get("/internal/status"),
+            (await stack.status()).model_dump_json(),
         ]
     text = json.dumps(told)
     assert "***" in text

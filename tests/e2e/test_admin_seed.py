@@ -10,34 +10,34 @@ from pathlib import Path
 import pytest
 
 from tests.support.admin import AdminApi
-from tests.support.house import SENTENCE, House
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
+from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.seed_examples import EXAMPLES, GGUF, MODELS, ROW_OF_THE_SEED, SCHEMA, VALUES
-from tests.support.sites import ProcessSite
 from tests.support.wait import until
 
 
 @pytest.fixture
-async def walked(folder: Path, clockwork: Path) -> AsyncIterator[House]:
+async def walked(folder: Path, clockwork: Path) -> AsyncIterator[RoundhouseStack]:
     """A Roundhouse on processes with a model of every backend, none of them loaded."""
-    site = ProcessSite()
-    house = House(folder, site.runtime, site.env())
-    shutil.copy(clockwork, house.models / GGUF)
-    house.declare(MODELS)
-    await house.open()
+    runtime_fixture = ProcessRuntimeFixture()
+    stack = RoundhouseStack(folder, runtime_fixture.runtime, runtime_fixture.env())
+    shutil.copy(clockwork, stack.models / GGUF)
+    stack.declare(MODELS)
+    await stack.open()
     try:
-        yield house
+        yield stack
     finally:
-        await house.close()
-    assert site.left(house) == []
+        await stack.close()
+    assert runtime_fixture.left(stack) == []
 
 
 @pytest.fixture
-async def admin(walked: House) -> AsyncIterator[AdminApi]:
+async def admin(walked: RoundhouseStack) -> AsyncIterator[AdminApi]:
     async with AdminApi(walked.url) as api:
         yield api
 
 
-async def test_the_list_is_the_uis_source_of_truth(admin: AdminApi, walked: House) -> None:
+async def test_the_list_is_the_uis_source_of_truth(admin: AdminApi, walked: RoundhouseStack) -> None:
     listed = await admin.ask("GET", "models")
     assert listed.status == 200
     rows = {row["name"]: row for row in listed.body["models"]}
@@ -107,7 +107,7 @@ async def test_requests_are_refused_in_words_unless_the_model_is_loaded(admin: A
 
 
 async def test_a_present_key_rules_also_when_it_is_null_and_the_definition_stays(
-    admin: AdminApi, walked: House
+    admin: AdminApi, walked: RoundhouseStack
 ) -> None:
     before = (walked.desired / "models.yaml").read_bytes()
     loaded = await admin.load("draft", {"llama_server_spec_type": None, "llama_server_n_ctx": 1024})
@@ -256,7 +256,7 @@ async def test_an_unload_cancels_a_load(admin: AdminApi) -> None:
 # Documentation expectations
 
 
-async def test_every_admin_endpoint_is_described(admin: AdminApi, walked: House) -> None:
+async def test_every_admin_endpoint_is_described(admin: AdminApi, walked: RoundhouseStack) -> None:
     async with admin.session.get(f"{walked.url}/openapi.json") as answer:
         document = await answer.json()
     operations = {

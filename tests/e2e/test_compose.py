@@ -14,11 +14,11 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.conftest import open_docker_site
+from tests.conftest import open_docker_runtime
 from tests.support.admin import AdminApi
-from tests.support.house import REPOSITORY, SENTENCE, free_port
 from tests.support.require import require
-from tests.support.sites import DockerSite
+from tests.support.roundhouse_stack import REPOSITORY, SENTENCE, free_port
+from tests.support.runtime_fixtures import DockerRuntimeFixture
 from tests.support.wait import until
 
 pytestmark = pytest.mark.docker
@@ -36,19 +36,19 @@ models:
 class Project:
     """One compose project over folders of its own."""
 
-    def __init__(self, folder: Path, site: DockerSite) -> None:
+    def __init__(self, folder: Path, runtime_fixture: DockerRuntimeFixture) -> None:
         self.folder = folder
-        self.site = site
+        self.runtime_fixture = runtime_fixture
         self.port = free_port()
         self.name = f"rhtest{secrets.token_hex(3)}"
-        images = site.env()
+        images = runtime_fixture.env()
         self._env = os.environ | images | {
             "COMPOSE_PROJECT_NAME": self.name,
             "COMPOSE_PROFILES": "",
             "ROUNDHOUSE_PORT": str(self.port),
             "ROUNDHOUSE_MODELS_DIR": str(folder / "models"),
             "ROUNDHOUSE_DESIRED_DIR": str(folder / "desired-state"),
-            "ROUNDHOUSE_IMAGE_GATEWAY": site.images["gateway"],
+            "ROUNDHOUSE_IMAGE_GATEWAY": runtime_fixture.images["gateway"],
         }  # fmt: skip
 
     def compose(self, *arguments: str, check: bool = True) -> str:
@@ -65,8 +65,8 @@ class Project:
 
     def engines(self) -> dict[str, str]:
         """Container name to id."""
-        mine = f"dev.roundhouse.instance={self.site.instance}"
-        found = self.site.client.containers.list(filters={"label": mine})
+        mine = f"dev.roundhouse.instance={self.runtime_fixture.instance}"
+        found = self.runtime_fixture.client.containers.list(filters={"label": mine})
         return {container.name or "": container.id or "" for container in found if "chat" in (container.name or "")}
 
     def loaded(self) -> bool:
@@ -87,17 +87,17 @@ class Project:
 @pytest.fixture
 def project(folder: Path, clockwork: Path) -> Iterator[Project]:
     require("docker", shutil.which("docker-compose") is not None, "docker-compose is not installed")
-    site = open_docker_site()
+    runtime_fixture = open_docker_runtime()
     for name in ("models", "desired-state"):
         (folder / name).mkdir()
     shutil.copy(clockwork, folder / "models" / "clockwork.gguf")
     (folder / "desired-state" / "models.yaml").write_text(MODELS)
-    made = Project(folder, site)
+    made = Project(folder, runtime_fixture)
     try:
         yield made
     finally:
         made.compose("stop", check=False)
-        site.close()
+        runtime_fixture.close()
         made.compose("down", "--volumes", check=False)
 
 
@@ -118,22 +118,24 @@ async def test_compose_serves_survives_its_controller_and_leaves_nothing(project
         project.compose("up", "-d", "--no-build")
         await until("both replicas are ready", project.loaded, 120)
         assert project.engines() == before
-        for container in project.site.client.containers.list(filters={"name": project.name}):
+        for container in project.runtime_fixture.client.containers.list(filters={"name": project.name}):
             published = [port for ports in container.ports.values() for port in ports or ()]
             assert bool(published) == ("gateway" in (container.name or ""))
     project.down()
     assert project.engines() == {}
     mine = f"com.docker.compose.project={project.name}"
-    assert project.site.client.containers.list(all=True, filters={"label": mine}) == []
-    assert project.site.client.networks.list(names=[project.site.network]) == []
+    assert project.runtime_fixture.client.containers.list(all=True, filters={"label": mine}) == []
+    assert project.runtime_fixture.client.networks.list(names=[project.runtime_fixture.network]) == []
 
 
 async def test_only_the_controller_holds_the_docker_socket(project: Project) -> None:
     project.compose("up", "-d", "--no-build")
     await until("both replicas are ready", project.loaded, 120)
     everything = [
-        *project.site.client.containers.list(filters={"label": f"com.docker.compose.project={project.name}"}),
-        *(project.site.client.containers.get(name) for name in project.engines()),
+        *project.runtime_fixture.client.containers.list(
+            filters={"label": f"com.docker.compose.project={project.name}"}
+        ),
+        *(project.runtime_fixture.client.containers.get(name) for name in project.engines()),
     ]
     holders = [
         container.name or ""

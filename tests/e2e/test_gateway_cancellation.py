@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.support.house import House
-from tests.support.llama_slots import ENDLESS, LlamaSlots, endless_house, slots_of
+from tests.support.llama_slots import ENDLESS, LlamaSlots, endless_stack, slots_of
+from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
 
 pytestmark = pytest.mark.embedded
@@ -35,18 +35,18 @@ MOST_TIME = 20.0
 
 
 @pytest.fixture
-async def house(folder: Path) -> AsyncIterator[House]:
-    """See `endless_house`."""
-    async with endless_house(folder) as made:
+async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
+    """See `endless_stack`."""
+    async with endless_stack(folder) as made:
         yield made
 
 
-async def leave(house: House, slots: LlamaSlots, path: str, limit: int, *, stream: bool) -> float:
+async def leave(stack: RoundhouseStack, slots: LlamaSlots, path: str, limit: int, *, stream: bool) -> float:
     """Ask for `limit` tokens and go, once the engine generates: seconds until its slot is free."""
     bound, fields = ASKED[path]
     body = {"model": "chat", "temperature": 0, "stream": stream, bound: limit, **fields}
     async with aiohttp.ClientSession() as leaving:
-        call = asyncio.create_task(_read(leaving, house.url + path, body))
+        call = asyncio.create_task(_read(leaving, stack.url + path, body))
         task = await slots.task_of(limit)
         assert not call.done()
         left_at = time.monotonic()
@@ -69,20 +69,20 @@ async def _read(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
 
 
 @contextlib.asynccontextmanager
-async def kept_busy(house: House, slots: LlamaSlots) -> AsyncIterator[None]:
+async def kept_busy(stack: RoundhouseStack, slots: LlamaSlots) -> AsyncIterator[None]:
     """Others at work: one that generates all the time, and one that asks again and again."""
 
     async def again() -> None:
         body = {"model": "chat", "messages": MESSAGES, "max_tokens": 16}
         async with aiohttp.ClientSession() as session:
             while True:
-                await _read(session, f"{house.url}/v1/chat/completions", body)
+                await _read(session, f"{stack.url}/v1/chat/completions", body)
 
     async def endless() -> None:
         body = {"model": "chat", "messages": MESSAGES, "max_tokens": ENDLESS, "stream": True}
         async with aiohttp.ClientSession() as session:
             while True:
-                await _read(session, f"{house.url}/v1/chat/completions", body)
+                await _read(session, f"{stack.url}/v1/chat/completions", body)
 
     tasks = [asyncio.create_task(again()), asyncio.create_task(endless())]
     try:
@@ -97,13 +97,13 @@ async def kept_busy(house: House, slots: LlamaSlots) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 @pytest.mark.parametrize("stream", [False, True], ids=["blocking", "streaming"])
-async def test_the_engine_stops_when_its_client_leaves(house: House, stream: bool, busy: bool) -> None:
+async def test_the_engine_stops_when_its_client_leaves(stack: RoundhouseStack, stream: bool, busy: bool) -> None:
     limits = itertools.count(ENDLESS + 1)
     times: dict[str, list[float]] = {path: [] for path in ASKED}
-    async with slots_of(house, "chat") as slots:
-        async with kept_busy(house, slots) if busy else contextlib.nullcontext():
+    async with slots_of(stack, "chat") as slots:
+        async with kept_busy(stack, slots) if busy else contextlib.nullcontext():
             for path in list(ASKED) * TIMES:
-                times[path].append(await leave(house, slots, path, next(limits), stream=stream))
+                times[path].append(await leave(stack, slots, path, next(limits), stream=stream))
         await slots.idle()
         for path, seen in times.items():
             print(f"{path}: stopped after {statistics.median(seen):.3f} s (median), {max(seen):.3f} s (worst)")
@@ -111,15 +111,15 @@ async def test_the_engine_stops_when_its_client_leaves(house: House, stream: boo
         print(f"later than {SECOND:g} s: {late or 'none'}")
         predicted = (await slots.figures())["tokens_predicted_total"]
         assert predicted < ENDLESS * TIMES * len(ASKED), "they would have been generated otherwise"
-    await _nothing_left(house)
+    await _nothing_left(stack)
 
 
-async def _nothing_left(house: House) -> None:
+async def _nothing_left(stack: RoundhouseStack) -> None:
     async def look() -> bool:
         async with aiohttp.ClientSession() as session:
-            async with session.get(f"{house.url}/health") as answer:
+            async with session.get(f"{stack.url}/health") as answer:
                 health = await answer.json()
-            async with session.get(f"{house.url}/metrics") as answer:
+            async with session.get(f"{stack.url}/metrics") as answer:
                 metrics = await answer.text()
         shown = "roundhouse_gateway_inflight{" in metrics or "roundhouse_gateway_queued{" in metrics
         return not (shown or health["queue_depth"] or any(engine["inflight"] for engine in health["engines"]))

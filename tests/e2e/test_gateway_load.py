@@ -16,9 +16,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.support.house import SENTENCE, House
 from tests.support.llama_slots import ENDLESS, LONG_CONTEXT, make_endless, slots_of
-from tests.support.sites import ProcessSite
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
+from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.wait import until
 from worker.clockwork import make
 
@@ -35,9 +35,9 @@ SECRETS = {"alice": "rh-alice", "bob": "rh-bob"}
 
 
 @pytest.fixture
-async def house(folder: Path) -> AsyncIterator[House]:
-    """A house with two keys, and two llama-servers of four slots; `long` generates for as long as it is asked to."""
-    made = House(folder, "process")
+async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
+    """A stack with two keys, and two llama-servers of four slots; `long` generates for as long as it is asked to."""
+    made = RoundhouseStack(folder, "process")
     make(made.models / "clockwork.gguf")
     make_endless(made.models / "long.gguf")
     common = {"llama_server_threads": 1, "target_inflight": SLOTS}
@@ -57,11 +57,11 @@ async def house(folder: Path) -> AsyncIterator[House]:
         yield made
     finally:
         await made.close()
-    assert ProcessSite().left(made) == []
+    assert ProcessRuntimeFixture().left(made) == []
 
 
-async def _status(house: House, who: str | None, status: int) -> bool:
-    async with aiohttp.ClientSession(headers=_headers(who)) as session, session.get(f"{house.url}/v1/models") as answer:
+async def _status(stack: RoundhouseStack, who: str | None, status: int) -> bool:
+    async with aiohttp.ClientSession(headers=_headers(who)) as session, session.get(f"{stack.url}/v1/models") as answer:
         return answer.status == status
 
 
@@ -73,9 +73,9 @@ def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=120))
 
 
-async def ask(session: aiohttp.ClientSession, house: House, who: str, **fields: Any) -> tuple[int, Any, str]:
+async def ask(session: aiohttp.ClientSession, stack: RoundhouseStack, who: str, **fields: Any) -> tuple[int, Any, str]:
     """Status, headers and text of a chat."""
-    url, body = f"{house.url}/v1/chat/completions", HI | fields
+    url, body = f"{stack.url}/v1/chat/completions", HI | fields
     async with session.post(url, json=body, headers=_headers(who)) as answer:
         return answer.status, answer.headers, await answer.text()
 
@@ -90,14 +90,14 @@ def said(text: str, *, stream: bool) -> str:
     return "".join(delta.get("content") or "" for delta in deltas)
 
 
-async def nothing_left(house: House) -> None:
+async def nothing_left(stack: RoundhouseStack) -> None:
     """Wait until the gateway holds nothing, by /metrics and by /health."""
 
     async def look() -> bool:
         async with aiohttp.ClientSession() as session:
-            async with session.get(f"{house.url}/health") as answer:
+            async with session.get(f"{stack.url}/health") as answer:
                 health = await answer.json()
-            async with session.get(f"{house.url}/metrics") as answer:
+            async with session.get(f"{stack.url}/metrics") as answer:
                 metrics = await answer.text()
         shown = "roundhouse_gateway_inflight{" in metrics or "roundhouse_gateway_queued{" in metrics
         busy = 'roundhouse_gateway_engine_connections{state="busy"} 0.0' not in metrics
@@ -106,7 +106,7 @@ async def nothing_left(house: House) -> None:
     await until("the gateway holds nothing", look)
 
 
-async def test_two_hundred_clients_share_four_slots(house: House) -> None:
+async def test_two_hundred_clients_share_four_slots(stack: RoundhouseStack) -> None:
     served: list[str] = []
     positions: list[int] = []
     started = time.monotonic()
@@ -115,7 +115,7 @@ async def test_two_hundred_clients_share_four_slots(house: House) -> None:
         # Three of four clients are Alice's: by first come, first served, so would be three of four answers.
         who, stream = ("bob" if number % 4 == 3 else "alice"), bool(number // 4 % 2)
         while len(served) < ANSWERS:
-            status, headers, text = await ask(session, house, who, model="chat", stream=stream)
+            status, headers, text = await ask(session, stack, who, model="chat", stream=stream)
             assert status == 200, text
             assert said(text, stream=stream) == SENTENCE
             served.append(who)
@@ -124,7 +124,7 @@ async def test_two_hundred_clients_share_four_slots(house: House) -> None:
             assert headers["x-client-id"] == who
             positions.append(position)
 
-    async with slots_of(house, "chat") as slots, _session() as session:
+    async with slots_of(stack, "chat") as slots, _session() as session:
         async with slots.watched() as most:
             await asyncio.gather(*(client(session, number) for number in range(CLIENTS)))
         print(f"{len(served)} answers in {time.monotonic() - started:.1f} s; seen inside: {most}")
@@ -134,15 +134,15 @@ async def test_two_hundred_clients_share_four_slots(house: House) -> None:
     print(f"answers at half time: {dict(half)}; farthest position: {max(positions)}")
     assert half["alice"] == pytest.approx(half["bob"], rel=0.1)
     assert max(positions) > CLIENTS // 2, "they really waited"
-    await nothing_left(house)
+    await nothing_left(stack)
 
 
-async def test_beyond_the_bound_and_after_a_storm(house: House) -> None:
+async def test_beyond_the_bound_and_after_a_storm(stack: RoundhouseStack) -> None:
     dice = random.Random(3)
     fields = {"model": "long", "max_tokens": ENDLESS}
-    async with slots_of(house, "long") as slots, _session() as session, slots.watched() as most:
+    async with slots_of(stack, "long") as slots, _session() as session, slots.watched() as most:
         tasks = [
-            asyncio.create_task(ask(session, house, ("alice", "bob")[n % 2], **fields, stream=bool(n // 2 % 2)))
+            asyncio.create_task(ask(session, stack, ("alice", "bob")[n % 2], **fields, stream=bool(n // 2 % 2)))
             for n in range(CLIENTS)
         ]
         await until("all but those who fit are refused", lambda: sum(map(_over, tasks)) == CLIENTS - SLOTS - WAITING)
@@ -152,19 +152,19 @@ async def test_beyond_the_bound_and_after_a_storm(house: House) -> None:
             assert (status, error["code"], error["request_id"]) == (429, "queue_full", headers["x-request-id"])
             assert int(headers["retry-after"]) >= 5
         await until("four are inside", lambda: _busy(slots, SLOTS))
-        await _storm(house, session, dice)
+        await _storm(stack, session, dice)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await slots.idle()
-        await nothing_left(house)
-        again = [ask(session, house, who, model="long", max_tokens=15) for who in ("alice", "bob") * 2]
+        await nothing_left(stack)
+        again = [ask(session, stack, who, model="long", max_tokens=15) for who in ("alice", "bob") * 2]
         for status, _, text in await asyncio.gather(*again):
             assert (status, said(text, stream=False)) == (200, SENTENCE)
         print(f"seen inside: {most}")
         # Deferred: who left has given up the slot, and the engine has not seen it for another moment.
         assert (most.slots, most.processing) == (SLOTS, SLOTS)
-    await nothing_left(house)
+    await nothing_left(stack)
 
 
 async def _busy(slots: Any, count: int) -> bool:
@@ -175,12 +175,12 @@ def _over(task: asyncio.Task[Any]) -> bool:
     return task.done() and not task.cancelled()
 
 
-async def _storm(house: House, session: aiohttp.ClientSession, dice: random.Random) -> None:
+async def _storm(stack: RoundhouseStack, session: aiohttp.ClientSession, dice: random.Random) -> None:
     """Two hundred clients, each of which leaves after a moment, wherever its request is by then."""
 
     async def leaving(number: int) -> None:
         who, model = dice.choice(["alice", "bob"]), dice.choice(["chat", "long"])
-        call = ask(session, house, who, model=model, max_tokens=ENDLESS, stream=dice.random() < 0.5)
+        call = ask(session, stack, who, model=model, max_tokens=ENDLESS, stream=dice.random() < 0.5)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(call, dice.uniform(0, 1.5))
 

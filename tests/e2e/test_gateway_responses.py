@@ -12,8 +12,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.support.house import House
-from tests.support.llama_slots import ENDLESS, LlamaSlots, endless_house, slots_of
+from tests.support.llama_slots import ENDLESS, LlamaSlots, endless_stack, slots_of
+from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
 
 pytestmark = pytest.mark.embedded
@@ -24,16 +24,16 @@ MOST_TIME = 20.0
 
 
 @pytest.fixture
-async def house(folder: Path) -> AsyncIterator[House]:
-    """See `endless_house`."""
-    async with endless_house(folder) as made:
+async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
+    """See `endless_stack`."""
+    async with endless_stack(folder) as made:
         yield made
 
 
 @contextlib.asynccontextmanager
-async def client_of(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client_of(stack: RoundhouseStack) -> AsyncIterator[openai.AsyncOpenAI]:
     """The SDK's."""
-    async with openai.AsyncOpenAI(base_url=house.url + "/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -47,10 +47,10 @@ async def freed(slots: LlamaSlots, task: int, since: float) -> float:
     return time.monotonic() - since
 
 
-async def test_a_cancellation_frees_the_engines_slot(house: House) -> None:
+async def test_a_cancellation_frees_the_engines_slot(stack: RoundhouseStack) -> None:
     limits = itertools.count(ENDLESS + 1)
     times: list[float] = []
-    async with slots_of(house, "chat") as slots, client_of(house) as client:
+    async with slots_of(stack, "chat") as slots, client_of(stack) as client:
         for cancels in (True, True, False):
             limit = next(limits)
             made = await client.responses.create(
@@ -98,9 +98,9 @@ async def cancelled_stream(client: openai.AsyncOpenAI, slots: LlamaSlots, limit:
     return await freed(slots, task, since)
 
 
-async def test_a_conversation_goes_on_over_a_gateway_that_was_killed(house: House) -> None:
-    await house.loaded("chat")
-    async with client_of(house) as client:
+async def test_a_conversation_goes_on_over_a_gateway_that_was_killed(stack: RoundhouseStack) -> None:
+    await stack.loaded("chat")
+    async with client_of(stack) as client:
         first = await client.responses.create(model="chat", input="Hi", max_output_tokens=12, temperature=0)
         assert first.status == "incomplete"
         stream = await client.responses.create(
@@ -123,9 +123,9 @@ async def test_a_conversation_goes_on_over_a_gateway_that_was_killed(house: Hous
         assert second.usage is not None
         assert second.usage.output_tokens == 400
         running = await client.responses.create(model="chat", input="Hi", background=True, max_output_tokens=ENDLESS)
-        house.kill("gateway")
-        house.start("gateway")
-        await until("the gateway answers", house._connected)
+        stack.kill("gateway")
+        stack.start("gateway")
+        await until("the gateway answers", stack._connected)
         assert await client.responses.retrieve(second.id) == second
         assert (await client.responses.retrieve(running.id)).status == "failed"
         third = await client.responses.create(

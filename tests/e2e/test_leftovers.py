@@ -12,9 +12,9 @@ import pytest
 from docker.models.containers import Container
 
 from controller.schema.status import ModelState
-from tests.conftest import open_docker_site
-from tests.support.house import House, replica_names
-from tests.support.sites import DockerSite
+from tests.conftest import open_docker_runtime
+from tests.support.roundhouse_stack import RoundhouseStack, replica_names
+from tests.support.runtime_fixtures import DockerRuntimeFixture
 
 pytestmark = pytest.mark.docker
 
@@ -27,32 +27,34 @@ LLAMA = {
 
 
 @pytest.fixture
-def docker_site() -> Iterator[DockerSite]:
-    site = open_docker_site()
+def docker_runtime() -> Iterator[DockerRuntimeFixture]:
+    runtime_fixture = open_docker_runtime()
     try:
-        yield site
+        yield runtime_fixture
     finally:
-        site.close()
+        runtime_fixture.close()
 
 
 @pytest.fixture
-async def docker_house(docker_site: DockerSite, folder: Path, clockwork: Path) -> AsyncIterator[House]:
-    made = House(folder, "docker", docker_site.env())
+async def docker_stack(
+    docker_runtime: DockerRuntimeFixture, folder: Path, clockwork: Path
+) -> AsyncIterator[RoundhouseStack]:
+    made = RoundhouseStack(folder, "docker", docker_runtime.env())
     shutil.copy(clockwork, made.models / "clockwork.gguf")
     yield made
     await made.close()
-    assert docker_site.left(made) == []
+    assert docker_runtime.left(made) == []
 
 
 @pytest.fixture
-def foreign(docker_site: DockerSite) -> Iterator[list[Container]]:
+def foreign(docker_runtime: DockerRuntimeFixture) -> Iterator[list[Container]]:
     """Containers that are none of ours: another instance's, and one that only looks like ours by name."""
-    image = docker_site.env()["ROUNDHOUSE_IMAGE_WORKER"]
+    image = docker_runtime.env()["ROUNDHOUSE_IMAGE_WORKER"]
     other = {"dev.roundhouse.managed-by": "roundhouse", "dev.roundhouse.instance": f"x{secrets.token_hex(4)}"}
     common: dict[str, Any] = {"entrypoint": ["sleep", "600"], "detach": True}
     made = [
-        docker_site.client.containers.run(image, labels=other, **common),
-        docker_site.client.containers.run(image, name=f"rh-{docker_site.instance}-one-9-00000000-1", **common),
+        docker_runtime.client.containers.run(image, labels=other, **common),
+        docker_runtime.client.containers.run(image, name=f"rh-{docker_runtime.instance}-one-9-00000000-1", **common),
     ]
     try:
         yield made
@@ -62,46 +64,46 @@ def foreign(docker_site: DockerSite) -> Iterator[list[Container]]:
 
 
 async def test_ours_are_adopted_or_cleared_away_and_foreign_ones_untouched(
-    docker_house: House, docker_site: DockerSite, foreign: list[Container]
+    docker_stack: RoundhouseStack, docker_runtime: DockerRuntimeFixture, foreign: list[Container]
 ) -> None:
-    docker_house.declare({"one": LLAMA, "two": LLAMA})
-    await docker_house.open()
-    models = await docker_house.loaded("one", "two")
+    docker_stack.declare({"one": LLAMA, "two": LLAMA})
+    await docker_stack.open()
+    models = await docker_stack.loaded("one", "two")
     [kept], [lost] = replica_names(models["one"]), replica_names(models["two"])
-    identity = docker_site.identity(docker_house, kept)
-    docker_house.kill("controller")
+    identity = docker_runtime.identity(docker_stack, kept)
+    docker_stack.kill("controller")
     # While nobody looks: one engine ends, and a third one was created and never started.
-    docker_site.kill(docker_house, lost)
-    half = _half_created(docker_site, kept)
+    docker_runtime.kill(docker_stack, lost)
+    half = _half_created(docker_runtime, kept)
 
-    docker_house.start("controller")
-    models = await docker_house.loaded("one", "two")
+    docker_stack.start("controller")
+    models = await docker_stack.loaded("one", "two")
     assert replica_names(models["one"]) == {kept}
-    assert docker_site.identity(docker_house, kept) == identity
+    assert docker_runtime.identity(docker_stack, kept) == identity
     assert lost not in replica_names(models["two"])
-    assert set(docker_site.left(docker_house)) == replica_names(models["one"]) | replica_names(models["two"])
-    assert half not in docker_site.left(docker_house)
+    assert set(docker_runtime.left(docker_stack)) == replica_names(models["one"]) | replica_names(models["two"])
+    assert half not in docker_runtime.left(docker_stack)
     for container in foreign:
         container.reload()
         assert container.status == "running"
         assert container.attrs["RestartCount"] == 0
 
 
-def _half_created(site: DockerSite, like: str) -> str:
+def _half_created(runtime_fixture: DockerRuntimeFixture, like: str) -> str:
     """A container with our labels that its creator died over: created, never started."""
-    model = site.client.containers.get(like)
+    model = runtime_fixture.client.containers.get(like)
     assert model.image is not None
     labels = dict(model.labels) | {"dev.roundhouse.index": "1", "dev.roundhouse.attempt": "7"}
-    name = f"rh-{site.instance}-one-1-half-7"
-    site.client.containers.create(model.image, name=name, labels=labels)
+    name = f"rh-{runtime_fixture.instance}-one-1-half-7"
+    runtime_fixture.client.containers.create(model.image, name=name, labels=labels)
     return name
 
 
-async def test_engines_are_shut_in(docker_house: House, docker_site: DockerSite) -> None:
-    docker_house.declare({"one": LLAMA | {"memory_mib": 2048}})
-    await docker_house.open()
-    [replica] = replica_names((await docker_house.loaded("one"))["one"])
-    host = docker_site.client.containers.get(replica).attrs["HostConfig"]
+async def test_engines_are_shut_in(docker_stack: RoundhouseStack, docker_runtime: DockerRuntimeFixture) -> None:
+    docker_stack.declare({"one": LLAMA | {"memory_mib": 2048}})
+    await docker_stack.open()
+    [replica] = replica_names((await docker_stack.loaded("one"))["one"])
+    host = docker_runtime.client.containers.get(replica).attrs["HostConfig"]
     assert host["CapDrop"] == ["ALL"]
     assert "no-new-privileges" in str(host["SecurityOpt"])
     assert host["RestartPolicy"]["Name"] in ("", "no")
@@ -109,34 +111,34 @@ async def test_engines_are_shut_in(docker_house: House, docker_site: DockerSite)
     assert host["PidsLimit"] > 0
     assert host["LogConfig"]["Type"] == "json-file"
     assert int(host["LogConfig"]["Config"]["max-file"]) >= 1
-    [models] = [mount for mount in docker_site.client.containers.get(replica).attrs["Mounts"]
+    [models] = [mount for mount in docker_runtime.client.containers.get(replica).attrs["Mounts"]
                 if mount["Destination"] == "/models"]  # fmt: skip
     assert models["RW"] is False
 
 
 async def test_a_missing_image_is_said_and_one_of_ours_is_never_pulled(
-    docker_house: House, docker_site: DockerSite
+    docker_stack: RoundhouseStack, docker_runtime: DockerRuntimeFixture
 ) -> None:
-    docker_house.declare(
+    docker_stack.declare(
         {
             "ours": {"backend": "stub", "image": "roundhouse/no-such-image:latest"},
             "theirs": {"backend": "stub", "image": "127.0.0.1:9/no-such-image:latest"},
             "good": LLAMA,
         }
     )
-    await docker_house.open()
-    await docker_house.loaded("good")
-    ours = await docker_house.model_where("ours", lambda model: model.state is ModelState.FAILED, "failed")
+    await docker_stack.open()
+    await docker_stack.loaded("good")
+    ours = await docker_stack.model_where("ours", lambda model: model.state is ModelState.FAILED, "failed")
     assert ours.last_error == "image roundhouse/no-such-image:latest is missing: `make images` builds it"
-    theirs = await docker_house.model_where("theirs", lambda model: model.state is ModelState.FAILED, "failed")
+    theirs = await docker_stack.model_where("theirs", lambda model: model.state is ModelState.FAILED, "failed")
     assert "missing and cannot be pulled" in (theirs.last_error or "")
-    log = docker_house.log("controller")
+    log = docker_stack.log("controller")
     assert "pull theirs" in log
     assert "pull ours" not in log
 
 
-async def test_out_of_memory_is_said(docker_house: House, docker_site: DockerSite) -> None:
-    docker_house.declare({"big": {"backend": "stub", "memory_mib": 16}})
-    await docker_house.open()
-    big = await docker_house.model_where("big", lambda model: model.state is ModelState.FAILED, "failed")
+async def test_out_of_memory_is_said(docker_stack: RoundhouseStack, docker_runtime: DockerRuntimeFixture) -> None:
+    docker_stack.declare({"big": {"backend": "stub", "memory_mib": 16}})
+    await docker_stack.open()
+    big = await docker_stack.model_where("big", lambda model: model.state is ModelState.FAILED, "failed")
     assert "out of memory" in (big.last_error or "")

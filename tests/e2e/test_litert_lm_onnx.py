@@ -11,9 +11,9 @@ import numpy as np
 import openai
 
 from controller.schema.status import ModelState
-from tests.support.house import House
 from tests.support.litertlm_files import litertlm
 from tests.support.onnx_models import token_vectors, unit, write_model, write_vocabulary
+from tests.support.roundhouse_stack import RoundhouseStack
 from worker.clockwork import CONTEXT, SENTENCE
 
 TEXTS = {"hello world": "[CLS] hello world [SEP]", "fox": "[CLS] fox [SEP]"}
@@ -26,13 +26,13 @@ TURNS: list[Any] = [
 
 async def test_both_serve_and_a_model_without_its_tokenizer_says_so() -> None:
     with tempfile.TemporaryDirectory(prefix="rh") as folder:
-        house = House(Path(folder), "process")
-        shutil.copy(litertlm("clockwork"), house.models / "chat.litertlm")
-        for place in (house.models, house.models / "alone"):
+        stack = RoundhouseStack(Path(folder), "process")
+        shutil.copy(litertlm("clockwork"), stack.models / "chat.litertlm")
+        for place in (stack.models, stack.models / "alone"):
             place.mkdir(exist_ok=True)
             write_model(place / "words.onnx")
-        write_vocabulary(house.models / "words-vocab.txt")
-        house.declare(
+        write_vocabulary(stack.models / "words-vocab.txt")
+        stack.declare(
             {
                 "chat": {"model_path": "chat.litertlm"},
                 "words": {"model_path": "words.onnx", "onnx_threads": 1, "matryoshka": True},
@@ -40,11 +40,11 @@ async def test_both_serve_and_a_model_without_its_tokenizer_says_so() -> None:
             }
         )
         try:
-            await house.open()
-            await house.loaded("chat", "words")
-            alone = await house.model_where("alone", lambda model: model.state is ModelState.FAILED, "it failed")
+            await stack.open()
+            await stack.loaded("chat", "words")
+            alone = await stack.model_where("alone", lambda model: model.state is ModelState.FAILED, "it failed")
             assert "needs a file beside it that is not there: tokenizer.json" in str(alone.last_error)
-            async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+            async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
                 models = {model.id: model async for model in client.models.list()}
                 assert (models["chat"].model_extra or {})["context_length"] == CONTEXT
                 chat = await client.chat.completions.create(model="chat", messages=TURNS)
@@ -52,6 +52,6 @@ async def test_both_serve_and_a_model_without_its_tokenizer_says_so() -> None:
                 made = await client.embeddings.create(model="words", input=[*TEXTS], dimensions=3)
             wanted = [unit(unit(token_vectors(tokens).mean(0))[:3]) for tokens in TEXTS.values()]
             assert np.allclose([each.embedding for each in made.data], wanted, atol=1e-6)
-            assert [*house.models.glob("*.xnnpack_cache")] == [], "the models folder is left as it was"
+            assert [*stack.models.glob("*.xnnpack_cache")] == [], "the models folder is left as it was"
         finally:
-            await house.close()
+            await stack.close()

@@ -8,8 +8,8 @@ from typing import Any
 import psutil
 
 from tests.support.admin import AdminApi
-from tests.support.house import House, replica_names
-from tests.support.sites import DockerSite, Site
+from tests.support.roundhouse_stack import RoundhouseStack, replica_names
+from tests.support.runtime_fixtures import DockerRuntimeFixture, RuntimeFixture
 from tests.support.wait import until
 
 LLAMA: dict[str, Any] = {
@@ -20,33 +20,35 @@ LLAMA: dict[str, Any] = {
 }
 
 
-def _rss_mib(house: House, site: Site, replica: str) -> int:
+def _rss_mib(stack: RoundhouseStack, runtime_fixture: RuntimeFixture, replica: str) -> int:
     """Of the engine's largest process, as this host sees it."""
-    if isinstance(site, DockerSite):
-        pid = site.client.containers.get(replica).attrs["State"]["Pid"]
+    if isinstance(runtime_fixture, DockerRuntimeFixture):
+        pid = runtime_fixture.client.containers.get(replica).attrs["State"]["Pid"]
     else:
-        pid = json.loads((house.state / "replicas" / f"{replica}.json").read_text())["pid"]
+        pid = json.loads((stack.state / "replicas" / f"{replica}.json").read_text())["pid"]
     leader = psutil.Process(pid)
     return max(each.memory_info().rss for each in (leader, *leader.children(recursive=True))) // 2**20
 
 
-async def test_what_an_engine_takes_is_observed_and_remembered(house: House, site: Site) -> None:
-    house.declare({"m": LLAMA})
-    await house.open()
-    model = (await house.loaded("m"))["m"]
+async def test_what_an_engine_takes_is_observed_and_remembered(
+    stack: RoundhouseStack, runtime_fixture: RuntimeFixture
+) -> None:
+    stack.declare({"m": LLAMA})
+    await stack.open()
+    model = (await stack.loaded("m"))["m"]
     [replica] = replica_names(model)
-    async with AdminApi(house.url) as admin:
+    async with AdminApi(stack.url) as admin:
 
         async def observed() -> bool:
             return bool((await admin.row("m"))["vram_estimate_source"] == "observed_load_delta")
 
         await until("it was looked at", observed)
         seen = (await admin.row("m"))["vram_estimate_mib"]
-        rss = _rss_mib(house, site, replica)
+        rss = _rss_mib(stack, runtime_fixture, replica)
         assert 0.8 * rss <= seen <= 1.25 * rss, (seen, rss)
 
-        house.kill("controller")
-        house.start("controller")
+        stack.kill("controller")
+        stack.start("controller")
 
         async def is_back() -> bool:
             return (await admin.ask("GET", "models")).status == 200
@@ -54,13 +56,13 @@ async def test_what_an_engine_takes_is_observed_and_remembered(house: House, sit
         await until("the controller is back", is_back)
         row = await admin.row("m")
         assert (row["vram_estimate_source"], row["vram_estimate_mib"]) == ("observed_load_delta", seen)
-        assert replica_names((await house.loaded("m"))["m"]) == {replica}
+        assert replica_names((await stack.loaded("m"))["m"]) == {replica}
 
         assert (await admin.unload("m")).status == 200
         row = await admin.row("m")
         assert (row["vram_estimate_source"], row["vram_estimate_mib"]) == ("observed_load_delta", seen)
         # With other parameters it would be another engine.
-        house.declare({"m": LLAMA | {"llama_server_n_ctx": 1024, "enabled": False}})
+        stack.declare({"m": LLAMA | {"llama_server_n_ctx": 1024, "enabled": False}})
 
         async def edited() -> bool:
             return bool((await admin.row("m"))["vram_estimate_source"] != "observed_load_delta")

@@ -12,23 +12,23 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from controller.schema.status import ModelState
-from tests.support.house import SENTENCE, House
-from tests.support.sites import ProcessSite, Site
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
+from tests.support.runtime_fixtures import ProcessRuntimeFixture, RuntimeFixture
 
 LLAMA = {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096, "llama_server_threads": 1}
 EMBEDDING = {"model_path": "clockwork.gguf", "llama_server_embedding": True, "llama_server_pooling": "mean"}
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 
 
-def _client(house: House) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0)
+def _client(stack: RoundhouseStack) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0)
 
 
-async def test_the_openai_sdk_unmodified(house: House, site: Site) -> None:
-    house.declare({"chat": LLAMA | {"aliases": ["gpt-4o"]}, "embed": EMBEDDING})
-    await house.open()
-    await house.loaded("chat", "embed")
-    async with _client(house) as client:
+async def test_the_openai_sdk_unmodified(stack: RoundhouseStack, runtime_fixture: RuntimeFixture) -> None:
+    stack.declare({"chat": LLAMA | {"aliases": ["gpt-4o"]}, "embed": EMBEDDING})
+    await stack.open()
+    await stack.loaded("chat", "embed")
+    async with _client(stack) as client:
         listed = {model.id async for model in client.models.list()}
         assert {"chat", "embed"} <= listed
         # Declared of the one; of the other, the engine tells what its model has.
@@ -54,20 +54,20 @@ async def test_the_openai_sdk_unmodified(house: House, site: Site) -> None:
 
 
 @pytest.fixture
-async def process_house(folder: Path, clockwork: Path) -> AsyncIterator[House]:
-    made = House(folder, "process", {"ROUNDHOUSE_AUTOLOAD_TIMEOUT_S": "60"})
+async def process_stack(folder: Path, clockwork: Path) -> AsyncIterator[RoundhouseStack]:
+    made = RoundhouseStack(folder, "process", {"ROUNDHOUSE_AUTOLOAD_TIMEOUT_S": "60"})
     shutil.copy(clockwork, made.models / "clockwork.gguf")
     yield made
     await made.close()
-    assert ProcessSite().left(made) == []
+    assert ProcessRuntimeFixture().left(made) == []
 
 
-async def test_a_request_for_an_autoload_model_loads_it_and_is_answered(process_house: House) -> None:
-    process_house.declare({"lazy": LLAMA | {"enabled": False, "autoload": True}, "off": LLAMA | {"enabled": False}})
-    await process_house.open()
-    lazy = await process_house.model_where("lazy", lambda model: model.state is ModelState.UNLOADED, "unloaded")
+async def test_a_request_for_an_autoload_model_loads_it_and_is_answered(process_stack: RoundhouseStack) -> None:
+    process_stack.declare({"lazy": LLAMA | {"enabled": False, "autoload": True}, "off": LLAMA | {"enabled": False}})
+    await process_stack.open()
+    lazy = await process_stack.model_where("lazy", lambda model: model.state is ModelState.UNLOADED, "unloaded")
     assert lazy.replicas == []
-    async with _client(process_house) as client:
+    async with _client(process_stack) as client:
         answers = await asyncio.gather(
             *(client.chat.completions.create(model="lazy", messages=HELLO) for _ in range(3))
         )
@@ -75,23 +75,23 @@ async def test_a_request_for_an_autoload_model_loads_it_and_is_answered(process_
         with pytest.raises(openai.InternalServerError) as refused:
             await client.chat.completions.create(model="off", messages=HELLO)
     assert refused.value.code == "model_not_loaded"
-    loaded = (await process_house.loaded("lazy"))["lazy"]
+    loaded = (await process_stack.loaded("lazy"))["lazy"]
     assert loaded.statement.kind == "autoload"
     assert len(loaded.replicas) == 1
 
 
-async def test_a_model_of_another_roundhouse(process_house: House, tmp_path: Path) -> None:
-    process_house.declare({"chat": LLAMA})
-    await process_house.open()
-    await process_house.loaded("chat")
+async def test_a_model_of_another_roundhouse(process_stack: RoundhouseStack, tmp_path: Path) -> None:
+    process_stack.declare({"chat": LLAMA})
+    await process_stack.open()
+    await process_stack.loaded("chat")
     key = tmp_path / "key"
     key.write_text("secret-key\n")
-    other = House(process_house.root / "other", "process")
+    other = RoundhouseStack(process_stack.root / "other", "process")
     other.declare(
         {
             "far": {
                 "backend": "openai_remote",
-                "base_url": f"{process_house.url}/v1",
+                "base_url": f"{process_stack.url}/v1",
                 "remote_model": "chat",
                 "api_key_file": str(key),
             },
@@ -111,14 +111,14 @@ async def test_a_model_of_another_roundhouse(process_house: House, tmp_path: Pat
         await other.close()
 
 
-async def test_a_stream_that_is_left_ends_the_engines_work(process_house: House) -> None:
-    process_house.declare({"slow": {"backend": "stub", "stub_text": "word " * 500, "stub_token_delay_ms": 20}})
-    await process_house.open()
-    await process_house.loaded("slow")
-    async with _client(process_house) as client:
+async def test_a_stream_that_is_left_ends_the_engines_work(process_stack: RoundhouseStack) -> None:
+    process_stack.declare({"slow": {"backend": "stub", "stub_text": "word " * 500, "stub_token_delay_ms": 20}})
+    await process_stack.open()
+    await process_stack.loaded("slow")
+    async with _client(process_stack) as client:
         stream = await client.chat.completions.create(model="slow", messages=HELLO, stream=True)
         async for _ in stream:
             break
-        await process_house.model_where("slow", lambda model: model.replicas[0].inflight == 1, "one is inside")
+        await process_stack.model_where("slow", lambda model: model.replicas[0].inflight == 1, "one is inside")
         await stream.close()
-    await process_house.model_where("slow", lambda model: model.replicas[0].inflight == 0, "none is inside")
+    await process_stack.model_where("slow", lambda model: model.replicas[0].inflight == 0, "none is inside")

@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from tests.support.clockwork_folders import make_ct2
-from tests.support.house import House
-from tests.support.sites import ProcessSite
-from tests.support.speakers import SPOKEN, THINKER, THINKER_TEMPLATE, THOUGHT
+from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.runtime_fixtures import ProcessRuntimeFixture
+from tests.support.scripted_models import SPOKEN, THINKER, THINKER_TEMPLATE, THOUGHT
 
 THINKER_MODEL = {
     "backend": "ct2",
@@ -25,19 +25,19 @@ THINKER_MODEL = {
 
 
 @pytest.fixture
-async def house(folder: Path) -> AsyncIterator[House]:
-    made = House(folder, "process")
+async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
+    made = RoundhouseStack(folder, "process")
     make_ct2(made.models / "thinker", THINKER, THINKER_TEMPLATE, hidden=["<think>", "</think>"])
     yield made
     await made.close()
-    assert ProcessSite().left(made) == []
+    assert ProcessRuntimeFixture().left(made) == []
 
 
-async def test_every_api_and_the_thinking_switch(house: House) -> None:
-    house.declare({"thinker": THINKER_MODEL})
-    await house.open()
-    await house.loaded("thinker")
-    async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+async def test_every_api_and_the_thinking_switch(stack: RoundhouseStack) -> None:
+    stack.declare({"thinker": THINKER_MODEL})
+    await stack.open()
+    await stack.loaded("thinker")
+    async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
         listed = (await client.models.retrieve("thinker")).model_extra or {}
         assert listed["capabilities"]["thinking_modes"] == ["default", "enabled", "disabled"]
         assert listed["context_length"] == 4096
@@ -68,7 +68,7 @@ async def test_every_api_and_the_thinking_switch(house: House) -> None:
                 ],
             )
         assert refused.value.code == "multi_turn_unsupported"
-    async with anthropic.AsyncAnthropic(base_url=house.url, api_key="none", max_retries=0) as client_of_messages:
+    async with anthropic.AsyncAnthropic(base_url=stack.url, api_key="none", max_retries=0) as client_of_messages:
         counted = await client_of_messages.messages.count_tokens(
             model="thinker", messages=[{"role": "user", "content": "hello"}]
         )

@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 
 from controller.schema.status import ModelState
-from tests.support.house import SENTENCE, House
 from tests.support.llama_slots import make_endless
-from tests.support.sites import ProcessSite
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
+from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.wait import until
 from worker.clockwork import make
 
@@ -27,65 +27,65 @@ TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 
 @pytest.fixture
-async def house(folder: Path) -> AsyncIterator[House]:
-    site = ProcessSite()
-    made = House(folder, site.runtime, site.env() | ROOM)
+async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
+    runtime_fixture = ProcessRuntimeFixture()
+    made = RoundhouseStack(folder, runtime_fixture.runtime, runtime_fixture.env() | ROOM)
     make(made.models / "clockwork.gguf")
     make_endless(made.models / "long.gguf")
     try:
         yield made
     finally:
         await made.close()
-    assert site.left(made) == []
+    assert runtime_fixture.left(made) == []
 
 
-def loads(house: House, *models: str) -> int:
+def loads(stack: RoundhouseStack, *models: str) -> int:
     """Engines that were started."""
-    return sum(house.log("controller").count(f"start {model}/0") for model in models or ("one", "two"))
+    return sum(stack.log("controller").count(f"start {model}/0") for model in models or ("one", "two"))
 
 
-async def ask(session: aiohttp.ClientSession, house: House, model: str, **fields: Any) -> str:
+async def ask(session: aiohttp.ClientSession, stack: RoundhouseStack, model: str, **fields: Any) -> str:
     """The answer's text, or its error's code."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], **fields}
-    async with session.post(f"{house.url}/v1/chat/completions", json=body) as answer:
+    async with session.post(f"{stack.url}/v1/chat/completions", json=body) as answer:
         content = await answer.json()
     return str(content["error"]["code"] if "error" in content else content["choices"][0]["message"]["content"])
 
 
-async def test_a_hundred_mixed_requests_are_answered_with_few_loads(house: House) -> None:
-    house.declare(TWO)
-    await house.open()
+async def test_a_hundred_mixed_requests_are_answered_with_few_loads(stack: RoundhouseStack) -> None:
+    stack.declare(TWO)
+    await stack.open()
     order = [random.Random(7).choice(("one", "two")) for _ in range(100)]
     left = iter(order)
     async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
 
         async def client() -> list[str]:
-            return [await ask(session, house, model) for model in left]
+            return [await ask(session, stack, model) for model in left]
 
         answers = await asyncio.gather(*(client() for _ in range(8)))
     assert [text for each in answers for text in each] == [SENTENCE] * 100
     # Eight clients wait for at most eight requests: each load serves at least those that wait for it, four on average.
-    assert loads(house) <= 100 // 4
+    assert loads(stack) <= 100 // 4
 
 
-async def test_all_at_once_each_is_loaded_once(house: House) -> None:
-    house.declare(TWO)
-    await house.open()
+async def test_all_at_once_each_is_loaded_once(stack: RoundhouseStack) -> None:
+    stack.declare(TWO)
+    await stack.open()
     async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
-        asked = (ask(session, house, model) for model in ("one", "two") * 20)
+        asked = (ask(session, stack, model) for model in ("one", "two") * 20)
         assert await asyncio.gather(*asked) == [SENTENCE] * 40
-    assert loads(house) == 2
+    assert loads(stack) == 2
 
 
-async def test_a_busy_model_is_not_stopped_and_the_other_one_gets_its_turn(house: House) -> None:
+async def test_a_busy_model_is_not_stopped_and_the_other_one_gets_its_turn(stack: RoundhouseStack) -> None:
     long = ON_DEMAND | {"model_path": "long.gguf", "target_inflight": 1, "llama_server_n_ctx": 16384}
-    house.declare({"long": long, "two": ON_DEMAND})
-    await house.open()
+    stack.declare({"long": long, "two": ON_DEMAND})
+    await stack.open()
     async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
         body = {"model": "long", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 12_000}
-        async with session.post(f"{house.url}/v1/chat/completions", json=body) as answer:
+        async with session.post(f"{stack.url}/v1/chat/completions", json=body) as answer:
             assert answer.status == 200
-            other = asyncio.create_task(ask(session, house, "two"))
+            other = asyncio.create_task(ask(session, stack, "two"))
             later = None
             finishes = ""
             async for line in answer.content:
@@ -95,69 +95,69 @@ async def test_a_busy_model_is_not_stopped_and_the_other_one_gets_its_turn(house
                 finishes += event["choices"][0].get("finish_reason") or "" if event["choices"] else ""
                 assert "error" not in event
                 assert not other.done(), "it was loaded while the other one was in use"
-                if later is None and await _plans(house, "drain"):
-                    later = asyncio.create_task(ask(session, house, "long", max_tokens=5))
+                if later is None and await _plans(stack, "drain"):
+                    later = asyncio.create_task(ask(session, stack, "long", max_tokens=5))
         assert finishes == "length"
         assert await other == SENTENCE
-    status = await house.model("two")
+    status = await stack.model("two")
     assert status is not None
     assert status.state is ModelState.LOADED
 
 
-async def test_what_waits_says_why_and_a_client_that_leaves_stops_no_load(house: House) -> None:
+async def test_what_waits_says_why_and_a_client_that_leaves_stops_no_load(stack: RoundhouseStack) -> None:
     slow = {"backend": "stub", "stub_load_s": 3.0, "stub_text": "There.", "memory_mib": 600, "autoload": True}
-    house.declare({"slow": slow | {"enabled": False}, "pinned": BIG | {"model_path": "clockwork.gguf"}})
-    await house.open()
-    await house.loaded("pinned")
+    stack.declare({"slow": slow | {"enabled": False}, "pinned": BIG | {"model_path": "clockwork.gguf"}})
+    await stack.open()
+    await stack.loaded("pinned")
     async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
         # What is enabled in the files and not loaded on demand goes for nobody.
-        assert await ask(session, house, "slow") == "model_failed"
-        slow_status = await house.model("slow")
+        assert await ask(session, stack, "slow") == "model_failed"
+        slow_status = await stack.model("slow")
         assert slow_status is not None
         assert slow_status.last_error == "needs 600 MiB of main memory; free: 400 of the 1000 MiB that engines may take"
-        house.declare({"slow": slow | {"enabled": False}})
-        await house.gone("pinned")
-        leaving = asyncio.create_task(ask(session, house, "slow"))
-        staying = asyncio.create_task(ask(session, house, "slow"))
-        await house.model_where(
+        stack.declare({"slow": slow | {"enabled": False}})
+        await stack.gone("pinned")
+        leaving = asyncio.create_task(ask(session, stack, "slow"))
+        staying = asyncio.create_task(ask(session, stack, "slow"))
+        await stack.model_where(
             "slow", lambda model: model.state is ModelState.LOADING and model.replicas != [], "starts"
         )
         leaving.cancel()
         assert await staying == "There."
-    assert loads(house, "slow") == 1
+    assert loads(stack, "slow") == 1
 
 
-async def test_what_nobody_uses_rests_and_comes_back(house: House) -> None:
-    house.declare({"one": ON_DEMAND | {"idle_ttl_s": 1.0}})
-    await house.open()
+async def test_what_nobody_uses_rests_and_comes_back(stack: RoundhouseStack) -> None:
+    stack.declare({"one": ON_DEMAND | {"idle_ttl_s": 1.0}})
+    await stack.open()
     async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
-        assert await ask(session, house, "one") == SENTENCE
-        resting = await house.model_where("one", lambda model: model.state is ModelState.UNLOADED, "rests")
+        assert await ask(session, stack, "one") == SENTENCE
+        resting = await stack.model_where("one", lambda model: model.state is ModelState.UNLOADED, "rests")
         assert resting.statement.reason == "not used for 1 s; the next request loads it"
-        house.kill("controller")
-        house.start("controller")
-        await until("the controller is back", lambda: house.log("controller").count("is connected") == 2)
-        again = await house.model("one")
+        stack.kill("controller")
+        stack.start("controller")
+        await until("the controller is back", lambda: stack.log("controller").count("is connected") == 2)
+        again = await stack.model("one")
         assert again is not None
         assert again.state is ModelState.UNLOADED
-        assert await ask(session, house, "one") == SENTENCE
-    assert loads(house, "one") == 2
+        assert await ask(session, stack, "one") == SENTENCE
+    assert loads(stack, "one") == 2
 
 
-async def test_paused_nothing_rests(house: House) -> None:
-    house.declare({"one": ON_DEMAND | {"idle_ttl_s": 1.0}})
-    await house.open()
+async def test_paused_nothing_rests(stack: RoundhouseStack) -> None:
+    stack.declare({"one": ON_DEMAND | {"idle_ttl_s": 1.0}})
+    await stack.open()
     async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
-        assert await ask(session, house, "one") == SENTENCE
-        await house.post("/internal/pause", {"paused": True})
-        await until("it should rest", lambda: _plans(house, "drain"))
-        status = await house.model("one")
+        assert await ask(session, stack, "one") == SENTENCE
+        await stack.post("/internal/pause", {"paused": True})
+        await until("it should rest", lambda: _plans(stack, "drain"))
+        status = await stack.model("one")
         assert status is not None
         assert status.state is ModelState.LOADED
-        assert await ask(session, house, "one") == SENTENCE
-        await house.post("/internal/pause", {"paused": False})
-        await house.model_where("one", lambda model: model.state is ModelState.UNLOADED, "rests")
+        assert await ask(session, stack, "one") == SENTENCE
+        await stack.post("/internal/pause", {"paused": False})
+        await stack.model_where("one", lambda model: model.state is ModelState.UNLOADED, "rests")
 
 
-async def _plans(house: House, kind: str) -> bool:
-    return any(action.kind == kind for action in (await house.plan()).actions)
+async def _plans(stack: RoundhouseStack, kind: str) -> bool:
+    return any(action.kind == kind for action in (await stack.plan()).actions)

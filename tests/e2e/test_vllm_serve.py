@@ -24,8 +24,8 @@ import pytest
 
 from tests.support.admin import AdminApi
 from tests.support.clockwork_folders import make_hf
-from tests.support.house import House
-from tests.support.sites import ProcessSite
+from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.vllm_engine import ON_CPU, STARTS_S, programs
 from tests.support.wait import until
 from tests.support.worker_process import alive
@@ -40,17 +40,17 @@ DECLARED, LOADED = 512, 4096
 
 @dataclass
 class Served:
-    """A house whose model `chat` is loaded, and what the admin API answered to that."""
+    """A stack whose model `chat` is loaded, and what the admin API answered to that."""
 
-    house: House
+    stack: RoundhouseStack
     answer: dict[str, Any]
 
     async def engine(self, path: str) -> tuple[int, str]:
         """The engine's own answer to a GET."""
-        model = await self.house.model("chat")
+        model = await self.stack.model("chat")
         assert model is not None
         (replica,) = model.replicas
-        headers = {"authorization": f"Bearer {ProcessSite().token(self.house, replica.name)}"}
+        headers = {"authorization": f"Bearer {ProcessRuntimeFixture().token(self.stack, replica.name)}"}
         async with (
             aiohttp.ClientSession() as session,
             session.get(f"{replica.endpoint}{path}", headers=headers) as answer,
@@ -66,11 +66,11 @@ class Served:
 
     def client(self) -> openai.AsyncOpenAI:
         """The SDK, unmodified."""
-        return openai.AsyncOpenAI(base_url=f"{self.house.url}/v1", api_key="none", max_retries=0)
+        return openai.AsyncOpenAI(base_url=f"{self.stack.url}/v1", api_key="none", max_retries=0)
 
     def family(self) -> list[psutil.Process]:
         """The engine's process and all below it."""
-        (record,) = (self.house.state / "replicas").glob("*.json")
+        (record,) = (self.stack.state / "replicas").glob("*.json")
         leader = psutil.Process(json.loads(record.read_text())["pid"])
         return [leader, *leader.children(recursive=True)]
 
@@ -79,39 +79,39 @@ class Served:
 def served() -> Iterator[Served]:
     binary = programs() / "vllm"
     root = Path(tempfile.mkdtemp(prefix="rh"))
-    house = House(root, "process", {"OMP_NUM_THREADS": "1"})
-    make_hf(house.models / "clockwork")
+    stack = RoundhouseStack(root, "process", {"OMP_NUM_THREADS": "1"})
+    make_hf(stack.models / "clockwork")
     fields = {"backend": "vllm_serve", "model_path": "clockwork", "vllm_serve_binary": str(binary), **ON_CPU}
-    house.declare({"chat": {**fields, "enabled": False, "vllm_max_model_len": DECLARED, "target_inflight": 3}})
+    stack.declare({"chat": {**fields, "enabled": False, "vllm_max_model_len": DECLARED, "target_inflight": 3}})
     try:
-        yield Served(house, asyncio.run(_loaded(house)))
+        yield Served(stack, asyncio.run(_loaded(stack)))
     finally:
-        asyncio.run(house.close())
-        assert ProcessSite().left(house) == []
+        asyncio.run(stack.close())
+        assert ProcessRuntimeFixture().left(stack) == []
         shutil.rmtree(root, ignore_errors=True)
 
 
-def override_of(house: House) -> dict[str, Any]:
+def override_of(stack: RoundhouseStack) -> dict[str, Any]:
     """What the load sets: the model also speculates, with itself."""
     return {
         "vllm_max_model_len": LOADED,
         "vllm_speculative_method": "draft_model",
-        "vllm_speculative_model": str(house.models / "clockwork"),
+        "vllm_speculative_model": str(stack.models / "clockwork"),
         "vllm_num_speculative_tokens": 2,
     }
 
 
-async def _loaded(house: House) -> dict[str, Any]:
-    await house.open()
-    async with AdminApi(house.url) as admin:
+async def _loaded(stack: RoundhouseStack) -> dict[str, Any]:
+    await stack.open()
+    async with AdminApi(stack.url) as admin:
         admin.session._timeout = aiohttp.ClientTimeout(total=STARTS_S)
-        answer = await admin.load("chat", override_of(house))
+        answer = await admin.load("chat", override_of(stack))
         assert answer.status == 200, answer.body
         return dict(answer.body)
 
 
 async def test_what_a_load_sets_is_what_the_engine_has(served: Served) -> None:
-    assert (served.answer["runtime_state"], served.answer["load_override"]) == ("loaded", override_of(served.house))
+    assert (served.answer["runtime_state"], served.answer["load_override"]) == ("loaded", override_of(served.stack))
     assert served.answer["definition"]["vllm_max_model_len"] == DECLARED
     status, text = await served.engine("/v1/models")
     assert status == 200
@@ -167,7 +167,7 @@ async def test_the_drafts_of_its_own_model_are_all_accepted(served: Served) -> N
 async def test_counting_and_messages(served: Served, path: str, body: dict[str, Any], answer: dict[str, Any]) -> None:
     async with (
         aiohttp.ClientSession() as session,
-        session.post(served.house.url + path, json={"model": "chat", **body}) as told,
+        session.post(served.stack.url + path, json={"model": "chat", **body}) as told,
     ):
         content = await told.json()
     assert told.status == 200, content
@@ -178,7 +178,7 @@ async def test_a_client_that_leaves_stops_the_work(served: Served) -> None:
     before = await served.figure("generation_tokens_total")
     endless = {"model": "chat", "messages": HI, "max_tokens": 4000, "ignore_eos": True, "stream": True}
     async with aiohttp.ClientSession() as session:
-        answer = await session.post(f"{served.house.url}/v1/chat/completions", json=endless)
+        answer = await session.post(f"{served.stack.url}/v1/chat/completions", json=endless)
         assert (await answer.content.readline()).startswith(b"data: ")
         assert await served.figure("num_requests_running") == 1
         answer.close()
@@ -191,7 +191,7 @@ async def _idle(served: Served) -> bool:
 
 
 async def test_only_the_controller_s_token_is_let_in(served: Served) -> None:
-    model = await served.house.model("chat")
+    model = await served.stack.model("chat")
     assert model is not None
     async with aiohttp.ClientSession() as session:
         for headers in ({}, {"authorization": "Bearer wrong"}):
@@ -204,20 +204,20 @@ async def test_of_a_killed_engine_and_of_one_that_is_stopped_while_it_loads_noth
     assert len(killed) >= 3, "the server, the engine's core and a worker"
     os.kill(killed[0].pid, signal.SIGKILL)  # the others would live on
     await until("its family is gone", lambda: not any(map(alive, killed)))
-    started = await served.house.model_where(
+    started = await served.stack.model_where(
         "chat", lambda model: any(each.phase == "starting" for each in model.replicas), "started again"
     )
     assert started.last_error is not None
     await until("the engine's core starts", lambda: "EngineCore" in _log(served), STARTS_S)
     stopped = served.family()
     assert not set(killed) & set(stopped)
-    async with AdminApi(served.house.url) as admin:
+    async with AdminApi(served.stack.url) as admin:
         assert (await admin.unload("chat")).status == 200
         assert (await admin.state("chat", "unloaded"))["last_error"] is None
     assert not any(map(alive, stopped))
-    assert ProcessSite().left(served.house) == []
+    assert ProcessRuntimeFixture().left(served.stack) == []
 
 
 def _log(served: Served) -> str:
-    (log,) = (served.house.state / "logs").glob("*.log")
+    (log,) = (served.stack.state / "logs").glob("*.log")
     return log.read_text(errors="replace")

@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from tests.support.clockwork_folders import make_ct2
-from tests.support.house import SENTENCE, House
 from tests.support.litertlm_files import litertlm
 from tests.support.onnx_models import token_vectors, unit, write_model, write_vocabulary
+from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
 TEXTS = {"hello world": "[CLS] hello world [SEP]", "fox": "[CLS] fox [SEP]"}
 CHATS = {
@@ -22,18 +22,18 @@ CHATS = {
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("site", ["docker"], indirect=True)
-async def test_the_image_serves_every_engine_that_it_holds(house: House) -> None:
-    make_ct2(house.models / "converted")
-    shutil.copy(litertlm("clockwork"), house.models / "chat.litertlm")
-    write_model(house.models / "words.onnx")
-    write_vocabulary(house.models / "words-vocab.txt")
-    for path in house.models.rglob("*"):
+@pytest.mark.parametrize("runtime_fixture", ["docker"], indirect=True)
+async def test_the_image_serves_every_engine_that_it_holds(stack: RoundhouseStack) -> None:
+    make_ct2(stack.models / "converted")
+    shutil.copy(litertlm("clockwork"), stack.models / "chat.litertlm")
+    write_model(stack.models / "words.onnx")
+    write_vocabulary(stack.models / "words-vocab.txt")
+    for path in stack.models.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    house.declare(CHATS | {"words": {"model_path": "words.onnx", "onnx_threads": 1}})
-    await house.open()
-    await house.loaded("words", *CHATS)
-    async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+    stack.declare(CHATS | {"words": {"model_path": "words.onnx", "onnx_threads": 1}})
+    await stack.open()
+    await stack.loaded("words", *CHATS)
+    async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
         for model in CHATS:
             chat = await client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hello"}])
             assert chat.choices[0].message.content == SENTENCE, model
@@ -43,11 +43,11 @@ async def test_the_image_serves_every_engine_that_it_holds(house: House) -> None
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("site", ["docker"], indirect=True)
-async def test_an_engine_that_the_image_lacks_is_named(house: House) -> None:
-    (house.models / "hf").mkdir()
-    (house.models / "hf" / "config.json").write_text("{}")
-    house.declare({"heavy": {"backend": "vllm", "model_path": "hf"}})
-    await house.open()
-    heavy = await house.model_where("heavy", lambda model: model.last_error is not None, "it failed")
+@pytest.mark.parametrize("runtime_fixture", ["docker"], indirect=True)
+async def test_an_engine_that_the_image_lacks_is_named(stack: RoundhouseStack) -> None:
+    (stack.models / "hf").mkdir()
+    (stack.models / "hf" / "config.json").write_text("{}")
+    stack.declare({"heavy": {"backend": "vllm", "model_path": "hf"}})
+    await stack.open()
+    heavy = await stack.model_where("heavy", lambda model: model.last_error is not None, "it failed")
     assert "vLLM is not installed" in str(heavy.last_error)

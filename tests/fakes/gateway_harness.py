@@ -60,7 +60,7 @@ async def server_running(settings: GatewaySettings) -> AsyncIterator[tuple[str, 
 
 
 @dataclass
-class House:
+class GatewayHarness:
     """What most tests need: a gateway that knows a controller, and a client of it."""
 
     controller: FakeController
@@ -92,7 +92,7 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def house(*, with_table: bool = True, **settings: Any) -> AsyncIterator[House]:
+async def gateway_harness(*, with_table: bool = True, **settings: Any) -> AsyncIterator[GatewayHarness]:
     """A gateway with these settings, connected to a fake controller, whose first table has no models."""
     controller = FakeController()
     await controller.start()
@@ -102,7 +102,7 @@ async def house(*, with_table: bool = True, **settings: Any) -> AsyncIterator[Ho
             aiohttp.ClientSession() as client,
         ):
             await until(lambda: bool(controller.reports), "the gateway connects")
-            here = House(controller, url, client, server)
+            here = GatewayHarness(controller, url, client, server)
             if with_table:
                 await here.publish()
             yield here

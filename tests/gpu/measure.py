@@ -22,7 +22,7 @@ from rich.table import Table
 
 from tests.support.admin import AdminApi
 from tests.support.gguf_files import write_llama
-from tests.support.house import House
+from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
 from worker.clockwork import make
 
@@ -55,36 +55,36 @@ def main() -> int:
 
 async def _run(root: Path, shapes: Mapping[str, tuple[dict[str, Any], dict[str, Any]]], *, on_gpu: bool) -> int:
     device: dict[str, Any] = {"gpus": 1} if on_gpu else {"llama_server_threads": 1}
-    house = House(root / "house", "process", {"ROUNDHOUSE_ENGINES_MEMORY_MIB": "100000"})
+    stack = RoundhouseStack(root / "stack", "process", {"ROUNDHOUSE_ENGINES_MEMORY_MIB": "100000"})
     models: dict[str, Any] = {}
     for name, (shape, fields) in shapes.items():
-        path = house.models / f"{name}.gguf"
+        path = stack.models / f"{name}.gguf"
         write_llama(path, **shape)
         models[name] = device | fields | {"model_path": path.name, "enabled": False}
-    make(house.models / "clockwork.gguf")
-    house.declare(models)
-    await house.open()
+    make(stack.models / "clockwork.gguf")
+    stack.declare(models)
+    await stack.open()
     try:
-        async with AdminApi(house.url) as admin:
+        async with AdminApi(stack.url) as admin:
             gpus = (await admin.ask("GET", "gpu-memory")).body
             if on_gpu and not gpus["gpus"]:
                 print(f"no GPU to be seen: {gpus['error']}", file=sys.stderr)
                 return 1
-            _show_memory([await _load(admin, house, name) for name in models], gpus["gpus"])
+            _show_memory([await _load(admin, stack, name) for name in models], gpus["gpus"])
             total = gpus["gpus"][0]["total_mib"] if on_gpu else 100_000
-            _show_swaps(await _swap(house, device, total, on_gpu=on_gpu))
+            _show_swaps(await _swap(stack, device, total, on_gpu=on_gpu))
     finally:
-        await house.close()
+        await stack.close()
     return 0
 
 
-async def _load(admin: AdminApi, house: House, name: str) -> tuple[str, int, int, float]:
+async def _load(admin: AdminApi, stack: RoundhouseStack, name: str) -> tuple[str, int, int, float]:
     """Name, MiB predicted, MiB observed, seconds of the load."""
     before = (await admin.ask("GET", f"models/{name}")).body
     assert before["vram_estimate_source"] == "predicted", before
     began = time.monotonic()
     assert (await admin.ask("POST", f"models/{name}/load")).status in (200, 202)
-    await house.loaded(name)
+    await stack.loaded(name)
     took = time.monotonic() - began
 
     async def observed() -> int | None:
@@ -93,22 +93,22 @@ async def _load(admin: AdminApi, house: House, name: str) -> tuple[str, int, int
 
     seen = await until(f"what {name} takes is observed", observed, SETTLES_S)
     assert (await admin.ask("POST", f"models/{name}/unload")).status in (200, 202)
-    await house.model_where(name, lambda model: model.state == "unloaded", "unloaded")
+    await stack.model_where(name, lambda model: model.state == "unloaded", "unloaded")
     return name, int(before["vram_estimate_mib"]), int(seen), took
 
 
-async def _swap(house: House, device: Mapping[str, Any], total: int, *, on_gpu: bool) -> list[float]:
+async def _swap(stack: RoundhouseStack, device: Mapping[str, Any], total: int, *, on_gpu: bool) -> list[float]:
     """Seconds to an answer of a model whose room another one has."""
     need = {"vram_mib" if on_gpu else "memory_mib": int(total * 0.6), "min_residency_s": 0}
     one = {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096, "enabled": False, "autoload": True, **need}
-    house.declare({name: one | dict(device) for name in ("one", "two")})
+    stack.declare({name: one | dict(device) for name in ("one", "two")})
     times = []
     async with aiohttp.ClientSession() as session:
         for number in range(SWAPS):
             body = {"model": ("one", "two")[number % 2], "messages": [{"role": "user", "content": "Hi"}]}
 
             async def answered(body: Mapping[str, Any] = body) -> bool:
-                async with session.post(f"{house.url}/v1/chat/completions", json=body) as answer:
+                async with session.post(f"{stack.url}/v1/chat/completions", json=body) as answer:
                     return "choices" in await answer.json()
 
             began = time.monotonic()

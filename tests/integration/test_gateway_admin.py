@@ -13,14 +13,14 @@ from aiohttp import web
 
 from gateway.api import admin
 from gateway.settings import GatewaySettings
-from tests.fakes.gateway_harness import house, serving
+from tests.fakes.gateway_harness import gateway_harness, serving
 from tests.support.controller_app import running
 from tests.support.forwarding import ask, error_of, said
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"])
 async def test_every_method_is_passed_on_with_its_body(method: str) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         body = b'{"gguf_n_ctx": 8192}'
         async with ask(here, "/v1/admin/models/m/load", method, data=body) as answer:
             assert answer.status == 200
@@ -40,7 +40,7 @@ async def test_every_method_is_passed_on_with_its_body(method: str) -> None:
     ],
 )
 async def test_path_and_query_stay_as_they_were_written(target: str) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         assert (await said(here, target)).target == target
 
 
@@ -48,7 +48,7 @@ async def test_path_and_query_stay_as_they_were_written(target: str) -> None:
     "target", ["/v1/admin/../../internal/shutdown", "/v1/admin/..%2f..%2finternal/shutdown", "/v1/admin/%2e/models"]
 )
 async def test_no_path_leads_out_of_the_admin_routes(target: str) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         host, port = here.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(f"GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
@@ -60,7 +60,7 @@ async def test_no_path_leads_out_of_the_admin_routes(target: str) -> None:
 
 
 async def test_the_controllers_own_routes_are_not_reached() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         for path in ("/internal/status", "/internal/link", "/v1/admin", "/v1/administer/x"):
             async with ask(here, path) as answer:
                 assert (await error_of(answer)).code == "unknown_route"
@@ -82,7 +82,7 @@ async def test_of_the_clients_headers_only_these_are_passed_on() -> None:
         "x-request-id": "mine",
         "x-forwarded-for": "10.0.0.1",
     }
-    async with house() as here:
+    async with gateway_harness() as here:
         async with ask(here, "/v1/admin/plan", "POST", data=b"{}", headers=passed | kept) as answer:
             request_id = answer.headers["x-request-id"]
         seen = here.controller.admin.asked[0].headers
@@ -108,7 +108,7 @@ async def test_of_the_controllers_headers_only_these_come_back() -> None:
         own = {"server": "secret", "set-cookie": "secret=1", "x-request-id": "another"}
         return web.Response(status=409, body=b"{}", headers=passed | own)
 
-    async with house() as here:
+    async with gateway_harness() as here:
         here.controller.admin.answer = answer_so
         async with ask(here, "/v1/admin/models", allow_redirects=False) as answer:
             assert answer.status == 409
@@ -122,7 +122,7 @@ async def test_an_unchanged_list_has_no_body() -> None:
     async def unchanged(_: web.Request) -> web.Response:
         return web.Response(status=304, headers={"etag": '"abc"'})
 
-    async with house() as here:
+    async with gateway_harness() as here:
         here.controller.admin.answer = unchanged
         async with ask(here, "/v1/admin/models", headers={"if-none-match": '"abc"'}) as answer:
             assert (answer.status, answer.headers["etag"], await answer.read()) == (304, '"abc"', b"")
@@ -134,7 +134,7 @@ async def test_a_body_that_is_too_long_is_refused_here(chunked: bool) -> None:
         for _ in range(17):
             yield b"x" * 65536
 
-    async with house() as here:
+    async with gateway_harness() as here:
         long = parts() if chunked else b"x" * (1024 * 1024 + 1)
         async with ask(here, "/v1/admin/plan", "POST", data=long) as answer:
             assert (await error_of(answer)).code == "body_too_large"
@@ -151,12 +151,12 @@ async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.M
         yield b"{"
         await asyncio.Event().wait()
 
-    async with house() as here, ask(here, "/v1/admin/plan", "POST", data=never()) as answer:
+    async with gateway_harness() as here, ask(here, "/v1/admin/plan", "POST", data=never()) as answer:
         assert (await error_of(answer)).code == "request_timeout"
 
 
 async def test_foreign_hosts_and_pages_are_refused() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         for headers, code in (
             ({"host": "evil.example"}, "forbidden_host"),
             ({"origin": "https://evil.example"}, "forbidden_origin"),

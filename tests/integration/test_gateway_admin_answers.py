@@ -12,7 +12,7 @@ from aiohttp import web
 
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import FakeController, route
-from tests.fakes.gateway_harness import House, engines, house, serving, until
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, serving, until
 from tests.support.forwarding import ask, error_of, never, said
 
 EVENT = b"id: 1\nevent: state\ndata: {}\n\n"
@@ -20,7 +20,7 @@ EVENT = b"id: 1\nevent: state\ndata: {}\n\n"
 
 @pytest.mark.parametrize("content_type", ["text/event-stream; charset=utf-8", "text/plain"])
 async def test_each_part_comes_at_once(content_type: str) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         here.controller.admin.answer = here.controller.admin.stream(content_type)
         async with ask(here, "/v1/admin/events") as answer:
             assert answer.headers["content-type"] == content_type
@@ -34,7 +34,7 @@ async def test_each_part_comes_at_once(content_type: str) -> None:
 
 
 async def test_headers_come_before_the_first_event() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         here.controller.admin.answer = here.controller.admin.stream("text/event-stream")
         async with ask(here, "/v1/admin/events") as answer:
             assert (answer.status, answer.headers["x-accel-buffering"]) == (200, "no")
@@ -42,7 +42,7 @@ async def test_headers_come_before_the_first_event() -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_client_that_leaves_closes_the_connection_to_the_controller(begun: bool) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         here.controller.admin.answer = here.controller.admin.stream("text/event-stream")
         call = ask(here, "/v1/admin/events")
         if begun:
@@ -59,7 +59,7 @@ async def test_a_client_that_leaves_closes_the_connection_to_the_controller(begu
 
 
 async def test_a_controller_that_dies_ends_a_stream_of_events_with_an_event() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         here.controller.admin.answer = here.controller.admin.stream("text/event-stream")
         async with ask(here, "/v1/admin/events") as answer:
             here.controller.admin.parts.put_nowait(EVENT + b"id: 2\nda")
@@ -82,7 +82,7 @@ async def test_a_controller_that_dies_leaves_any_other_answer_unfinished(length:
         await asyncio.Event().wait()
         return response
 
-    async with house() as here:
+    async with gateway_harness() as here:
         here.controller.admin.answer = dies
         async with ask(here, "/v1/admin/models/m/logs") as answer:
             await answer.content.readexactly(7)
@@ -92,7 +92,7 @@ async def test_a_controller_that_dies_leaves_any_other_answer_unfinished(length:
 
 
 async def test_a_controller_that_dies_before_it_answers() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         here.controller.admin.answer = never
         call = asyncio.create_task(ask(here, "/v1/admin/models/m/load", "POST").__aenter__())
         await until(lambda: here.controller.admin.running == 1)
@@ -105,7 +105,7 @@ async def test_a_controller_that_dies_before_it_answers() -> None:
 
 
 async def test_without_a_controller_the_admin_routes_are_closed_and_inference_goes_on() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         await here.controller.stop()
         async with ask(here, "/v1/admin/models") as answer:
@@ -146,7 +146,7 @@ async def test_many_follow_at_once_and_inference_goes_on(kind: str, tmp_path: An
         engines(1) as (engine,),
     ):
         await until(lambda: bool(controller.reports), "the gateway connects")
-        here = House(controller, url, client)
+        here = GatewayHarness(controller, url, client)
         await here.publish(route("m", [engine.url]))
         followers = [await client.get(url + "/v1/admin/events") for _ in range(150)]
         async with here.chat() as answer:

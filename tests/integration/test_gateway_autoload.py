@@ -11,7 +11,7 @@ import pytest
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, engines, house, until
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
 
 
 def unloaded(state: ModelState = ModelState.UNLOADED, **fields: Any) -> ModelRoute:
@@ -19,20 +19,20 @@ def unloaded(state: ModelState = ModelState.UNLOADED, **fields: Any) -> ModelRou
     return route("m", state=state, autoload=True, aliases=("alias",), **fields)
 
 
-async def waiting(here: House, count: int = 1) -> None:
+async def waiting(here: GatewayHarness, count: int = 1) -> None:
     """Wait until the gateway reports so many waiting requests, and the demand."""
     report = await here.controller.report_where(lambda report: report.queued == {"m": count})
     assert set(report.demand) == {"m"}
 
 
-def ask(here: House, **fields: Any) -> asyncio.Task[Any]:
+def ask(here: GatewayHarness, **fields: Any) -> asyncio.Task[Any]:
     """A chat completion under way."""
     return asyncio.create_task(here.chat(**fields).__aenter__())
 
 
 @pytest.mark.parametrize("state", [ModelState.UNLOADED, ModelState.LOADING, ModelState.UNLOADING])
 async def test_demand_goes_up_and_the_request_is_answered_once_the_model_is_loaded(state: ModelState) -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(unloaded(state))
         call = ask(here, model="alias")
         await waiting(here)
@@ -50,7 +50,7 @@ async def test_demand_goes_up_and_the_request_is_answered_once_the_model_is_load
 
 
 async def test_many_wait_and_all_are_answered() -> None:
-    async with house(queue_limit=20) as here, engines(2) as both:
+    async with gateway_harness(queue_limit=20) as here, engines(2) as both:
         await here.publish(unloaded())
         calls = [ask(here, stream=number % 2 == 0) for number in range(20)]
         await waiting(here, 20)
@@ -63,7 +63,7 @@ async def test_many_wait_and_all_are_answered() -> None:
 
 
 async def test_a_load_that_fails_is_told_with_its_reason() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(unloaded())
         call = ask(here)
         await waiting(here)
@@ -76,7 +76,7 @@ async def test_a_load_that_fails_is_told_with_its_reason() -> None:
 
 
 async def test_a_failed_model_does_not_make_clients_wait_but_the_demand_is_known() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(unloaded(ModelState.FAILED, last_error="no"))
         async with here.chat() as answer:
             assert (await answer.json())["error"]["code"] == "model_failed"
@@ -84,7 +84,7 @@ async def test_a_failed_model_does_not_make_clients_wait_but_the_demand_is_known
 
 
 async def test_a_model_that_vanishes_while_waited_for() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(unloaded())
         call = ask(here)
         await waiting(here)
@@ -95,7 +95,7 @@ async def test_a_model_that_vanishes_while_waited_for() -> None:
 
 
 async def test_the_wait_is_bounded() -> None:
-    async with house(autoload_timeout_s=0.2) as here:
+    async with gateway_harness(autoload_timeout_s=0.2) as here:
         await here.publish(unloaded())
         async with here.chat() as answer:
             assert answer.status == 503
@@ -107,7 +107,7 @@ async def test_the_wait_is_bounded() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_waits_no_longer(stream: bool) -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(unloaded())
         call = ask(here, stream=stream)
         await waiting(here)
@@ -120,7 +120,7 @@ async def test_a_client_that_leaves_waits_no_longer(stream: bool) -> None:
 
 
 async def test_a_stream_that_waits_gets_its_headers_heartbeats_and_then_the_answer() -> None:
-    async with house(hold_headers_s=0.05, heartbeat_s=0.05) as here, engines(1) as (engine,):
+    async with gateway_harness(hold_headers_s=0.05, heartbeat_s=0.05) as here, engines(1) as (engine,):
         await here.publish(unloaded())
         async with here.chat(stream=True) as answer:
             assert answer.status == 200
@@ -133,7 +133,7 @@ async def test_a_stream_that_waits_gets_its_headers_heartbeats_and_then_the_answ
 
 
 async def test_a_stream_that_waits_in_vain_is_told_in_the_stream() -> None:
-    async with house(hold_headers_s=0.05) as here:
+    async with gateway_harness(hold_headers_s=0.05) as here:
         await here.publish(unloaded())
         async with here.chat(stream=True) as answer:
             await answer.content.readuntil(b"\n\n")
@@ -145,7 +145,7 @@ async def test_a_stream_that_waits_in_vain_is_told_in_the_stream() -> None:
 
 
 async def test_a_replica_lost_while_retrying_waits_for_the_next_one() -> None:
-    async with house() as here, engines(2) as (first, second):
+    async with gateway_harness() as here, engines(2) as (first, second):
         await here.publish(route("m", [first.url], autoload=True))
         call = ask(here, fault="hold")
         await until(lambda: first.running == 1)
@@ -158,7 +158,7 @@ async def test_a_replica_lost_while_retrying_waits_for_the_next_one() -> None:
             assert answer.status == 200
 
 
-async def queued_then(here: House, *tables: ModelRoute, stream: bool = False) -> asyncio.Task[Any]:
+async def queued_then(here: GatewayHarness, *tables: ModelRoute, stream: bool = False) -> asyncio.Task[Any]:
     """A request that waits for an unloaded model while these tables come."""
     await here.publish(unloaded())
     call = ask(here, stream=stream)
@@ -179,7 +179,7 @@ async def queued_then(here: House, *tables: ModelRoute, stream: bool = False) ->
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_operators_unload_cancels_what_waits(states: list[ModelState], stream: bool) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         tables = [unloaded(state).model_copy(update={"autoload": state is ModelState.LOADING}) for state in states]
         call = await queued_then(here, *tables, stream=stream)
         async with await call as answer:
@@ -189,7 +189,7 @@ async def test_an_operators_unload_cancels_what_waits(states: list[ModelState], 
 
 
 async def test_an_eviction_does_not() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         call = await queued_then(here, unloaded(ModelState.LOADING), unloaded(ModelState.UNLOADING), unloaded())
         assert not call.done()
         await here.publish(route("m", [engine.url], autoload=True))
@@ -198,7 +198,7 @@ async def test_an_eviction_does_not() -> None:
 
 
 async def test_a_stream_that_has_begun_to_wait_is_told_of_the_unload_in_the_stream() -> None:
-    async with house(hold_headers_s=0.05) as here:
+    async with gateway_harness(hold_headers_s=0.05) as here:
         await here.publish(unloaded(ModelState.LOADING))
         async with here.chat(stream=True) as answer:
             await answer.content.readuntil(b"\n\n")
@@ -208,14 +208,14 @@ async def test_a_stream_that_has_begun_to_wait_is_told_of_the_unload_in_the_stre
         assert (error["code"], events[1]) == ("model_unloading", "data: [DONE]")
 
 
-def ask_for_progress(here: House, *, stream: bool) -> Any:
+def ask_for_progress(here: GatewayHarness, *, stream: bool) -> Any:
     """A chat completion whose client wants to know how far the load is."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
     return here.client.post(f"{here.url}/v1/chat/completions", json=body, headers={"X-Load-Progress": "true"})
 
 
 async def test_a_client_that_asks_is_told_how_far_the_load_is() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(unloaded())
         async with ask_for_progress(here, stream=True) as answer:
             assert answer.status == 200
@@ -237,7 +237,7 @@ async def test_a_client_that_asks_is_told_how_far_the_load_is() -> None:
 
 
 async def test_who_did_not_ask_or_does_not_stream_is_told_nothing_of_a_load() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(unloaded())
         quiet = ask(here, stream=True)
         blocking = asyncio.create_task(ask_for_progress(here, stream=False).__aenter__())

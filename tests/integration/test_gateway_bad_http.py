@@ -12,7 +12,7 @@ import pytest
 
 from gateway.client_http import AHEAD_BYTES
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, engines, house
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
 from tests.support.queueing import key
 from tests.support.raw_http import RawClient, chat_body, raw, request, spotless
@@ -26,9 +26,9 @@ SMUGGLED = request("GET", "/v1/models/smuggled")
 
 
 @contextlib.asynccontextmanager
-async def one_model(**settings: Any) -> AsyncIterator[tuple[House, MockEngine]]:
+async def one_model(**settings: Any) -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
     """A gateway with the model `m`, whose engine is `engine`. All that clients did there must be gone afterwards."""
-    async with house(**settings) as here, engines(1) as (engine,):
+    async with gateway_harness(**settings) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         yield here, engine
         async with raw(here) as client:
@@ -42,7 +42,7 @@ def head(*lines: str, first: str = "POST /v1/chat/completions HTTP/1.1") -> byte
     return "\r\n".join([first, "host: localhost", *lines, "", ""]).encode("latin-1")
 
 
-async def refused(here: House, sent: bytes, name: str) -> RawClient:
+async def refused(here: GatewayHarness, sent: bytes, name: str) -> RawClient:
     """Send it; the one answer must be a refusal, after which the connection ends."""
     async with raw(here) as client:
         client.write(sent)
@@ -138,7 +138,7 @@ async def test_an_http_1_0_request_ends_its_connection_whatever_its_framing() ->
 
 async def test_trailers_are_no_headers() -> None:
     secret, valid = key("alice"), b"authorization: Bearer secret-alice\r\n"
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]), keys=(secret,))
         for target in ("/v1/chat/completions", "/v1/admin/plan"):
             async with raw(here) as client:

@@ -10,7 +10,7 @@ import pytest
 from controller.schema.admin import Capabilities
 from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import engines, house
+from tests.fakes.gateway_harness import engines, gateway_harness
 
 TAKES_ALL = Capabilities(modalities=("text", "image", "audio"), thinking_modes=("default", "enabled", "disabled"))
 PARTS = [
@@ -56,7 +56,7 @@ def table(url: str, *, served_name: str = "m", gathers: bool = False) -> ModelRo
 
 async def sent(made: dict[str, Any], path: str, raw: bytes) -> bytes:
     """What the engine is sent for such a body."""
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(table(engine.url, **made))
         headers = {"content-type": "application/json"}
         async with here.client.post(here.url + path, data=raw, headers=headers) as answer:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import engines, house
+from tests.fakes.gateway_harness import engines, gateway_harness
 from tests.support.queueing import key
 from tests.support.raw_http import Answer, RawClient, chat_body, raw, request, spotless
 
@@ -41,7 +41,7 @@ async def answer_while_sending(client: RawClient, part: bytes) -> Answer:
 
 @pytest.mark.parametrize("target", [*INFERENCE, "/v1/admin/plan"])
 async def test_an_announced_body_is_refused_before_it_is_sent(target: str) -> None:
-    async with house(max_body_mib=1) as here:
+    async with gateway_harness(max_body_mib=1) as here:
         await here.publish(route("m"))
         for more in ((), ("expect: 100-continue",)):
             async with raw(here) as client:
@@ -56,7 +56,7 @@ async def test_an_announced_body_is_refused_before_it_is_sent(target: str) -> No
 @pytest.mark.parametrize("framing", ["content-length: 9999999999999", "transfer-encoding: chunked"])
 async def test_an_answer_arrives_although_the_client_goes_on_sending(target: str, framing: str) -> None:
     part = b"10000\r\n" + b"x" * 65536 + b"\r\n" if "chunked" in framing else b"x" * 65536
-    async with house(max_body_mib=1) as here:
+    async with gateway_harness(max_body_mib=1) as here:
         await here.publish(route("m"))
         async with raw(here) as client:
             client.write(head(target, framing))
@@ -67,7 +67,7 @@ async def test_an_answer_arrives_although_the_client_goes_on_sending(target: str
 
 async def test_a_body_is_asked_for_only_where_it_will_be_read() -> None:
     body = chat_body()
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]), keys=(key("alice", scopes=("inference", "admin")),))
         for target in ("/v1/chat/completions", "/v1/admin/plan"):
             expecting = (f"content-length: {len(body)}", "expect: 100-continue")
@@ -105,7 +105,7 @@ def heads_too_large() -> dict[str, bytes]:
 @pytest.mark.parametrize("name", list(heads_too_large()))
 async def test_a_head_over_the_limit_is_refused(name: str) -> None:
     sent = heads_too_large()[name]
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         trickled = [sent[at : at + 900] for at in range(0, len(sent), 900)]
         for cut in ([sent], trickled, [request("GET", "/v1/models"), *trickled]):
@@ -121,7 +121,7 @@ async def test_a_head_over_the_limit_is_refused(name: str) -> None:
 
 async def test_a_head_just_under_the_limit_is_served_however_it_comes() -> None:
     fits = request("GET", "/v1/models", headers=["x-a: " + "b" * 32_000])
-    async with house() as here, raw(here) as client:
+    async with gateway_harness() as here, raw(here) as client:
         await client.send(fits, fits[:20_000], fits[20_000:], fits + fits, fits[:1], fits[1:])
         for number in range(1, 7):
             if number <= 5:
@@ -135,7 +135,7 @@ async def test_a_head_just_under_the_limit_is_served_however_it_comes() -> None:
 )
 @pytest.mark.parametrize("target", [*INFERENCE, "/v1/admin/plan"])
 async def test_a_flood_of_trailers_is_refused(target: str, flood: bytes) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(route("m"))
         async with raw(here) as client:
             client.write(head(target, "transfer-encoding: chunked") + b"2\r\n{}\r\n0\r\n")
@@ -146,7 +146,7 @@ async def test_a_flood_of_trailers_is_refused(target: str, flood: bytes) -> None
 
 @pytest.mark.parametrize("target", [*INFERENCE, "/v1/admin/plan"])
 async def test_a_flood_of_chunk_extensions_is_refused(target: str) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(route("m"))
         async with raw(here) as client:
             client.write(head(target, "transfer-encoding: chunked") + b"2;")
@@ -161,7 +161,7 @@ NAMES = ("user-agent", "x-client-id", "x-request-id", "traceparent", "tracestate
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_nothing_that_a_client_says_of_itself_becomes_a_header(name: str) -> None:
-    async with house(cors_origins=("*",)) as here, engines(1) as (engine,):
+    async with gateway_harness(cors_origins=("*",)) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         for value in INJECTED:
             said = [f"{name}: {value}"]
@@ -180,7 +180,7 @@ async def test_nothing_that_a_client_says_of_itself_becomes_a_header(name: str) 
 
 async def test_nor_does_what_it_says_in_a_body() -> None:
     nasty: list[Any] = ["m\r\nx-injected: 1", "m\u0000", "\ud800", "m\u2028", "é" * 300, {"a": 1}, 7, None, ""]
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         for name in nasty:
             for field in ("model", "service_tier", "stream", "thinking"):

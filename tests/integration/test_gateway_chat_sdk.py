@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from controller.probes import MODELS_PATH
 from controller.vitals import context_length_in
-from tests.fakes.gateway_harness import House, house
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.chat_engines import KINDS, Engine, tool
 from worker.clockwork import CONTEXT, SENTENCE
 
@@ -44,8 +44,8 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-async def here(engine: Engine) -> AsyncIterator[House]:
-    async with house() as built:
+async def here(engine: Engine) -> AsyncIterator[GatewayHarness]:
+    async with gateway_harness() as built:
         await built.publish(engine.model("thinks"), engine.model("plain"))
         yield built
 
@@ -53,7 +53,7 @@ async def here(engine: Engine) -> AsyncIterator[House]:
 class Sdk:
     """Both clients of the package, asked alike."""
 
-    def __init__(self, here: House, *, is_sync: bool) -> None:
+    def __init__(self, here: GatewayHarness, *, is_sync: bool) -> None:
         common: dict[str, Any] = {"base_url": here.url + "/v1", "api_key": "client-key", "max_retries": 0}
         self._sync = openai.OpenAI(**common) if is_sync else None
         self._async = openai.AsyncOpenAI(**common)
@@ -105,7 +105,7 @@ class Sdk:
 
 
 @pytest.fixture(params=["sync", "async"])
-async def sdk(here: House, request: pytest.FixtureRequest) -> AsyncIterator[Sdk]:
+async def sdk(here: GatewayHarness, request: pytest.FixtureRequest) -> AsyncIterator[Sdk]:
     made = Sdk(here, is_sync=request.param == "sync")
     yield made
     await made.close()

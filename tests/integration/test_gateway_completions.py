@@ -14,7 +14,7 @@ from openai.types import Completion
 from controller.engines.llama_server import LlamaServer
 from controller.schema.admin import Capabilities
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, house
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.clockwork_caller import SPOKEN, TEMPLATE, make_caller
 from tests.support.llama_servers import Kind, needed, started
 from tests.support.worker_process import Worker
@@ -48,7 +48,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Work
 
 
 @pytest.fixture(params=["answers at once", "answers by a stream"])
-async def here(engines: dict[str, Worker], request: pytest.FixtureRequest) -> AsyncIterator[House]:
+async def here(engines: dict[str, Worker], request: pytest.FixtureRequest) -> AsyncIterator[GatewayHarness]:
     """A gateway that knows the first one as `native` and as `over-chat`, the second one as `thinker`, over chat too."""
 
     def known(name: str, engine: str, *apis: str) -> Any:
@@ -64,7 +64,7 @@ async def here(engines: dict[str, Worker], request: pytest.FixtureRequest) -> As
         gathers = request.param == "answers by a stream" and not LlamaServer.notices_leaving
         return made.model_copy(update={"notices_leaving": not gathers})
 
-    async with house() as built:
+    async with gateway_harness() as built:
         await built.publish(
             known("native", "plain", "/v1/completions", CHAT),
             known("over-chat", "plain", CHAT),
@@ -74,7 +74,7 @@ async def here(engines: dict[str, Worker], request: pytest.FixtureRequest) -> As
 
 
 @pytest.fixture(params=["sync", "async"])
-async def complete(here: House, request: pytest.FixtureRequest) -> AsyncIterator[Complete]:
+async def complete(here: GatewayHarness, request: pytest.FixtureRequest) -> AsyncIterator[Complete]:
     """The SDK's method, unmodified: a completion, or the list of a stream's parts."""
     options: dict[str, Any] = {"base_url": f"{here.url}/v1", "api_key": "none", "max_retries": 0}
     if request.param == "async":
@@ -130,7 +130,7 @@ async def test_streaming(complete: Complete, model: str) -> None:
     assert (told[-1].usage.prompt_tokens, told[-1].usage.completion_tokens) == (5, COMPLETION_TOKENS)
 
 
-async def test_the_ways_differ_in_nothing_but_what_is_the_engines_own(here: House) -> None:
+async def test_the_ways_differ_in_nothing_but_what_is_the_engines_own(here: GatewayHarness) -> None:
     answers = []
     for model in ("native", "over-chat"):
         async with here.post("/v1/completions", model=model, prompt=prompt(model), temperature=0) as answer:
@@ -165,14 +165,16 @@ async def test_thoughts_are_no_part_of_a_completion(complete: Complete) -> None:
     ids=lambda fields: next(iter(fields)),
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_chat_cannot_answer_is_refused(here: House, fields: dict[str, Any], stream: bool) -> None:
+async def test_what_a_chat_cannot_answer_is_refused(here: GatewayHarness, fields: dict[str, Any], stream: bool) -> None:
     body = {"model": "over-chat", "prompt": "Hi", "stream": stream} | fields
     async with here.post("/v1/completions", **body) as answer:
         error = (await answer.json())["error"]
     assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", next(iter(fields)))
 
 
-async def test_what_the_engine_refuses_it_refuses_in_its_own_words(here: House, engines: dict[str, Worker]) -> None:
+async def test_what_the_engine_refuses_it_refuses_in_its_own_words(
+    here: GatewayHarness, engines: dict[str, Worker]
+) -> None:
     said = {"messages": [{"role": "user", "content": "Hi"}], "grammar": "root ::= broken"}
     own = json.loads(engines["plain"].ask("POST", CHAT, said)[1])["error"]
     async with here.post("/v1/completions", model="over-chat", prompt="Hi", grammar="root ::= broken") as answer:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, engines, house
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support.queueing import key
 from tests.support.raw_http import chat_body, raw, request, spotless
 
@@ -16,7 +16,7 @@ ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/models", "/v1/admin/plan"
 ALLOW = "access-control-allow-origin"
 
 
-async def asked(here: House, method: str, path: str, origin: str | None, **more: Any) -> Any:
+async def asked(here: GatewayHarness, method: str, path: str, origin: str | None, **more: Any) -> Any:
     """An answer, read."""
     headers = ({"origin": origin} if origin else {}) | more.pop("headers", {})
     async with here.client.request(method, here.url + path, headers=headers, **more) as answer:
@@ -33,7 +33,7 @@ def preflight(method: str = "POST", *names: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", ROUTES)
 async def test_off_nothing_is_said_and_no_question_is_answered(path: str) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         for origin in (None, here.url):
             answer = await asked(here, "GET", path, origin)
             assert not [name for name in answer.headers if name.lower().startswith("access-control-")]
@@ -45,7 +45,7 @@ async def test_off_nothing_is_said_and_no_question_is_answered(path: str) -> Non
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("with_keys", [False, True])
 async def test_a_question_before_the_request_is_answered_without_a_key(path: str, with_keys: bool) -> None:
-    async with house(cors_origins=(CHAT,)) as here:
+    async with gateway_harness(cors_origins=(CHAT,)) as here:
         await here.publish(route("m"), keys=(key("alice"),) if with_keys else ())
         names = ("authorization", "content-type", "x-stainless-lang")
         answer = await asked(here, "OPTIONS", path, CHAT, headers=preflight("POST", *names))
@@ -61,7 +61,7 @@ async def test_a_question_before_the_request_is_answered_without_a_key(path: str
 
 
 async def test_answers_of_every_kind_may_be_read_by_named_origins_alone() -> None:
-    async with house(cors_origins=(CHAT, "http://localhost:3000")) as here, engines(1) as (engine,):
+    async with gateway_harness(cors_origins=(CHAT, "http://localhost:3000")) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]), keys=(key("alice", scopes=("inference", "admin")),))
         bearer = {"authorization": "Bearer secret-alice"}
         kinds: list[tuple[int, str, str, dict[str, Any]]] = [
@@ -90,7 +90,7 @@ async def test_answers_of_every_kind_may_be_read_by_named_origins_alone() -> Non
 
 
 async def test_a_star_is_every_origin() -> None:
-    async with house(cors_origins=("*",)) as here, engines(1) as (engine,):
+    async with gateway_harness(cors_origins=("*",)) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         for method, path, more in (("POST", "/v1/chat/completions", {"data": chat_body()}), ("GET", "/v1/models", {})):
             answer = await asked(here, method, path, "https://any.example", **more)
@@ -101,7 +101,7 @@ async def test_a_star_is_every_origin() -> None:
 
 
 async def test_a_question_cannot_put_words_into_the_answer() -> None:
-    async with house(cors_origins=(CHAT,)) as here, raw(here) as client:
+    async with gateway_harness(cors_origins=(CHAT,)) as here, raw(here) as client:
         for number, names in enumerate(("x\tset-cookie: a", "\x80", "a" * 3000, "a;b"), 1):
             asking = [
                 f"origin: {CHAT}",

@@ -18,7 +18,7 @@ from openai.types import CreateEmbeddingResponse
 
 from controller.engines import ENGINES
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, house
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.llama_servers import needed, started
 from tests.support.require import require
 from tests.support.worker_process import Worker, free_port
@@ -72,7 +72,7 @@ def engine(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work
 
 
 @pytest.fixture
-async def here(kind: str, engine: Worker) -> AsyncIterator[House]:
+async def here(kind: str, engine: Worker) -> AsyncIterator[GatewayHarness]:
     """A gateway that knows the engine as `fixed`, and as `matryoshka`, which may be shortened."""
     backend = {"embedded": "llama_server", "binary": "llama_server"}.get(kind, kind)
     known: dict[str, Any] = {
@@ -82,13 +82,13 @@ async def here(kind: str, engine: Worker) -> AsyncIterator[House]:
         "takes_dimensions": ENGINES[backend].takes_dimensions,
     }
     urls = [f"http://127.0.0.1:{engine.port}"]
-    async with house() as built:
+    async with gateway_harness() as built:
         await built.publish(route("fixed", urls, **known), route("matryoshka", urls, shortens_embeddings=True, **known))
         yield built
 
 
 @pytest.fixture(params=["sync", "async"])
-async def embed(here: House, request: pytest.FixtureRequest) -> AsyncIterator[Embed]:
+async def embed(here: GatewayHarness, request: pytest.FixtureRequest) -> AsyncIterator[Embed]:
     """The SDK's method, unmodified; the one that blocks in a thread of its own."""
     options: dict[str, Any] = {"base_url": f"{here.url}/v1", "api_key": "none", "max_retries": 0}
     if request.param == "async":
@@ -156,7 +156,7 @@ async def test_no_other_dimensions_than_its_own_elsewhere(embed: Embed, kind: st
         assert caught.value.code == "dimensions_unsupported"
 
 
-async def test_tokens_where_the_engine_takes_them(here: House, embed: Embed, kind: str) -> None:
+async def test_tokens_where_the_engine_takes_them(here: GatewayHarness, embed: Embed, kind: str) -> None:
     if kind in ("llama_cpp", "stub"):
         with pytest.raises(openai.BadRequestError, match="`input"):
             await embed(model="fixed", input=[1, 2])
@@ -176,13 +176,15 @@ async def test_tokens_where_the_engine_takes_them(here: House, embed: Embed, kin
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
     ],
 )
-async def test_what_is_wrong_is_told_alike_by_whichever_engine(here: House, fields: dict[str, Any], param: str) -> None:
+async def test_what_is_wrong_is_told_alike_by_whichever_engine(
+    here: GatewayHarness, fields: dict[str, Any], param: str
+) -> None:
     async with here.post("/v1/embeddings", model="fixed", **fields) as answer:
         told = await answer.json()
     assert (answer.status, told["error"]["code"], told["error"]["param"]) == (400, "invalid_request", param)
 
 
-async def test_nulls_and_further_fields_do_no_harm_and_tokens_are_counted(here: House) -> None:
+async def test_nulls_and_further_fields_do_no_harm_and_tokens_are_counted(here: GatewayHarness) -> None:
     used = 0
     for fields in ({"encoding_format": None, "dimensions": None, "user": "u"}, {"dimensions": SHORT}):
         async with here.post("/v1/embeddings", model="matryoshka", input=TEXTS, **fields) as answer:

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, Then, script, scripted
-from tests.fakes.gateway_harness import House, house
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.api_families import FAMILIES, STREAMING, Family
 from tests.support.gateway_rest import nothing_left
 from tests.support.wait import until
@@ -26,7 +26,7 @@ def begun(family: Family) -> bytes:
     return head + b"%x\r\n%b\r\n" % (len(family.events[0]), family.events[0])
 
 
-def ask(here: House, family: Family, **fields: Any) -> Any:
+def ask(here: GatewayHarness, family: Family, **fields: Any) -> Any:
     """A request of the family, for the model `m`."""
     return here.client.post(here.url + family.path, json=family.body("m", **fields))
 
@@ -34,9 +34,9 @@ def ask(here: House, family: Family, **fields: Any) -> Any:
 @contextlib.asynccontextmanager
 async def one_engine(
     family: Family, *scripts: Script, gathers: bool = False, slots: int = 1, **options: Any
-) -> AsyncIterator[tuple[House, ScriptedEngine]]:
+) -> AsyncIterator[tuple[GatewayHarness, ScriptedEngine]]:
     """A gateway in front of an engine with these scripts; nothing may be left behind."""
-    async with scripted(*scripts) as engine, house(**options) as here:
+    async with scripted(*scripts) as engine, gateway_harness(**options) as here:
         made = family.route("m", engine.url, target_inflight=slots)
         await here.publish(made.model_copy(update={"notices_leaving": not gathers}))
         yield here, engine
@@ -133,7 +133,7 @@ async def test_an_engine_that_closes_after_each_stream_without_a_word_is_well(
         assert "closed the connection" not in caplog.text, "it counts as no failure"
 
 
-async def _text(here: House, *, stream: bool) -> tuple[int, bytes]:
+async def _text(here: GatewayHarness, *, stream: bool) -> tuple[int, bytes]:
     async with ask(here, CHAT, stream=stream) as answer:
         return answer.status, await answer.read()
 

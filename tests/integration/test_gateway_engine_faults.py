@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from controller.schema.errors import ERROR_CODES
 from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, Then, script, scripted
-from tests.fakes.gateway_harness import House, house
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.api_families import FAMILIES, Family
 from tests.support.gateway_rest import nothing_left
 
@@ -146,7 +146,7 @@ class Place:
     """A gateway, and engines; `m3-0` is the model of the fourth for the first family, and `g3-0`, of which the gateway
     asks streams."""
 
-    def __init__(self, here: House, engines: list[ScriptedEngine]) -> None:
+    def __init__(self, here: GatewayHarness, engines: list[ScriptedEngine]) -> None:
         self.here = here
         self.engines = engines
 
@@ -206,7 +206,7 @@ def place() -> Iterator[tuple[asyncio.Runner, Place]]:
 
 
 async def _open(stack: AsyncExitStack) -> Place:
-    here = await stack.enter_async_context(house(request_timeout_s=DEADLINE_S, answer_buffer_mib=1))
+    here = await stack.enter_async_context(gateway_harness(request_timeout_s=DEADLINE_S, answer_buffer_mib=1))
     engines = [await stack.enter_async_context(scripted()) for _ in range(AT_ONCE)]
     return Place(here, engines)
 

@@ -14,7 +14,7 @@ import pytest
 from controller.schema.status import ModelState
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, script, scripted
-from tests.fakes.gateway_harness import House, house
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.api_families import FAMILIES, STREAMING, Family
 from tests.support.gateway_rest import nothing_left
 from tests.support.wait import until
@@ -40,29 +40,31 @@ STALL = script(b"", "stall")
 
 
 @contextlib.asynccontextmanager
-async def one_slot(family: Family, *scripts: Script, **options: Any) -> AsyncIterator[tuple[House, ScriptedEngine]]:
+async def one_slot(
+    family: Family, *scripts: Script, **options: Any
+) -> AsyncIterator[tuple[GatewayHarness, ScriptedEngine]]:
     """A gateway in front of an engine with one slot and these scripts; nothing may be left behind."""
-    async with scripted(*scripts) as engine, house(**options) as here:
+    async with scripted(*scripts) as engine, gateway_harness(**options) as here:
         await here.publish(family.route("m", engine.url, target_inflight=1, queue_limit=1))
         yield here, engine
         await nothing_left(here)
 
 
-async def ask(here: House, family: Family, **fields: Any) -> tuple[int, dict[str, str], bytes]:
+async def ask(here: GatewayHarness, family: Family, **fields: Any) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of one answer; on a connection of its own."""
     url, body = here.url + family.path, family.body("m", **fields)
     async with aiohttp.ClientSession() as client, client.post(url, json=body) as answer:
         return answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()
 
 
-async def takes_the_slot(here: House, family: Family, engine: ScriptedEngine) -> asyncio.Task[Any]:
+async def takes_the_slot(here: GatewayHarness, family: Family, engine: ScriptedEngine) -> asyncio.Task[Any]:
     """A request that the engine does not answer."""
     task = asyncio.create_task(ask(here, family, stream=family.streams))
     await until("the engine has it", lambda: len(engine.requests) == 1)
     return task
 
 
-async def waits(here: House, family: Family, **fields: Any) -> asyncio.Task[Any]:
+async def waits(here: GatewayHarness, family: Family, **fields: Any) -> asyncio.Task[Any]:
     """A request that stands in the queue."""
     task = asyncio.create_task(ask(here, family, **fields))
 
@@ -135,7 +137,7 @@ async def test_a_full_queue_refuses_in_the_familys_form(family: Family) -> None:
 
 @each_stream
 async def test_a_load_that_fails_while_a_stream_waits_ends_it_in_the_familys_form(family: Family) -> None:
-    async with house(heartbeat_s=0.05, hold_headers_s=0.05) as here:
+    async with gateway_harness(heartbeat_s=0.05, hold_headers_s=0.05) as here:
         wanted: dict[str, Any] = {"apis": (family.speaks,), "autoload": True}
         await here.publish(route("m", state=ModelState.LOADING, **wanted))
         task = await waits(here, family, stream=True)

@@ -10,17 +10,17 @@ import aiohttp
 import pytest
 
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, engines, house, until
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
 
 
-async def code_of(here: House, **fields: Any) -> tuple[int, str]:
+async def code_of(here: GatewayHarness, **fields: Any) -> tuple[int, str]:
     """Status and error code of a chat completion that fails."""
     async with here.chat(**fields) as answer:
         return answer.status, (await answer.json())["error"]["code"]
 
 
 async def test_replicas_share_the_work() -> None:
-    async with house() as here, engines(3) as three:
+    async with gateway_harness() as here, engines(3) as three:
         await here.publish(route("m", [engine.url for engine in three]))
         for number in range(9):
             messages = [{"role": "user", "content": f"Hi {number}"}]
@@ -30,7 +30,7 @@ async def test_replicas_share_the_work() -> None:
 
 
 async def test_a_conversation_goes_where_its_beginning_is_cached() -> None:
-    async with house() as here, engines(3) as three:
+    async with gateway_harness() as here, engines(3) as three:
         await here.publish(route("m", [engine.url for engine in three]))
         messages = [{"role": "user", "content": "Hi"}]
         for turn in range(4):
@@ -42,7 +42,7 @@ async def test_a_conversation_goes_where_its_beginning_is_cached() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 async def test_what_a_client_says_belongs_together_goes_to_one_replica(path: str) -> None:
-    async with house() as here, engines(3) as three:
+    async with gateway_harness() as here, engines(3) as three:
         await here.publish(route("m", [engine.url for engine in three]))
         for number in range(4):
             texts = {"messages": [{"role": "user", "content": f"Hi {number}"}], "input": f"Hi {number}"}
@@ -52,7 +52,7 @@ async def test_what_a_client_says_belongs_together_goes_to_one_replica(path: str
 
 
 async def test_a_response_goes_where_its_beginning_is_cached() -> None:
-    async with house() as here, engines(3) as three:
+    async with gateway_harness() as here, engines(3) as three:
         await here.publish(route("m", [engine.url for engine in three]))
         items = [{"role": "user", "content": "Hi"}]
         for turn in range(4):
@@ -63,7 +63,7 @@ async def test_a_response_goes_where_its_beginning_is_cached() -> None:
 
 
 async def test_the_replica_with_less_inside_gets_the_next_request() -> None:
-    async with house() as here, engines(2) as (busy, free):
+    async with gateway_harness() as here, engines(2) as (busy, free):
         await here.publish(route("m", [busy.url, free.url]))
         async with here.chat(stream=True, fault="pause_until_release") as held:
             await held.content.readany()
@@ -77,7 +77,7 @@ async def test_the_replica_with_less_inside_gets_the_next_request() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_refused_connection_is_tried_elsewhere_and_reported(stream: bool) -> None:
-    async with house() as here, engines(2) as (dead, alive):
+    async with gateway_harness() as here, engines(2) as (dead, alive):
         await dead.stop()
         await here.publish(route("m", [dead.url, alive.url]))
         for _ in range(4):
@@ -90,7 +90,7 @@ async def test_a_refused_connection_is_tried_elsewhere_and_reported(stream: bool
 
 
 async def test_with_every_replica_gone_the_client_is_told_at_once() -> None:
-    async with house() as here, engines(2) as both:
+    async with gateway_harness() as here, engines(2) as both:
         for engine in both:
             await engine.stop()
         await here.publish(route("m", [engine.url for engine in both]))
@@ -103,14 +103,14 @@ async def test_with_every_replica_gone_the_client_is_told_at_once() -> None:
 
 
 async def test_a_loaded_model_without_a_ready_replica() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(route("m"))
         assert await code_of(here) == (502, "engine_unreachable")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_kept_connection_gone_stale_costs_one_more_try_on_a_fresh_one(stream: bool) -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.chat() as answer:
             assert answer.status == 200
@@ -125,7 +125,7 @@ async def test_a_kept_connection_gone_stale_costs_one_more_try_on_a_fresh_one(st
 
 
 async def test_however_many_kept_connections_are_stale_one_more_try_is_enough() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         held = [asyncio.create_task(here.chat(fault="hold").__aenter__()) for _ in range(5)]
         await until(lambda: engine.running == 5)
@@ -139,7 +139,7 @@ async def test_however_many_kept_connections_are_stale_one_more_try_is_enough() 
 
 
 async def test_an_engine_that_vanishes_while_idle_and_is_back_loses_no_request() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         for _ in range(5):
             async with here.chat() as answer:
@@ -148,7 +148,7 @@ async def test_an_engine_that_vanishes_while_idle_and_is_back_loses_no_request()
 
 
 async def test_a_request_that_crashes_engines_does_not_crash_them_all() -> None:
-    async with house() as here, engines(4) as four:
+    async with gateway_harness() as here, engines(4) as four:
         await here.publish(route("m", [engine.url for engine in four]))
         assert await code_of(here, fault="die_before_answer") == (502, "engine_unreachable")
         assert sum(len(engine.requests) for engine in four) == 2
@@ -166,7 +166,7 @@ async def test_a_request_that_crashes_engines_does_not_crash_them_all() -> None:
     ],
 )
 async def test_a_blocking_answer_that_is_none_becomes_an_envelope(fault: str, status: int, code: str) -> None:
-    async with house() as here, engines(2) as both:
+    async with gateway_harness() as here, engines(2) as both:
         await here.publish(route("m", [engine.url for engine in both]))
         assert await code_of(here, fault=fault) == (status, code)
         assert sum(len(engine.requests) for engine in both) == 1, "a part of an answer had come: no second try"
@@ -178,7 +178,7 @@ async def test_a_blocking_answer_that_is_none_becomes_an_envelope(fault: str, st
     ("fault", "status", "message"), [("bad_request", 400, "too hot"), ("error_json", 500, "exploded")]
 )
 async def test_an_engines_error_in_openai_form_passes(fault: str, status: int, message: str) -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.chat(fault=fault) as answer:
             assert answer.status == status
@@ -186,7 +186,7 @@ async def test_an_engines_error_in_openai_form_passes(fault: str, status: int, m
 
 
 async def test_an_answer_too_long_to_hold_that_breaks_off_is_cut_and_not_completed() -> None:
-    async with house(answer_buffer_mib=1) as here, engines(1) as (engine,):
+    async with gateway_harness(answer_buffer_mib=1) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.chat(fault="huge", bytes=4_000_000, dies=True) as answer:
             assert answer.status == 200
@@ -197,7 +197,7 @@ async def test_an_answer_too_long_to_hold_that_breaks_off_is_cut_and_not_complet
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", ["hold", "stall"])
 async def test_a_client_that_leaves_cancels_the_engines_work(stream: bool, fault: str) -> None:
-    async with house(hold_headers_s=0.05) as here, engines(1) as (engine,):
+    async with gateway_harness(hold_headers_s=0.05) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with aiohttp.ClientSession() as leaving:
             call = asyncio.create_task(
@@ -214,7 +214,7 @@ async def test_a_client_that_leaves_cancels_the_engines_work(stream: bool, fault
 
 
 async def test_a_client_that_leaves_before_it_has_asked_leaves_nothing() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(route("m"))
         host, port = here.url.removeprefix("http://").split(":")
         for _ in range(5):
@@ -227,7 +227,7 @@ async def test_a_client_that_leaves_before_it_has_asked_leaves_nothing() -> None
 
 async def test_counters_return_to_zero_after_a_storm() -> None:
     dice = random.Random(7)
-    async with house(heartbeat_s=0.02, hold_headers_s=0.02) as here, engines(3) as three:
+    async with gateway_harness(heartbeat_s=0.02, hold_headers_s=0.02) as here, engines(3) as three:
         await here.publish(route("m", [engine.url for engine in three]))
         await asyncio.gather(*(one_of_a_storm(here, dice) for _ in range(150)))
         await here.idle()
@@ -239,7 +239,7 @@ async def test_counters_return_to_zero_after_a_storm() -> None:
         await until_metric(here, 'roundhouse_gateway_inflight{model="m"}', present=False)
 
 
-async def one_of_a_storm(here: House, dice: random.Random) -> None:
+async def one_of_a_storm(here: GatewayHarness, dice: random.Random) -> None:
     """A request of any kind; half of the clients leave at some moment."""
     fault = dice.choice(["", "", "half_chunks", "stall", "die_before_answer", "die_mid_body", "die_mid_stream", "busy"])
     body = {"model": "m", "stream": dice.random() < 0.6, "fault": fault, "max_tokens": 30, "pause": 0.002}
@@ -255,7 +255,7 @@ async def one_of_a_storm(here: House, dice: random.Random) -> None:
         assert patience < 1, "only clients who meant to leave may run out of patience"
 
 
-async def until_metric(here: House, part: str, *, present: bool = True) -> None:
+async def until_metric(here: GatewayHarness, part: str, *, present: bool = True) -> None:
     """Wait until /metrics has, or has not, that text."""
     async with asyncio.timeout(20):
         while (part in await here.metrics()) is not present:  # noqa: ASYNC110 - /metrics has no event
@@ -263,7 +263,7 @@ async def until_metric(here: House, part: str, *, present: bool = True) -> None:
 
 
 async def test_an_engine_killed_under_load_costs_no_request_that_had_no_byte() -> None:
-    async with house() as here, engines(2) as (victim, other):
+    async with gateway_harness() as here, engines(2) as (victim, other):
         await here.publish(route("m", [victim.url, other.url]))
         statuses: list[int] = []
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import engines, house
+from tests.fakes.gateway_harness import engines, gateway_harness
 from tests.integration.test_gateway_security_matrix import BOTH, bearer, every_route
 from tests.integration.test_gateway_security_matrix import ask as ask_route
 from tests.support.queueing import Clock, clock, key
@@ -32,7 +32,7 @@ async def statuses(client: RawClient) -> tuple[int, ...]:
 
 
 async def test_a_new_table_admits_and_revokes_at_once_also_on_an_open_connection() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         model = route("m", [engine.url])
         await here.publish(model)
         async with raw(here) as client:
@@ -55,7 +55,7 @@ async def test_a_new_table_admits_and_revokes_at_once_also_on_an_open_connection
 
 
 async def test_who_is_inside_when_his_key_is_revoked_finishes() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         model = route("m", [engine.url])
         await here.publish(model, keys=(key("alice", concurrency=1),))
         async with raw(here) as client:
@@ -71,7 +71,7 @@ async def test_who_is_inside_when_his_key_is_revoked_finishes() -> None:
 
 
 async def test_a_key_ends_when_it_expires(clock: Clock) -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]), keys=(key("alice", scopes=BOTH, expires_at=clock.time() + 60),))
         async with raw(here) as client:
             clock.now += 59
@@ -82,9 +82,9 @@ async def test_a_key_ends_when_it_expires(clock: Clock) -> None:
 
 
 async def test_before_the_first_table_nobody_is_let_in() -> None:
-    async with house() as another:
+    async with gateway_harness() as another:
         routes = await every_route(another)
-    async with house(with_table=False) as here:
+    async with gateway_harness(with_table=False) as here:
         for asked in routes:
             status, headers, text = await ask_route(here, asked, bearer("all"))
             if asked.kind == "ungated":
@@ -108,7 +108,7 @@ async def test_before_the_first_table_nobody_is_let_in() -> None:
 async def test_without_keys_foreign_hosts_and_pages_are_refused_on_every_route(
     header: tuple[str, str], code: str
 ) -> None:
-    async with house(engine_state_routes=True) as here, engines(1) as (engine,):
+    async with gateway_harness(engine_state_routes=True) as here, engines(1) as (engine,):
         await here.publish(route("org/m", [engine.url], aliases=("a-n",)))
         routes = await every_route(here)
         for asked in routes:
@@ -125,7 +125,7 @@ async def test_without_keys_foreign_hosts_and_pages_are_refused_on_every_route(
 
 
 async def test_two_hosts_are_no_host() -> None:
-    async with house() as here, raw(here) as client:
+    async with gateway_harness() as here, raw(here) as client:
         client.write(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n")
         client.write(b"GET /v1/models HTTP/1.1\r\n\r\n")
         client.write(b"GET http://localhost/v1/models HTTP/1.1\r\nhost: evil.example\r\n\r\n")
@@ -134,7 +134,7 @@ async def test_two_hosts_are_no_host() -> None:
 
 
 async def test_on_an_address_that_others_reach_keys_are_required() -> None:
-    async with house(host="0.0.0.0") as here, engines(1) as (engine,):
+    async with gateway_harness(host="0.0.0.0") as here, engines(1) as (engine,):
         model = route("org/m", [engine.url], aliases=("a-n",))
         await here.publish(model, keys=(key("all", scopes=BOTH),))
         routes = await every_route(here)
@@ -154,7 +154,7 @@ async def test_on_an_address_that_others_reach_keys_are_required() -> None:
 
 
 async def test_an_open_gateway_serves_by_its_address_without_keys() -> None:
-    async with house(host="0.0.0.0", open=True) as here, engines(1) as (engine,):
+    async with gateway_harness(host="0.0.0.0", open=True) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.chat() as answer:
             assert (answer.status, answer.headers["x-client-id"][:7]) == (200, "Python/")
@@ -164,7 +164,7 @@ async def test_an_open_gateway_serves_by_its_address_without_keys() -> None:
 
 async def test_a_host_that_is_no_host_is_no_failure() -> None:
     """With keys the Host header is not looked at, by the gateway's gate at least."""
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]), keys=(key("alice", scopes=BOTH),))
         for host in ("[", "]", "a:b:c", "\x80", "a/b?c#d", "", "user@host", "\u2100"):
             async with raw(here) as client:
@@ -177,7 +177,7 @@ async def test_a_host_that_is_no_host_is_no_failure() -> None:
 
 
 async def test_the_actor_without_keys_is_the_address() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         async with here.client.post(here.url + "/v1/admin/plan", json={}, headers=bearer("alice")) as answer:
             assert answer.status == 200
         assert here.controller.admin.asked[0].headers["x-roundhouse-actor"] == "api 127.0.0.1"

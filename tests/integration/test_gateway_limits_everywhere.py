@@ -11,7 +11,7 @@ import pytest
 from gateway.live_routes import LiveRoutes
 from gateway.routing import Routes
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, engines, house
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support.queueing import Clock, clock, key
 from tests.support.raw_http import raw, request
 from tests.support.wait import until
@@ -29,7 +29,7 @@ FRAMEWORK = (
 )
 
 
-async def ask(here: House, method: str, path: str, who: str | None = "a") -> tuple[int, dict[str, str], bytes]:
+async def ask(here: GatewayHarness, method: str, path: str, who: str | None = "a") -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body."""
     headers = {"authorization": f"Bearer secret-{who}"} if who else {}
     async with here.client.request(method, here.url + path, headers=headers) as answer:
@@ -38,7 +38,7 @@ async def ask(here: House, method: str, path: str, who: str | None = "a") -> tup
 
 @pytest.mark.parametrize(("method", "path"), FRAMEWORK)
 async def test_requests_per_minute_hold_on_routes_of_the_framework(method: str, path: str, clock: Clock) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(route("m"), keys=(key("a", scopes=BOTH, requests_per_minute=2, tokens_per_minute=100),))
         for left in ("1", "0"):
             status, headers, _ = await ask(here, method, path)
@@ -58,7 +58,7 @@ async def test_requests_per_minute_hold_on_routes_of_the_framework(method: str, 
 
 
 async def test_the_framework_and_models_share_a_limit_and_a_refusal_uses_nothing_up(clock: Clock) -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]), keys=(key("a", requests_per_minute=2),))
         assert (await ask(here, "GET", "/v1/admin/status"))[0] == 403
         assert (await ask(here, "GET", "/v1/models"))[1]["x-ratelimit-remaining-requests"] == "1"
@@ -72,7 +72,7 @@ async def test_the_framework_and_models_share_a_limit_and_a_refusal_uses_nothing
 
 
 async def test_events_count_as_one_request_until_they_end() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         here.controller.admin.answer = here.controller.admin.stream("text/event-stream")
         await here.publish(keys=(key("a", scopes=BOTH, concurrency=1),))
         here.controller.admin.parts.put_nowait(b"data: 1\n\n")
@@ -96,7 +96,7 @@ async def test_events_count_as_one_request_until_they_end() -> None:
 
 
 async def test_the_list_of_models_needs_the_scope_inference_and_the_document_none() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(route("m"), keys=(key("a", scopes=("admin",)), key("b")))
         for path in ("/v1/models", "/v1/models/m", "/v1/models/", "/v1/%6dodels"):
             status, _, body = await ask(here, "GET", path)
@@ -113,7 +113,7 @@ async def test_the_list_of_models_needs_the_scope_inference_and_the_document_non
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"])
 async def test_errors_on_paths_of_messages_have_anthropics_form(path: str) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         keys = (key("a", scopes=("admin",), requests_per_minute=1),)
         await here.publish(keys=keys)
         seen = []
@@ -143,14 +143,14 @@ async def test_errors_on_paths_of_messages_have_anthropics_form(path: str) -> No
     ],
 )
 async def test_a_wrong_method_is_told_all_right_ones(method: str, path: str, allowed: str) -> None:
-    async with house(engine_state_routes=True) as here:
+    async with gateway_harness(engine_state_routes=True) as here:
         status, headers, _ = await ask(here, method, path)
         assert (status, headers["allow"]) == (405, allowed)
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics"])
 async def test_health_and_metrics_answer_head(path: str) -> None:
-    async with house() as here, raw(here) as client:
+    async with gateway_harness() as here, raw(here) as client:
         client.write(request("HEAD", path) + request("GET", "/nowhere"))
         while b"unknown_route" not in client.received:
             await client.read_bytes()
@@ -169,7 +169,7 @@ async def test_health_and_metrics_answer_head(path: str) -> None:
     ],
 )
 async def test_what_is_no_request_has_an_id_too(sent: bytes, status: int) -> None:
-    async with house(client_timeout_s=0.3) as here:
+    async with gateway_harness(client_timeout_s=0.3) as here:
         ids = set()
         for _ in range(2):
             async with raw(here) as client:
@@ -191,7 +191,7 @@ async def test_a_bug_while_a_table_is_applied_does_not_end_the_link(
         return made[-1]
 
     monkeypatch.setattr("gateway.app.LiveRoutes", make)
-    async with house() as here:
+    async with gateway_harness() as here:
         apply = made[0].on_table
 
         def broken(_: Routes) -> None:
@@ -210,7 +210,7 @@ async def test_a_bug_while_a_table_is_applied_does_not_end_the_link(
 async def test_a_report_that_fails_does_not_end_the_reports(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         before = here.controller.connections
 
         def broken(_: object) -> str:

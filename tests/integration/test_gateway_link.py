@@ -14,17 +14,17 @@ from controller.schema.status import ModelState
 from gateway import report_timer
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import FakeController, route
-from tests.fakes.gateway_harness import House, engines, house, serving, until
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, serving, until
 
 
-async def controller_word(here: House) -> str:
+async def controller_word(here: GatewayHarness) -> str:
     """What /health says of the controller."""
     async with here.client.get(here.url + "/health") as answer:
         word: str = (await answer.json())["controller"]
         return word
 
 
-async def until_word(here: House, word: str) -> None:
+async def until_word(here: GatewayHarness, word: str) -> None:
     """Wait until /health says so."""
     async with asyncio.timeout(20):
         while await controller_word(here) != word:  # noqa: ASYNC110 - /health has no event
@@ -32,7 +32,7 @@ async def until_word(here: House, word: str) -> None:
 
 
 async def test_the_first_report_names_no_table_and_every_table_is_acknowledged() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         assert here.controller.reports[0].stamp is None
         assert here.controller.reports[0].gateway_id.startswith("gw-")
         for _ in range(5):
@@ -42,7 +42,7 @@ async def test_the_first_report_names_no_table_and_every_table_is_acknowledged()
 
 
 async def test_a_drained_replica_is_reported_until_its_last_request_is_done() -> None:
-    async with house() as here, engines(2) as (old, new):
+    async with gateway_harness() as here, engines(2) as (old, new):
         old_route = route("m", [old.url])
         await here.publish(old_route)
         async with here.chat(stream=True, fault="pause_until_release") as answer:
@@ -61,7 +61,7 @@ async def test_a_drained_replica_is_reported_until_its_last_request_is_done() ->
 
 
 async def test_requests_in_replicas_that_leave_are_named_the_oldest_first() -> None:
-    async with house() as here, engines(2) as (old, new):
+    async with gateway_harness() as here, engines(2) as (old, new):
         old_route = route("m", [old.url])
         await here.publish(old_route)
         answers = [asyncio.create_task(here.chat(fault="hold").__aenter__()) for _ in range(25)]
@@ -86,7 +86,7 @@ async def test_requests_in_replicas_that_leave_are_named_the_oldest_first() -> N
 
 
 async def test_after_an_acknowledgement_no_request_goes_by_an_older_table() -> None:
-    async with house() as here, engines(2) as (old, new):
+    async with gateway_harness() as here, engines(2) as (old, new):
         await here.publish(route("m", [old.url]))
         stop = False
 
@@ -116,7 +116,7 @@ async def test_after_an_acknowledgement_no_request_goes_by_an_older_table() -> N
 async def test_changes_share_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_timer, "COALESCE_S", 3600.0)
     monkeypatch.setattr(report_timer, "EVERY_S", 3600.0)
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         start = len(here.controller.reports)
         for _ in range(100):
@@ -129,14 +129,14 @@ async def test_changes_share_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_reports_go_even_when_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_timer, "EVERY_S", 0.05)
-    async with house() as here:
+    async with gateway_harness() as here:
         await until(lambda: len(here.controller.reports) > 5, "reports without a change")
 
 
 async def test_acknowledgements_and_demand_do_not_wait_for_the_next_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_timer, "COALESCE_S", 3600.0)
     monkeypatch.setattr(report_timer, "EVERY_S", 3600.0)
-    async with house(autoload_timeout_s=60) as here:
+    async with gateway_harness(autoload_timeout_s=60) as here:
         for _ in range(3):
             await here.publish(route("m", state=ModelState.UNLOADED, autoload=True))
         call = asyncio.create_task(here.chat().__aenter__())
@@ -145,7 +145,7 @@ async def test_acknowledgements_and_demand_do_not_wait_for_the_next_report(monke
 
 
 async def test_requests_go_on_with_the_controller_dead_and_it_is_found_again() -> None:
-    async with house(with_table=False) as here, engines(1) as (engine,):
+    async with gateway_harness(with_table=False) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         assert await controller_word(here) == "connected"
         await here.controller.stop()
@@ -164,7 +164,7 @@ async def test_a_gateway_that_starts_first_waits_for_its_controller(tmp_path: Pa
     controller = FakeController()
     settings = GatewaySettings(controller_url=f"unix:{tmp_path / 'c.sock'}")
     async with serving(settings) as url, aiohttp.ClientSession() as client, engines(1) as (engine,):
-        here = House(controller, url, client)
+        here = GatewayHarness(controller, url, client)
         assert await controller_word(here) == "never"
         async with here.chat() as answer:
             assert (await answer.json())["error"]["code"] == "controller_unavailable"
@@ -177,7 +177,7 @@ async def test_a_gateway_that_starts_first_waits_for_its_controller(tmp_path: Pa
 
 
 async def test_an_older_table_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(route("a"))
         current = await here.controller.publish(route("a"), route("b"))
         older = RoutingTable(instance="test", stamp=Stamp(epoch=0, seq=99), models=(route("c"),))
@@ -188,7 +188,7 @@ async def test_an_older_table_is_ignored(caplog: pytest.LogCaptureFixture) -> No
 
 
 async def test_a_newer_controller_of_the_same_house_is_followed() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(route("a"))
         here.controller.epoch, here.controller.seq = 2, 0
         await here.publish(route("b"))
@@ -199,7 +199,7 @@ async def test_a_newer_controller_of_the_same_house_is_followed() -> None:
 async def test_another_instance_is_believed_after_a_reconnection_and_not_before(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(route("a"))
         here.controller.instance, here.controller.seq = "other", 0
         foreign = here.controller.table(route("b"))
@@ -216,7 +216,7 @@ async def test_another_instance_is_believed_after_a_reconnection_and_not_before(
 
 
 async def test_a_table_of_a_newer_schema_is_refused_and_the_last_one_stays(caplog: pytest.LogCaptureFixture) -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         newer = json.loads(here.controller.table().model_dump_json()) | {"schema_version": 99}
         await here.controller.send(json.dumps(newer))
@@ -230,7 +230,7 @@ async def test_a_table_of_a_newer_schema_is_refused_and_the_last_one_stays(caplo
 
 async def test_tokens_are_in_no_log_and_no_answer(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="gateway")
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url], token="very-secret-token"))
         await engine.stop()
         async with here.chat() as answer:

@@ -14,10 +14,10 @@ from anthropic.types import Message, MessageParam, ToolParam
 
 from controller.schema.admin import Capabilities
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House
+from tests.fakes.gateway_harness import GatewayHarness
 from tests.support.clockwork_caller import SPOKEN, THOUGHT
 from tests.support.llama_servers import Kind, needed
-from tests.support.messages_house import TOKEN, client_of, llama_servers, messages_house, worker_of_ours
+from tests.support.messages_gateway import TOKEN, client_of, llama_servers, messages_gateway, worker_of_ours
 from tests.support.messages_schema import checked_events, checked_message
 from tests.support.queueing import key
 from tests.support.worker_process import Worker
@@ -51,13 +51,13 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 
 @pytest.fixture
-async def here(servers: dict[str, Worker], worker: Worker) -> AsyncIterator[House]:
-    async with messages_house(servers, worker) as built:
+async def here(servers: dict[str, Worker], worker: Worker) -> AsyncIterator[GatewayHarness]:
+    async with messages_gateway(servers, worker) as built:
         yield built
 
 
 @pytest.fixture
-async def client(here: House) -> AsyncIterator[anthropic.AsyncAnthropic]:
+async def client(here: GatewayHarness) -> AsyncIterator[anthropic.AsyncAnthropic]:
     async with client_of(here) as made:
         yield made
 
@@ -102,7 +102,7 @@ async def test_the_package_knows_the_requests_id(client: anthropic.AsyncAnthropi
     assert str(caught.value.request_id).startswith("req-")
 
 
-async def test_the_synchronous_client(here: House) -> None:
+async def test_the_synchronous_client(here: GatewayHarness) -> None:
     def calls() -> None:
         with anthropic.Anthropic(base_url=here.url, api_key="none", max_retries=0) as client:
             asked: Any = {"model": "plain", "max_tokens": 60, "messages": HI}
@@ -269,7 +269,7 @@ async def test_refusals_are_the_packages_own_errors(client: anthropic.AsyncAnthr
             assert body["request_id"] == refused.value.response.headers["x-request-id"]
 
 
-async def test_an_engines_failure_is_the_packages_own_error(servers: dict[str, Worker], here: House) -> None:
+async def test_an_engines_failure_is_the_packages_own_error(servers: dict[str, Worker], here: GatewayHarness) -> None:
     seeing = Capabilities(modalities=("text", "image"))
     url = f"http://127.0.0.1:{servers['plain'].port}"
     chat = ("/v1/chat/completions",)
@@ -291,7 +291,7 @@ STREAMS: list[dict[str, Any]] = [
 ]
 
 
-async def test_every_event_is_as_published(here: House) -> None:
+async def test_every_event_is_as_published(here: GatewayHarness) -> None:
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "a-2025-01-01,b-2026-01-01", "x-api-key": "whoever"}
     for asked in STREAMS:
         body = {"max_tokens": 60, "messages": HI, "temperature": 0, "stream": True, **asked}
@@ -300,7 +300,7 @@ async def test_every_event_is_as_published(here: House) -> None:
             assert checked_events(await answer.read())[-1] == {"type": "message_stop"}
 
 
-async def test_a_key_as_anthropics_clients_send_it(servers: dict[str, Worker], here: House) -> None:
+async def test_a_key_as_anthropics_clients_send_it(servers: dict[str, Worker], here: GatewayHarness) -> None:
     url = f"http://127.0.0.1:{servers['plain'].port}"
     await here.publish(
         route("m", [url], token=TOKEN, served_name="inner-plain", apis=("/v1/chat/completions",)), keys=(key("alice"),)

@@ -11,9 +11,9 @@ import pydantic
 import pytest
 from anthropic.types import ThinkingBlock, ToolUseBlock
 
-from tests.fakes.gateway_harness import House
+from tests.fakes.gateway_harness import GatewayHarness
 from tests.support.llama_servers import Kind, needed
-from tests.support.messages_house import llama_servers, messages_house
+from tests.support.messages_gateway import llama_servers, messages_gateway
 from tests.support.messages_schema import checked_events, checked_message
 from tests.support.worker_process import Worker
 
@@ -39,12 +39,12 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-async def here(servers: dict[str, Worker]) -> AsyncIterator[House]:
-    async with messages_house(servers) as built:
+async def here(servers: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
+    async with messages_gateway(servers) as built:
         yield built
 
 
-async def ask(here: House, model: str, asked: Fields) -> Fields:
+async def ask(here: GatewayHarness, model: str, asked: Fields) -> Fields:
     """A blocking answer."""
     async with here.post("/v1/messages", model=model, **asked) as answer:
         assert answer.status == 200, await answer.text()
@@ -52,7 +52,7 @@ async def ask(here: House, model: str, asked: Fields) -> Fields:
         return fields
 
 
-async def stream(here: House, model: str, asked: Fields) -> bytes:
+async def stream(here: GatewayHarness, model: str, asked: Fields) -> bytes:
     """A stream."""
     async with here.post("/v1/messages", model=model, stream=True, **asked) as answer:
         assert answer.status == 200, await answer.text()
@@ -104,7 +104,7 @@ SAME: list[tuple[str, Fields]] = [
 ]
 
 
-async def test_both_ways_come_to_the_same(here: House) -> None:
+async def test_both_ways_come_to_the_same(here: GatewayHarness) -> None:
     for model, asked in SAME:
         native, ours = await ask(here, f"native-{model}", asked), await ask(here, model, asked)
         checked_message(native)
@@ -115,7 +115,7 @@ async def test_both_ways_come_to_the_same(here: House) -> None:
 
 
 @pytest.mark.parametrize("model", ["plain", "caller"])
-async def test_both_ways_count_the_same(here: House, model: str) -> None:
+async def test_both_ways_count_the_same(here: GatewayHarness, model: str) -> None:
     conversation = [*HI, {"role": "assistant", "content": [CALLED]}, {"role": "user", "content": [RESULT]}]
     for asked in (
         {"messages": HI},
@@ -130,7 +130,7 @@ async def test_both_ways_count_the_same(here: House, model: str) -> None:
         assert counts[0][1].keys() == {"input_tokens"}
 
 
-async def test_what_llama_servers_own_lose(here: House) -> None:
+async def test_what_llama_servers_own_lose(here: GatewayHarness) -> None:
     """Each of these is a reason for `ways.WAYS` to translate. Where one fails, llama-server has learned."""
 
     async def last_block(model: str, **more: Any) -> Any:
@@ -153,21 +153,21 @@ async def test_what_llama_servers_own_lose(here: House) -> None:
     assert (await last_block("native-plain", **begun))["text"].startswith("The quick brown")
 
 
-async def count(here: House, model: str, **asked: Any) -> int:
+async def count(here: GatewayHarness, model: str, **asked: Any) -> int:
     """The tokens of a request."""
     async with here.post("/v1/messages/count_tokens", model=model, **asked) as answer:
         tokens: int = (await answer.json())["input_tokens"]
         return tokens
 
 
-async def test_llama_servers_own_leave_documents_out(here: House) -> None:
+async def test_llama_servers_own_leave_documents_out(here: GatewayHarness) -> None:
     news = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "News"}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, news]}]
     assert await count(here, "plain", messages=messages) == await count(here, "plain", messages=HI) + len("\nNews")
     assert await count(here, "native-plain", messages=messages) == await count(here, "native-plain", messages=HI)
 
 
-async def test_llama_servers_own_streams_are_not_as_published(here: House) -> None:
+async def test_llama_servers_own_streams_are_not_as_published(here: GatewayHarness) -> None:
     asked = {**COLD, "tools": [WEATHER], "tool_choice": {"type": "any"}}
     checked_events(await stream(here, "caller", asked))
     told = events_of(await stream(here, "native-caller", asked))

@@ -13,7 +13,7 @@ from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, house
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.queueing import key
 
 SEES = Capabilities(modalities=("text", "image"), multi_turn=False, thinking_modes=("default", "disabled"), tools=False)
@@ -35,7 +35,7 @@ def seeing(**fields: Any) -> ModelRoute:
     )
 
 
-async def get(here: House, path: str) -> Any:
+async def get(here: GatewayHarness, path: str) -> Any:
     """The JSON of a GET."""
     async with here.client.get(here.url + path) as answer:
         assert answer.status == 200
@@ -43,7 +43,7 @@ async def get(here: House, path: str) -> Any:
 
 
 async def test_everything_that_is_told_of_a_model() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(seeing(), route("b", state=ModelState.UNLOADED, apis=()))
         listed = await get(here, "/v1/models")
         one, other = listed["data"]
@@ -85,7 +85,7 @@ async def test_everything_that_is_told_of_a_model() -> None:
 
 
 async def test_the_list_of_llama_servers_router() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(seeing(), *(route(f"m-{state}", state=state) for state in ModelState))
         own = {model["id"]: model for model in (await get(here, "/v1/models"))["data"]}
         listed = await get(here, "/models")
@@ -99,7 +99,7 @@ async def test_the_list_of_llama_servers_router() -> None:
             assert tags == []
 
 
-async def probe(here: House, base: str, bearer: str | None) -> tuple[int, list[tuple[str, str]]]:
+async def probe(here: GatewayHarness, base: str, bearer: str | None) -> tuple[int, list[tuple[str, str]]]:
     """Open WebUI's probe of a connection, and what it makes of the answer: status, and each model's id and name.
 
     `GET {base}/models` with the key as a bearer, which is empty where none is given; 200 with JSON is good. It takes
@@ -121,7 +121,7 @@ KEYS: tuple[tuple[Key, ...], ...] = ((), (key("ui"), key("far", models=("other",
 @pytest.mark.parametrize("base", ["/v1", ""])
 @pytest.mark.parametrize("keys", KEYS, ids=["open", "keys"])
 async def test_open_webuis_connection_probe(base: str, keys: tuple[Key, ...]) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(seeing(), keys=keys)
         good = (200, [("org/m:8b", "org/m:8b")])
         refused: tuple[int, list[tuple[str, str]]] = (401, []) if keys else good
@@ -133,7 +133,7 @@ async def test_open_webuis_connection_probe(base: str, keys: tuple[Key, ...]) ->
 
 
 async def test_both_sdks_list_and_retrieve() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(seeing(), route("b"))
         async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="none", max_retries=0) as client:
             assert [model.id async for model in client.models.list()] == ["org/m:8b", "b"]

@@ -16,7 +16,7 @@ from controller.schema.errors import ERROR_CODES
 from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, house
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.clockwork_caller import SPOKEN, TEMPLATE, THOUGHT, make_caller
 from tests.support.llama_servers import Kind, needed, started
 from tests.support.worker_process import Worker
@@ -88,14 +88,14 @@ def model(servers: dict[str, Worker], name: str) -> ModelRoute:
 
 
 @pytest.fixture
-async def here(servers: dict[str, Worker]) -> AsyncIterator[House]:
+async def here(servers: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
     """A gateway that knows them all."""
-    async with house() as built:
+    async with gateway_harness() as built:
         await built.publish(*(model(servers, name) for name in MODES))
         yield built
 
 
-async def ask(here: House, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+async def ask(here: GatewayHarness, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
     """Status and JSON of an answer."""
     async with here.client.request(method, here.url + path, json=body, headers=headers) as answer:
         return answer.status, await answer.json()
@@ -144,7 +144,7 @@ CASES: list[tuple[str, str, Fields]] = [
 
 @pytest.mark.parametrize(("name", "path", "fields"), CASES, ids=[f"{n}-{a}{b}" for n, (a, b, _) in enumerate(CASES)])
 async def test_an_answer_is_the_engines_own(
-    here: House, servers: dict[str, Worker], name: str, path: str, fields: Fields
+    here: GatewayHarness, servers: dict[str, Worker], name: str, path: str, fields: Fields
 ) -> None:
     own_status, own = servers[name].ask("POST", path, {"model": f"inner-{name}", **fields})
     for called in (name, f"alias-of-{name}"):
@@ -157,7 +157,7 @@ async def test_an_answer_is_the_engines_own(
             assert made["error"]["code"] == "engine_error"
 
 
-async def test_the_cases_are_what_they_seem(here: House) -> None:
+async def test_the_cases_are_what_they_seem(here: GatewayHarness) -> None:
     _, chat = await ask(here, "POST", "/v1/chat/completions", {"model": "plain", **HI})
     assert chat["choices"][0]["message"]["content"] == SENTENCE
     tools: Fields = {"tools": [TOOL], "tool_choice": "required"}
@@ -175,7 +175,7 @@ async def test_the_cases_are_what_they_seem(here: House) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/infill"])
-async def test_streams_pass_to_their_end(here: House, path: str) -> None:
+async def test_streams_pass_to_their_end(here: GatewayHarness, path: str) -> None:
     fields = {"/v1/completions": {"prompt": "<|assistant|>"}, "/infill": GAP}
     body = {"model": "caller", "stream": True, **fields.get(path, LETTER)}
     async with here.client.post(here.url + path, json=body) as answer:
@@ -195,7 +195,9 @@ async def test_streams_pass_to_their_end(here: House, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/props", "/lora-adapters"])
-async def test_what_has_no_body_is_named_in_the_query(here: House, servers: dict[str, Worker], path: str) -> None:
+async def test_what_has_no_body_is_named_in_the_query(
+    here: GatewayHarness, servers: dict[str, Worker], path: str
+) -> None:
     for name in ("plain", "alias-of-plain"):
         status, told = await ask(here, "GET", f"{path}?model={name}")
         assert (status, known(told)) == (200, known(json.loads(servers["plain"].ask("GET", path)[1])))
@@ -206,7 +208,7 @@ async def test_what_has_no_body_is_named_in_the_query(here: House, servers: dict
 
 
 async def test_without_a_model_the_only_one_that_has_the_route_is_meant(
-    here: House, servers: dict[str, Worker]
+    here: GatewayHarness, servers: dict[str, Worker]
 ) -> None:
     assert (await ask(here, "POST", "/infill", GAP))[1]["error"]["code"] == "invalid_request", "two have it"
     await here.publish(model(servers, "caller"), model(servers, "vectors"))
@@ -234,7 +236,7 @@ async def test_without_a_model_the_only_one_that_has_the_route_is_meant(
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_the_engine_does_not_offer_is_said_in_the_apis_form(
-    here: House, name: str, path: str, fields: Fields, stream: bool
+    here: GatewayHarness, name: str, path: str, fields: Fields, stream: bool
 ) -> None:
     async with here.client.post(here.url + path, json={"model": name, "stream": stream, **fields}) as answer:
         told = await answer.json()
@@ -261,7 +263,9 @@ def key(name: str, *scopes: str) -> Key:
 
 
 @pytest.mark.parametrize(("method", "path", "body"), STATE)
-async def test_an_engines_state_is_not_to_be_had_by_default(here: House, method: str, path: str, body: Any) -> None:
+async def test_an_engines_state_is_not_to_be_had_by_default(
+    here: GatewayHarness, method: str, path: str, body: Any
+) -> None:
     named = f"{path}{'&' if '?' in path else '?'}model=plain"
     status, told = await ask(here, method, named, body)
     assert (status, told["error"]["code"]) == (403, "route_disabled")
@@ -273,7 +277,7 @@ async def test_an_engines_state_is_for_admins(
     servers: dict[str, Worker], kind: Kind, method: str, path: str, body: Any
 ) -> None:
     named = f"{path}{'&' if '?' in path else '?'}model=plain"
-    async with house(engine_state_routes=True) as here:
+    async with gateway_harness(engine_state_routes=True) as here:
         keys = (key("user", "inference"), key("boss", "admin"), key("both", "admin", "inference"))
         table = await here.controller.publish(model(servers, "plain"), keys=keys)
         await here.controller.acknowledged(table)
@@ -294,7 +298,7 @@ async def test_an_engines_state_is_for_admins(
         assert boss[1]["error"]["code"] == "scope_required", "neither scope holds the other"
 
 
-async def test_nothing_of_a_client_that_goes_away_stays(here: House) -> None:
+async def test_nothing_of_a_client_that_goes_away_stays(here: GatewayHarness) -> None:
     async with aiohttp.ClientSession() as leaving:
         for path, fields in (("/tokenize", {"content": "a" * 9000}), ("/v1/messages", LETTER)):
             with pytest.raises(TimeoutError):

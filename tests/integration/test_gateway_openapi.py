@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, status_c
 
 from gateway.api import INFERENCE_GROUPS
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, engines, house
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support.queueing import key
 from tests.support.raw_http import spotless
 
@@ -32,7 +32,7 @@ load_all_checks()
 async def test_the_document_passes_a_validator_and_generated_requests_find_nothing_undocumented(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with house(engine_state_routes=True) as here, engines(1) as (engine,):
+    async with gateway_harness(engine_state_routes=True) as here, engines(1) as (engine,):
         both = ("inference", "admin")
         await here.publish(
             route("m", [engine.url]),
@@ -56,7 +56,7 @@ async def test_the_document_passes_a_validator_and_generated_requests_find_nothi
         await spotless(here)
 
 
-async def stored_response(here: House) -> str:
+async def stored_response(here: GatewayHarness) -> str:
     """The id of one."""
     headers = {"authorization": "Bearer secret-all"}
     async with here.client.post(

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, house, until
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness, until
 from tests.support.require import require
 from tests.support.worker_process import Worker, free_port
 from worker.clockwork import SENTENCE, make
@@ -32,7 +32,7 @@ HI: Any = [{"role": "user", "content": "Hi"}]
 class Real:
     """A gateway, and the engine of its model `demo`."""
 
-    here: House
+    here: GatewayHarness
     engine: Worker
 
 
@@ -54,7 +54,7 @@ async def real(tmp_path: Path) -> AsyncIterator[Real]:
     ):
         first.ready()
         second.ready()
-        async with house() as built:
+        async with gateway_harness() as built:
             await built.publish(
                 route("demo", [f"http://127.0.0.1:{ports[0]}"], token=TOKEN, aliases=("default",)),
                 route("vectors", [f"http://127.0.0.1:{ports[1]}"], token=TOKEN),
@@ -62,7 +62,7 @@ async def real(tmp_path: Path) -> AsyncIterator[Real]:
             yield Real(built, first)
 
 
-def sdk(here: House) -> openai.AsyncOpenAI:
+def sdk(here: GatewayHarness) -> openai.AsyncOpenAI:
     """The SDK, unmodified, with a key that is none of the engine's."""
     return openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="client-key", max_retries=0)
 

@@ -13,7 +13,7 @@ from controller.schema.errors import ERROR_CODES, ErrorBody, ErrorEnvelope
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, engines, house
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 SEES = [{"role": "user", "content": [{"type": "text", "text": "?"}, IMAGE]}]
@@ -26,7 +26,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-async def refusal(here: House, **fields: Any) -> tuple[int, dict[str, str], ErrorBody]:
+async def refusal(here: GatewayHarness, **fields: Any) -> tuple[int, dict[str, str], ErrorBody]:
     """Status, headers and error of a refused chat."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]} | fields
     async with here.client.post(here.url + "/v1/chat/completions", json=body) as answer:
@@ -48,7 +48,7 @@ REFUSED = [
 async def test_what_the_model_does_not_take_never_reaches_its_engine(
     fields: dict[str, Any], code: str, param: str, stream: bool
 ) -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url], capabilities=TAKES_LITTLE))
         status, headers, error = await refusal(here, stream=stream, **fields)
         assert (status, error.code, error.param) == (400, code, param)
@@ -100,7 +100,7 @@ IN_OTHER_FAMILIES: list[tuple[str, dict[str, Any], str, str]] = [
 async def test_the_rules_hold_in_every_family(
     path: str, fields: dict[str, Any], code: str, param: str, apis: tuple[str, ...]
 ) -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url], capabilities=TAKES_LITTLE, apis=apis))
         async with here.post(path, model="m", **fields) as answer:
             error = (await answer.json())["error"]
@@ -111,7 +111,7 @@ async def test_the_rules_hold_in_every_family(
 
 @pytest.mark.parametrize(("fields", "code", "param"), REFUSED)
 async def test_nor_does_it_load_the_model(fields: dict[str, Any], code: str, param: str) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(route("m", state=ModelState.UNLOADED, autoload=True, capabilities=TAKES_LITTLE))
         assert (await refusal(here, **fields))[2].code == code
         await here.publish(route("m", state=ModelState.UNLOADED, autoload=True, capabilities=TAKES_LITTLE))
@@ -119,7 +119,7 @@ async def test_nor_does_it_load_the_model(fields: dict[str, Any], code: str, par
 
 
 async def test_an_api_that_the_engine_does_not_offer_loads_nothing_either() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         only_vectors = ("/v1/embeddings",)
         await here.publish(route("m", state=ModelState.UNLOADED, autoload=True, apis=only_vectors))
         assert (await refusal(here))[2].code == "not_supported"
@@ -137,7 +137,7 @@ async def test_an_api_that_the_engine_does_not_offer_loads_nothing_either() -> N
     ],
 )
 async def test_what_it_takes_reaches_the_engine_as_it_came(fields: dict[str, Any]) -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url], capabilities=TAKES_ALL))
         raw = json.dumps({"model": "m", "messages": []} | fields).encode()
         async with here.client.post(here.url + "/v1/chat/completions", data=raw) as answer:
@@ -149,7 +149,7 @@ async def test_what_it_takes_reaches_the_engine_as_it_came(fields: dict[str, Any
     ("thinking", "told"), [("default", {}), ("disabled", {"chat_template_kwargs": {"enable_thinking": False}})]
 )
 async def test_a_word_about_thinking_reaches_the_engine_in_its_own_words(thinking: str, told: dict[str, Any]) -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         made = route("m", [engine.url], capabilities=TAKES_ALL)
         await here.publish(made.model_copy(update={"thinking_control": "chat_template_kwargs"}))
         async with here.post("/v1/chat/completions", model="m", messages=[], thinking=thinking) as answer:
@@ -158,7 +158,7 @@ async def test_a_word_about_thinking_reaches_the_engine_in_its_own_words(thinkin
 
 
 async def test_a_request_that_waited_is_held_to_what_the_model_takes_by_then() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", state=ModelState.LOADING, autoload=True, capabilities=TAKES_ALL))
         call = asyncio.create_task(refusal(here, messages=SEES))
         await here.controller.report_where(lambda report: report.queued == {"m": 1})
@@ -191,7 +191,7 @@ def in_state(state: ModelState, **fields: Any) -> ModelRoute:
 async def test_every_state_that_refuses(
     model: ModelRoute, code: str, status: int, headers: dict[str, str], absent: set[str]
 ) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(model)
         answered, got, error = await refusal(here)
         assert (answered, error.code, error.status, error.param) == (status, code, status, "model")
@@ -203,7 +203,7 @@ async def test_every_state_that_refuses(
 
 
 async def test_a_wait_that_was_too_long_says_how_far_the_load_is() -> None:
-    async with house(autoload_timeout_s=0.2) as here:
+    async with gateway_harness(autoload_timeout_s=0.2) as here:
         await here.publish(in_state(ModelState.LOADING, autoload=True, progress=0.25))
         _, headers, error = await refusal(here)
         assert (error.code, headers["x-load-progress"]) == ("model_loading", "0.25")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, house
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.llama_servers import Kind, needed, started
 from tests.support.worker_process import Worker
 from worker.clockwork import make
@@ -113,16 +113,16 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-async def here(engine: Worker) -> AsyncIterator[House]:
+async def here(engine: Worker) -> AsyncIterator[GatewayHarness]:
     """A gateway that knows it as `ranks`."""
     definition = LlamaServerDefinition.model_validate({"model_path": "m.gguf", "llama_server_reranking": True})
     known: dict[str, Any] = {"token": TOKEN, "served_name": "inner-ranks", "apis": LlamaServer().apis(definition)}
-    async with house() as built:
+    async with gateway_harness() as built:
         await built.publish(route("ranks", [f"http://127.0.0.1:{engine.port}"], **known))
         yield built
 
 
-async def ranked(here: House, path: str = "/v1/rerank", **fields: Any) -> tuple[Any, str]:
+async def ranked(here: GatewayHarness, path: str = "/v1/rerank", **fields: Any) -> tuple[Any, str]:
     """The answer, which has the published form, and the request's id."""
     async with here.post(path, **{"model": "ranks", "query": QUERY, "documents": DOCUMENTS} | fields) as answer:
         assert answer.status == 200, await answer.text()
@@ -132,7 +132,7 @@ async def ranked(here: House, path: str = "/v1/rerank", **fields: Any) -> tuple[
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_the_engines_scores_the_best_first(here: House, engine: Worker, path: str) -> None:
+async def test_the_engines_scores_the_best_first(here: GatewayHarness, engine: Worker, path: str) -> None:
     own = json.loads(engine.ask("POST", "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})[1])
     scores = {result["index"]: result["relevance_score"] for result in own["results"]}
     assert len(set(scores.values())) > 3, "the demo model tells documents apart"
@@ -147,14 +147,14 @@ async def test_the_engines_scores_the_best_first(here: House, engine: Worker, pa
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_as_many_as_asked_for(here: House, path: str) -> None:
+async def test_as_many_as_asked_for(here: GatewayHarness, path: str) -> None:
     whole, _ = await ranked(here, path)
     for top_n in (1, 3, 99):
         made, _ = await ranked(here, path, top_n=top_n)
         assert [each["index"] for each in made["results"]] == [each["index"] for each in whole["results"]][:top_n]
 
 
-async def test_documents_of_every_form_are_ranked_alike_and_come_back(here: House) -> None:
+async def test_documents_of_every_form_are_ranked_alike_and_come_back(here: GatewayHarness) -> None:
     plain, _ = await ranked(here)
     objects = [{"text": text, "n": number} if number % 2 else text for number, text in enumerate(DOCUMENTS)]
     made, _ = await ranked(here, documents=objects, return_documents=True, max_chunks_per_doc=10)
@@ -176,7 +176,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_what_is_wrong_is_told_with_its_place(here: House, path: str) -> None:
+async def test_what_is_wrong_is_told_with_its_place(here: GatewayHarness, path: str) -> None:
     for fields, param in WRONG:
         body = {"model": "ranks", "query": QUERY, "documents": DOCUMENTS} | fields
         async with here.post(path, **body) as answer:
@@ -184,6 +184,6 @@ async def test_what_is_wrong_is_told_with_its_place(here: House, path: str) -> N
         assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", param)
 
 
-async def test_tokens_are_counted(here: House) -> None:
+async def test_tokens_are_counted(here: GatewayHarness) -> None:
     used = sum([(await ranked(here, path))[0]["meta"]["tokens"]["input_tokens"] for path in PATHS])
     assert f'roundhouse_gateway_tokens_total{{direction="in",model="ranks"}} {used:.1f}' in await here.metrics()

@@ -18,12 +18,12 @@ from openai.types.responses import Response, ResponseFunctionToolCall, ResponseR
 
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_scripted_engine import script, scripted
-from tests.fakes.gateway_harness import House, house
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.api_families import CHAT_EVENTS
 from tests.support.clockwork_caller import DONE_SAID, SPOKEN, THOUGHT
 from tests.support.llama_servers import needed
 from tests.support.responses import Fields, check_response, folded
-from tests.support.responses_house import engines, responses_house
+from tests.support.responses_gateway import engines, responses_gateway
 from tests.support.worker_process import Worker
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE
 
@@ -52,13 +52,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]
 
 
 @pytest.fixture
-async def here(made: dict[str, Worker]) -> AsyncIterator[House]:
-    async with responses_house(made) as built:
+async def here(made: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
+    async with responses_gateway(made) as built:
         yield built
 
 
 @pytest.fixture(params=["sync", "async"])
-async def make(here: House, request: pytest.FixtureRequest) -> AsyncIterator[Make]:
+async def make(here: GatewayHarness, request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     """The SDK's methods, unmodified: a response; with `by="stream"` what its helper for streams makes of one, with
     `by="parse"` one that is parsed, with `stream=True` the events."""
     options: Fields = {"base_url": f"{here.url}/v1", "api_key": "none", "max_retries": 0}
@@ -96,7 +96,7 @@ def seen(response: Fields) -> Fields:
     return {**response, "id": "", "created_at": 0, "completed_at": 0, "output": output, "usage": usage}
 
 
-async def streamed(here: House, headers: dict[str, str] | None = None, **fields: Any) -> Fields:
+async def streamed(here: GatewayHarness, headers: dict[str, str] | None = None, **fields: Any) -> Fields:
     """The response of a stream, off the wire, its events checked."""
     body = {**COLD, **fields, "stream": True}
     async with here.client.post(f"{here.url}/v1/responses", json=body, headers=headers) as answer:
@@ -104,7 +104,7 @@ async def streamed(here: House, headers: dict[str, str] | None = None, **fields:
         return folded(await answer.read(), is_open=headers is not None)
 
 
-async def blocking(here: House, **fields: Any) -> Fields:
+async def blocking(here: GatewayHarness, **fields: Any) -> Fields:
     """The response of a blocking call."""
     async with here.post("/v1/responses", **{**COLD, **fields}) as answer:
         response: Fields = await answer.json()
@@ -164,7 +164,7 @@ async def test_thoughts_text_and_a_call(make: Make) -> None:
         ({"type": "custom", "name": "shell"}, "shell"),
     ],
 )
-async def test_the_tool_that_is_chosen_is_called(here: House, choice: Fields, called: str) -> None:
+async def test_the_tool_that_is_chosen_is_called(here: GatewayHarness, choice: Fields, called: str) -> None:
     shell = {"type": "custom", "name": "shell", "description": "Runs it."}
     asked: Fields = {"model": "agent", "input": "Hi", "tools": [WEATHER, OTHER, shell], "tool_choice": choice}
     asked["max_output_tokens"] = 60  # the shell's text has no end of its own
@@ -191,7 +191,7 @@ async def test_the_tool_that_is_chosen_is_called(here: House, choice: Fields, ca
         {"model": "worker", "input": "Hi", "max_output_tokens": 3},
     ],
 )  # fmt: skip
-async def test_a_stream_is_the_blocking_answer(here: House, fields: Fields) -> None:
+async def test_a_stream_is_the_blocking_answer(here: GatewayHarness, fields: Fields) -> None:
     whole = await blocking(here, **fields)
     assert seen(await streamed(here, **fields)) == seen(whole)
     opened = await streamed(here, {"OpenResponses-Version": "2026-04-24"}, **fields)
@@ -229,7 +229,7 @@ async def test_what_is_refused_names_its_place(make: Make) -> None:
     assert caught.value.code == "engine_error"
 
 
-async def test_tokens_of_the_input(here: House) -> None:
+async def test_tokens_of_the_input(here: GatewayHarness) -> None:
     async with openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as client:
         longer: Fields = {"input": [{"role": "user", "content": "Hi, all of you"}], "tools": [WEATHER]}
         asked: tuple[Fields, ...] = ({"input": "Hi"}, longer)
@@ -244,7 +244,10 @@ async def test_tokens_of_the_input(here: House) -> None:
 async def test_an_engine_that_breaks_off_raises_what_broke() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     part = CHAT_EVENTS[0]
-    async with scripted(script(head + b"%x\r\n%b\r\n" % (len(part), part), then="close")) as engine, house() as here:
+    async with (
+        scripted(script(head + b"%x\r\n%b\r\n" % (len(part), part), then="close")) as engine,
+        gateway_harness() as here,
+    ):
         await here.publish(route("m", [engine.url], apis=("/v1/chat/completions",)))
         said: list[Any] = []
 
@@ -284,7 +287,7 @@ async def test_an_agent_by_responses(make: Make) -> None:
     assert kinds == ["message", "reasoning", "message", "function_call", "function_call_output", "message"]
 
 
-async def test_an_agent_by_chat(here: House) -> None:
+async def test_an_agent_by_chat(here: GatewayHarness) -> None:
     tool = {"type": "function", "function": {name: WEATHER[name] for name in ("name", "description", "parameters")}}
     messages: list[Any] = [{"role": "user", "content": "How is the weather?"}]
     async with openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as client:
@@ -306,7 +309,7 @@ async def test_an_agent_by_chat(here: House) -> None:
 
 
 @pytest.mark.parametrize("by_responses", [True, False])
-async def test_langchain(here: House, by_responses: bool) -> None:
+async def test_langchain(here: GatewayHarness, by_responses: bool) -> None:
     def model(name: str) -> ChatOpenAI:
         return ChatOpenAI(
             model=name,

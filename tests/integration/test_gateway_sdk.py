@@ -11,7 +11,7 @@ import pytest
 
 from controller.schema.status import ModelState
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import engines, house
+from tests.fakes.gateway_harness import engines, gateway_harness
 from tests.fakes.mock_engine import WORDS, MockEngine
 
 TEXT = " ".join(WORDS)
@@ -20,7 +20,7 @@ TEXT = " ".join(WORDS)
 @contextlib.asynccontextmanager
 async def sdk(**settings: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, MockEngine]]:
     """A client of a gateway with one loaded model and one that is not."""
-    async with house(**settings) as here, engines(1) as (engine,):
+    async with gateway_harness(**settings) as here, engines(1) as (engine,):
         await here.publish(route("org/m:8b", [engine.url], aliases=("m",)), route("off", state=ModelState.UNLOADED))
         async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="none", max_retries=0) as client:
             yield client, engine

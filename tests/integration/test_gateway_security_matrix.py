@@ -22,7 +22,7 @@ from controller.schema.keys import Key
 from gateway.api import INFERENCE_GROUPS
 from gateway.parts import Api
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, engines, house, until
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
 from tests.fakes.mock_engine import MockEngine
 from tests.support.queueing import key
 
@@ -67,7 +67,7 @@ def inference_routes() -> Iterator[Route]:
             yield Route(api.method, api.path, "inference", api)
 
 
-async def every_route(here: House) -> list[Route]:
+async def every_route(here: GatewayHarness) -> list[Route]:
     """Those, those of the document, and some that are in none."""
     parts: Any = SimpleNamespace(hub=None, journal=None, desk=None, logs=None)
     here.controller.admin.document = create_app(parts, CollectorRegistry()).openapi()
@@ -150,9 +150,9 @@ def verdict(asked: Route, who: str) -> tuple[int, str | None]:
 
 
 @contextlib.asynccontextmanager
-async def guarded(*keys: Key, **settings: Any) -> AsyncIterator[tuple[House, MockEngine]]:
+async def guarded(*keys: Key, **settings: Any) -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
     """A gateway with keys, whose model `org/m` is also called `an-alias` and `a-n`."""
-    async with house(engine_state_routes=True, **settings) as here, engines(1) as (engine,):
+    async with gateway_harness(engine_state_routes=True, **settings) as here, engines(1) as (engine,):
         engine.answers["/slots"] = engine.answers["/props"] = b"HTTP/1.1 200 X\r\ncontent-length: 2\r\n\r\n{}"
         counted = b'HTTP/1.1 200 X\r\ncontent-length: 19\r\n\r\n{"input_tokens": 1}'
         engine.answers["/v1/chat/completions/input_tokens"] = counted
@@ -161,7 +161,7 @@ async def guarded(*keys: Key, **settings: Any) -> AsyncIterator[tuple[House, Moc
         yield here, engine
 
 
-async def ask(here: House, asked: Route, headers: Any, target: str | None = None) -> tuple[int, Any, str]:
+async def ask(here: GatewayHarness, asked: Route, headers: Any, target: str | None = None) -> tuple[int, Any, str]:
     """Status, headers and text."""
     url = here.url + (target or asked.target)
     async with here.client.request(
@@ -309,7 +309,7 @@ async def test_a_keys_limits_hold_on_every_route(limit: dict[str, int], words: s
         assert "secret-" not in await here.metrics()
 
 
-async def use_up(here: House, engine: MockEngine, stack: contextlib.AsyncExitStack, *, holds: bool) -> None:
+async def use_up(here: GatewayHarness, engine: MockEngine, stack: contextlib.AsyncExitStack, *, holds: bool) -> None:
     """Send the one request that `limited` has; `holds` keeps it inside until the stack is left."""
     body = {"model": "org/m", "messages": [], "fault": "hold" if holds else ""}
     call = here.client.post(here.url + "/v1/chat/completions", json=body, headers=bearer("limited"))

@@ -12,7 +12,7 @@ import pytest
 from controller.schema.errors import ERROR_CODES, ErrorEnvelope
 from controller.schema.status import ModelState
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import engines, house
+from tests.fakes.gateway_harness import engines, gateway_harness
 from tests.fakes.mock_engine import WORDS
 
 TEXT = " ".join(WORDS)
@@ -28,7 +28,7 @@ async def error_of(answer: aiohttp.ClientResponse) -> Any:
 
 
 async def test_blocking_answers_come_through_unchanged() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.chat(temperature=0.5, unknown_field={"model": "x"}) as answer:
             assert answer.status == 200
@@ -40,7 +40,7 @@ async def test_blocking_answers_come_through_unchanged() -> None:
 
 
 async def test_completions_and_embeddings() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.post("/v1/completions", model="m", prompt="Hi") as answer:
             assert (await answer.json())["choices"][0]["text"] == TEXT
@@ -52,7 +52,7 @@ async def test_completions_and_embeddings() -> None:
 async def test_credentials_stay_here_and_the_replicas_own_token_is_sent() -> None:
     mine = {"authorization": "Bearer client-secret", "x-api-key": "client-secret", "cookie": "client-secret=1"}
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-    async with house() as here, engines(2) as (guarded, plain):
+    async with gateway_harness() as here, engines(2) as (guarded, plain):
         await here.publish(route("guarded", [guarded.url], token="replica-token"), route("plain", [plain.url]))
         for model in ("guarded", "plain"):
             request = here.client.post(
@@ -72,7 +72,7 @@ async def test_credentials_stay_here_and_the_replicas_own_token_is_sent() -> Non
 
 
 async def test_headers_of_the_engine_stay_there() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         for stream in (False, True):
             async with here.chat(stream=stream) as answer:
@@ -82,7 +82,7 @@ async def test_headers_of_the_engine_stay_there() -> None:
 
 
 async def test_every_answer_has_an_id_of_its_own() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         seen = set()
         for path in ("/health", "/metrics", "/v1/models", "/v1/models/m", "/openapi.json", "/nowhere"):
@@ -96,7 +96,7 @@ async def test_every_answer_has_an_id_of_its_own() -> None:
 
 
 async def test_an_alias_reaches_the_engine_by_the_name_it_knows() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("org/model:8b", [engine.url], aliases=("small", "default"), served_name="inner"))
         for name in ("small", "org/model:8b"):
             async with here.chat(name) as answer:
@@ -105,7 +105,7 @@ async def test_an_alias_reaches_the_engine_by_the_name_it_knows() -> None:
 
 
 async def test_a_remote_whose_base_url_holds_the_prefix() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         table = route("m", [engine.url + "/openai/v1"])
         endpoint = table.endpoints[0].model_copy(update={"api_prefix": ""})
         await here.publish(table.model_copy(update={"endpoints": (endpoint,)}))
@@ -115,7 +115,7 @@ async def test_a_remote_whose_base_url_holds_the_prefix() -> None:
 
 
 async def test_models_are_listed_loaded_or_not() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(
             route("org/a:8b", aliases=("a",), state=ModelState.LOADED, apis=("/v1/chat/completions",)),
             route("b", state=ModelState.FAILED),
@@ -136,7 +136,7 @@ async def test_models_are_listed_loaded_or_not() -> None:
 
 
 async def test_before_the_first_table_there_are_no_models_and_the_process_is_healthy() -> None:
-    async with house(with_table=False) as here:
+    async with gateway_harness(with_table=False) as here:
         async with here.chat() as answer:
             assert (await error_of(answer)).code == "controller_unavailable"
             assert answer.headers["retry-after"] == "5"
@@ -148,7 +148,7 @@ async def test_before_the_first_table_there_are_no_models_and_the_process_is_hea
 
 
 async def test_health_says_what_is_loaded() -> None:
-    async with house() as here, engines(2) as both:
+    async with gateway_harness() as here, engines(2) as both:
         await here.publish(route("m", [engine.url for engine in both]))
         async with here.client.get(here.url + "/health") as answer:
             health = await answer.json()
@@ -176,7 +176,7 @@ async def test_health_says_what_is_loaded() -> None:
 async def test_a_model_that_is_not_loaded_is_refused_with_its_reason(
     state: ModelState, code: str, stream: bool
 ) -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(route("m", state=state, last_error="no such file"))
         async with here.chat(stream=stream) as answer:
             error = await error_of(answer)
@@ -186,7 +186,7 @@ async def test_a_model_that_is_not_loaded_is_refused_with_its_reason(
 
 
 async def test_refusals_that_never_reach_an_engine() -> None:
-    async with house(max_body_mib=1) as here, engines(1) as (engine,):
+    async with gateway_harness(max_body_mib=1) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url], apis=("/v1/embeddings",)))
         async with here.chat("nobody") as answer:
             assert (await error_of(answer)).code == "unknown_model"
@@ -207,7 +207,7 @@ async def test_refusals_that_never_reach_an_engine() -> None:
 
 
 async def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
-    async with house(max_body_mib=1) as here:
+    async with gateway_harness(max_body_mib=1) as here:
         await here.publish(route("m"))
         host, port = here.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -222,14 +222,14 @@ async def test_a_body_of_unannounced_length_is_counted() -> None:
         for _ in range(17):
             yield b" " * 65536
 
-    async with house(max_body_mib=1) as here:
+    async with gateway_harness(max_body_mib=1) as here:
         await here.publish(route("m"))
         async with here.client.post(here.url + "/v1/chat/completions", data=parts()) as answer:
             assert (await error_of(answer)).code == "body_too_large"
 
 
 async def test_a_large_body_and_a_large_answer_pass() -> None:
-    async with house(answer_buffer_mib=1) as here, engines(1) as (engine,):
+    async with gateway_harness(answer_buffer_mib=1) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.chat(image="x" * 3_000_000, fault="huge", bytes=5_000_000) as answer:
             assert answer.status == 200
@@ -238,7 +238,7 @@ async def test_a_large_body_and_a_large_answer_pass() -> None:
 
 
 async def test_what_is_no_http_is_answered_with_the_envelope() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         host, port = here.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"what is this\r\n\r\n")
@@ -249,7 +249,7 @@ async def test_what_is_no_http_is_answered_with_the_envelope() -> None:
 
 
 async def test_foreign_hosts_and_origins_are_refused_everywhere_but_on_health_and_metrics() -> None:
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(route("m"))
         for headers, code in (
             ({"host": "evil.example"}, "forbidden_host"),
@@ -264,7 +264,7 @@ async def test_foreign_hosts_and_origins_are_refused_everywhere_but_on_health_an
 
 
 async def test_the_openapi_document_describes_the_routes() -> None:
-    async with house() as here, here.client.get(here.url + "/openapi.json") as answer:
+    async with gateway_harness() as here, here.client.get(here.url + "/openapi.json") as answer:
         document = await answer.json()
     assert set(document["paths"]) == {
         "/v1/chat/completions",
@@ -317,7 +317,7 @@ async def test_the_controllers_part_of_the_document_is_kept_while_it_is_away() -
             assert answer.status == 200
             return set((await answer.json())["paths"])
 
-    async with house() as here:
+    async with gateway_harness() as here:
         own = await paths()
         here.controller.admin.document = CONTROLLERS
         whole = await paths()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, engines, house
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
 from tests.support.raw_http import RawClient, chat_body, raw, request, spotless
 from tests.support.wait import until
@@ -21,9 +21,12 @@ SMALL = 4096
 
 
 @contextlib.asynccontextmanager
-async def one_model(**settings: Any) -> AsyncIterator[tuple[House, MockEngine]]:
+async def one_model(**settings: Any) -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
     """A gateway with short patience, and the model `m` on `engine`; nothing may be left afterwards."""
-    async with house(**{"client_timeout_s": 0.3, "keep_alive_s": 60} | settings) as here, engines(1) as (engine,):
+    async with (
+        gateway_harness(**{"client_timeout_s": 0.3, "keep_alive_s": 60} | settings) as here,
+        engines(1) as (engine,),
+    ):
         await here.publish(route("m", [engine.url]))
         yield here, engine
         await spotless(here)
@@ -138,7 +141,7 @@ async def test_who_takes_it_in_the_end_is() -> None:
         client.close()
 
 
-async def most_unsent(here: House) -> int:
+async def most_unsent(here: GatewayHarness) -> int:
     """The most bytes that the gateway had for the client until it ended the connection."""
     most = 0
 
@@ -151,7 +154,7 @@ async def most_unsent(here: House) -> int:
     return most
 
 
-def connections(here: House) -> set[Any]:
+def connections(here: GatewayHarness) -> set[Any]:
     """Those of clients."""
     assert here.server is not None
     return here.server.server_state.connections

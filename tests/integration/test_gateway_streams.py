@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, engines, house, until
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
 from tests.fakes.mock_engine import WORDS
 
 HEARTBEAT = ": ka"
@@ -36,7 +36,7 @@ def text_of(events: list[str]) -> str:
     return "".join(c["choices"][0]["delta"]["content"] for c in chunks if c.get("choices")).strip()
 
 
-async def stream(here: House, **fields: Any) -> list[str]:
+async def stream(here: GatewayHarness, **fields: Any) -> list[str]:
     """The events of a chat stream that is answered with 200."""
     async with here.chat(stream=True, **fields) as answer:
         assert answer.status == 200
@@ -46,7 +46,7 @@ async def stream(here: House, **fields: Any) -> list[str]:
 
 @pytest.mark.parametrize("fault", ["", "half_chunks", "crlf"])
 async def test_a_stream_comes_through_without_the_usage_event(fault: str) -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         events = await stream(here, fault=fault)
         assert text_of(events) == " ".join(WORDS)
@@ -57,7 +57,7 @@ async def test_a_stream_comes_through_without_the_usage_event(fault: str) -> Non
 
 
 async def test_a_client_that_asks_for_usage_gets_it() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         last = payloads(await stream(here, stream_options={"include_usage": True}))[-1]
         assert last["choices"] == []
@@ -65,7 +65,7 @@ async def test_a_client_that_asks_for_usage_gets_it() -> None:
 
 
 async def test_completions_stream_too() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.post("/v1/completions", model="m", prompt="Hi", stream=True) as answer:
             chunks = payloads(await events_of(answer))
@@ -73,7 +73,7 @@ async def test_completions_stream_too() -> None:
 
 
 async def test_headers_are_held_so_that_an_error_keeps_its_status() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.chat(stream=True, fault="busy") as answer:
             assert answer.status == 503
@@ -82,7 +82,7 @@ async def test_headers_are_held_so_that_an_error_keeps_its_status() -> None:
 
 
 async def test_a_slow_first_byte_gets_headers_and_heartbeats() -> None:
-    async with house(hold_headers_s=0.05, heartbeat_s=0.05) as here, engines(1) as (engine,):
+    async with gateway_harness(hold_headers_s=0.05, heartbeat_s=0.05) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.chat(stream=True, fault="hold") as answer:
             assert answer.status == 200
@@ -93,7 +93,7 @@ async def test_a_slow_first_byte_gets_headers_and_heartbeats() -> None:
 
 
 async def test_heartbeats_fill_a_pause_and_stand_between_events() -> None:
-    async with house(heartbeat_s=0.05) as here, engines(1) as (engine,):
+    async with gateway_harness(heartbeat_s=0.05) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.chat(stream=True, fault="pause_until_release", after=3) as answer:
             read = b""
@@ -106,7 +106,7 @@ async def test_heartbeats_fill_a_pause_and_stand_between_events() -> None:
 
 
 async def test_a_blocking_call_gets_no_heartbeat() -> None:
-    async with house(hold_headers_s=0.02, heartbeat_s=0.02) as here, engines(1) as (engine,):
+    async with gateway_harness(hold_headers_s=0.02, heartbeat_s=0.02) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         call = asyncio.create_task(here.chat(fault="hold").__aenter__())
         await until(lambda: engine.running == 1)
@@ -118,7 +118,7 @@ async def test_a_blocking_call_gets_no_heartbeat() -> None:
 
 
 async def test_an_error_after_the_headers_were_sent_comes_as_an_event() -> None:
-    async with house(hold_headers_s=0.02) as here, engines(1) as (engine,):
+    async with gateway_harness(hold_headers_s=0.02) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.chat(stream=True, fault="hold") as answer:
             await answer.content.readuntil(b"\n\n")
@@ -128,7 +128,7 @@ async def test_an_error_after_the_headers_were_sent_comes_as_an_event() -> None:
 
 
 async def test_an_engines_error_after_the_headers_were_sent_comes_as_an_event() -> None:
-    async with house(hold_headers_s=0.02) as here, engines(1) as (engine,):
+    async with gateway_harness(hold_headers_s=0.02) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.chat(stream=True, fault="hold", then="busy") as answer:
             await answer.content.readuntil(b"\n\n")
@@ -142,7 +142,7 @@ async def test_an_engines_error_after_the_headers_were_sent_comes_as_an_event() 
 
 @pytest.mark.parametrize("fault", ["die_mid_stream", "end_early", "no_done"])
 async def test_an_engine_that_ends_mid_stream_is_told_of(fault: str) -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         error = payloads(await stream(here, fault=fault))[-1]["error"]
         assert error["code"] == "engine_disconnected"
@@ -154,7 +154,7 @@ async def test_an_engine_that_ends_mid_stream_is_told_of(fault: str) -> None:
 
 
 async def test_an_engines_own_error_event_is_the_last_word() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         last = payloads(await stream(here, fault="error_event"))[-1]
         assert (last["error"]["message"], last["error"]["code"]) == ("out of cells", "engine_error")
@@ -162,7 +162,7 @@ async def test_an_engines_own_error_event_is_the_last_word() -> None:
 
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_the_deadline_ends_a_request(streaming: bool) -> None:
-    async with house(request_timeout_s=1.0) as here, engines(1) as (engine,):
+    async with gateway_harness(request_timeout_s=1.0) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.chat(stream=streaming, fault="stall") as answer:
             if streaming:
@@ -175,7 +175,7 @@ async def test_the_deadline_ends_a_request(streaming: bool) -> None:
 
 
 async def test_a_client_that_sends_its_body_too_slowly_is_told() -> None:
-    async with house(request_timeout_s=0.2) as here:
+    async with gateway_harness(request_timeout_s=0.2) as here:
         await here.publish(route("m"))
         host, port = here.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -185,7 +185,7 @@ async def test_a_client_that_sends_its_body_too_slowly_is_told() -> None:
 
 
 async def test_a_slow_reader_gets_everything() -> None:
-    async with house() as here, engines(1) as (engine,):
+    async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
         async with here.chat(stream=True, max_tokens=20_000) as answer:
             await asyncio.sleep(0.3)  # let every buffer on the way fill up

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, engines, house
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import WORDS, MockEngine
 from tests.support.gateway_process import ended, start
 from tests.support.raw_http import chat_body, raw, spotless
@@ -39,12 +39,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def secured(files: Path, **settings: Any) -> AsyncIterator[tuple[House, MockEngine, aiohttp.ClientSession]]:
+async def secured(
+    files: Path, **settings: Any
+) -> AsyncIterator[tuple[GatewayHarness, MockEngine, aiohttp.ClientSession]]:
     """A gateway with the certificate `a`, the model `m`, and a client that trusts it."""
     paths: dict[str, Any] = {"tls_cert": files / "a.pem", "tls_key": files / "a.key"} | settings
     trusting = ssl.create_default_context(cafile=str(files / "a.pem"))
     async with (
-        house(**paths) as here,
+        gateway_harness(**paths) as here,
         engines(1) as (engine,),
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusting)) as client,
     ):

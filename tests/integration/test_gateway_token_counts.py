@@ -10,7 +10,7 @@ import pytest
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
 from controller.schema.admin import Capabilities
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, house
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.clockwork_caller import TEMPLATE, make_caller
 from tests.support.llama_servers import Kind, needed, started
 from tests.support.worker_process import Worker
@@ -39,7 +39,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-async def here(engine: Worker) -> AsyncIterator[House]:
+async def here(engine: Worker) -> AsyncIterator[GatewayHarness]:
     """A gateway that knows it as `m`, and one slot of it."""
     known: dict[str, Any] = {
         "token": TOKEN,
@@ -49,12 +49,12 @@ async def here(engine: Worker) -> AsyncIterator[House]:
         "thinking_control": "chat_template_kwargs",
         "target_inflight": 1,
     }
-    async with house() as built:
+    async with gateway_harness() as built:
         await built.publish(route("m", [f"http://127.0.0.1:{engine.port}"], aliases=("alias",), **known))
         yield built
 
 
-async def counted(here: House, **fields: Any) -> int:
+async def counted(here: GatewayHarness, **fields: Any) -> int:
     """By the route that counts."""
     async with here.post(COUNT, **{"model": "m", **HI} | fields) as answer:
         assert answer.status == 200, await answer.text()
@@ -79,14 +79,14 @@ async def counted(here: House, **fields: Any) -> int:
     ],
     ids=str,
 )
-async def test_as_many_as_the_chat_itself_is_told_to_have(here: House, fields: dict[str, Any]) -> None:
+async def test_as_many_as_the_chat_itself_is_told_to_have(here: GatewayHarness, fields: dict[str, Any]) -> None:
     body = {"model": "m", **HI} | fields | {"max_tokens": 1, "stream": False}
     async with here.post(CHAT, **body) as answer:
         used = (await answer.json())["usage"]["prompt_tokens"]
     assert await counted(here, **fields) == used
 
 
-async def test_thinking_is_told_to_the_engine_as_in_a_chat(here: House) -> None:
+async def test_thinking_is_told_to_the_engine_as_in_a_chat(here: GatewayHarness) -> None:
     assert await counted(here, thinking="disabled") > await counted(here)
 
 
@@ -101,7 +101,9 @@ async def test_thinking_is_told_to_the_engine_as_in_a_chat(here: House) -> None:
         ),
     ],
 )
-async def test_what_a_chat_would_be_refused_for_is_refused(here: House, fields: Any, code: str, param: str) -> None:
+async def test_what_a_chat_would_be_refused_for_is_refused(
+    here: GatewayHarness, fields: Any, code: str, param: str
+) -> None:
     async with here.post(COUNT, **{"model": "m", **HI} | fields) as answer:
         error = (await answer.json())["error"]
     assert (answer.status, error["code"], error["param"]) == (400, code, param)

@@ -18,7 +18,7 @@ from controller.engines import ENGINES
 from controller.probes import MODELS_PATH
 from controller.vitals import context_length_in, metric_sum
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, house
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.chat_engines import CALLS, SAYS, WORKERS, tool
 from tests.support.clockwork_folders import make_hf
 from tests.support.vllm_engine import ON_CPU, STARTS_S, VllmWorker, start_worker
@@ -49,7 +49,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmWorker]:
 
 
 @pytest.fixture
-async def here(engine: VllmWorker) -> AsyncIterator[House]:
+async def here(engine: VllmWorker) -> AsyncIterator[GatewayHarness]:
     declared = ENGINES["vllm"]
     definition = declared.definition.model_validate({"backend": "vllm", "model_path": "thinks", **ON_CPU, **FIELDS})
     made = route(
@@ -60,13 +60,13 @@ async def here(engine: VllmWorker) -> AsyncIterator[House]:
         capabilities=declared.capabilities(definition),
     )
     more = {"backend": "vllm", "thinking_control": declared.thinking_control(definition)}
-    async with house() as built:
+    async with gateway_harness() as built:
         await built.publish(made.model_copy(update=more))
         yield built
 
 
 @pytest.fixture
-async def client(here: House) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(here: GatewayHarness) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="client-key", max_retries=0) as made:
         yield made
 

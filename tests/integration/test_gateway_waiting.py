@@ -15,7 +15,7 @@ from controller.schema.status import ModelState
 from gateway.inference import InferenceRoutes
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import HoldingEngine
-from tests.fakes.gateway_harness import engines, house
+from tests.fakes.gateway_harness import engines, gateway_harness
 from tests.support.queueing import Queue, engine, key, queue_at
 from tests.support.wait import until
 
@@ -129,7 +129,7 @@ async def test_what_no_engine_has_seen_uses_nothing_up(engine: HoldingEngine) ->
 
 async def test_a_client_that_leaves_a_stream_early_has_used_what_passed() -> None:
     secret = {"authorization": "Bearer secret-alice"}
-    async with house() as here, engines(1) as (fake,):
+    async with gateway_harness() as here, engines(1) as (fake,):
         fake.words = ["word"] * 500
         await here.publish(route("m", [fake.url]), keys=(LIMITED,))
         body = {"model": "m", "messages": [], "stream": True, "after": 400, "fault": "stall"}
@@ -147,7 +147,7 @@ async def test_an_engine_whose_answer_cannot_be_handled_strands_nobody(monkeypat
         raise ZeroDivisionError
 
     monkeypatch.setattr("gateway.dialects.openai.OpenAIDialect.usage_in", broken)
-    async with house() as here, engines(1) as (fake,):
+    async with gateway_harness() as here, engines(1) as (fake,):
         await here.publish(route("m", [fake.url], target_inflight=1))
         for _ in range(3):
             async with here.chat() as answer:
@@ -166,7 +166,7 @@ async def test_one_failure_does_not_end_everybodys_time(monkeypatch: pytest.Monk
         due(self, now)
 
     monkeypatch.setattr(InferenceRoutes, "_tick", once)
-    async with house(request_timeout_s=0.3) as here, engines(1) as (fake,):
+    async with gateway_harness(request_timeout_s=0.3) as here, engines(1) as (fake,):
         await here.publish(route("m", [fake.url]))
         await until("it failed", lambda: bool(failed))
         async with here.chat(fault="hold") as answer:
@@ -174,7 +174,7 @@ async def test_one_failure_does_not_end_everybodys_time(monkeypatch: pytest.Monk
 
 
 async def test_a_gathered_answer_is_bounded() -> None:
-    async with house(answer_buffer_mib=1) as here, engines(1) as (fake,):
+    async with gateway_harness(answer_buffer_mib=1) as here, engines(1) as (fake,):
         fake.words = ["x" * 100_000]
         await here.publish(route("m", [fake.url]).model_copy(update={"notices_leaving": False}))
         async with here.chat(max_tokens=400) as answer:

@@ -11,10 +11,10 @@ import openresponses_types.types as open_responses
 import pydantic
 import pytest
 
-from tests.fakes.gateway_harness import House
+from tests.fakes.gateway_harness import GatewayHarness
 from tests.support.llama_servers import Kind, needed
 from tests.support.responses import OPEN_EVENTS, Fields, check_response, folded
-from tests.support.responses_house import engines, responses_house
+from tests.support.responses_gateway import engines, responses_gateway
 from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.embedded
@@ -55,8 +55,8 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-async def here(made: dict[str, Worker]) -> AsyncIterator[House]:
-    async with responses_house(made) as built:
+async def here(made: dict[str, Worker]) -> AsyncIterator[GatewayHarness]:
+    async with responses_gateway(made) as built:
         yield built
 
 
@@ -67,7 +67,7 @@ def own(made: dict[str, Worker], fields: Fields, *, stream: bool = False) -> str
     return body
 
 
-async def ours(here: House, fields: Fields, *, stream: bool = False) -> bytes:
+async def ours(here: GatewayHarness, fields: Fields, *, stream: bool = False) -> bytes:
     """The gateway's."""
     body = {"temperature": 0, "store": False, **fields, "stream": stream}
     async with here.post("/v1/responses", **body) as answer:
@@ -91,7 +91,7 @@ def own_events(stream: str) -> list[Fields]:
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-async def test_a_client_sees_the_same(here: House, made: dict[str, Worker], conversation: str) -> None:
+async def test_a_client_sees_the_same(here: GatewayHarness, made: dict[str, Worker], conversation: str) -> None:
     fields = CONVERSATIONS[conversation]
     theirs = visible(json.loads(own(made, fields)))
     assert visible(json.loads(await ours(here, fields))) == theirs
@@ -137,7 +137,7 @@ NEVER_SENT = {
 """Events that a stream of the conversations below must have, and llama-server knows none of them."""
 
 
-async def test_what_llama_servers_own_lack(here: House, made: dict[str, Worker]) -> None:
+async def test_what_llama_servers_own_lack(here: GatewayHarness, made: dict[str, Worker]) -> None:
     found: dict[str, set[str]] = defaultdict(set)
     for fields in CONVERSATIONS.values():
         for event in own_events(own(made, fields, stream=True)):
@@ -150,7 +150,7 @@ async def test_what_llama_servers_own_lack(here: House, made: dict[str, Worker])
     assert lacking(open_responses.ResponseResource, whole) == {"output_tokens_details", *ABSENT} - {"created_at"}
 
 
-async def test_what_llama_servers_own_get_wrong(here: House, made: dict[str, Worker]) -> None:
+async def test_what_llama_servers_own_get_wrong(here: GatewayHarness, made: dict[str, Worker]) -> None:
     cut = {"model": "plain", "input": "Hi", "max_output_tokens": 3}
     assert json.loads(own(made, cut))["status"] == "completed"
     response = json.loads(await ours(here, cut))

@@ -10,9 +10,9 @@ import pytest
 
 from controller.engines import ENGINES
 from tests.support.clockwork_folders import make_ct2, write_tokenizer
-from tests.support.clockwork_speaker import speaker_vocabulary
 from tests.support.hf_workers import load_error, start
-from tests.support.speakers import choice, told
+from tests.support.scripted_model_file import speaker_vocabulary
+from tests.support.scripted_models import choice, told
 from tests.support.worker_process import Worker, eventually, leave
 from worker.clockwork import SENTENCE, make_vocabulary
 

@@ -17,7 +17,7 @@ from controller.engines.base import RenderContext
 from tests.fakes import fake_exllamav3, fake_torch
 from tests.support.clockwork_folders import make_hf
 from tests.support.hf_workers import load_error, start
-from tests.support.speakers import choice, told
+from tests.support.scripted_models import choice, told
 from tests.support.worker_process import Worker, eventually, leave
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE, make_vocabulary
 

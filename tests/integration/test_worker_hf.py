@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.hf_workers import Serve, serving
-from tests.support.speakers import (
+from tests.support.scripted_models import (
     CHAT,
     SPOKEN,
     THINKER,

@@ -13,7 +13,7 @@ import pytest
 
 from controller.engines import ENGINES
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import house
+from tests.fakes.gateway_harness import gateway_harness
 from tests.support.litertlm_files import litertlm
 from tests.support.litertlm_model import CALLED, DONE_SAID, SPOKEN, THOUGHT
 from tests.support.worker_process import Worker, eventually, free_port, leave
@@ -268,7 +268,10 @@ def test_a_signal_ends_it_with_work_running(start: Start) -> None:
 async def test_through_the_gateway(worker: Worker) -> None:
     engine = ENGINES["litert_lm"]
     definition = engine.definition.model_validate({"model_path": "m.litertlm"})
-    async with house() as here, openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client:
+    async with (
+        gateway_harness() as here,
+        openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client,
+    ):
         known: dict[str, Any] = {"apis": engine.apis(definition), "capabilities": engine.capabilities(definition)}
         await here.publish(route("demo", [f"http://127.0.0.1:{worker.port}"], token="secret", **known))
         turns = [*HELLO, {"role": "assistant", "content": SENTENCE}, {"role": "user", "content": "again"}]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller.engines import ENGINES
-from tests.support.speakers import (
+from tests.support.scripted_models import (
     CHAT,
     SPOKEN,
     THINKER,
@@ -20,7 +20,7 @@ from tests.support.speakers import (
     choice,
     error,
     joined,
-    speakers,
+    scripted_models,
     streamed,
     thinking_worker,
     told,
@@ -31,7 +31,7 @@ from worker.clockwork import CHAT_TEMPLATE
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    with speakers(tmp_path_factory.mktemp("speakers")) as serving:
+    with scripted_models(tmp_path_factory.mktemp("scripted_models")) as serving:
         yield serving
 
 

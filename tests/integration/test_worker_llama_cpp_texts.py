@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.support.llama_servers import needed, started
-from tests.support.speakers import (
+from tests.support.scripted_models import (
     CHAT,
     USER,
     Serve,
     error,
-    speakers,
+    scripted_models,
     told,
 )
 from tests.support.worker_process import Worker, eventually, leave
@@ -41,7 +41,7 @@ TRANSLATEGEMMA_TEMPLATE = """\
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    with speakers(tmp_path_factory.mktemp("speakers")) as serving:
+    with scripted_models(tmp_path_factory.mktemp("scripted_models")) as serving:
         yield serving
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.speakers import (
+from tests.support.scripted_models import (
     THOUGHT,
     USER,
     Serve,
     choice,
     error,
     joined,
-    speakers,
+    scripted_models,
     streamed,
     thinking_worker,
     told,
@@ -39,7 +39,7 @@ NAMED = {"type": "function", "function": {"name": "plan"}}
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    with speakers(tmp_path_factory.mktemp("speakers")) as serving:
+    with scripted_models(tmp_path_factory.mktemp("scripted_models")) as serving:
         yield serving
 
 

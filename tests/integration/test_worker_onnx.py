@@ -13,7 +13,7 @@ import pytest
 
 from controller.engines import ENGINES
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import house
+from tests.fakes.gateway_harness import gateway_harness
 from tests.support.onnx_models import WIDTH, token_vectors, unit, write_model, write_vocabulary
 from tests.support.worker_process import Worker, eventually, free_port, leave
 
@@ -120,7 +120,10 @@ def test_without_its_extra(start: Start, tmp_path: Path) -> None:
 async def test_through_the_gateway(start: Start) -> None:
     worker = start(token="secret").ready()
     capabilities = ENGINES["onnx"].capabilities(ENGINES["onnx"].definition.model_validate({"model_path": "m.onnx"}))
-    async with house() as here, openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client:
+    async with (
+        gateway_harness() as here,
+        openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client,
+    ):
         common: dict[str, Any] = {"token": "secret", "apis": ("/v1/embeddings",), "capabilities": capabilities}
         urls = [f"http://127.0.0.1:{worker.port}"]
         await here.publish(route("words", urls, **common), route("short", urls, shortens_embeddings=True, **common))

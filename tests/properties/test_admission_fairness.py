@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from controller.schema.routing import Endpoint
 from gateway.admission import Admission, Ticket
-from tests.support.admission import House, route_of
+from tests.support.admission import AdmissionHarness, route_of
 
 
 @dataclass
@@ -22,32 +22,32 @@ class Busy:
 
     slots: int
     seconds: Callable[[Ticket], float]
-    house: House = field(default_factory=lambda: House(Admission(queue_limit=10_000), now=0.0))
+    harness: AdmissionHarness = field(default_factory=lambda: AdmissionHarness(Admission(queue_limit=10_000), now=0.0))
     ends: list[tuple[float, int, Ticket]] = field(default_factory=list)
     entered: list[Ticket] = field(default_factory=list)
     served: Counter[str] = field(default_factory=Counter)
     """Slot-seconds of those that are out."""
 
     def __post_init__(self) -> None:
-        self.house.table(route_of("m", ["r"], target=self.slots))
+        self.harness.table(route_of("m", ["r"], target=self.slots))
 
     def come(self, tenant: str, weight: float = 1.0, rank: int = 1) -> Ticket:
-        ticket = self.house.come(tenant, weight=weight, rank=rank)
+        ticket = self.harness.come(tenant, weight=weight, rank=rank)
         if ticket.state == "inside":
             self._went(ticket)
         return ticket
 
     def one_ends(self) -> Ticket:
-        self.house.now, _, ticket = heapq.heappop(self.ends)
+        self.harness.now, _, ticket = heapq.heappop(self.ends)
         self.served[ticket.tenant] += self.seconds(ticket)  # type: ignore[assignment]
-        for each, outcome in self.house.leave(ticket):
+        for each, outcome in self.harness.leave(ticket):
             assert isinstance(outcome, Endpoint)
             self._went(each)
         return ticket
 
     def _went(self, ticket: Ticket) -> None:
         self.entered.append(ticket)
-        heapq.heappush(self.ends, (self.house.now + self.seconds(ticket), len(self.entered), ticket))
+        heapq.heappush(self.ends, (self.harness.now + self.seconds(ticket), len(self.entered), ticket))
 
 
 def _always_backlogged(slots: int, took: Mapping[str, float], backlog: Mapping[str, int], weights: list[float]) -> Busy:
@@ -57,7 +57,7 @@ def _always_backlogged(slots: int, took: Mapping[str, float], backlog: Mapping[s
     for tenant in took:
         for _ in range(backlog[tenant] + slots):
             busy.come(tenant, weight[tenant])
-    while busy.house.now < 120 * max(took.values()):
+    while busy.harness.now < 120 * max(took.values()):
         ended = busy.one_ends()
         busy.come(ended.tenant, weight[ended.tenant])
     return busy
@@ -90,7 +90,7 @@ def test_two_closed_groups_of_clients_get_the_same(slots: int, more: int) -> Non
     for tenant, clients in (("a", 2 * slots), ("b", 2 * slots + more)):
         for _ in range(clients):
             busy.come(tenant)
-    while busy.house.now < 100:
+    while busy.harness.now < 100:
         busy.come(busy.one_ends().tenant)
     assert busy.served["a"] == pytest.approx(busy.served["b"], rel=0.1)
 
@@ -116,9 +116,9 @@ def test_the_place_that_was_told_is_the_order_of_service(
         if number >= before and busy.ends and number % 3 == 0:
             busy.one_ends()
         last = busy.come(tenant, weight, rank)
-    told = busy.house.admission.waiting("m")
+    told = busy.harness.admission.waiting("m")
     already = len(busy.entered)
-    came_at = busy.house.now
+    came_at = busy.harness.now
     while busy.ends:
         busy.one_ends()
     assert busy.entered[already:] == told
@@ -129,7 +129,7 @@ def test_the_place_that_was_told_is_the_order_of_service(
     expected_s = (position - 1) * took / slots
     assert last.place.wait_ms == round(1000 * expected_s)
     assert last.since - came_at == pytest.approx(expected_s, abs=took)
-    assert busy.house.admission.depths == {}
+    assert busy.harness.admission.depths == {}
 
 
 @settings(deadline=None)

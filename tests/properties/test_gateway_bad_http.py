@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, engines, house
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
 from tests.properties.test_engine_http import Edit
 from tests.support.queueing import key
@@ -80,7 +80,7 @@ class Bench:
     """One gateway for all examples, on a loop that runs during each."""
 
     runner: asyncio.Runner
-    here: House
+    here: GatewayHarness
     engine: MockEngine
     told: list[str]
     """What nobody caught, and errors in the log."""
@@ -105,7 +105,9 @@ def bench() -> Iterator[Bench]:
 
         async def start() -> Bench:
             asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(str(context)))
-            here = await stack.enter_async_context(house(client_timeout_s=0.2, keep_alive_s=0.2, max_header_kib=4))
+            here = await stack.enter_async_context(
+                gateway_harness(client_timeout_s=0.2, keep_alive_s=0.2, max_header_kib=4)
+            )
             (engine,) = await stack.enter_async_context(engines(1))
             await here.publish(route("m", [engine.url]), keys=(key("alice", scopes=("inference", "admin")),))
             return Bench(runner, here, engine, told)

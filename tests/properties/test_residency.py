@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.state import DesiredModel, Gpu, Statement
-from tests.support.turntable import Turntable, autoload
+from tests.support.traffic_simulator import TrafficSimulator, autoload
 
 ROOM = 1_000
 steps = st.lists(
@@ -34,8 +34,8 @@ def models(draw: st.DrawFn) -> dict[str, DesiredModel]:
 def test_everybody_is_served_whatever_comes_and_nothing_busy_young_or_pinned_goes(
     known: dict[str, DesiredModel], traffic: list[tuple[str, int, float]]
 ) -> None:
-    """What each step may do is asserted by the turntable itself."""
-    table = Turntable(known, ROOM)
+    """What each step may do is asserted by the simulator itself."""
+    table = TrafficSimulator(known, ROOM)
     asked = 0
     for name, count, takes_s in traffic:
         table.ask(name, count)
@@ -52,7 +52,7 @@ def test_everybody_is_served_whatever_comes_and_nothing_busy_young_or_pinned_goe
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.sampled_from((2.0, 10.0, 30.0)))
 def test_two_that_are_asked_for_without_end_take_turns(at_a_time: int, swap_wait_s: float) -> None:
-    table = Turntable({name: autoload(name, 800) for name in "ab"}, ROOM, swap_wait_s=swap_wait_s)
+    table = TrafficSimulator({name: autoload(name, 800) for name in "ab"}, ROOM, swap_wait_s=swap_wait_s)
     for _ in range(300):
         for name in "ab":
             if len(table.waiting.get(name, ())) + len(table.inside.get(name, ())) < at_a_time:
@@ -70,7 +70,7 @@ def test_two_that_are_asked_for_without_end_take_turns(at_a_time: int, swap_wait
 @given(st.lists(st.sampled_from("ab"), min_size=10, max_size=100))
 def test_requests_for_one_model_gather_while_another_is_in_its_place(order: list[str]) -> None:
     """All at once: each model is loaded once."""
-    table = Turntable({name: autoload(name, 800) for name in "ab"}, ROOM, swap_wait_s=600.0)
+    table = TrafficSimulator({name: autoload(name, 800) for name in "ab"}, ROOM, swap_wait_s=600.0)
     for name in order:
         table.ask(name)
     for _ in range(400):
@@ -80,7 +80,7 @@ def test_requests_for_one_model_gather_while_another_is_in_its_place(order: list
 
 
 def test_the_one_that_was_idle_for_longest_against_its_reload_goes_first() -> None:
-    table = Turntable({"a": autoload("a", 400), "b": autoload("b", 400), "c": autoload("c", 400)}, ROOM)
+    table = TrafficSimulator({"a": autoload("a", 400), "b": autoload("b", 400), "c": autoload("c", 400)}, ROOM)
     for name in "ab":
         table.ask(name)
         for _ in range(8):
@@ -96,7 +96,7 @@ def test_the_one_that_was_idle_for_longest_against_its_reload_goes_first() -> No
 
 
 def test_a_pinned_one_stays_and_the_other_says_why_it_waits() -> None:
-    table = Turntable({"a": autoload("a", 800, pinned=True), "b": autoload("b", 800)}, ROOM)
+    table = TrafficSimulator({"a": autoload("a", 800, pinned=True), "b": autoload("b", 800)}, ROOM)
     table.ask("a")
     for _ in range(10):
         table.step()
@@ -110,7 +110,7 @@ def test_a_pinned_one_stays_and_the_other_says_why_it_waits() -> None:
 
 
 def test_an_eviction_is_revoked_by_a_request_that_comes_before_the_stop() -> None:
-    table = Turntable({"a": autoload("a", 800), "b": autoload("b", 800)}, ROOM, swap_wait_s=1_000.0)
+    table = TrafficSimulator({"a": autoload("a", 800), "b": autoload("b", 800)}, ROOM, swap_wait_s=1_000.0)
     table.ask("a")
     for _ in range(10):
         table.step()
@@ -128,7 +128,9 @@ def test_an_eviction_is_revoked_by_a_request_that_comes_before_the_stop() -> Non
 
 
 def test_what_nobody_uses_rests() -> None:
-    table = Turntable({"a": autoload("a", 100, idle_ttl_s=5.0, min_residency_s=0.0), "b": autoload("b", 100)}, ROOM)
+    table = TrafficSimulator(
+        {"a": autoload("a", 100, idle_ttl_s=5.0, min_residency_s=0.0), "b": autoload("b", 100)}, ROOM
+    )
     table.ask("a")
     table.ask("b")
     for _ in range(30):
@@ -145,7 +147,7 @@ def test_what_nobody_uses_rests() -> None:
 def test_who_only_waits_for_a_turn_on_its_gpu_does_not_rest() -> None:
     """As after a reboot: two that requests asked for once, on one GPU, one after the other."""
     on_gpu = {name: replace(autoload(name, 0), memory_mib=None, gpu_count=1, vram_mib=400) for name in "ab"}
-    table = Turntable(on_gpu, ROOM)
+    table = TrafficSimulator(on_gpu, ROOM)
     table.world.gpus = (Gpu("A", 0, "x", 1_000),)
     asked = Statement("autoload", -100.0, "autoload: a request asked for it")
     wanted = {name: replace(model, replicas=1, demand_replicas=0, statement=asked) for name, model in on_gpu.items()}
@@ -159,7 +161,9 @@ def test_who_only_waits_for_a_turn_on_its_gpu_does_not_rest() -> None:
 @given(st.sampled_from((None, 5.0, 20.0)), st.lists(st.integers(0, 20), min_size=4, max_size=4))
 def test_one_that_needs_the_room_of_several_gets_it(residency_s: float | None, begins: list[int]) -> None:
     small = {name: autoload(name, 500, min_residency_s=residency_s) for name in "abcd"}
-    table = Turntable({**small, "big": autoload("big", ROOM, min_residency_s=residency_s)}, ROOM, swap_wait_s=10.0)
+    table = TrafficSimulator(
+        {**small, "big": autoload("big", ROOM, min_residency_s=residency_s)}, ROOM, swap_wait_s=10.0
+    )
     for second in range(400):
         for name, begin in zip(small, begins, strict=True):
             if second >= begin and not table.waiting.get(name) and not table.inside.get(name):

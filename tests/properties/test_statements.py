@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from controller.runtimes.base import StartError
 from controller.schema.errors import RoundhouseError
 from controller.schema.status import ModelState
-from tests.support.life import AddressedRuntime, Life
+from tests.support.controller_harness import AddressedRuntime, ControllerHarness
 
 MOST_ROUNDS = 60
 REMOTE = "  r:\n    backend: openai_remote\n    base_url: http://127.0.0.1:9/v1\n    enabled: false\n"
@@ -52,17 +52,17 @@ class Statements(RuleBasedStateMachine):
     def begin(self) -> None:
         self._write()
         self.session = self.loop.run_until_complete(self._session())
-        self.life = self._start()
+        self.harness = self._start()
         self._rounds(1)
 
     async def _session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession()
 
-    def _start(self) -> Life:
-        async def start() -> Life:
-            life = Life(self.root, self.runtime, self.time, self.session)
-            await life.files.read()
-            return life
+    def _start(self) -> ControllerHarness:
+        async def start() -> ControllerHarness:
+            harness = ControllerHarness(self.root, self.runtime, self.time, self.session)
+            await harness.files.read()
+            return harness
 
         return self.loop.run_until_complete(start())
 
@@ -73,15 +73,15 @@ class Statements(RuleBasedStateMachine):
     def _rounds(self, count: int) -> None:
         async def rounds() -> None:
             for _ in range(count):
-                done = await self.life.reconciler.once()
-                assert done is not None, self.life.reconciler.error
-                await self.life.operations.settled()
+                done = await self.harness.reconciler.once()
+                assert done is not None, self.harness.reconciler.error
+                await self.harness.operations.settled()
                 self.time[0] += 0.1
 
         self.loop.run_until_complete(rounds())
 
     def _state(self) -> ModelState:
-        return self.life.desk.look().statuses[0].state
+        return self.harness.desk.look().statuses[0].state
 
     @rule(replicas=st.sampled_from((None, None, 1, 2, 3, 4)))
     def load(self, replicas: int | None) -> None:
@@ -89,7 +89,7 @@ class Statements(RuleBasedStateMachine):
         taken = before in (ModelState.UNLOADED, ModelState.FAILED)
         refusal = None
         try:
-            self.life.desk.load("m", {}, replicas, actor="test")
+            self.harness.desk.load("m", {}, replicas, actor="test")
         except RoundhouseError as error:
             refusal = error.entry.code
         if replicas == 4:
@@ -106,7 +106,7 @@ class Statements(RuleBasedStateMachine):
     @rule(hold=st.booleans())
     def unload(self, hold: bool) -> None:
         wanted, word = self._wanted(), "hold" if hold else "free"
-        self.life.desk.unload("m", hold=hold, actor="test")
+        self.harness.desk.unload("m", hold=hold, actor="test")
         same = self.last is not None and self.last[0] == word
         if wanted or (self.declared["autoload"] and not same):
             self._said(word, None)
@@ -122,11 +122,11 @@ class Statements(RuleBasedStateMachine):
         # A gateway asks by the table that it has: what was said just now must have come to it.
         self._rounds(1)
         self.asked_at = self.time[0]
-        self.life.ask_for("m", self.time[0])
+        self.harness.ask_for("m", self.time[0])
 
     @rule()
     def reset(self) -> None:
-        self.life.desk.reset("m", actor="test")
+        self.harness.desk.reset("m", actor="test")
         self.last = None
 
     @rule(enabled=st.booleans(), replicas=st.integers(1, 3), autoload=st.booleans(), text=st.sampled_from("ab"))
@@ -134,7 +134,7 @@ class Statements(RuleBasedStateMachine):
         before = dict(self.declared)
         self.declared.update(enabled=enabled, replicas=replicas, autoload=autoload, stub_text=text)
         self._write()
-        self.loop.run_until_complete(self.life.files.read())
+        self.loop.run_until_complete(self.harness.files.read())
         restated = (before["enabled"], before["replicas"]) != (enabled, replicas)
         if restated:
             self.last = None
@@ -144,15 +144,15 @@ class Statements(RuleBasedStateMachine):
     @rule()
     def break_the_file_and_mend_it(self) -> None:
         (self.root / "desired" / "models.yaml").write_text("models: [")
-        self.loop.run_until_complete(self.life.files.read())
+        self.loop.run_until_complete(self.harness.files.read())
         self._rounds(1)
         self._write()
-        self.loop.run_until_complete(self.life.files.read())
+        self.loop.run_until_complete(self.harness.files.read())
 
     @rule()
     def ready(self) -> None:
         for name in self.runtime.replicas:
-            self.life.prober.ready.setdefault(name, self.time[0])
+            self.harness.prober.ready.setdefault(name, self.time[0])
 
     @precondition(lambda self: self.runtime.replicas)
     @rule(which=st.integers(0, 5))
@@ -166,24 +166,24 @@ class Statements(RuleBasedStateMachine):
 
     @rule()
     def restart_the_controller(self) -> None:
-        self.life.end()
-        self.life = self._start()
+        self.harness.end()
+        self.harness = self._start()
         self._rounds(1)
 
     @rule(paused=st.booleans())
     def pause(self, paused: bool) -> None:
-        self.life.files.pause(paused)
+        self.harness.files.pause(paused)
 
     @rule(lags=st.booleans(), holds=st.booleans())
     def a_gateway_is_slow(self, lags: bool, holds: bool) -> None:
-        hub = self.life.hub
+        hub = self.harness.hub
         hub.slow_reports()
         hub.lags, hub.holds = lags, frozenset(self.runtime.replicas) if holds else frozenset()
         hub.slow_reports()
 
     @invariant()
     def nothing_happens_to_a_remote_that_nobody_wants(self) -> None:
-        table = self.life.hub.table
+        table = self.harness.hub.table
         states = {route.name: route.state for route in table.models} if table is not None else {}
         assert states.get("r", ModelState.UNLOADED) is ModelState.UNLOADED
 
@@ -214,18 +214,18 @@ class Statements(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if hasattr(self, "life"):
+            if hasattr(self, "harness"):
                 self._settle()
         finally:
-            if hasattr(self, "life"):
-                self.life.end()
+            if hasattr(self, "harness"):
+                self.harness.end()
                 self.loop.run_until_complete(self.session.close())
             self.loop.close()
             shutil.rmtree(self.root)
 
     def _settle(self) -> None:
         self.runtime.start_error = None
-        self.life.files.pause(False)
+        self.harness.files.pause(False)
         self.a_gateway_is_slow(lags=False, holds=False)
         wanted = self._wanted()
         goal = ModelState.LOADED if wanted else ModelState.UNLOADED
@@ -233,7 +233,7 @@ class Statements(RuleBasedStateMachine):
             self.ready()
             self._rounds(1)
             self.time[0] += 30.0
-            status = self.life.desk.look().statuses[0]
+            status = self.harness.desk.look().statuses[0]
             current = [replica for replica in status.replicas if not replica.outdated]
             if status.state is goal and len(current) == len(self.runtime.replicas) == wanted:
                 break

@@ -38,7 +38,7 @@ def routes_of(*models: ModelRoute) -> Routes:
 
 
 @dataclass
-class House:
+class AdmissionHarness:
     """An admission, its table in force, and a clock that stands until it is moved."""
 
     admission: Admission = field(default_factory=lambda: Admission(queue_limit=8))

@@ -13,8 +13,8 @@ from controller.engines import ENGINES
 from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
 from tests.support import clockwork_caller, llama_servers
-from tests.support.clockwork_speaker import make_speaker
 from tests.support.require import require
+from tests.support.scripted_model_file import make_scripted_model
 from tests.support.worker_process import Worker, free_port
 from worker.clockwork import make
 
@@ -131,7 +131,7 @@ def worker(folder: Path, stack: ExitStack) -> Engine:
     available = importlib.util.find_spec("llama_cpp") is not None
     require("llama_cpp", available, "llama-cpp-python is not installed (extra `llama-cpp`)")
     hidden = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
-    make_speaker(folder / "thinks.gguf", SAYS, WORKERS, hidden=hidden)
+    make_scripted_model(folder / "thinks.gguf", SAYS, WORKERS, hidden=hidden)
     make(folder / "plain.gguf")
     workers = {}
     for name in ("thinks", "plain"):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.clockwork_speaker import Token, speaker_vocabulary, token_name
+from tests.support.scripted_model_file import Token, speaker_vocabulary, token_name
 from worker import clockwork
 from worker.clockwork import CHAT_TEMPLATE, Vocabulary, make_vocabulary, make_weights
 from worker.clockwork_hf import hf_files, write_hf

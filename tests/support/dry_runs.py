@@ -56,7 +56,7 @@ class Checks(FakeRuntime):
 
 
 @dataclass
-class House:
+class DryRunHarness:
     """A folder of files in force, with all engines running that these want."""
 
     folder: Path

@@ -11,10 +11,10 @@ from yarl import URL
 
 from controller.schema.errors import ErrorBody, ErrorEnvelope
 from tests.fakes.fake_admin import Asked
-from tests.fakes.gateway_harness import House
+from tests.fakes.gateway_harness import GatewayHarness
 
 
-def ask(here: House, target: str, method: str = "GET", **more: Any) -> Any:
+def ask(here: GatewayHarness, target: str, method: str = "GET", **more: Any) -> Any:
     """A request whose target is sent as it is written."""
     return here.client.request(method, URL(here.url + target, encoded=True), **more)
 
@@ -26,7 +26,7 @@ async def error_of(answer: aiohttp.ClientResponse) -> ErrorBody:
     return error
 
 
-async def said(here: House, path: str = "/v1/admin/models") -> Asked:
+async def said(here: GatewayHarness, path: str = "/v1/admin/models") -> Asked:
     """What the controller sees of a request."""
     async with ask(here, path) as answer:
         assert answer.status == 200

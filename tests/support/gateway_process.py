@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 
 from tests.fakes.fake_controller import FakeController
-from tests.fakes.gateway_harness import House, until
+from tests.fakes.gateway_harness import GatewayHarness, until
 
 SETTINGS = {"ROUNDHOUSE_CONTROLLER_URL": "unix:/nowhere/controller.sock"}
 
@@ -47,7 +47,7 @@ def free_port() -> str:
 
 
 @contextlib.asynccontextmanager
-async def running(**settings: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, House]]:
+async def running(**settings: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, GatewayHarness]]:
     """A gateway process that knows a fake controller. Its state goes with it, unless `settings` name a folder."""
     controller = FakeController()
     await controller.start()
@@ -58,7 +58,7 @@ async def running(**settings: str) -> AsyncIterator[tuple[asyncio.subprocess.Pro
         try:
             async with aiohttp.ClientSession() as client:
                 await until(lambda: bool(controller.reports), "the gateway connects")
-                yield process, House(controller, f"http://127.0.0.1:{port}", client)
+                yield process, GatewayHarness(controller, f"http://127.0.0.1:{port}", client)
         finally:
             if process.returncode is None:
                 process.kill()
@@ -66,7 +66,7 @@ async def running(**settings: str) -> AsyncIterator[tuple[asyncio.subprocess.Pro
             await controller.stop()
 
 
-async def refused(here: House) -> None:
+async def refused(here: GatewayHarness) -> None:
     """Wait until the gateway accepts no new connection."""
     async with asyncio.timeout(20):
         while True:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.fakes.gateway_harness import House
+from tests.fakes.gateway_harness import GatewayHarness
 from tests.support.wait import until
 
 
-async def nothing_left(here: House) -> None:
+async def nothing_left(here: GatewayHarness) -> None:
     """Wait until nothing is inside or waits, and no connection to an engine is in use, by /metrics and by /health."""
 
     async def look() -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.clockwork_folders import make_ct2, make_hf
-from tests.support.clockwork_speaker import Token
+from tests.support.scripted_model_file import Token
 from tests.support.worker_process import Worker, free_port
 from worker.__main__ import parse_engine
 from worker.clockwork import CHAT_TEMPLATE
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 def start(engine: str, log: Path, model: Path, *flags: str, env: dict[str, str] | None = None) -> Worker:
     """A worker on this folder; whoever starts it ends it. ExLlamaV3 and torch are fakes, save with another `env`."""
-    site = log.parent / "site"
+    site = log.parent / "runtime_fixture"
     if engine == "exllamav3" and not site.exists():
         site.mkdir()
         for name in ("exllamav3", "torch"):

@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from tests.support.house import House
-from tests.support.sites import ProcessSite, token_of
+from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.runtime_fixtures import ProcessRuntimeFixture, token_of
 from tests.support.wait import until
 from worker.clockwork import make_vocabulary, make_weights, write_gguf
 
@@ -30,9 +30,9 @@ def make_endless(path: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def endless_house(folder: Path) -> AsyncIterator[House]:
-    """A house with a llama-server of four slots that generates for as long as it is asked to; nothing may be left."""
-    made = House(folder, "process")
+async def endless_stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
+    """A stack with a llama-server of four slots that generates for as long as it is asked to; nothing may be left."""
+    made = RoundhouseStack(folder, "process")
     make_endless(made.models / "long.gguf")
     made.declare({"chat": {"model_path": "long.gguf", "llama_server_n_ctx": LONG_CONTEXT, "llama_server_threads": 1}})
     await made.open()
@@ -40,7 +40,7 @@ async def endless_house(folder: Path) -> AsyncIterator[House]:
         yield made
     finally:
         await made.close()
-    assert ProcessSite().left(made) == []
+    assert ProcessRuntimeFixture().left(made) == []
 
 
 @dataclass
@@ -116,10 +116,10 @@ class LlamaSlots:
 
 
 @contextlib.asynccontextmanager
-async def slots_of(house: House, model: str) -> AsyncIterator[LlamaSlots]:
+async def slots_of(stack: RoundhouseStack, model: str) -> AsyncIterator[LlamaSlots]:
     """The one llama-server of a model, once it is loaded."""
-    (replica,) = (await house.loaded(model))[model].replicas
+    (replica,) = (await stack.loaded(model))[model].replicas
     assert replica.endpoint is not None
-    headers = {"authorization": f"Bearer {token_of(house, replica.name)}"}
+    headers = {"authorization": f"Bearer {token_of(stack, replica.name)}"}
     async with aiohttp.ClientSession(headers=headers) as session:
         yield LlamaSlots(replica.endpoint, session)

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.support.house import SENTENCE
+from tests.support.roundhouse_stack import SENTENCE
 from tests.support.wait import until
 
 MOST_REQUESTS = 20_000

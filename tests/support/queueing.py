@@ -18,7 +18,7 @@ from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import HoldingEngine, holding
-from tests.fakes.gateway_harness import House, house
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.gateway_rest import nothing_left
 from tests.support.wait import until
 
@@ -80,7 +80,7 @@ class Client:
 class Queue:
     """A gateway, its model `m`, and the engine behind it."""
 
-    here: House
+    here: GatewayHarness
     engine: HoldingEngine
     clients: dict[str, Client] = field(default_factory=dict)
     sessions: aiohttp.ClientSession = field(init=False)
@@ -167,7 +167,7 @@ async def queue_at(
 ) -> AsyncIterator[Queue]:
     """A gateway in front of `engine`, with these models and keys. Whoever still waits at the end goes."""
     connector = aiohttp.TCPConnector(limit=0)
-    async with house(**settings) as here, aiohttp.ClientSession(connector=connector) as sessions:
+    async with gateway_harness(**settings) as here, aiohttp.ClientSession(connector=connector) as sessions:
         await here.controller.acknowledged(await here.controller.publish(*models, keys=keys))
         made = Queue(here, engine)
         made.sessions = sessions

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from tests.fakes.gateway_harness import House
+from tests.fakes.gateway_harness import GatewayHarness
 from tests.support.wait import until
 
 PATIENCE_S = 20.0
@@ -159,7 +159,7 @@ class RawClient:
 
 
 @contextlib.asynccontextmanager
-async def raw(here: House, *, receive_bytes: int | None = None) -> AsyncIterator[RawClient]:
+async def raw(here: GatewayHarness, *, receive_bytes: int | None = None) -> AsyncIterator[RawClient]:
     """A connection to the gateway. `receive_bytes` is the kernel's buffer of what is not read yet."""
     address = urlsplit(here.url)
     sock = socket.socket()
@@ -194,7 +194,7 @@ def request(
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + sent
 
 
-async def spotless(here: House) -> None:
+async def spotless(here: GatewayHarness) -> None:
     """Nothing is left of any client: no exchange, no count, no connection but kept ones to engines."""
     server = here.server
     assert server is not None

@@ -16,7 +16,7 @@ from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
 from gateway.responses.store import ResponseStore
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, engines, house
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
 from tests.support.wait import until
 
@@ -27,7 +27,7 @@ OVER = ("completed", "incomplete", "failed", "cancelled")
 class Site:
     """One gateway with the model `m`."""
 
-    here: House
+    here: GatewayHarness
     engine: MockEngine
     client: openai.AsyncOpenAI
     let_go: Callable[[], None] = lambda: None
@@ -91,7 +91,7 @@ async def site(
     *more: ModelRoute, keys: tuple[Key, ...] = (), m: dict[str, Any] | None = None, **settings: Any
 ) -> AsyncIterator[Site]:
     """One with these settings. `m`: fields of the model's route."""
-    async with house(**settings) as here, engines(1) as (engine,):
+    async with gateway_harness(**settings) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url], **(m or {})), *more, keys=keys)
         api_key = f"secret-{keys[0].name}" if keys else "none"
         async with openai.AsyncOpenAI(base_url=here.url + "/v1", api_key=api_key, max_retries=0) as client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.house import SENTENCE
+from tests.support.roundhouse_stack import SENTENCE
 
 GGUF = "clockwork.gguf"
 MODELS: dict[str, Any] = {

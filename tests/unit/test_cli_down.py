@@ -19,50 +19,54 @@ from controller.cli.up_record import ProcessRecord, UpRecord, write_record
 from controller.runtimes.process_stat import read_stat
 from controller.settings import load_settings
 from controller.store import Store
-from tests.support.house import House
-from tests.support.sites import ProcessSite
+from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.runtime_fixtures import ProcessRuntimeFixture
 
 
 @pytest.fixture
-async def stubs(folder: Path) -> AsyncIterator[House]:
+async def stubs(folder: Path) -> AsyncIterator[RoundhouseStack]:
     """A controller with two stub engines, both loaded."""
-    house = House(folder, "process")
-    house.declare({"a": {"backend": "stub"}, "b": {"backend": "stub"}})
-    house.start("controller")
+    stack = RoundhouseStack(folder, "process")
+    stack.declare({"a": {"backend": "stub"}, "b": {"backend": "stub"}})
+    stack.start("controller")
     try:
-        await house.loaded("a", "b")
-        yield house
+        await stack.loaded("a", "b")
+        yield stack
     finally:
-        for pid in engine_pids(house):
+        for pid in engine_pids(stack):
             os.killpg(pid, signal.SIGKILL)
         with suppress(KeyError):  # the test has ended it
-            house.kill("controller")
+            stack.kill("controller")
 
 
-def engine_pids(house: House) -> list[int]:
+def engine_pids(stack: RoundhouseStack) -> list[int]:
     """Of every engine that the state folder knows and that runs."""
-    pids = [json.loads(path.read_text())["pid"] for path in (house.state / "replicas").glob("*.json")]
+    pids = [json.loads(path.read_text())["pid"] for path in (stack.state / "replicas").glob("*.json")]
     return [pid for pid in pids if pid is not None and (stat := read_stat(pid)) is not None and not stat.ended]
 
 
-async def down(house: House, *arguments: str) -> int:
-    return await asyncio.to_thread(run, ["down", "--state", str(house.state), "--runtime", "process", *arguments])
+async def down(stack: RoundhouseStack, *arguments: str) -> int:
+    return await asyncio.to_thread(run, ["down", "--state", str(stack.state), "--runtime", "process", *arguments])
 
 
-async def test_a_running_controller_is_asked_and_waited_for(stubs: House, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_running_controller_is_asked_and_waited_for(
+    stubs: RoundhouseStack, capsys: pytest.CaptureFixture[str]
+) -> None:
     pids = engine_pids(stubs)
     assert len(pids) == 2
     assert await down(stubs) == Exit.DONE
     assert capsys.readouterr().out == "stopped controller and its engines\n"
     assert engine_pids(stubs) == []
-    assert ProcessSite().left(stubs) == []
+    assert ProcessRuntimeFixture().left(stubs) == []
     assert "Traceback" not in stubs.log("controller")
     # The lock is free: nothing of it runs.
     Store.open(stubs.state).close()
 
 
-async def test_engines_of_a_killed_controller_are_stopped(stubs: House, capsys: pytest.CaptureFixture[str]) -> None:
-    names = sorted(ProcessSite().left(stubs))
+async def test_engines_of_a_killed_controller_are_stopped(
+    stubs: RoundhouseStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = sorted(ProcessRuntimeFixture().left(stubs))
     stubs.kill("controller")
     assert len(engine_pids(stubs)) == 2
     assert await down(stubs, "--json") == Exit.DONE
@@ -72,7 +76,7 @@ async def test_engines_of_a_killed_controller_are_stopped(stubs: House, capsys: 
     assert capsys.readouterr().out == "nothing was running\n"
 
 
-async def test_auto_also_finds_what_runs_as_processes(stubs: House) -> None:
+async def test_auto_also_finds_what_runs_as_processes(stubs: RoundhouseStack) -> None:
     stubs.kill("controller")
     done = await asyncio.to_thread(run, ["down", "--state", str(stubs.state), "--runtime", "auto"])
     assert done == Exit.DONE

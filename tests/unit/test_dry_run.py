@@ -14,26 +14,26 @@ from controller.schema.admin import ProposedFiles
 from controller.schema.errors import RoundhouseError
 from controller.schema.override import Rested
 from controller.state import Draining, ObservedState, Phase
-from tests.support.dry_runs import CHAT, NOW, OTHERS, House
+from tests.support.dry_runs import CHAT, NOW, OTHERS, DryRunHarness
 from tests.support.process_engines import Place
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
+def harness(tmp_path: Path) -> DryRunHarness:
     (tmp_path / "models.yaml").write_text(CHAT)
     (tmp_path / "others.yaml").write_text(OTHERS)
-    return House(tmp_path)
+    return DryRunHarness(tmp_path)
 
 
-async def test_files_as_they_are_change_nothing(house: House) -> None:
-    done = await house.with_files(models=CHAT + "# a comment\n")
-    assert (done.ok, done.changes, house.runtime.calls) == (True, [], [])
+async def test_files_as_they_are_change_nothing(harness: DryRunHarness) -> None:
+    done = await harness.with_files(models=CHAT + "# a comment\n")
+    assert (done.ok, done.changes, harness.runtime.calls) == (True, [], [])
     assert done.plan is not None
     assert (done.plan.actions, done.plan.blocked, done.plan.generation) == ([], [], 8)
 
 
-async def test_an_edit_that_touches_the_engine_names_what_is_restarted(house: House) -> None:
-    done = await house.with_files(models=CHAT + "    extra_args: [-v]\n    replicas: 1\n")
+async def test_an_edit_that_touches_the_engine_names_what_is_restarted(harness: DryRunHarness) -> None:
+    done = await harness.with_files(models=CHAT + "    extra_args: [-v]\n    replicas: 1\n")
     assert done.plan is not None
     [change] = done.changes
     assert (change.model, change.change, change.effect, change.restarts) == ("chat", "edited", "restart", ["chat-0"])
@@ -43,7 +43,7 @@ async def test_an_edit_that_touches_the_engine_names_what_is_restarted(house: Ho
     ]
     [action] = done.plan.actions
     assert (action.kind, action.model, action.replica) == ("start", "chat", "chat/0")
-    assert house.runtime.calls == ["preflight chat"]
+    assert harness.runtime.calls == ["preflight chat"]
 
 
 @pytest.mark.parametrize(
@@ -55,126 +55,128 @@ async def test_an_edit_that_touches_the_engine_names_what_is_restarted(house: Ho
         ("    extra_args: [-v]\n    replicas: 2\n", "restart"),
     ],
 )
-async def test_effects_on_a_model_that_runs(house: House, edit: str, effect: str) -> None:
-    assert (await house.change(edit)).effect == effect
+async def test_effects_on_a_model_that_runs(harness: DryRunHarness, edit: str, effect: str) -> None:
+    assert (await harness.change(edit)).effect == effect
 
 
-async def test_what_does_not_run_is_not_restarted(house: House) -> None:
-    house.replicas = []
-    assert (await house.change("    extra_args: [-v]\n")).effect == "start"
-    (house.folder / "models.yaml").write_text(CHAT + "    enabled: false\n")
-    change = await house.change("    enabled: false\n    extra_args: [-v]\n")
+async def test_what_does_not_run_is_not_restarted(harness: DryRunHarness) -> None:
+    harness.replicas = []
+    assert (await harness.change("    extra_args: [-v]\n")).effect == "start"
+    (harness.folder / "models.yaml").write_text(CHAT + "    enabled: false\n")
+    change = await harness.change("    enabled: false\n    extra_args: [-v]\n")
     assert (change.effect, change.restarts) == ("none", [])
-    assert (await house.change("    enabled: true\n")).effect == "start"
+    assert (await harness.change("    enabled: true\n")).effect == "start"
 
 
-async def test_only_engines_that_would_be_replaced_count_as_restarts(house: House) -> None:
-    (house.folder / "models.yaml").write_text(CHAT + "    replicas: 4\n")
-    old = house.running()
+async def test_only_engines_that_would_be_replaced_count_as_restarts(harness: DryRunHarness) -> None:
+    (harness.folder / "models.yaml").write_text(CHAT + "    replicas: 4\n")
+    old = harness.running()
     old[0] = replace(old[0], draining=Draining(1.0, None))
     old[1] = replace(old[1], phase=Phase.EXITED)
-    house.replicas = old
+    harness.replicas = old
     # Of the two that stay, the one beyond the new count is stopped.
-    assert (await house.change("    replicas: 3\n    extra_args: [-v]\n")).restarts == ["chat-2"]
+    assert (await harness.change("    replicas: 3\n    extra_args: [-v]\n")).restarts == ["chat-2"]
 
 
-async def test_taking_an_edit_back_in_the_middle_of_a_roll_restarts_what_was_rolled(house: House) -> None:
-    first = house.running()[0]
-    (house.folder / "models.yaml").write_text(CHAT + "    replicas: 2\n    extra_args: [-v]\n")
-    house.replicas = [first, house.running()[1]]
-    assert (await house.change("    replicas: 2\n")).restarts == ["chat-1"]
+async def test_taking_an_edit_back_in_the_middle_of_a_roll_restarts_what_was_rolled(harness: DryRunHarness) -> None:
+    first = harness.running()[0]
+    (harness.folder / "models.yaml").write_text(CHAT + "    replicas: 2\n    extra_args: [-v]\n")
+    harness.replicas = [first, harness.running()[1]]
+    assert (await harness.change("    replicas: 2\n")).restarts == ["chat-1"]
 
 
-async def test_a_roll_that_goes_on_anyway_is_not_the_edits_doing(house: House) -> None:
-    house.replicas = house.running()
-    (house.folder / "models.yaml").write_text(CHAT + "    extra_args: [-v]\n")
-    change = await house.change("    extra_args: [-v]\n    aliases: [b]\n")
+async def test_a_roll_that_goes_on_anyway_is_not_the_edits_doing(harness: DryRunHarness) -> None:
+    harness.replicas = harness.running()
+    (harness.folder / "models.yaml").write_text(CHAT + "    extra_args: [-v]\n")
+    change = await harness.change("    extra_args: [-v]\n    aliases: [b]\n")
     assert (change.effect, change.restarts) == ("none", [])
 
 
-async def test_what_is_wanted_and_does_not_run_yet_is_stopped_too(house: House) -> None:
-    house.replicas = []
-    assert (await house.change("    enabled: false\n")).effect == "stop"
+async def test_what_is_wanted_and_does_not_run_yet_is_stopped_too(harness: DryRunHarness) -> None:
+    harness.replicas = []
+    assert (await harness.change("    enabled: false\n")).effect == "stop"
 
 
-async def test_models_come_and_go_with_their_files(house: House) -> None:
-    done = await house.with_files(models=None, new="models:\n  fresh:\n    backend: stub\n")
+async def test_models_come_and_go_with_their_files(harness: DryRunHarness) -> None:
+    done = await harness.with_files(models=None, new="models:\n  fresh:\n    backend: stub\n")
     assert [(each.model, each.change, each.effect) for each in done.changes] == [
         ("chat", "removed", "stop"),
         ("fresh", "added", "start"),
     ]
     assert done.plan is not None
     assert {(each.kind, each.model) for each in done.plan.actions} == {("drain", "chat"), ("start", "fresh")}
-    assert sorted(path.name for path in house.folder.iterdir()) == ["models.yaml", "others.yaml"]
+    assert sorted(path.name for path in harness.folder.iterdir()) == ["models.yaml", "others.yaml"]
 
 
-async def test_a_remote_starts_nothing_here(house: House) -> None:
-    done = await house.with_files(others=OTHERS.replace("http://h", "http://u:password@i"))
+async def test_a_remote_starts_nothing_here(harness: DryRunHarness) -> None:
+    done = await harness.with_files(others=OTHERS.replace("http://h", "http://u:password@i"))
     assert [(each.model, each.effect) for each in done.changes] == [("far", "none")]
     assert done.changes[0].fields[0].after == "http://***@i/v1"
-    assert house.runtime.calls == []
+    assert harness.runtime.calls == []
 
 
-async def test_files_are_merged_with_the_others_in_their_order(house: House) -> None:
-    (house.folder / "local.yaml").write_text("models:\n  chat:\n    replicas: 2\n")
-    assert await house.with_files(models=CHAT + "    replicas: 1\n") == await house.with_files(models=CHAT)
+async def test_files_are_merged_with_the_others_in_their_order(harness: DryRunHarness) -> None:
+    (harness.folder / "local.yaml").write_text("models:\n  chat:\n    replicas: 2\n")
+    assert await harness.with_files(models=CHAT + "    replicas: 1\n") == await harness.with_files(models=CHAT)
 
 
-async def test_problems_are_an_answer_with_file_and_line_and_without_secrets(house: House) -> None:
-    done = await house.with_files(models=CHAT + "    replica: 2\n", others=OTHERS.replace("h/v1", "u:password@h/v1?x"))
+async def test_problems_are_an_answer_with_file_and_line_and_without_secrets(harness: DryRunHarness) -> None:
+    done = await harness.with_files(
+        models=CHAT + "    replica: 2\n", others=OTHERS.replace("h/v1", "u:password@h/v1?x")
+    )
     assert (done.ok, done.changes, done.plan) == (False, [], None)
     assert [(Path(each.file).name, each.line) for each in done.problems] == [("models.yaml", 4), ("others.yaml", 8)]
     assert "password" not in done.model_dump_json()
 
 
-async def test_a_broken_file_can_be_mended_by_the_proposal(house: House) -> None:
-    declared = house.parsed()
-    (house.folder / "others.yaml").write_text("{")
-    house.parsed = lambda: declared  # type: ignore[method-assign]
-    assert not (await house.with_files(models=CHAT)).ok
-    assert (await house.with_files(others=OTHERS)).changes == []
-    (house.folder / "others.yaml").unlink()
-    (house.folder / "others.yaml").symlink_to("nowhere")
-    assert (await house.with_files(others=OTHERS)).changes == []
-    assert [each.change for each in (await house.with_files(others=None)).changes] == ["removed", "removed"]
+async def test_a_broken_file_can_be_mended_by_the_proposal(harness: DryRunHarness) -> None:
+    declared = harness.parsed()
+    (harness.folder / "others.yaml").write_text("{")
+    harness.parsed = lambda: declared  # type: ignore[method-assign]
+    assert not (await harness.with_files(models=CHAT)).ok
+    assert (await harness.with_files(others=OTHERS)).changes == []
+    (harness.folder / "others.yaml").unlink()
+    (harness.folder / "others.yaml").symlink_to("nowhere")
+    assert (await harness.with_files(others=OTHERS)).changes == []
+    assert [each.change for each in (await harness.with_files(others=None)).changes] == ["removed", "removed"]
 
 
 @pytest.mark.parametrize("name", ["../up.yaml", "a/b.yaml", ".hidden.yaml", "notes.txt", "schema.json", "a\n.yaml", ""])
-async def test_only_names_of_desired_state_files_are_taken(house: House, name: str) -> None:
+async def test_only_names_of_desired_state_files_are_taken(harness: DryRunHarness, name: str) -> None:
     proposed = ProposedFiles(files={name: CHAT})
     with pytest.raises(RoundhouseError) as refused:
         await dry_run(
-            proposed, folder=house.folder, models_root=Path("/srv"), desired_now=house.desired(),
+            proposed, folder=harness.folder, models_root=Path("/srv"), desired_now=harness.desired(),
             observed=ObservedState(NOW), overrides={}, demand={}, rested={}, defaults=Defaults(),
-            declared_now={}, keys_now={}, runtime=house.runtime, concealment=house.concealment, now=NOW,
+            declared_now={}, keys_now={}, runtime=harness.runtime, concealment=harness.concealment, now=NOW,
         )  # fmt: skip
     assert (refused.value.entry.code, refused.value.param) == ("invalid_request", "files")
 
 
-async def test_what_cannot_be_a_file_is_refused(house: House) -> None:
+async def test_what_cannot_be_a_file_is_refused(harness: DryRunHarness) -> None:
     for text in ("#" * (MAX_FILE_BYTES + 1), "\ud83d"):
         with pytest.raises(RoundhouseError, match=r"models\.yaml"):
-            await house.with_files(models=text)
+            await harness.with_files(models=text)
     with pytest.raises(RoundhouseError, match=r"no file modles\.yaml"):
-        await house.with_files(modles=None)
+        await harness.with_files(modles=None)
 
 
-async def test_what_cannot_start_shows_as_blocked(house: House) -> None:
-    house.runtime.errors["chat"] = "model_path: no such file, with hunter2-hunter2"
-    done = await house.with_files(models=CHAT + "    env: {HUB_TOKEN: hunter2-hunter2}\n")
+async def test_what_cannot_start_shows_as_blocked(harness: DryRunHarness) -> None:
+    harness.runtime.errors["chat"] = "model_path: no such file, with hunter2-hunter2"
+    done = await harness.with_files(models=CHAT + "    env: {HUB_TOKEN: hunter2-hunter2}\n")
     assert done.plan is not None
     assert done.plan.actions == []
     assert [(each.model, each.reason) for each in done.plan.blocked] == [("chat", "model_path: no such file, with ***")]
-    house.runtime.down = True
-    done = await house.with_files(models=CHAT + "    extra_args: [-v]\n")
+    harness.runtime.down = True
+    done = await harness.with_files(models=CHAT + "    extra_args: [-v]\n")
     assert done.plan is not None
     assert [each.reason for each in done.plan.blocked] == ["the daemon is down"]
 
 
-async def test_a_missing_model_file_shows_with_a_real_runtime(house: House, tmp_path: Path) -> None:
+async def test_a_missing_model_file_shows_with_a_real_runtime(harness: DryRunHarness, tmp_path: Path) -> None:
     runtime = Place(tmp_path / "host").runtime()
-    house.runtime = runtime  # type: ignore[assignment]
-    done = await house.with_files(models=CHAT + "  new:\n    model_path: missing.gguf\n")
+    harness.runtime = runtime  # type: ignore[assignment]
+    done = await harness.with_files(models=CHAT + "  new:\n    model_path: missing.gguf\n")
     assert done.plan is not None
     [blocked] = done.plan.blocked
     assert blocked.model == "new"
@@ -183,79 +185,79 @@ async def test_a_missing_model_file_shows_with_a_real_runtime(house: House, tmp_
     await runtime.close()
 
 
-async def test_preflights_run_side_by_side_but_few_at_a_time(house: House) -> None:
+async def test_preflights_run_side_by_side_but_few_at_a_time(harness: DryRunHarness) -> None:
     many = "".join(f"  m{number}:\n    backend: stub\n" for number in range(20))
-    done = await house.with_files(many=f"models:\n{many}")
-    assert len(done.changes) == len(house.runtime.calls) == 20
-    assert house.runtime.most == AT_ONCE
+    done = await harness.with_files(many=f"models:\n{many}")
+    assert len(done.changes) == len(harness.runtime.calls) == 20
+    assert harness.runtime.most == AT_ONCE
     assert done.plan is not None
     assert {each.kind for each in done.plan.actions} == {"start"}
 
 
-async def test_an_edit_ends_a_load_or_what_it_speaks_over(house: House) -> None:
-    house.state("load", params={"target_inflight": 4, "extra_args": ["-a"]})
-    assert (await house.change("    extra_args: [-v]\n")).ends == ["extra_args"]
-    assert (await house.change("    vram_mib: 5\n")).ends == []
-    assert (await house.change("    enabled: false\n")).ends == ["load"]
-    house.state("unload")
-    change = await house.change("    replicas: 2\n")
+async def test_an_edit_ends_a_load_or_what_it_speaks_over(harness: DryRunHarness) -> None:
+    harness.state("load", params={"target_inflight": 4, "extra_args": ["-a"]})
+    assert (await harness.change("    extra_args: [-v]\n")).ends == ["extra_args"]
+    assert (await harness.change("    vram_mib: 5\n")).ends == []
+    assert (await harness.change("    enabled: false\n")).ends == ["load"]
+    harness.state("unload")
+    change = await harness.change("    replicas: 2\n")
     assert (change.ends, change.effect) == (["unload"], "start")
-    assert (await house.change("    extra_args: [-v]\n")).effect == "none"
-    done = await house.with_files(models=None)
+    assert (await harness.change("    extra_args: [-v]\n")).effect == "none"
+    done = await harness.with_files(models=None)
     assert (done.changes[0].ends, done.changes[0].effect) == (["unload"], "none")
 
 
-async def test_a_standing_load_hides_an_edit_that_it_rules_over(house: House) -> None:
-    (house.folder / "models.yaml").write_text(CHAT + "    enabled: false\n")
-    house.state("load")
-    assert (await house.change("    enabled: false\n    aliases: [b]\n")).effect == "none"
-    assert (await house.change("    enabled: false\n    extra_args: [-v]\n")).effect == "restart"
+async def test_a_standing_load_hides_an_edit_that_it_rules_over(harness: DryRunHarness) -> None:
+    (harness.folder / "models.yaml").write_text(CHAT + "    enabled: false\n")
+    harness.state("load")
+    assert (await harness.change("    enabled: false\n    aliases: [b]\n")).effect == "none"
+    assert (await harness.change("    enabled: false\n    extra_args: [-v]\n")).effect == "restart"
 
 
-async def test_an_edit_of_enabled_ends_what_a_request_asked_for(house: House) -> None:
-    house.demand["lazy"] = 900.0
-    kept = await house.with_files(others=OTHERS.replace("autoload: true", "autoload: true\n    vram_mib: 5"))
+async def test_an_edit_of_enabled_ends_what_a_request_asked_for(harness: DryRunHarness) -> None:
+    harness.demand["lazy"] = 900.0
+    kept = await harness.with_files(others=OTHERS.replace("autoload: true", "autoload: true\n    vram_mib: 5"))
     assert [(each.model, each.effect) for each in kept.changes] == [("lazy", "none")]
-    ended = await house.with_files(others=OTHERS.replace("autoload: true", "autoload: true\n    replicas: 2"))
+    ended = await harness.with_files(others=OTHERS.replace("autoload: true", "autoload: true\n    replicas: 2"))
     assert [(each.model, each.effect) for each in ended.changes] == [("lazy", "stop")]
 
 
-async def test_a_reason_shows_no_secret_of_what_was_declared_before_either(house: House) -> None:
-    house.concealment.learn({"chat": {"env": {"TOKEN": "hunter1-hunter1"}}})
-    house.runtime.errors["chat"] = "hunter1-hunter1 and hunter2-hunter2"
-    done = await house.with_files(models=CHAT + "    env: {HUB_TOKEN: hunter2-hunter2}\n")
+async def test_a_reason_shows_no_secret_of_what_was_declared_before_either(harness: DryRunHarness) -> None:
+    harness.concealment.learn({"chat": {"env": {"TOKEN": "hunter1-hunter1"}}})
+    harness.runtime.errors["chat"] = "hunter1-hunter1 and hunter2-hunter2"
+    done = await harness.with_files(models=CHAT + "    env: {HUB_TOKEN: hunter2-hunter2}\n")
     assert done.plan is not None
     assert [each.reason for each in done.plan.blocked] == ["*** and ***"]
-    assert house.concealment.text("chat", "hunter2-hunter2") == "hunter2-hunter2", "a proposal is not remembered"
+    assert harness.concealment.text("chat", "hunter2-hunter2") == "hunter2-hunter2", "a proposal is not remembered"
 
 
-async def test_clients_gain_and_lose_a_remote(house: House) -> None:
+async def test_clients_gain_and_lose_a_remote(harness: DryRunHarness) -> None:
     async def effects(text: str | None) -> list[str]:
-        done = await house.with_files(others=text)
+        done = await harness.with_files(others=text)
         return [each.effect for each in done.changes if each.model == "far"]
 
     assert await effects(None) == ["stop"]
     assert await effects(OTHERS + "    enabled: false\n") == ["stop"]
     assert await effects(OTHERS + "    aliases: [b]\n") == ["none"]
     assert await effects(OTHERS.replace("openai_remote\n    base_url: http://h/v1", "stub")) == ["start"]
-    (house.folder / "others.yaml").write_text(OTHERS + "    enabled: false\n")
+    (harness.folder / "others.yaml").write_text(OTHERS + "    enabled: false\n")
     assert await effects(OTHERS) == ["start"]
     assert await effects(OTHERS + "    enabled: false\n    aliases: [b]\n") == ["none"]
 
 
-async def test_an_edit_ends_what_of_a_load_no_longer_fits(house: House) -> None:
-    house.state("load", params={"stub_text": "x", "target_inflight": 2})
-    done = await house.with_files(models="models:\n  chat:\n    backend: openai_remote\n    base_url: http://h\n")
+async def test_an_edit_ends_what_of_a_load_no_longer_fits(harness: DryRunHarness) -> None:
+    harness.state("load", params={"stub_text": "x", "target_inflight": 2})
+    done = await harness.with_files(models="models:\n  chat:\n    backend: openai_remote\n    base_url: http://h\n")
     assert done.changes[0].ends == ["stub_text"]
 
 
-async def test_a_model_that_rests_rests_on_until_an_edit_says_how_many_run(house: House) -> None:
+async def test_a_model_that_rests_rests_on_until_an_edit_says_how_many_run(harness: DryRunHarness) -> None:
     lazy = OTHERS.replace("enabled: false\n    autoload: true", "enabled: true\n    autoload: true")
-    (house.folder / "others.yaml").write_text(lazy)
-    house.rested["lazy"] = Rested(at=900.0, reason="makes room for chat")
-    kept = await house.with_files(others=lazy.replace("autoload: true", "autoload: true\n    aliases: [b]"))
+    (harness.folder / "others.yaml").write_text(lazy)
+    harness.rested["lazy"] = Rested(at=900.0, reason="makes room for chat")
+    kept = await harness.with_files(others=lazy.replace("autoload: true", "autoload: true\n    aliases: [b]"))
     assert kept.plan is not None
     assert [(each.model, each.effect) for each in kept.changes] == [("lazy", "none")]
     assert kept.plan.actions == []
-    ended = await house.with_files(others=lazy.replace("autoload: true", "autoload: true\n    replicas: 2"))
+    ended = await harness.with_files(others=lazy.replace("autoload: true", "autoload: true\n    replicas: 2"))
     assert [(each.model, each.effect) for each in ended.changes] == [("lazy", "start")]

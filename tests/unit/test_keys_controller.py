@@ -21,7 +21,7 @@ from controller.schema.routing import ModelRoute, RoutingTable, Stamp
 from controller.schema.status import ModelState
 from controller.store import Store
 from controller.watch import DesiredFiles
-from tests.support.dry_runs import CHAT, House
+from tests.support.dry_runs import CHAT, DryRunHarness
 
 MODELS = "models:\n  m:\n    backend: stub\n"
 A, B = "a" * 64, "b" * 64
@@ -181,11 +181,11 @@ def test_only_names_are_told_of_an_edit(tmp_path: Path) -> None:
 
 async def test_a_dry_run_tells_of_keys(tmp_path: Path) -> None:
     (tmp_path / "models.yaml").write_text(CHAT)
-    house = House(tmp_path)
-    done = await house.with_files(keys=KEYS)
+    harness = DryRunHarness(tmp_path)
+    done = await harness.with_files(keys=KEYS)
     assert (done.ok, done.changes) == (True, [])
     assert [each.model_dump() for each in done.keys] == [{"key": "ci", "change": "added", "fields": ["sha256"]}]
     (tmp_path / "keys.yaml").write_text(KEYS)
-    assert (await house.with_files(models=CHAT)).keys == []
-    refused = await house.with_files(keys=f"{KEYS}    weight: 0\n")
+    assert (await harness.with_files(models=CHAT)).keys == []
+    refused = await harness.with_files(keys=f"{KEYS}    weight: 0\n")
     assert (refused.ok, refused.keys) == (False, [])

@@ -11,7 +11,7 @@ import pytest
 from controller import needs as module
 from controller.needs import Needs
 from controller.state import DesiredModel, Gpu, Need
-from tests.support.turntable import autoload
+from tests.support.traffic_simulator import autoload
 
 
 @dataclass

@@ -27,7 +27,7 @@ from controller.state import (
     Statement,
     Use,
 )
-from tests.support.turntable import autoload
+from tests.support.traffic_simulator import autoload
 
 NOW = 10_000.0
 ROOM = 1_000

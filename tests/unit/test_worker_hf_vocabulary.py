@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.clockwork_folders import write_tokenizer
-from tests.support.clockwork_speaker import speaker_vocabulary
+from tests.support.scripted_model_file import speaker_vocabulary
 from worker.clockwork import make_vocabulary
 from worker.errors import LoadError, RequestError
 from worker.hf_folder import HFFolder

@@ -10,7 +10,7 @@ from controller.drains import Drain
 from controller.engines.base import Verdict
 from controller.memory import WorkingMemory
 from controller.state import DesiredModel, DesiredState, ObservedReplica, Phase, PreflightResult, ReplicaId
-from tests.support.turntable import autoload
+from tests.support.traffic_simulator import autoload
 
 RESTS = autoload("m", 100)
 WANTED = replace(RESTS, replicas=1, demand_replicas=0)

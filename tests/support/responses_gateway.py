@@ -11,7 +11,7 @@ from pathlib import Path
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
 from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, house
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.clockwork_caller import AGENT_TEMPLATE, make_caller
 from tests.support.llama_servers import Kind, started
 from tests.support.require import require
@@ -52,8 +52,8 @@ def route_of(name: str, engine: Worker) -> ModelRoute:
 
 
 @contextlib.asynccontextmanager
-async def responses_house(made: Mapping[str, Worker]) -> AsyncIterator[House]:
+async def responses_gateway(made: Mapping[str, Worker]) -> AsyncIterator[GatewayHarness]:
     """A gateway that knows them all."""
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(*(route_of(name, engine) for name, engine in made.items()))
         yield here

@@ -21,7 +21,7 @@ Token = str | bytes
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 
 
-def make_speaker(
+def make_scripted_model(
     path: Path,
     says: Sequence[Token],
     template: str = CHAT_TEMPLATE,

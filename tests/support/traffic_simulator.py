@@ -21,7 +21,7 @@ def autoload(name: str, mib: int, **fields: object) -> DesiredModel:
 
 
 @dataclass
-class Turntable:
+class TrafficSimulator:
     """Steps of one second: requests come, wait, are inside for a while and leave."""
 
     models: dict[str, DesiredModel]

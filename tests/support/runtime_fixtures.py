@@ -1,4 +1,4 @@
-"""Where a test's engines run: as processes, or as containers of a real Docker Engine. Same houses, same tests."""
+"""Where a test's engines run: as processes, or as containers of a real Docker Engine. Same stacks, same tests."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from typing import Any, Protocol
 import docker
 
 from controller.runtimes.naming import replica_token
-from tests.support.house import House
+from tests.support.roundhouse_stack import RoundhouseStack
 
 
-def token_of(house: House, replica: str) -> str:
+def token_of(stack: RoundhouseStack, replica: str) -> str:
     """A replica's own token, by the secret in the state folder."""
-    secret = json.loads((house.state / "identity.json").read_text())["secret"]
+    secret = json.loads((stack.state / "identity.json").read_text())["secret"]
     return replica_token(bytes.fromhex(secret), replica)
 
 
-class Site(Protocol):
+class RuntimeFixture(Protocol):
     """What a test may do to engines behind the controller's back."""
 
     runtime: str
 
     def env(self) -> dict[str, str]:
-        """Settings of a house here."""
+        """Settings of a stack here."""
 
-    def identity(self, house: House, replica: str) -> str:
+    def identity(self, stack: RoundhouseStack, replica: str) -> str:
         """What a restart would change: pid and start, or container id."""
 
-    def kill(self, house: House, replica: str) -> None:
+    def kill(self, stack: RoundhouseStack, replica: str) -> None:
         """End an engine without warning."""
 
-    def left(self, house: House) -> list[str]:
+    def left(self, stack: RoundhouseStack) -> list[str]:
         """Engines that are still there."""
 
-    def token(self, house: House, replica: str) -> str:
+    def token(self, stack: RoundhouseStack, replica: str) -> str:
         """What an engine asks of its callers."""
 
 
-class ProcessSite:
+class ProcessRuntimeFixture:
     """Engines as processes, llama-server embedded."""
 
     runtime = "process"
@@ -50,29 +50,29 @@ class ProcessSite:
         """Nothing beyond the folders."""
         return {}
 
-    def _record(self, house: House, replica: str) -> dict[str, Any]:
-        record: dict[str, Any] = json.loads((house.state / "replicas" / f"{replica}.json").read_text())
+    def _record(self, stack: RoundhouseStack, replica: str) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads((stack.state / "replicas" / f"{replica}.json").read_text())
         return record
 
-    def identity(self, house: House, replica: str) -> str:
+    def identity(self, stack: RoundhouseStack, replica: str) -> str:
         """Process id and start time."""
-        pid = int(self._record(house, replica)["pid"])
+        pid = int(self._record(stack, replica)["pid"])
         return f"{pid}/{Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[19]}"
 
-    def kill(self, house: House, replica: str) -> None:
+    def kill(self, stack: RoundhouseStack, replica: str) -> None:
         """SIGKILL to the engine's session."""
-        os.killpg(int(self._record(house, replica)["pid"]), signal.SIGKILL)
+        os.killpg(int(self._record(stack, replica)["pid"]), signal.SIGKILL)
 
-    def token(self, house: House, replica: str) -> str:
+    def token(self, stack: RoundhouseStack, replica: str) -> str:
         """As the controller makes it."""
-        return token_of(house, replica)
+        return token_of(stack, replica)
 
-    def left(self, house: House) -> list[str]:
+    def left(self, stack: RoundhouseStack) -> list[str]:
         """By the records."""
-        return [path.stem for path in (house.state / "replicas").glob("*.json")]
+        return [path.stem for path in (stack.state / "replicas").glob("*.json")]
 
 
-class DockerSite:
+class DockerRuntimeFixture:
     """Engines as containers."""
 
     runtime = "docker"
@@ -93,20 +93,20 @@ class DockerSite:
             "ROUNDHOUSE_ENGINES_NETWORK": self.network,
         }
 
-    def identity(self, house: House, replica: str) -> str:
+    def identity(self, stack: RoundhouseStack, replica: str) -> str:
         """Container id and start time."""
         container = self.client.containers.get(replica)
         return f"{container.id}/{container.attrs['State']['StartedAt']}"
 
-    def kill(self, house: House, replica: str) -> None:
+    def kill(self, stack: RoundhouseStack, replica: str) -> None:
         """`docker kill`."""
         self.client.containers.get(replica).kill()
 
-    def token(self, house: House, replica: str) -> str:
+    def token(self, stack: RoundhouseStack, replica: str) -> str:
         """As the controller makes it."""
-        return token_of(house, replica)
+        return token_of(stack, replica)
 
-    def left(self, house: House) -> list[str]:
+    def left(self, stack: RoundhouseStack) -> list[str]:
         """By this instance's label."""
         mine = f"dev.roundhouse.instance={self.instance}"
         return [container.name or "" for container in self.client.containers.list(all=True, filters={"label": mine})]

@@ -67,8 +67,8 @@ class RecordingHub(GatewayHub):
             self.report(GatewayReport(gateway_id="slow", stamp=stamp, inflight=dict.fromkeys(self.holds, 1)))
 
 
-class Life:
-    """One controller's life over a state folder and a host that outlive it."""
+class ControllerHarness:
+    """One controller's harness over a state folder and a host that outlive it."""
 
     def __init__(
         self, root: Path, runtime: AddressedRuntime, time: list[float], session: aiohttp.ClientSession

@@ -14,7 +14,7 @@ import anthropic
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
 from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import House, house
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.clockwork_caller import TEMPLATE, make_caller
 from tests.support.llama_servers import Kind, started
 from tests.support.require import require
@@ -61,16 +61,18 @@ def routes_of(name: str, server: Worker) -> tuple[ModelRoute, ...]:
 
 
 @contextlib.asynccontextmanager
-async def messages_house(servers: Mapping[str, Worker], worker: Worker | None = None) -> AsyncIterator[House]:
+async def messages_gateway(
+    servers: Mapping[str, Worker], worker: Worker | None = None
+) -> AsyncIterator[GatewayHarness]:
     """A gateway that knows them all; our worker as `worker`."""
     models = [model for name, server in servers.items() for model in routes_of(name, server)]
     if worker is not None:
         models.append(route("worker", [f"http://127.0.0.1:{worker.port}"], served_name="inner", apis=TRANSLATED))
-    async with house() as here:
+    async with gateway_harness() as here:
         await here.publish(*models)
         yield here
 
 
-def client_of(here: House, key: str = "none") -> anthropic.AsyncAnthropic:
+def client_of(here: GatewayHarness, key: str = "none") -> anthropic.AsyncAnthropic:
     """The SDK as anybody uses it, without retries."""
     return anthropic.AsyncAnthropic(base_url=here.url, api_key=key, max_retries=0)

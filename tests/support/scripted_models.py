@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.clockwork_speaker import Token, make_speaker
 from tests.support.require import require
+from tests.support.scripted_model_file import Token, make_scripted_model
 from tests.support.worker_process import Worker, free_port
 from worker.clockwork import CHAT_TEMPLATE
 
@@ -39,7 +39,7 @@ SPOKEN = "Grüße, und zwar an alle und jeden, die dies hier lesen oder hören w
 
 
 @contextmanager
-def speakers(folder: Path) -> Iterator[Serve]:
+def scripted_models(folder: Path) -> Iterator[Serve]:
     """Starts workers whose models say these tokens; the same one for the same arguments. Skips, or fails where it is
     required, without llama-cpp-python."""
     available = importlib.util.find_spec("llama_cpp") is not None
@@ -50,7 +50,7 @@ def speakers(folder: Path) -> Iterator[Serve]:
         key = (tuple(says), template, flags, repr(how))
         if key not in workers:
             path = folder / f"{len(workers)}.gguf"
-            make_speaker(path, says, template, **how)
+            make_scripted_model(path, says, template, **how)
             port = free_port()
             args = ("--host", "127.0.0.1", "--port", str(port), "--served-name", "demo", "--model", str(path))
             workers[key] = Worker(folder / f"{len(workers)}.log", port, "llama_cpp", *args, *flags)

@@ -22,7 +22,7 @@ SENTENCE = "The quick brown fox jumps over a lazy dog. And then it sleeps!"
 REPOSITORY = Path(__file__).parents[2]
 
 
-class House:
+class RoundhouseStack:
     """One instance of Roundhouse. `env` holds settings beyond the folders' and the gateway's port."""
 
     def __init__(self, root: Path, runtime: str, env: Mapping[str, str] | None = None) -> None:
