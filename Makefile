@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := controller gateway worker tests
 
-.PHONY: help up install images test check format bench lock clean
+.PHONY: help up install images test check format bench campaign lock clean
 
 help: ## This list.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -39,6 +39,9 @@ format: $(VENV)/.installed-dev ## Format the sources.
 
 bench: $(VENV)/.installed-dev models/clockwork.gguf ## Side-by-side benchmarks: medians and ratios.
 	@exec $(BIN)/python -m tests.bench $(ARGS)
+
+campaign: $(VENV)/.installed-dev models/clockwork.gguf ## One campaign in full, e.g. ARGS="plan --seed 1"; its page goes to docs/campaigns/.
+	@exec $(BIN)/python -m tests.campaigns $(ARGS)
 
 lock: $(VENV)/.installed-dev ## Resolve the locked dependencies anew.
 	@$(PIP) install uv

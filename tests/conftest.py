@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+from tests.support.campaign import CAMPAIGN_VARIABLE
 from tests.support.require import require
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import DockerRuntimeFixture, ProcessRuntimeFixture, RuntimeFixture
 from worker.clockwork import make
+
+# A gate must say the same of the same commit, so CI derives its examples from the tests themselves. A campaign draws
+# them from its seed, and a developer's run draws new ones each time. No test asserts a time.
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("campaign", deadline=None, database=None, print_blob=True)
+hypothesis.settings.register_profile("developer", deadline=None, print_blob=True)
+
+
+def pytest_configure() -> None:
+    """Choose Hypothesis's profile, and take Ctrl-C's signal back."""
+    chosen = "campaign" if os.environ.get(CAMPAIGN_VARIABLE) else "ci" if os.environ.get("CI") else "developer"
+    hypothesis.settings.load_profile(chosen)
+    # A shell without job control starts `make test &` with SIGINT ignored, and every program of a test inherits that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

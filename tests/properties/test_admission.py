@@ -267,4 +267,4 @@ def _is_unreachable(error: RoundhouseError) -> None:
 
 
 TestAdmission = AdmissionMachine.TestCase
-TestAdmission.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestAdmission.settings = settings(max_examples=150, stateful_step_count=60)

@@ -38,7 +38,7 @@ def packed(vector: list[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(batches())
 def test_a_shortened_vector_has_length_1_and_the_direction_of_the_beginning(
     made: tuple[list[list[float]], int],
@@ -55,7 +55,7 @@ def test_a_shortened_vector_has_length_1_and_the_direction_of_the_beginning(
         )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(batches())
 def test_base64_holds_the_same_numbers(made: tuple[list[list[float]], int]) -> None:
     vectors, dimensions = made
@@ -63,7 +63,7 @@ def test_base64_holds_the_same_numbers(made: tuple[list[list[float]], int]) -> N
     assert as_base64 == [packed(vector) for vector in cut(vectors, dimensions)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(batches())
 def test_shortening_twice_is_shortening_once(made: tuple[list[list[float]], int]) -> None:
     vectors, dimensions = made

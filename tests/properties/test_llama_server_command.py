@@ -87,7 +87,7 @@ def refusal(arguments: Sequence[str]) -> str | None:
     return done.stderr if done.returncode else None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(definition=definitions(), served=NAMES)
 def test_the_program_takes_it(models: Path, definition: LlamaServerDefinition, served: str) -> None:
     needed("binary")
@@ -95,7 +95,7 @@ def test_the_program_takes_it(models: Path, definition: LlamaServerDefinition, s
     assert refusal(launch.argv[1:]) is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(definition=definitions(), served=NAMES)
 def test_the_embedded_one_takes_it_and_means_the_same(
     models: Path, definition: LlamaServerDefinition, served: str

@@ -23,6 +23,7 @@ from controller.state import (
     Statement,
 )
 from tests.properties.strategies import NOW, TOTAL_MIB, worlds
+from tests.support.campaign import campaign_count
 from tests.support.world import World
 
 
@@ -50,14 +51,14 @@ def _assert_as_declared(world: World) -> None:
         assert all(index < model.replicas for index in indices)
 
 
-@settings(max_examples=3_000, deadline=None)
+@settings(max_examples=campaign_count(60, 3_000))
 @given(worlds())
 def test_repeated_apply_ends_in_an_empty_plan(world: World) -> None:
     world.converge()
     _assert_as_declared(world)
 
 
-@settings(max_examples=3_000, deadline=None)
+@settings(max_examples=campaign_count(60, 3_000))
 @given(worlds(), st.lists(st.integers(0, 8), max_size=8))
 def test_killing_apply_after_any_prefix_still_converges(world: World, prefixes: list[int]) -> None:
     for prefix in prefixes:
@@ -73,7 +74,7 @@ def test_killing_apply_after_any_prefix_still_converges(world: World, prefixes: 
     _assert_as_declared(world)
 
 
-@settings(max_examples=1_250, deadline=None)
+@settings(max_examples=campaign_count(25, 1_250))
 @given(worlds())
 def test_same_input_same_plan(world: World) -> None:
     observed = world.observed()
@@ -82,7 +83,7 @@ def test_same_input_same_plan(world: World) -> None:
     assert plan(world.desired, observed, NOW).actions == plan(world.desired, shuffled, NOW).actions
 
 
-@settings(max_examples=1_250, deadline=None)
+@settings(max_examples=campaign_count(25, 1_250))
 @given(worlds())
 def test_actions_name_only_what_was_observed_and_each_replica_once(world: World) -> None:
     made = world.plan()
@@ -94,7 +95,7 @@ def test_actions_name_only_what_was_observed_and_each_replica_once(world: World)
     assert len(starts) == len(set(starts))
 
 
-@settings(max_examples=1_250, deadline=None)
+@settings(max_examples=campaign_count(25, 1_250))
 @given(worlds())
 def test_one_replica_per_gpu_loads_or_stops_at_a_time(world: World) -> None:
     unsettled: dict[str, set[str]] = defaultdict(set)
@@ -118,7 +119,7 @@ def test_one_replica_per_gpu_loads_or_stops_at_a_time(world: World) -> None:
     assert all(len(names) == 1 for uuid, names in moved.items() if len(unsettled[uuid]) <= 1)
 
 
-@settings(max_examples=1_250, deadline=None)
+@settings(max_examples=campaign_count(25, 1_250))
 @given(worlds())
 def test_a_serving_replica_is_never_touched_for_a_replacement_that_was_not_checked(world: World) -> None:
     made = world.plan()
@@ -148,7 +149,7 @@ def test_a_serving_replica_is_never_touched_for_a_replacement_that_was_not_check
         assert successors or (checked is not None and checked.ok), f"{action} without a checked successor"
 
 
-@settings(max_examples=1_250, deadline=None)
+@settings(max_examples=campaign_count(25, 1_250))
 @given(worlds(), st.sampled_from(("a", "b")))
 def test_a_broken_model_never_stops_the_others(world: World, broken: str) -> None:
     models = dict(world.desired.models)
@@ -168,7 +169,7 @@ def test_a_broken_model_never_stops_the_others(world: World, broken: str) -> Non
         assert not missing or stuck
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=campaign_count(20, 600))
 @given(
     st.integers(2, 4),
     st.integers(1, 4),

@@ -16,7 +16,7 @@ documents = st.lists(
 scores = st.floats(-20, 20)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_the_best_first_as_many_as_asked_for_and_each_with_its_own(data: st.DataObject) -> None:
     version: Version = data.draw(st.sampled_from((1, 2)))

@@ -228,4 +228,4 @@ class Responses(RuleBasedStateMachine):
 
 
 TestResponses = Responses.TestCase
-TestResponses.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestResponses.settings = settings(max_examples=50, stateful_step_count=40)

@@ -241,5 +241,5 @@ class Statements(RuleBasedStateMachine):
         assert len(current) == wanted, "all run what is declared"
 
 
-Statements.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+Statements.TestCase.settings = settings(max_examples=150, stateful_step_count=25)
 TestStatements = Statements.TestCase

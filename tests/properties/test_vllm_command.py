@@ -91,7 +91,7 @@ def definitions(draw: st.DrawFn) -> VllmFields:
     return loaded
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(definition=definitions(), runtime=st.sampled_from(["docker", "process"]), served=NAMES)
 def test_the_parser_takes_it_and_means_the_same(
     real: Parser, definition: VllmFields, runtime: Any, served: str

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.affinity import BLOCK, MOST_KEYS, Affinity, prefix_keys
@@ -162,7 +162,6 @@ _json = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["messages", "prompt", "input"]), _json | st.lists(_json, max_size=5)))
 def test_no_shape_makes_it_fail(fields: dict[str, Any]) -> None:
     assert prefix_keys(fields) == prefix_keys(fields)

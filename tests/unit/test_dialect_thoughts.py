@@ -115,7 +115,7 @@ DELTAS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(DELTAS, min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_whatever_is_said_both_names_hold_the_thought_and_nothing_else_changes(
     said: list[dict[str, Any]], ascii_only: bool, spaced: bool

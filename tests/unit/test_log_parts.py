@@ -165,7 +165,7 @@ def test_a_line_without_an_end_is_given_in_the_end(tmp_path: Path) -> None:
     assert sum(len(line) for line in follower.lines) == 2 * PART_BYTES + 11
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.sampled_from(sorted(STEPS)), min_size=30, max_size=80) | st.lists(st.sampled_from(sorted(STEPS))),
     st.booleans(),

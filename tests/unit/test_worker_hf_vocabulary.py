@@ -65,7 +65,7 @@ def vocabulary(folder: Path) -> HFVocabulary:
 
 
 @given(text=st.text() | st.text(st.sampled_from("hello wörld 😀\n<0xFF>▁")))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_text_comes_back_token_by_token(vocabulary: HFVocabulary, folder: Path, text: str) -> None:
     tokens = vocabulary.tokenize(text, add_special=False, parse_special=False)
     whole = b"".join(vocabulary.texts(tokens)).decode()

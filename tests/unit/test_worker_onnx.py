@@ -142,7 +142,7 @@ def test_many_texts_keep_their_order(make: Make) -> None:
     assert close(embedded(make(), texts), [once[length] for length in lengths])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 5000), max_size=60), st.none() | st.integers(1, 5))
 def test_batches_hold_every_text_once_and_are_bounded(lengths: list[int], rows: int | None) -> None:
     made = [*batches(lengths, rows)]
