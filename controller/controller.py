@@ -68,7 +68,13 @@ class Controller:
         self._tasks: list[asyncio.Task[None]] = []
         self._instance = store.instance
         images = settings.images if runtime.kind == "docker" else {}
-        self._defaults = Defaults(images, settings.start_timeout_s, settings.drain_timeout_s, settings.swap_wait_s)
+        self._defaults = Defaults(
+            images,
+            settings.start_timeout_s,
+            settings.drain_timeout_s,
+            settings.swap_wait_s,
+            settings.preflight_recheck_s,
+        )
         self.journal = Journal(store.folder / JOURNAL_NAME, keep=settings.history_entries)
         self._concealment = Concealment(lambda name: replica_token(store.secret, name))
         self._recorder = Recorder(self.journal, clock, self._concealment.text)

@@ -27,7 +27,6 @@ from controller.placement import Ledger, NoRoom, Placed, place
 from controller.residency import settle
 from controller.state import (
     HOST,
-    PREFLIGHT_RECHECK_S,
     DesiredModel,
     DesiredState,
     Health,
@@ -56,7 +55,8 @@ def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
     turns = []
     # First what frees, then what claims: an engine that leaves makes room within the same plan only once it is gone.
     for name in sorted(desired.models.keys() | replicas.keys() | pending.keys()):
-        turn = _Turn(desired.models.get(name), observed, ledger, now, residency.waits.get(name))
+        want, waits = desired.models.get(name), residency.waits.get(name)
+        turn = _Turn(want, observed, ledger, now, desired.preflight_recheck_s, waits)
         turn.buckets = classify(turn.want, replicas[name], pending[name], now)
         turn.clear()
         turns.append(turn)
@@ -85,6 +85,7 @@ class _Turn:
     observed: ObservedState
     ledger: Ledger
     now: float
+    preflight_recheck_s: float
     waits: str | None = None
     """The room that it waits for, in words."""
     buckets: Buckets = field(default_factory=Buckets)
@@ -309,7 +310,7 @@ class _Turn:
         """Whether a fresh preflight says that the start can succeed; else what to do about it."""
         key = (want.name, want.spec_hash)
         result = self.observed.preflights.get(key)
-        fresh = result is not None and result.is_fresh(self.now)
+        fresh = result is not None and result.is_fresh(self.now, self.preflight_recheck_s)
         if not fresh and key not in self.observed.preflighting:
             self._once(Preflight(want.name, want.spec_hash, "before a start"))
         if result is None:
@@ -317,7 +318,8 @@ class _Turn:
         if result.missing_image is not None:
             self._pull(want, index, result.missing_image)
         elif not result.ok:
-            self._wait(index, result.error or "preflight failed", result.at + PREFLIGHT_RECHECK_S, failed=True)
+            recheck_at = result.at + self.preflight_recheck_s
+            self._wait(index, result.error or "preflight failed", recheck_at, failed=True)
         return fresh and result.ok
 
     def _pull(self, want: DesiredModel, index: int, image: str) -> None:

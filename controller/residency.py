@@ -254,7 +254,7 @@ class _Seats:
         if checked is None or not checked.ok:
             return False
         later = self.now - CHECKED_ANEW_S if any(each.leaves for each in going) else self.now
-        return checked.is_fresh(self.now) or checked.is_fresh(later)
+        return any(checked.is_fresh(at, self.desired.preflight_recheck_s) for at in (self.now, later))
 
     def _keep(self, want: DesiredModel, going: Iterable[Resident]) -> None:
         """What goes, or will, still takes its room: to others it is that of the one that it goes for."""

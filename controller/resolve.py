@@ -39,6 +39,7 @@ class Defaults:
     """None: by backend."""
     drain_timeout_s: float = 300.0
     swap_wait_s: float = 30.0
+    preflight_recheck_s: float = 30.0
 
 
 def resolve(
@@ -58,7 +59,13 @@ def resolve(
     for name, entry in declared.items():
         override = standing(overrides.get(name), entry.definition, entry.raw)
         models[name] = _model(name, entry, override, demand.get(name), rested.get(name), defaults)
-    return DesiredState(generation, models, paused, swap_wait_s=defaults.swap_wait_s)
+    return DesiredState(
+        generation,
+        models,
+        paused,
+        swap_wait_s=defaults.swap_wait_s,
+        preflight_recheck_s=defaults.preflight_recheck_s,
+    )
 
 
 def _model(

@@ -84,6 +84,9 @@ class ControllerSettings(BaseSettings):
         description="Seconds that a request waits for the room of an `autoload` model that is in use, before that one "
         "gets no new requests.",
     )
+    preflight_recheck_s: float = Field(
+        30, gt=0, le=86400, description="Seconds after which a missing file or image of a model is looked for again."
+    )
     engines_memory_mib: int | None = Field(
         None,
         ge=1,

@@ -16,8 +16,6 @@ from pydantic import JsonValue
 from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
 
-PREFLIGHT_RECHECK_S: Final = 30.0
-"""A failed preflight is looked at again this often."""
 PREFLIGHT_FRESH_S: Final = 60.0
 """A preflight older than this is repeated before it is relied on."""
 HOST: Final = "host"
@@ -118,6 +116,8 @@ class DesiredState:
     """By name. Gateways check them; no model depends on them."""
     swap_wait_s: float = 30.0
     """How long a request waits for the room of a model that is in use, before that one gets no new requests."""
+    preflight_recheck_s: float = 30.0
+    """A failed preflight is looked at again this often."""
 
 
 class Phase(StrEnum):
@@ -239,10 +239,11 @@ class PreflightResult:
     missing_image: str | None = None
     """Set when all that is missing is this image, which can be pulled."""
 
-    def is_fresh(self, now: float) -> bool:
-        """Whether it need not be looked at again: a file that was missing may have arrived, one that was there gone."""
+    def is_fresh(self, now: float, recheck_s: float) -> bool:
+        """Whether it need not be looked at again: a file that was missing may have arrived, one that was there gone.
+        One that failed is fresh for `recheck_s` seconds."""
         # An age below zero: the clock was set back.
-        return 0 <= now - self.at < (PREFLIGHT_FRESH_S if self.ok else PREFLIGHT_RECHECK_S)
+        return 0 <= now - self.at < (PREFLIGHT_FRESH_S if self.ok else recheck_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,6 +205,7 @@ async def test_a_load_that_fails_says_why_and_delays_nobody(
 async def test_a_file_that_arrives_late_heals_the_model(
     stack: RoundhouseStack, runtime_fixture: RuntimeFixture
 ) -> None:
+    stack.settings["ROUNDHOUSE_PREFLIGHT_RECHECK_S"] = "1"
     stack.declare({"late": LLAMA | {"model_path": "late.gguf"}})
     await stack.open()
     failed = await stack.model_where("late", lambda model: model.state is ModelState.FAILED, "failed")

@@ -23,7 +23,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class RoundhouseStack:
-    """One instance of Roundhouse. `env` holds settings beyond the folders' and the gateway's port."""
+    """One instance of Roundhouse. `settings` holds what is set beyond the folders
+    and the gateway's port, for programs that start from now on."""
 
     def __init__(self, root: Path, runtime: str, env: Mapping[str, str] | None = None) -> None:
         self.root = root
@@ -33,7 +34,7 @@ class RoundhouseStack:
         self.runtime = runtime
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._env = dict(env or {})
+        self.settings = dict(env or {})
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for folder in (self.desired, self.models):
             folder.mkdir(parents=True)
@@ -77,7 +78,7 @@ class RoundhouseStack:
             "ROUNDHOUSE_CONTROLLER_URL": f"unix:{self.state / 'controller.sock'}",
             "ROUNDHOUSE_STOP_TIMEOUT_S": "10",
             "ROUNDHOUSE_LOG_LEVEL": "info",
-            **self._env,
+            **self.settings,
         }
 
     def kill(self, program: str, number: int = signal.SIGKILL) -> None:
