@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# Tests start several hundred programs: all of them would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 .ONESHELL:
 MAKEFLAGS += --no-print-directory
 
@@ -9,9 +11,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-SOURCES := controller gateway worker tests
+# One process more than there are processors: tests of whole programs wait as much as they work.
+WORKERS ?= $(shell expr $$(nproc) + 1)
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help up install images test check format bench campaign lock clean
+.PHONY: help up install images test quick engines check format bench campaign lock clean
 
 help: ## This list.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -24,8 +28,14 @@ install: $(VENV)/.installed ## The environment alone, in .venv.
 images: ## The four container images.
 	@images/build
 
-test: $(VENV)/.installed-dev models/clockwork.gguf ## Everything that this machine can run.
-	@exec $(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.installed-dev models/clockwork.gguf ## Everything that this machine can run; ARGS are pytest's.
+	@exec $(PYTEST) $(ARGS)
+
+quick: $(VENV)/.installed-dev ## The tests without engines and without what is slow: under a minute.
+	@exec $(PYTEST) -m "not engines and not slow" tests/unit tests/properties $(ARGS)
+
+engines: ## What tests need beyond Python packages, built once: Docker Engine, llama.cpp, vLLM, ... (as root, 20 min).
+	@.ci/prepare
 
 check: $(VENV)/.installed-dev ## Lint, types, imports.
 	@$(BIN)/ruff check .

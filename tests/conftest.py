@@ -14,10 +14,13 @@ import hypothesis
 import pytest
 
 from tests.support.campaign import CAMPAIGN_VARIABLE
+from tests.support.ci_cache import cached_build
 from tests.support.require import require
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import DockerRuntimeFixture, ProcessRuntimeFixture, RuntimeFixture
 from worker.clockwork import make
+
+pytest_plugins = ["tests.support.report"]
 
 # A gate must say the same of the same commit, so CI derives its examples from the tests themselves. A campaign draws
 # them from its seed, and a developer's run draws new ones each time. No test asserts a time.
@@ -27,12 +30,19 @@ hypothesis.settings.register_profile("developer", deadline=None, print_blob=True
 
 
 def pytest_configure() -> None:
-    """Choose Hypothesis's profile, and take Ctrl-C's signal back."""
+    """Choose Hypothesis's profile, find llama-server where it is built, and take Ctrl-C's signal back."""
     chosen = "campaign" if os.environ.get(CAMPAIGN_VARIABLE) else "ci" if os.environ.get("CI") else "developer"
     hypothesis.settings.load_profile(chosen)
     # A shell without job control starts `make test &` with SIGINT ignored, and every program of a test inherits that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    _append_to_path(cached_build("engines") / "app")
+
+
+def _append_to_path(folder: Path) -> None:
+    folders = os.environ["PATH"].split(os.pathsep)
+    if folder.is_dir() and str(folder) not in folders:
+        os.environ["PATH"] = os.pathsep.join([*folders, str(folder)])
 
 
 @pytest.fixture(scope="session")

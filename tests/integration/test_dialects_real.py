@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from gateway.dialects.native import NATIVE
 from gateway.dialects.openai import CHAT, COMPLETIONS
 from gateway.request import parse_request
 from tests.fakes.fake_controller import route
+from tests.support.ci_cache import cached_build
 from tests.support.clockwork_caller import SPOKEN, TEMPLATE, THOUGHT, make_caller
 from tests.support.require import require
 from tests.support.worker_process import Worker, free_port
@@ -115,10 +115,7 @@ def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def _program() -> Path:
-    path = subprocess.run(
-        [str(REPOSITORY / ".ci" / "engines"), "--path"], check=True, capture_output=True, text=True, env=os.environ
-    )
-    return Path(path.stdout.strip()) / "app" / "llama-server"
+    return cached_build("engines") / "app" / "llama-server"
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.support.ci_cache import REPOSITORY, cached_build
+
 PREFIX = "roundhouse-test"
 """Images are `roundhouse-test/NAME:HASH`; a container of such an image is a test's own and may be removed."""
 NAMES = ("controller", "gateway", "worker", "llama-server")
@@ -111,10 +112,10 @@ def _host_ca_bundle() -> bytes:
 
 
 def _engines_dir() -> Path:
-    found = _output([str(REPOSITORY / ".ci" / "engines"), "--path"])
-    if not Path(found).is_dir():
+    found = cached_build("engines")
+    if not found.is_dir():
         raise ImagesUnavailableError("llama.cpp is not built yet: run .ci/engines once (about four minutes)")
-    return Path(found)
+    return found
 
 
 def _engine_bases(base: str, engines: Path) -> dict[str, str]:

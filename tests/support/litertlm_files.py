@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import subprocess
 from pathlib import Path
 
+from tests.support.ci_cache import cached_build
 from tests.support.require import require
-
-SCRIPT = Path(__file__).parents[2] / ".ci" / "litertlm"
-
-
-@functools.cache
-def _folder() -> Path:
-    return Path(subprocess.run([SCRIPT, "--path"], check=True, capture_output=True, text=True).stdout.strip())
 
 
 def litertlm(name: str) -> Path:
     """`clockwork` or `caller`, as `litertlm_model.py` says. Skips the test where they were not written."""
-    require("litertlm", _folder().is_dir(), "the .litertlm models were not written (.ci/litertlm)")
-    return _folder() / f"{name}.litertlm"
+    folder = cached_build("litertlm")
+    require("litertlm", folder.is_dir(), "the .litertlm models were not written (.ci/litertlm)")
+    return folder / f"{name}.litertlm"

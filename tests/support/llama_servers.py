@@ -10,10 +10,10 @@ from typing import Literal
 
 import psutil
 
+from tests.support.ci_cache import cached_build
 from tests.support.require import require
 from tests.support.worker_process import Worker, free_port
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 Kind = Literal["embedded", "binary"]
 
 
@@ -68,5 +68,4 @@ def started(kind: Kind, folder: Path, name: str, model: Path, *flags: str, token
 
 def program() -> Path:
     """llama-server, where `.ci/engines` puts it."""
-    path = subprocess.run([str(REPOSITORY / ".ci" / "engines"), "--path"], check=True, capture_output=True, text=True)
-    return Path(path.stdout.strip()) / "app" / "llama-server"
+    return cached_build("engines") / "app" / "llama-server"

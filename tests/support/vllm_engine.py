@@ -14,10 +14,10 @@ import psutil
 
 from controller.engines import ENGINES
 from controller.engines.base import Launch, RenderContext
+from tests.support.ci_cache import REPOSITORY, cached_build
 from tests.support.require import require
 from tests.support.worker_process import Worker, eventually, free_port
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 ON_CPU: Mapping[str, Any] = {
     "vllm_dtype": "float32",
     "vllm_enforce_eager": True,
@@ -30,10 +30,14 @@ STARTS_S = 240.0
 
 def programs() -> Path:
     """The folder of `vllm` and `python`; skips, or fails where it is required, without them."""
-    asked = subprocess.run([str(REPOSITORY / ".ci" / "vllm"), "--path"], check=True, capture_output=True, text=True)
-    installed = Path(asked.stdout.strip())
+    installed = cached_build("vllm")
     require("vllm", (installed / ".ready").exists(), "vLLM is not installed: run .ci/vllm once")
     return installed / "bin"
+
+
+def engine_cache() -> Path:
+    """What vLLM remembers between starts: what model classes are capable of, which takes it 10 s to find out."""
+    return cached_build("vllm") / "roundhouse-tests"
 
 
 class Parser:
@@ -106,7 +110,7 @@ def start_worker(folder: Path, name: str, token: str, **fields: Any) -> VllmWork
         models_root=PurePosixPath(folder),
         host="127.0.0.1",
         port=port,
-        cache_dir=PurePosixPath(folder),
+        cache_dir=PurePosixPath(engine_cache()),
         executables={"python": str(programs() / "python")},
     )
     return VllmWorker(folder / f"{port}.log", port, engine.render(definition, context), token)

@@ -15,6 +15,8 @@ from controller.schema.admin import EventKind, LoadConstraint
 from tests.fakes.fake_control_api import FakeControlApi, row
 from tests.support.cli import PROGRAM
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def api(folder: Path) -> AsyncIterator[FakeControlApi]:

@@ -22,6 +22,8 @@ from controller.store import Store
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def stubs(folder: Path) -> AsyncIterator[RoundhouseStack]:

@@ -20,6 +20,8 @@ from tests.fakes.fake_control_api import GONE, FakeControlApi, entry
 from tests.support.cli import roundhouse, started
 from tests.support.wait import until
 
+pytestmark = pytest.mark.slow
+
 STREAM = (
     b": heartbeat\n\nid: 1\nevent: state\ndata: {}\n\n"
     b"id: 2\r\nevent: file\r\ndata: a\r\ndata:b\r\n\r\nevent: gap\n\ndata: plain\n\nid: 9\n\n"

@@ -24,6 +24,8 @@ from controller.cli.supervisor import (
 )
 from tests.support.wait import until
 
+pytestmark = pytest.mark.slow
+
 FOREVER = "import signal; signal.pause()"
 FATAL = {3: Fatal(Exit.ADDRESS_TAKEN, "its address is taken"), 5: Fatal(Exit.FAILED, "not yet", at_first_only=True)}
 

@@ -24,6 +24,8 @@ from tests.fakes.fake_control_api import FakeControlApi, listed, row
 from tests.support.cli import Terminal, roundhouse, started
 from tests.support.wait import until
 
+pytestmark = pytest.mark.slow
+
 NO_GATEWAY = ("--gateway", "http://127.0.0.1:9")
 NO_GPUS = GpuMemoryAnswer(gpus=[], models=[], error="none")
 CARD = GpuMemory(

@@ -24,6 +24,8 @@ from controller.cli.up_record import ProcessRecord, UpRecord, read_record, write
 from controller.settings import url_of
 from tests.support.wait import until
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[2]
 ENDED_IN_ORDER = ["gateway got SIGTERM", "gateway ended", "controller was asked to end", "controller ended"]
 
