@@ -26,7 +26,7 @@ from tests.support.admin import AdminApi
 from tests.support.clockwork_folders import make_hf
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
-from tests.support.vllm_engine import ON_CPU, STARTS_S, programs
+from tests.support.vllm_engine import ON_CPU, STARTS_S, engine_cache, programs
 from tests.support.wait import until
 from tests.support.worker_process import alive
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE
@@ -81,6 +81,9 @@ def served() -> Iterator[Served]:
     root = Path(tempfile.mkdtemp(prefix="rh"))
     stack = RoundhouseStack(root, "process", {"OMP_NUM_THREADS": "1"})
     make_hf(stack.models / "clockwork")
+    stack.state.mkdir()
+    engine_cache().mkdir(exist_ok=True)
+    (stack.state / "cache").symlink_to(engine_cache())
     fields = {"backend": "vllm_serve", "model_path": "clockwork", "vllm_serve_binary": str(binary), **ON_CPU}
     stack.declare({"chat": {**fields, "enabled": False, "vllm_max_model_len": DECLARED, "target_inflight": 3}})
     try:
@@ -137,7 +140,8 @@ async def test_the_exact_text_in_every_api(served: Served) -> None:
         chunks = [chunk async for chunk in stream]
         pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
         assert "".join(pieces) == SENTENCE
-        assert len([piece for piece in pieces if piece]) >= 5
+        # vLLM puts steps together that its server did not get to send in time: the number of pieces is up to the load.
+        assert len([piece for piece in pieces if piece]) > 1
         usage = [chunk.usage for chunk in chunks if chunk.usage is not None]
         assert [each.completion_tokens for each in usage] == [COMPLETION_TOKENS]
         text = await client.completions.create(model="chat", prompt="<|assistant|>", max_tokens=3, temperature=0)
