@@ -44,6 +44,7 @@ from controller.runtimes.naming import replica_name, replica_token
 from controller.runtimes.process import ProcessRuntime
 from controller.runtimes.process_records import Records
 from controller.runtimes.process_spawn import marks, visible_gpus
+from controller.runtimes.process_stat import boot_id
 from controller.schema.desired import Definition
 from controller.schema.errors import ERROR_CODES
 from controller.schema.override import Override
@@ -145,6 +146,7 @@ __all__ = [
     "ValidationError",
     "admin_errors",
     "assess",
+    "boot_id",
     "clockwork_main",
     "container_config",
     "controller_registry",
