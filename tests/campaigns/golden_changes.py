@@ -54,7 +54,7 @@ CHANGES: Final = (
         '"/v1/admin/models/{name:path}/override",',
         '"/v1/admin/models/{name:path}/statement",',
     ),
-    Change("openapi/merged", "components are named otherwise", '= "Controller"', '= "Admin"'),
+    Change("openapi/merged", "fewer paths are passed on", '= "/v1/admin/"', '= "/v1/admin/models"'),
     Change("openapi/routes", "a path is another", '.websocket("/internal/link")', '.websocket("/internal/tables")'),
     Change("schema/desired-state", "a field has another bound", "le=31_536_000", "le=31_536_001"),
     Change("cli/roundhouse", "an option is named otherwise", '"--no-wait"', '"--dont-wait"'),
