@@ -1,0 +1,141 @@
+"""What each backend's definitions become: spec hash, container, process, files, probe, APIs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from tests.support.goldens.definitions import DEFINITIONS
+from tests.support.goldens.product import (
+    ENGINES,
+    HOST,
+    Declared,
+    Defaults,
+    Definition,
+    DesiredModel,
+    Engine,
+    Gpu,
+    HostSide,
+    Identity,
+    RenderContext,
+    ReplicaId,
+    StartRequest,
+    ValidationError,
+    container_config,
+    docker_context,
+    marks,
+    replica_name,
+    replica_token,
+    resolve,
+    visible_gpus,
+)
+
+MODEL: Final = "org/model:q4"
+INSTANCE: Final = "golden"
+SECRET: Final = b"golden secret"
+IMAGES: Final = {"llama-server": "llama-server:1", "worker": "worker:1", "vllm": "vllm:1"}
+USER: Final = Identity(1000, 1001)
+PROGRAMS: Final = {"python": "/opt/venv/bin/python", "llama-server": "/usr/bin/llama-server"}
+GPU_MIB: Final = 24_000
+
+
+def definition_of(backend: str, fields: dict[str, Any]) -> Definition:
+    """The definition, validated as a file's is."""
+    engine = ENGINES[backend]
+    needs_name = engine.definition.model_fields["backend"].is_required()
+    return engine.definition.model_validate({"backend": backend, **fields} if needs_name else fields)
+
+
+def make_engine(backend: str) -> dict[str, Any]:
+    """Everything of one backend."""
+    engine = ENGINES[backend]
+    cases = {name: _case(engine, name, fields) for name, fields in DEFINITIONS[backend].items()}
+    return {
+        "cases": cases,
+        "counts_in_the_spec_hash": sorted(
+            field for fields in DEFINITIONS[backend].values() for field in _hashed(backend, fields)
+        ),
+    }
+
+
+def _case(engine: Engine, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    definition = definition_of(engine.name, fields)
+    docker, process = _wanted(definition, Defaults(IMAGES)), _wanted(definition, Defaults())
+    remote = engine.remote(definition)
+    made: dict[str, Any] = {
+        "definition": fields,
+        "docker": {"spec_hash": docker.spec_hash},
+        "process": {"spec_hash": process.spec_hash},
+        "apis": engine.apis(definition),
+        "capabilities": engine.capabilities(definition).model_dump(mode="json"),
+        "context_length": engine.context_length(definition),
+        "files": [asdict(each) for each in engine.files(definition)],
+        "target_inflight": engine.target_inflight(definition),
+        "thinking_control": engine.thinking_control(definition),
+    }
+    if remote is not None:
+        return {**made, "remote": asdict(remote)}
+    made["probe"] = asdict(engine.probe(definition))
+    made["docker"]["container"] = _container(engine, docker, published=name == "minimal")
+    made["process"] |= _process(engine, process, PROGRAMS)
+    bare = _process(engine, process, {"python": PROGRAMS["python"]})
+    if bare["argv"] != made["process"]["argv"]:
+        made["process"]["argv_without_llama_server"] = bare["argv"]
+    return made
+
+
+def _wanted(definition: Definition, defaults: Defaults) -> DesiredModel:
+    declared = Declared(definition, definition.model_dump(exclude_unset=True), since=0.0)
+    return resolve({MODEL: declared}, {}, {}, defaults, generation=1).models[MODEL]
+
+
+def _container(engine: Engine, want: DesiredModel, *, published: bool) -> dict[str, Any]:
+    replica = ReplicaId(MODEL, 0, want.spec_hash, 1)
+    name = replica_name(INSTANCE, replica)
+    token = replica_token(SECRET, name)
+    request = StartRequest(replica, name, want.definition, MODEL, want.image, token, _claims(want))
+    launch = engine.render(want.definition, docker_context(MODEL, USER, IMAGES))
+    models = {"Type": "bind", "Source": "/srv/models"}
+    host = HostSide(INSTANCE, "roundhouse_engines", published, models, log_mib=10)
+    return {"name": name, "create": container_config(request, launch, USER, host, 12.5)}
+
+
+def _claims(want: DesiredModel) -> dict[str, int]:
+    if not want.gpu_count:
+        return {HOST: want.memory_mib or 1000}
+    return {f"GPU-{number}": want.vram_mib or GPU_MIB for number in range(want.gpu_count)}
+
+
+def _process(engine: Engine, want: DesiredModel, programs: dict[str, str]) -> dict[str, Any]:
+    context = RenderContext(
+        runtime="process",
+        served_name=MODEL,
+        models_root=PurePosixPath("/srv/models"),
+        host="127.0.0.1",
+        port=40001,
+        cache_dir=PurePosixPath("/var/lib/roundhouse/cache"),
+        executables=programs,
+    )
+    launch = engine.render(want.definition, context)
+    name = replica_name(INSTANCE, ReplicaId(MODEL, 0, want.spec_hash, 1))
+    gpus = [Gpu(f"GPU-{number}", number, "fake", GPU_MIB) for number in range(want.gpu_count)]
+    return {
+        "argv": launch.argv,
+        "environment": {**launch.env, **visible_gpus(gpus), **marks(INSTANCE, name, "5" * 32)},
+        "token_variable": launch.token_env,
+    }
+
+
+def _hashed(backend: str, fields: dict[str, Any]) -> set[str]:
+    """Fields that change the spec hash when they are left out of this definition; all else must not restart engines."""
+    whole = _wanted(definition_of(backend, fields), Defaults(IMAGES)).spec_hash
+    counted = set()
+    for field in fields:
+        try:
+            without = definition_of(backend, {name: value for name, value in fields.items() if name != field})
+        except ValidationError:
+            continue
+        if _wanted(without, Defaults(IMAGES)).spec_hash != whole:
+            counted.add(field)
+    return counted

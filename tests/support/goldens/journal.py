@@ -1,0 +1,163 @@
+"""The journal of a scripted controller, by a clock of the script's own: what is written of each thing that happens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from tests.support.controller_harness import AddressedRuntime, ControllerHarness
+from tests.support.goldens.product import GatewayReport, Recorder, Round, Trouble, nothing_secret
+
+START: Final = 1_700_000_000.0
+MODELS: Final[dict[str, dict[str, Any]]] = {
+    "m": {"backend": "stub", "replicas": 2},
+    "on-demand": {"backend": "stub", "enabled": False, "autoload": True, "idle_ttl_s": 30.0},
+    "off": {"backend": "llama_server", "model_path": "m.gguf", "enabled": False, "replica_max": 3},
+}
+EDITED: Final[dict[str, dict[str, Any]]] = {
+    "m": {"backend": "stub", "replicas": 1, "stub_text": "other"},
+    "off": {"backend": "llama_server", "model_path": "m.gguf", "enabled": False, "replicas": 2, "replica_max": 3},
+    "new": {"backend": "stub"},
+}
+
+
+class RecordedHarness(ControllerHarness):
+    """Its rounds, edits and gateways are written into the journal, as a whole controller's are."""
+
+    def begin(self, time: list[float]) -> None:
+        """What a controller does before its first round."""
+        self.recorder = Recorder(self.journal, lambda: time[0], nothing_secret)
+        self.files._edited = self.recorder.edited
+        self.recorder.began("0.0.0", "i")
+
+    def _told(self, before: Round | None, after: Round | None) -> None:
+        super()._told(before, after)
+        if after is not None:
+            self.recorder.round(before, after, self.hub.views)
+        self.recorder.trouble(Trouble(tuple(self.files.problems()), self.reconciler.error))
+
+
+class Script:
+    """The controller, its files and its host."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.time = [START]
+        self.runtime = AddressedRuntime(lambda: self.time[0])
+        self.ready = True
+        (root / "desired").mkdir()
+
+    def declare(self, content: object) -> None:
+        """Write the file."""
+        (self.root / "desired" / "models.yaml").write_text(content if isinstance(content, str) else json.dumps(content))
+
+    def open(self, session: aiohttp.ClientSession) -> RecordedHarness:
+        """The controller."""
+        self.harness = RecordedHarness(self.root, self.runtime, self.time, session)
+        self.harness.begin(self.time)
+        return self.harness
+
+    async def edit(self, content: object) -> None:
+        """Write the file, and let the controller read it until what it deletes counts as meant."""
+        self.declare(content)
+        await self.harness.files.read()
+        await self.rounds(2)
+        self.time[0] += 5.0
+        await self.harness.files.read()
+
+    async def rounds(self, count: int) -> None:
+        """Rounds of a second."""
+        for _ in range(count):
+            await self.harness.reconciler.once()
+            await self.harness.operations.settled()
+            for name in self.runtime.replicas if self.ready else ():
+                self.harness.prober.ready.setdefault(name, self.time[0])
+            self.time[0] += 1.0
+
+    def end_one(self, model: str) -> None:
+        """One of the model's engines ends by itself."""
+        name = min(name for name, seen in self.runtime.replicas.items() if seen.id.model == model)
+        del self.harness.prober.ready[name]
+        self.runtime.end(name, 1, "loading: 40 %\nthe engine cannot go on\n")
+
+
+def make_journal() -> Any:
+    """All entries, the oldest first."""
+    with tempfile.TemporaryDirectory(prefix="rh") as folder:
+        return asyncio.run(_entries(Path(folder)))
+
+
+async def _entries(root: Path) -> list[Any]:
+    script = Script(root)
+    script.declare({"models": MODELS})
+    async with aiohttp.ClientSession() as session:
+        harness = script.open(session)
+        try:
+            await _play(script, harness)
+            entries = harness.journal.after(0, 1_000)
+        finally:
+            harness.end()
+    text = json.dumps([entry.model_dump(mode="json") for entry in entries])
+    return list(json.loads(text.replace(str(root), "/srv/roundhouse")))
+
+
+async def _play(script: Script, harness: RecordedHarness) -> None:
+    harness.recorder.gateway("gw-1", connected=True)
+    await harness.files.read()
+    await script.rounds(4)
+    # An engine ends, and is started again.
+    script.end_one("m")
+    await script.rounds(5)
+    # Operators.
+    harness.desk.load("off", {}, 2, actor="operator")
+    await script.rounds(3)
+    harness.desk.unload("off", hold=True, actor="operator")
+    await script.rounds(4)
+    # A request loads a model, which is unloaded for want of use.
+    assert harness.ask_for("on-demand", script.time[0])
+    await script.rounds(3)
+    script.time[0] += 40.0
+    await script.rounds(5)
+    # Edits, good and bad, of models and keys.
+    key = {"sha256": sha256(b"a").hexdigest()}
+    await script.edit({"models": EDITED, "keys": {"team-a": key}})
+    await script.rounds(6)
+    await script.edit("models: {m: {backend: stub, replicas: many}}\n")
+    await script.rounds(1)
+    await script.edit({"models": EDITED, "keys": {"team-a": {**key, "concurrency": 2}}})
+    await script.rounds(4)
+    # The host.
+    script.runtime.unavailable = "the daemon is down"
+    await script.rounds(1)
+    harness._told(harness.reconciler.round, None)
+    script.runtime.unavailable = None
+    await script.rounds(2)
+    # What cannot be started.
+    script.runtime.preflight_error = "model_path: there is no such file"
+    harness.desk.load("off", {"llama_server_n_ctx": 4096}, None, actor="operator")
+    await script.rounds(3)
+    script.runtime.preflight_error = None
+    harness.desk.reset("off", actor="operator")
+    await script.rounds(2)
+    await _unload_that_is_held(script, harness)
+    harness.recorder.said("paused by operator", "operator", {"action": "pause"})
+    harness.recorder.gateway("gw-1", connected=False)
+    harness.recorder.ended()
+
+
+async def _unload_that_is_held(script: Script, harness: RecordedHarness) -> None:
+    [name] = [name for name, seen in script.runtime.replicas.items() if seen.id.model == "new"]
+    harness.hub.holds = frozenset({name})
+    harness.desk.unload("new", hold=False, actor="operator")
+    await script.rounds(3)
+    stamp = harness.hub.table.stamp if harness.hub.table is not None else None
+    leaving = {name: {"req-1": script.time[0] - 10.0}}
+    harness.hub.report(GatewayReport(gateway_id="gw-1", stamp=stamp, inflight={name: 1}, leaving=leaving))
+    script.time[0] += 400.0
+    await script.rounds(2)

@@ -1,0 +1,114 @@
+"""State folders that earlier commits wrote, in tests/golden/state-folders/<day>/: read by the code as it is now.
+
+    controller/      what a controller of that day kept, engines running when it ended
+    gateway/         its gateway's stored responses
+    expected.json    what the code of that day read in both
+
+`write_state_folders` made the newest. They are never written anew: who changes a format adds a folder, and goes on
+reading the old ones.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import asdict
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from tests.support.goldens.golden import FOLDER
+from tests.support.goldens.product import (
+    Bounds,
+    Database,
+    Declared,
+    Defaults,
+    Journal,
+    ObservedMemory,
+    Records,
+    Store,
+    journal_name,
+    last_good,
+    resolve,
+    stored_file_name,
+)
+
+FOLDERS: Final = FOLDER / "state-folders"
+INSTANCE: Final = "golden"
+TENANT: Final = "golden"
+KEY: Final = "rh-" + "golden" * 7 + "g"
+"""A key's secret, known to everybody."""
+_FOR_EVER: Final = 1e12
+
+
+def copy_of(kept: Path, to: Path) -> Path:
+    """A kept folder of controller or gateway, as its program would find it."""
+    shutil.copytree(kept, to, dirs_exist_ok=True)
+    for path in (to, *to.rglob("*")):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    return to
+
+
+def read_controller(folder: Path) -> Any:
+    """All that a controller reads in its folder, which it changes by that: give it a copy. Of what it writes today only
+    what stood in the files: fields that came later have their defaults."""
+    store = Store.open(folder)
+    try:
+        memory = store.memory()
+        settled = last_good.load(folder, PurePosixPath("/srv/roundhouse/models"))
+        assert settled is not None
+        declared = {name: Declared(settled.definitions[name], settled.declared[name], 0.0) for name in settled.declared}
+        desired = resolve(declared, memory.overrides, memory.demand, Defaults(), generation=1, rested=memory.rested)
+        observed = ObservedMemory.load(folder)
+        needs = {name: observed.most(want, None) for name, want in desired.models.items()}
+        journal = Journal(folder / journal_name)
+        try:
+            entries = journal.after(0, 10_000)
+        finally:
+            journal.close()
+        return _plain(
+            {
+                "instance": store.instance,
+                "secret": store.secret.hex(),
+                "next_epoch": store.next_epoch(),
+                "memory": memory.model_dump(mode="json", exclude_unset=True),
+                "definitions": {
+                    name: each.model_dump(mode="json", exclude_unset=True) for name, each in settled.definitions.items()
+                },
+                "keys": {name: each.model_dump(mode="json", exclude_unset=True) for name, each in settled.keys.items()},
+                "wanted": {
+                    name: {"replicas": want.replicas, "spec_hash": want.spec_hash, "statement": want.statement.kind}
+                    for name, want in desired.models.items()
+                },
+                "observed_memory": {name: asdict(need) for name, need in needs.items() if need is not None},
+                "journal": [each.model_dump(mode="json", exclude_unset=True) for each in entries],
+                "replicas": [
+                    each.model_dump(mode="json", exclude_unset=True)
+                    for each in Records(folder / "replicas", store.instance).all()
+                ],
+            }
+        )
+    finally:
+        store.close()
+
+
+def read_gateway(folder: Path, responses: list[str]) -> Any:
+    """What a gateway reads of these stored responses in its folder: give it a copy."""
+    database = Database(folder / stored_file_name, max_bytes=2**30, retention_s=_FOR_EVER, clock=time.time)
+    try:
+        return _plain(
+            {
+                "stored": database.stored().responses,
+                "order": responses,
+                "responses": {each: database.find(TENANT, each) for each in responses},
+                "input": {each: database.input_of(TENANT, each) for each in responses},
+                "history": list(database.history(TENANT, responses[-1], (), Bounds(2**20)).items),
+            }
+        )
+    finally:
+        database.close()
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it."""
+    return json.loads(json.dumps(value))

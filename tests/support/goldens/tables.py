@@ -1,0 +1,111 @@
+"""Tables that others work by: error codes, metrics, settings."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from tests.support.goldens.golden import without_prose
+from tests.support.goldens.product import (
+    ERROR_CODES,
+    BaseModel,
+    CollectorRegistry,
+    ControllerSettings,
+    DesiredModel,
+    DesiredState,
+    GatewayMetrics,
+    GatewaySettings,
+    Gpu,
+    GpuProcess,
+    Ledger,
+    LinkState,
+    LiveRoutes,
+    ObservedReplica,
+    ObservedState,
+    Phase,
+    ReplicaId,
+    Round,
+    Statement,
+    Stored,
+    StubDefinition,
+    Usage,
+    assess,
+    controller_registry,
+    plan,
+)
+
+
+def make_errors() -> Any:
+    """What a code always means to programs."""
+    return {
+        code: {"status": entry.status, "type": entry.type, "retry": entry.retry} for code, entry in ERROR_CODES.items()
+    }
+
+
+def make_settings() -> Any:
+    """Every variable: type and bounds, default."""
+    return {"controller": _settings(ControllerSettings), "gateway": _settings(GatewaySettings)}
+
+
+def _settings(settings: type[BaseModel]) -> dict[str, Any]:
+    prefix = str(settings.model_config.get("env_prefix"))
+    schema = without_prose(settings.model_json_schema()["properties"], named=True)
+    return {
+        f"{prefix}{name.upper()}": {key: value for key, value in field.items() if key != "title"}
+        for name, field in schema.items()
+    }
+
+
+def make_metrics() -> Any:
+    """Families: type, labels, and the buckets of histograms."""
+    return {"controller": _families(_controller()), "gateway": _families(_gateway())}
+
+
+def _families(registry: CollectorRegistry) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for family in registry.collect():
+        if family.name.startswith("process_"):
+            continue  # the client library's, where the system has /proc
+        labels = sorted({label for sample in family.samples for label in sample.labels if label != "le"})
+        buckets = [sample.labels["le"] for sample in family.samples if "le" in sample.labels]
+        samples = sorted({sample.name for sample in family.samples})
+        found[family.name] = {"type": family.type, "labels": labels, "samples": samples}
+        if buckets:
+            found[family.name]["buckets"] = buckets
+    return found
+
+
+def _controller() -> CollectorRegistry:
+    """Metrics of a round that has one of everything."""
+    model = DesiredModel(
+        "m", StubDefinition(backend="stub"), "stub", "h", 2, Statement("file", 0.0, "enabled"), gpu_count=3
+    )
+    desired = DesiredState(1, {"m": model})
+    replica = ObservedReplica(ReplicaId("m", 0, "h"), "rh-i-m-0-h-1", Phase.RUNNING, 1.0)
+    processes = (GpuProcess(7, 200, "python3", replica.name),)
+    gpu = Gpu("GPU-a", 0, "fake", 1_000, 300, utilization_percent=40, processes=processes)
+    observed = ObservedState(5.0, (replica,), gpus=(gpu,))
+    made = plan(desired, observed, 5.0)
+    done: Any = SimpleNamespace(round=Round(desired, observed, made, assess(desired, observed, made)), error=None)
+    return controller_registry(done, lambda: {"start": 2})
+
+
+def _gateway() -> CollectorRegistry:
+    """Metrics that have counted one of everything."""
+    metrics, link, ledger = GatewayMetrics(), LinkState(), Ledger(lambda: 0.0, {"m": 1})
+    link.table_at = 1.0
+    ledger.enter("m", "r", "req-1")
+    live: Any = SimpleNamespace(current_or_none=SimpleNamespace(models={"m": SimpleNamespace(endpoints=())}))
+    assert hasattr(LiveRoutes, "current_or_none")
+    metrics.show_state(live, ledger, link, lambda: 3.0)
+    metrics.show_connections(idle=lambda: 3, busy=lambda: 2)
+    metrics.show_stored(lambda: Stored(5, 4096), lambda: 1)
+    metrics.key("team-a").finished(Usage(3, 4))
+    series = metrics.series("m", "/v1/chat/completions")
+    series.finished(200, 1.0, 0.5, Usage(3, 4))
+    series.retried()
+    series.client_left()
+    series.broke_off("engine_disconnected")
+    series.waited(0.2)
+    series.refused("queue_full")
+    return metrics.registry
