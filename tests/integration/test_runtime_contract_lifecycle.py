@@ -10,7 +10,7 @@ import pytest
 from controller.runtimes.base import RuntimeUnavailableError, StartError
 from controller.state import HOST, Phase
 from tests.support.campaign import campaign_count
-from tests.support.runtime_contract import RUN, WAIT, ContractEngines, exited, only, running, said
+from tests.support.runtime_contract import RUN, ContractEngines, exited, only, running, said, says_and_waits
 from tests.support.wait import until
 
 
@@ -104,7 +104,7 @@ async def test_an_engine_that_ends_when_asked_is_given_time_and_is_not_waited_fo
     engines: ContractEngines,
 ) -> None:
     runtime = engines.runtime()
-    body = f"trap 'echo leaving; sleep 0.3; echo left; exit 0' TERM; echo here; {WAIT}"
+    body = f"trap 'echo leaving; sleep 0.3; echo left; exit 0' TERM; {says_and_waits('here')}"
     request = engines.request(engines.shell(body))
     await runtime.start(request)
     await said(runtime, request.name, "here")
@@ -119,7 +119,7 @@ async def test_an_engine_that_ignores_its_stop_signal_runs_for_its_grace_and_is_
     """And a stop whose caller went away can be made again."""
     runtime = engines.runtime()
     request = engines.request(
-        engines.shell(f"(trap '' TERM; exec sleep 600) & trap 'echo asked' TERM; echo up; {WAIT}")
+        engines.shell(f"(trap '' TERM; exec sleep 600) & trap 'echo asked' TERM; {says_and_waits('up')}")
     )
     await runtime.start(request)
     await said(runtime, request.name, "up")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.support.runtime_contract import (
     RUN,
-    WAIT,
     ContractEngines,
     LogReader,
     exited,
     give,
     said,
+    says_and_waits,
     waiting_for,
 )
 from tests.support.wait import until
@@ -41,7 +41,7 @@ async def test_a_log_is_followed_to_its_end_and_beyond_the_replica_s(engines: Co
 
 async def test_a_stop_in_the_middle_loses_no_line(engines: ContractEngines) -> None:
     runtime = engines.runtime()
-    body = f"trap 'echo leaving; echo left; exit 0' TERM; echo one; echo same; echo same; {WAIT}"
+    body = f"trap 'echo leaving; echo left; exit 0' TERM; echo one; echo same; {says_and_waits('same')}"
     request = engines.request(engines.shell(body))
     await runtime.start(request)
     await said(runtime, request.name, "same\nsame")

@@ -22,8 +22,6 @@ from controller.state import Phase, ReplicaId
 from tests.support.wait import until
 
 RUN = "exec sleep 600"
-WAIT = "while :; do sleep 600 & wait; done"
-"""Runs on, and runs its traps at once: a shell with a program in the foreground would wait for that first."""
 
 
 class ContractEngines(Protocol):
@@ -105,6 +103,16 @@ def request_for(
     replica = ReplicaId(model, 0, spec_hash(definition, image, model), attempt)
     name = replica_name(instance, replica)
     return StartRequest(replica, name, definition, model, image, replica_token(b"secret", name), claims or {})
+
+
+def says_and_waits(word: str) -> str:
+    """A shell program that says a word and runs on, and from then on runs its traps at once.
+
+    With a program in the foreground the shell would wait for that first. And its child has the shell's own traps until
+    it has become another program: the word comes after that.
+    """
+    child_is_there = 'until [ "$(cat /proc/$!/comm)" = sleep ]; do sleep 0.01; done'
+    return f"sleep 600 & {child_is_there}; echo {word}; while :; do wait; sleep 600 & done"
 
 
 def waiting_for(engines: ContractEngines, signal: str) -> str:
