@@ -30,8 +30,8 @@ async def test_an_end_has_its_exit_code_and_plain_last_lines(engines: ContractEn
     assert lines[-3:] == ["900", "loading 100%", "file is broken"]
 
     await runtime.start(request)
-    assert (await only(runtime)).phase is Phase.EXITED, "a start that has ended is not begun again"
-    assert (await only(engines.runtime())).exit == seen.exit, "another controller is told the same"
+    assert await only(runtime) == seen, "a start that has ended is not begun again"
+    assert await only(engines.runtime()) == seen, "another controller is told the same"
     await runtime.remove(request.name)
     assert await runtime.list() == []
     assert engines.left() == []
