@@ -54,7 +54,7 @@ class Daemon:
     a daemon that hangs costs its own callers time, nobody else a thread, and the program's end nothing.
     """
 
-    def __init__(self, url: str | None, *, timeout_s: int, threads: int) -> None:
+    def __init__(self, url: str | None, *, timeout_s: float, threads: int) -> None:
         self._url = url
         self._timeout_s = timeout_s
         self._threads = threads

@@ -72,7 +72,10 @@ class Records:
         self._lock = threading.Lock()
 
     def all(self) -> list[Record]:
-        """Every record of this instance. Raises RuntimeUnavailableError when one cannot be read: it is unknown then."""
+        """Every record of this instance.
+
+        Raises RuntimeUnavailableError when one cannot be read, and OSError when the folder cannot: it is unknown then.
+        """
         with self._lock:
             return [record for path in self._paths() if (record := self._read(path)) is not None]
 
@@ -121,7 +124,9 @@ class Records:
                 path.unlink()
 
     def _paths(self) -> Iterator[Path]:
-        yield from sorted(self._folder.glob(f"rh-{self._instance}-*.json"))
+        # Not glob, which finds nothing in a folder that is away or cannot be read: unknown is not empty.
+        ours = (path for path in self._folder.iterdir() if path.name.startswith(f"rh-{self._instance}-"))
+        yield from sorted(path for path in ours if path.suffix == ".json")
 
     def _path(self, name: str) -> Path:
         if not name.startswith(f"rh-{self._instance}-") or "/" in name:
@@ -132,6 +137,8 @@ class Records:
         try:
             record = Record.model_validate_json(path.read_bytes())
         except FileNotFoundError:
+            if not self._folder.is_dir():  # as on a volume that is not mounted: nobody knows what runs
+                raise
             return None
         except ValidationError as error:
             fields = ", ".join(sorted({str(each["loc"][0]) for each in error.errors() if each["loc"]})) or "not JSON"

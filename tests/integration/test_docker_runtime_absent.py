@@ -74,7 +74,7 @@ def answering(tmp_path: Path) -> Iterator[tuple[str, list[bytes]]]:
 
 async def test_a_daemon_that_hangs_holds_up_its_callers_and_nobody_else(answering: tuple[str, list[bytes]]) -> None:
     url, _ = answering
-    daemon = Daemon(url, timeout_s=1, threads=2)
+    daemon = Daemon(url, timeout_s=0.2, threads=2)
     calls = [asyncio.create_task(daemon.call(lambda client: client.ping())) for _ in range(8)]
     assert await asyncio.to_thread(lambda: "another thread is free") == "another thread is free"
     for call in calls:

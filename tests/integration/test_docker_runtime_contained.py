@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import docker.types
 import pytest
 
 from tests.support import contained_controller
-from tests.support.docker_engine import TEST_LABEL, Yard, open_yard, shell_image
-from tests.support.docker_images import ensure_images
+from tests.support.docker_engine import TEST_LABEL, DockerEngines, images, shell_image
 
 pytestmark = pytest.mark.docker
 
@@ -20,32 +18,36 @@ SOCKET = docker.types.Mount("/var/run/docker.sock", "/var/run/docker.sock", type
 
 
 @pytest.fixture
-async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
-    yard = open_yard(tmp_path)
-    # As compose makes it: nothing goes out.
-    yard.client.networks.create(yard.network, internal=True)
-    yield yard
-    await yard.close()
+def containers(containers_alone: DockerEngines) -> DockerEngines:
+    """With a network as compose makes it: nothing goes out."""
+    containers_alone.client.networks.create(containers_alone.network, internal=True)
+    return containers_alone
 
 
-def controller(yard: Yard, *mounts: docker.types.Mount, models: str = "/models", network: str | None = None) -> Any:
+def controller(
+    containers: DockerEngines,
+    *mounts: docker.types.Mount,
+    models: str = "/models",
+    network: str | None = None,
+    serve: bool = False,
+) -> Any:
     """Run a controller's container, restricted as in compose.yaml; what it told."""
-    images = ensure_images()
     script = str(Path(contained_controller.__file__))
     told = {
-        "instance": yard.instance,
+        "instance": containers.instance,
         "models": models,
-        "network": yard.network,
-        "images": images,
+        "network": containers.network,
+        "images": images(),
         "shell": shell_image(),
+        "serve": serve,
     }
-    output = yard.client.containers.run(
-        images["controller"],
+    output = containers.client.containers.run(
+        images()["controller"],
         ["/script.py", json.dumps(told)],
         entrypoint="/opt/roundhouse/bin/python",
         mounts=[SOCKET, docker.types.Mount("/script.py", script, type="bind", read_only=True), *mounts],
-        network=network or yard.network,
-        labels={TEST_LABEL: yard.instance},
+        network=network or containers.network,
+        labels={TEST_LABEL: containers.instance},
         read_only=True,
         cap_drop=["ALL"],
         cap_add=["DAC_OVERRIDE"],
@@ -56,10 +58,8 @@ def controller(yard: Yard, *mounts: docker.types.Mount, models: str = "/models",
     return json.loads(output.splitlines()[-1])
 
 
-def check_served(told: dict[str, Any]) -> None:
-    assert told["preflights"] == [None, None]
-    assert told["base_url"] == f"http://{told['name']}:8000"
-    assert told["text"] == "from inside"
+def check_read(told: dict[str, Any]) -> None:
+    assert set(told["preflights"]) == {None}
     assert "GGUF of a test" in told["read"]
     assert "Read-only file system" in told["read"]
 
@@ -68,31 +68,33 @@ def bind(target: str, source: Path) -> docker.types.Mount:
     return docker.types.Mount(target, str(source), type="bind", read_only=True)
 
 
-async def test_engines_are_reached_by_name_and_read_the_same_folder(yard: Yard) -> None:
-    told = controller(yard, bind("/models", yard.models))
-    check_served(told)
+async def test_engines_are_reached_by_name_and_read_the_same_folder(containers: DockerEngines) -> None:
+    told = controller(containers, bind("/models", containers.models), serve=True)
+    check_read(told)
+    assert told["base_url"] == f"http://{told['name']}:8000"
+    assert told["text"] == "from inside"
     assert told["gpus"] == [] or told["gpus"][0]["total_mib"] > 0
-    assert yard.mine() == [], "neither engines nor a probe are left"
-    assert yard.client.networks.list(names=[yard.network]), "the network is not the controller's"
+    assert containers.left() == [], "neither engines nor a probe are left"
+    assert containers.client.networks.list(names=[containers.network]), "the network is not the controller's"
 
 
-async def test_the_models_may_be_a_folder_below_a_mount(yard: Yard) -> None:
-    check_served(controller(yard, bind("/srv", yard.models.parent), models="/srv/models"))
+async def test_the_models_may_be_a_folder_below_a_mount(containers: DockerEngines) -> None:
+    check_read(controller(containers, bind("/srv", containers.models.parent), models="/srv/models"))
 
 
-async def test_the_models_may_be_a_volume(yard: Yard) -> None:
-    labels = {"dev.roundhouse.instance": yard.instance}
-    volume = yard.client.volumes.create(f"rhtest-{yard.instance}", labels=labels)
+async def test_the_models_may_be_a_volume(containers: DockerEngines) -> None:
+    labels = {"dev.roundhouse.instance": containers.instance}
+    volume = containers.client.volumes.create(f"rhtest-{containers.instance}", labels=labels)
     folder = Path(volume.attrs["Mountpoint"])
-    (folder / "m.gguf").write_bytes((yard.models / "m.gguf").read_bytes())
-    check_served(controller(yard, docker.types.Mount("/models", volume.name, type="volume", read_only=True)))
+    (folder / "m.gguf").write_bytes((containers.models / "m.gguf").read_bytes())
+    check_read(controller(containers, docker.types.Mount("/models", volume.name, type="volume", read_only=True)))
 
 
-async def test_models_that_are_no_mount_are_refused(yard: Yard) -> None:
-    told = controller(yard)
+async def test_models_that_are_no_mount_are_refused(containers: DockerEngines) -> None:
+    told = controller(containers)
     assert told["refused"].startswith("/models is not a mount of the controller's container")
 
 
-async def test_a_controller_that_is_not_on_the_engines_network_is_refused(yard: Yard) -> None:
-    told = controller(yard, bind("/models", yard.models), network="bridge")
-    assert f"is not on the network {yard.network} (it is on bridge)" in told["refused"]
+async def test_a_controller_that_is_not_on_the_engines_network_is_refused(containers: DockerEngines) -> None:
+    told = controller(containers, bind("/models", containers.models), network="bridge")
+    assert f"is not on the network {containers.network} (it is on bridge)" in told["refused"]

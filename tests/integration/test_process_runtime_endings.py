@@ -14,26 +14,10 @@ import pytest
 
 from controller.runtimes.process_stat import read_stat
 from controller.state import Phase
-from tests.support.process_engines import (
-    RUN,
-    STUBBORN,
-    Place,
-    end_all,
-    exited,
-    numbers,
-    only,
-    request_for,
-    running,
-    until,
-    zombies,
-)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path)
-    yield place
-    end_all(place)
+from tests.support.campaign import campaign_count
+from tests.support.process_engines import ProcessEngines, numbers, zombies
+from tests.support.runtime_contract import RUN, exited, only, running
+from tests.support.wait import until
 
 
 @pytest.fixture
@@ -54,40 +38,10 @@ def family(pids: Path) -> str:
     )
 
 
-async def test_an_engine_that_ignores_sigterm_is_killed_after_its_grace(place: Place) -> None:
-    runtime = place.runtime()
-    request = request_for(place.definition(STUBBORN))
-    await runtime.start(request)
-    pid = place.record(request.name).pid
-    assert pid is not None
-    stat_file = Path(f"/proc/{pid}/comm")
-    await until(lambda: stat_file.read_text() == "sleep\n", "the engine ignoring SIGTERM")
-    stop = asyncio.create_task(runtime.stop(request.name, 0.3))
-    await asyncio.sleep(0)
-    assert (await only(runtime)).phase is Phase.RUNNING
-    await stop
-    assert not running(pid)
-    assert await runtime.list() == []
-
-
-async def test_an_engine_that_ends_on_sigterm_is_not_waited_for_longer(place: Place) -> None:
-    runtime = place.runtime()
-    done = place.root / "done"
-    request = request_for(
-        place.definition(f"trap 'echo asked; touch {done}; exit 0' TERM; echo up; while :; do :; done")
-    )
-    await runtime.start(request)
-    await until(lambda: place.log(request.name).read_text() == "up\n", "the engine's trap")
-    async with asyncio.timeout(60):
-        await runtime.stop(request.name, 3600)
-    assert done.exists()
-    assert await runtime.log_tail(request.name) == "up\nasked"
-
-
-async def test_an_engine_is_asked_once_and_may_clean_up(place: Place) -> None:
+async def test_an_engine_is_asked_once_and_may_clean_up(processes: ProcessEngines) -> None:
     """Engines take a second SIGTERM as an order to drop everything; and some start programs as they end."""
-    runtime = place.runtime()
-    pids, go, helper, last = (place.root / name for name in ("pids", "go", "helper", "last"))
+    runtime = processes.runtime()
+    pids, go, helper, last = (processes.root / name for name in ("pids", "go", "helper", "last"))
     body = f"""
         trap 'echo asked' TERM
         sleep 600 & echo $! > {pids}
@@ -98,22 +52,22 @@ async def test_an_engine_is_asked_once_and_may_clean_up(place: Place) -> None:
         wait $child; sleep 0.3
         kill -9 $cleaner && echo cleaned
     """
-    request = request_for(place.definition(body))
+    request = processes.request(processes.shell(body))
     await runtime.start(request)
-    await until(lambda: len(numbers(pids)) == 2, "the engine's children")
+    await until("the engine's children", lambda: len(numbers(pids)) == 2)
     stop = asyncio.create_task(runtime.stop(request.name, 3600))
-    await until(lambda: not running(numbers(pids)[0]), "the end of the engine's child")
-    await until(lambda: place.log(request.name).read_text() != "", "the engine's answer to SIGTERM")
+    await until("the end of the engine's child", lambda: not running(numbers(pids)[0]))
+    await until("the engine's answer to SIGTERM", lambda: processes.log(request.name).read_text() != "")
     go.touch()
-    await until(helper.exists, "a program that cleans up")
+    await until("a program that cleans up", helper.exists)
     last.touch()
     await stop
     assert await runtime.log_tail(request.name) == "asked\ncleaned"
 
 
-async def test_what_an_ending_engine_leaves_is_asked_too(place: Place) -> None:
-    runtime = place.runtime()
-    pids, go, up = (place.root / name for name in ("pids", "go", "up"))
+async def test_what_an_ending_engine_leaves_is_asked_too(processes: ProcessEngines) -> None:
+    runtime = processes.runtime()
+    pids, go, up = (processes.root / name for name in ("pids", "go", "up"))
     body = f"""
         leave() {{
             sleep 600 & left=$!
@@ -125,23 +79,23 @@ async def test_what_an_ending_engine_leaves_is_asked_too(place: Place) -> None:
         (trap 'echo asked' TERM; touch {up}; while [ ! -e {go} ]; do :; done) &
         while :; do :; done
     """
-    request = request_for(place.definition(body))
+    request = processes.request(processes.shell(body))
     await runtime.start(request)
-    await until(up.exists, "the engine's child")
+    await until("the engine's child", up.exists)
     stop = asyncio.create_task(runtime.stop(request.name, 3600))
-    await until(lambda: len(numbers(pids)) == 1, "what the engine starts as it ends")
-    await until(lambda: not running(numbers(pids)[0]), "the end of what it started")
+    await until("what the engine starts as it ends", lambda: len(numbers(pids)) == 1)
+    await until("the end of what it started", lambda: not running(numbers(pids)[0]))
     go.touch()
     await stop
     assert await runtime.log_tail(request.name) == "asked"
 
 
-async def test_the_whole_family_is_ended(place: Place, bystander: int) -> None:
-    runtime = place.runtime()
-    pids = place.root / "pids"
-    request = request_for(place.definition(family(pids)))
+async def test_the_whole_family_is_ended(processes: ProcessEngines, bystander: int) -> None:
+    runtime = processes.runtime()
+    pids = processes.root / "pids"
+    request = processes.request(processes.shell(family(pids)))
     await runtime.start(request)
-    await until(lambda: len(numbers(pids)) == 4, "four descendants")
+    await until("four descendants", lambda: len(numbers(pids)) == 4)
     assert all(running(pid) for pid in numbers(pids))
     await runtime.stop(request.name, 30)
     assert [pid for pid in numbers(pids) if running(pid)] == []
@@ -149,19 +103,19 @@ async def test_the_whole_family_is_ended(place: Place, bystander: int) -> None:
 
 
 @pytest.mark.parametrize("adopted", [False, True])
-async def test_what_a_dead_engine_leaves_is_ended_before_it_counts_as_ended(place: Place, adopted: bool) -> None:
-    runtime = place.runtime()
-    pids = place.root / "pids"
-    request = request_for(place.definition(family(pids)))
+async def test_what_a_dead_engine_leaves_is_ended_before_it_counts_as_ended(
+    processes: ProcessEngines, adopted: bool
+) -> None:
+    runtime = processes.runtime()
+    pids = processes.root / "pids"
+    request = processes.request(processes.shell(family(pids)))
     await runtime.start(request)
-    await until(lambda: len(numbers(pids)) == 4, "four descendants")
-    leader = place.record(request.name).pid
-    assert leader is not None
+    await until("four descendants", lambda: len(numbers(pids)) == 4)
     if adopted:
-        runtime = place.runtime()
+        runtime = processes.runtime()
         await runtime.list()
     events = runtime.events()
-    os.kill(leader, signal.SIGKILL)
+    processes.kill(request.name)
     await anext(events)
     seen = await only(runtime)
     # What it left may be gone by now, or not: it is never "ended" while something runs.
@@ -176,9 +130,9 @@ async def test_what_a_dead_engine_leaves_is_ended_before_it_counts_as_ended(plac
     await runtime.close()
 
 
-async def test_a_process_without_its_main_thread_has_not_ended(place: Place) -> None:
+async def test_a_process_without_its_main_thread_has_not_ended(processes: ProcessEngines) -> None:
     """Nor has one that is about to end; neither shows an environment, a folder or open files."""
-    pids, script = place.root / "pids", place.root / "script.py"
+    pids, script = processes.root / "pids", processes.root / "script.py"
     script.write_text(
         "import ctypes, os, platform, threading, time\n"
         "threading.Thread(target=time.sleep, args=(600,)).start()\n"
@@ -186,88 +140,52 @@ async def test_a_process_without_its_main_thread_has_not_ended(place: Place) -> 
         # The system call exit ends one thread alone.
         "ctypes.CDLL(None).syscall(60 if platform.machine() == 'x86_64' else 93, 0)\n"
     )
-    runtime = place.runtime()
-    request = request_for(place.definition(f"{sys.executable} {script} & {RUN}"))
+    runtime = processes.runtime()
+    request = processes.request(processes.shell(f"{sys.executable} {script} & {RUN}"))
     await runtime.start(request)
 
     def without_main_thread() -> bool:
         stat = read_stat(numbers(pids)[0]) if numbers(pids) else None
         return stat is not None and stat.exiting
 
-    await until(without_main_thread, "the end of a main thread")
+    await until("the end of a main thread", without_main_thread)
     (pid,) = numbers(pids)
     assert running(pid)
-    leader = place.record(request.name).pid
-    assert leader is not None
-    os.kill(leader, signal.SIGKILL)
+    processes.kill(request.name)
     await exited(runtime)
     assert not running(pid)
     await runtime.remove(request.name)
 
 
-async def test_concurrent_ends_are_one(place: Place) -> None:
-    runtime = place.runtime()
-    request = request_for(place.definition(RUN))
-    await runtime.start(request)
-    pid = place.record(request.name).pid
-    assert pid is not None
-    ends = [runtime.stop(request.name, 30), runtime.stop(request.name, 30), runtime.remove(request.name)]
-    await asyncio.gather(*ends)
-    assert not running(pid)
-    assert await runtime.list() == []
-
-
-async def test_a_stop_that_was_cancelled_can_be_made_again(place: Place) -> None:
-    runtime = place.runtime()
-    request = request_for(place.definition(STUBBORN))
-    await runtime.start(request)
-    stop = asyncio.create_task(runtime.stop(request.name, 3600))
-    await asyncio.sleep(0)
-    stop.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await stop
-    await runtime.stop(request.name, 0)
-    assert await runtime.list() == []
-
-
-async def test_a_running_replica_is_not_removed(place: Place) -> None:
-    runtime = place.runtime()
-    request = request_for(place.definition(RUN))
-    await runtime.start(request)
-    await runtime.remove(request.name)
-    assert (await only(runtime)).phase is Phase.RUNNING
-    await runtime.stop(request.name, 30)
-
-
-async def test_a_pid_that_was_given_out_again_is_somebody_else(place: Place, bystander: int) -> None:
-    runtime = place.runtime()
-    request = request_for(place.definition("exit 0"))
+async def test_a_pid_that_was_given_out_again_is_somebody_else(processes: ProcessEngines, bystander: int) -> None:
+    runtime = processes.runtime()
+    request = processes.request(processes.shell("exit 0"))
     await runtime.start(request)
     await exited(runtime)
     stat = read_stat(bystander)
     assert stat is not None
     changes = {"pid": bystander, "start_ticks": stat.process.start_ticks - 1, "ended": False}
-    forged = place.record(request.name).model_copy(update=changes)
-    place.record_path(request.name).write_text(forged.model_dump_json())
+    forged = processes.record(request.name).model_copy(update=changes)
+    processes.record_path(request.name).write_text(forged.model_dump_json())
 
-    later = place.runtime()
+    later = processes.runtime()
     assert (await only(later)).phase is Phase.EXITED
     await later.stop(request.name, 0)
     assert await later.list() == []
 
 
-async def test_a_session_number_that_was_given_out_again_is_somebody_elses(place: Place) -> None:
+async def test_a_session_number_that_was_given_out_again_is_somebody_elses(processes: ProcessEngines) -> None:
     """The new holder of the engine's pid has led a session too, and is gone: only its child is left."""
-    runtime = place.runtime()
-    request = request_for(place.definition("exit 0"))
+    runtime = processes.runtime()
+    request = processes.request(processes.shell("exit 0"))
     await runtime.start(request)
     await exited(runtime)
     session, child = await asyncio.to_thread(orphan)
     changes = {"pid": session, "start_ticks": 1, "ended": False}
-    forged = place.record(request.name).model_copy(update=changes)
-    place.record_path(request.name).write_text(forged.model_dump_json())
+    forged = processes.record(request.name).model_copy(update=changes)
+    processes.record_path(request.name).write_text(forged.model_dump_json())
 
-    later = place.runtime()
+    later = processes.runtime()
     assert (await only(later)).phase is Phase.EXITED
     await later.remove(request.name)
     assert running(child)
@@ -289,29 +207,29 @@ def orphan() -> tuple[int, int]:
     return leader.pid, int(output)
 
 
-async def test_a_record_from_before_a_reboot_has_ended(place: Place, bystander: int) -> None:
-    runtime = place.runtime()
-    request = request_for(place.definition("exit 0"))
+async def test_a_record_from_before_a_reboot_has_ended(processes: ProcessEngines, bystander: int) -> None:
+    runtime = processes.runtime()
+    request = processes.request(processes.shell("exit 0"))
     await runtime.start(request)
     await exited(runtime)
     stat = read_stat(bystander)
     assert stat is not None
     changes = {"pid": bystander, "start_ticks": stat.process.start_ticks, "ended": False, "boot_id": "an earlier boot"}
-    forged = place.record(request.name).model_copy(update=changes)
-    place.record_path(request.name).write_text(forged.model_dump_json())
+    forged = processes.record(request.name).model_copy(update=changes)
+    processes.record_path(request.name).write_text(forged.model_dump_json())
 
-    later = place.runtime()
+    later = processes.runtime()
     assert (await only(later)).phase is Phase.EXITED
     await later.stop(request.name, 0)
 
 
-async def test_fifty_starts_and_ends_leave_nothing(place: Place) -> None:
-    runtime = place.runtime()
-    definition = place.definition("sleep 600 & exec sleep 600")
+async def test_starts_and_ends_leave_nothing(processes: ProcessEngines) -> None:
+    runtime = processes.runtime()
+    definition = processes.shell("sleep 600 & exec sleep 600")
     zombies_before = zombies()
     fds: set[int] = set()
-    for attempt in range(1, 51):
-        request = request_for(definition, attempt=attempt)
+    for attempt in range(1, 1 + campaign_count(5, 50)):
+        request = processes.request(definition, attempt=attempt)
         await runtime.start(request)
         await runtime.list()
         await runtime.stop(request.name, 30)
@@ -321,8 +239,7 @@ async def test_fifty_starts_and_ends_leave_nothing(place: Place) -> None:
     assert open_fds() <= fds
     assert zombies() == zombies_before
     assert runtime._children == {}
-    assert not list((place.state / "replicas").iterdir())
-    assert len(list((place.state / "logs" / "ended").iterdir())) <= 50
+    assert processes.left() == []
 
 
 def open_fds() -> set[int]:

@@ -1,48 +1,31 @@
-"""An engine's end is an event, at once and without asking."""
+"""How ends of processes become events: at once, without asking, in every event loop, and without pidfds."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
-import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import uvloop
 
-from controller.runtimes.process import ProcessRuntime
 from controller.runtimes.process_stat import Process, read_stat
 from controller.runtimes.process_watch import ExitWatch, wait_any
 from controller.state import Phase
-from tests.support.process_engines import RUN, Place, end_all, only, request_for
+from tests.support.process_engines import ProcessEngines
+from tests.support.runtime_contract import RUN, only
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path)
-    yield place
-    end_all(place)
-
-
-async def kill(runtime: ProcessRuntime, place: Place) -> None:
-    """End the one engine as a crash would."""
-    pid = place.record((await only(runtime)).name).pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-
-
-async def killed_engine_is_an_event(place: Place, *, adopted: bool) -> None:
+async def killed_engine_is_an_event(processes: ProcessEngines, *, adopted: bool) -> None:
     """The test, for any event loop."""
-    runtime = place.runtime()
-    request = request_for(place.definition(RUN))
+    runtime = processes.runtime()
+    request = processes.request(processes.shell(RUN))
     await runtime.start(request)
     if adopted:
-        runtime = place.runtime()
+        runtime = processes.runtime()
         await runtime.list()
     events = runtime.events()
-    await kill(runtime, place)
+    processes.kill(request.name)
     async with asyncio.timeout(60):
         await anext(events)
     assert (await only(runtime)).phase is Phase.EXITED
@@ -51,21 +34,19 @@ async def killed_engine_is_an_event(place: Place, *, adopted: bool) -> None:
 
 
 @pytest.mark.parametrize("adopted", [False, True])
-async def test_a_killed_engine_is_an_event(place: Place, adopted: bool) -> None:
-    await killed_engine_is_an_event(place, adopted=adopted)
-
-
-@pytest.mark.parametrize("adopted", [False, True])
-def test_also_in_the_event_loop_that_the_controller_runs_in(place: Place, adopted: bool) -> None:
+def test_an_end_is_an_event_in_the_event_loop_that_the_controller_runs_in(
+    processes: ProcessEngines, adopted: bool
+) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(killed_engine_is_an_event(place, adopted=adopted))
+        runner.run(killed_engine_is_an_event(processes, adopted=adopted))
 
 
-async def test_an_event_needs_no_timer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_event_needs_no_timer(processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch) -> None:
     """Were ends looked for again and again, the loop would set one."""
     timers: list[float] = []
-    runtime = place.runtime()
-    await runtime.start(request_for(place.definition(RUN)))
+    runtime = processes.runtime()
+    request = processes.request(processes.shell(RUN))
+    await runtime.start(request)
     await runtime.list()
     loop = asyncio.get_running_loop()
     real = loop.call_later
@@ -76,51 +57,36 @@ async def test_an_event_needs_no_timer(place: Place, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(loop, "call_later", call_later)
     events = runtime.events()
-    await kill(runtime, place)
+    processes.kill(request.name)
     await anext(events)
     assert timers == []
     await runtime.close()
 
 
-async def test_many_ends_may_be_one_event(place: Place) -> None:
-    runtime = place.runtime()
-    definition = place.definition(RUN)
-    pids = []
+async def test_a_closed_runtime_has_no_events(processes: ProcessEngines) -> None:
+    runtime = processes.runtime()
+    await runtime.close()
+    assert [each async for each in runtime.events()] == []
+
+
+async def test_many_ends_may_be_one_event(processes: ProcessEngines) -> None:
+    runtime = processes.runtime()
+    definition = processes.shell(RUN)
+    names = []
     for attempt in range(1, 6):
-        request = request_for(definition, attempt=attempt)
+        request = processes.request(definition, attempt=attempt)
         await runtime.start(request)
-        pids.append(place.record(request.name).pid)
+        names.append(request.name)
     events = runtime.events()
-    for pid in pids:
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+    for name in names:
+        processes.kill(name)
     count = 0
     async with asyncio.timeout(60):
         while count == 0 or any(seen.phase is Phase.RUNNING for seen in await runtime.list()):
             await anext(events)
             count += 1
-    assert count <= len(pids)
+    assert count <= len(names)
     await runtime.close()
-
-
-async def test_closing_ends_events_and_leaves_engines_running(place: Place) -> None:
-    runtime = place.runtime()
-    request = request_for(place.definition(RUN))
-    await runtime.start(request)
-    events = [runtime.events(), runtime.events()]
-    waiting = [asyncio.create_task(drain(each)) for each in events]
-    await asyncio.sleep(0)
-    await runtime.close()
-    assert await asyncio.gather(*waiting) == [0, 0]
-    assert await drain(runtime.events()) == 0
-    later = place.runtime()
-    assert (await only(later)).phase is Phase.RUNNING
-    await later.stop(request.name, 30)
-
-
-async def drain(events: object) -> int:
-    """How many events there were until the end."""
-    return len([each async for each in events])  # type: ignore[attr-defined]
 
 
 async def test_an_end_before_the_watch_is_reported_too() -> None:
@@ -139,14 +105,16 @@ async def test_an_end_before_the_watch_is_reported_too() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
-async def test_without_pidfds_ends_are_looked_for(place: Place, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+async def test_without_pidfds_ends_are_looked_for(
+    processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def refuse(pid: int, flags: int = 0) -> int:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    await killed_engine_is_an_event(place, adopted=False)
-    runtime = place.runtime()
-    request = request_for(place.definition(RUN), attempt=2)
+    await killed_engine_is_an_event(processes, adopted=False)
+    runtime = processes.runtime()
+    request = processes.request(processes.shell(RUN), attempt=2)
     await runtime.start(request)
     await runtime.stop(request.name, 30)
     assert await runtime.list() == []

@@ -1,6 +1,6 @@
 """Run inside a controller's container: what a Docker runtime does there, told as one line of JSON.
 
-`python contained_controller.py '{"instance": ..., "models": ..., "network": ..., "images": ..., "shell": ...}'`
+`python contained_controller.py JSON`, with `instance`, `models`, `network`, `images`, `shell` and `serve`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOKEN = "a token"
 
 
 async def main(told: dict[str, Any]) -> dict[str, Any]:
-    """Start an engine that answers and one that reads its model; what came of it."""
+    """Start an engine that reads its model and, where told to `serve`, one that answers; what came of it."""
     try:
         runtime = await open_docker(
             instance=told["instance"],
@@ -44,27 +44,25 @@ async def main(told: dict[str, Any]) -> dict[str, Any]:
     answering = request("stub", StubDefinition(backend="stub", stub_text="from inside"))
     body = "cat /models/m.gguf; cat < /dev/null > /models/x"
     reading = request("reader", LlamaServerDefinition(model_path="m.gguf", image=told["shell"], env={"BODY": body}))
+    wanted = (answering, reading) if told["serve"] else (reading,)
     try:
-        preflights = [await runtime.preflight(each.served_name, each.definition, None) for each in (answering, reading)]
-        await runtime.start(answering)
-        await runtime.start(reading)
+        preflights = [await runtime.preflight(each.served_name, each.definition, None) for each in wanted]
+        for each in wanted:
+            await runtime.start(each)
+        answer: dict[str, Any] = {"preflights": [each.error for each in preflights]}
         async with asyncio.timeout(60):
             async for _ in runtime.events():
                 seen = {each.name: each for each in await runtime.list()}
                 if seen[reading.name].phase is Phase.EXITED:
                     break
-            engine = seen[answering.name]
-            text = await asyncio.to_thread(complete, str(engine.base_url))
-        return {
-            "preflights": [each.error for each in preflights],
-            "name": engine.name,
-            "base_url": engine.base_url,
-            "text": text,
-            "read": await runtime.log_tail(reading.name),
-            "gpus": await runtime.gpus(),
-        }
+            answer["read"] = await runtime.log_tail(reading.name)
+            if told["serve"]:
+                engine = seen[answering.name]
+                answer |= {"name": engine.name, "base_url": engine.base_url, "gpus": await runtime.gpus()}
+                answer["text"] = await asyncio.to_thread(complete, str(engine.base_url))
+        return answer
     finally:
-        for each in (answering, reading):
+        for each in wanted:
             await runtime.stop(each.name, 10)
         await runtime.close()
 

@@ -1,37 +1,37 @@
-"""Replicas on a real Docker Engine, each test with an instance of its own and nothing left afterwards."""
+"""Engines as containers of a real Docker Engine, each test with an instance of its own and nothing left afterwards."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import io
-import json
+import os
 import secrets
 import tarfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import docker
 import docker.errors
+import psutil
 import requests
 
-from controller.engines import spec_hash
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
-from controller.runtimes.base import SeenReplica, StartRequest
+from controller.runtimes.base import Runtime, StartRequest
 from controller.runtimes.docker import DockerRuntime
-from controller.runtimes.naming import replica_name, replica_token
+from controller.runtimes.docker_containers import create
+from controller.runtimes.docker_spec import HostSide, container_config
 from controller.schema.desired import Definition
-from controller.state import Phase, ReplicaId
 from tests.support.docker_images import PREFIX, ensure_base, ensure_images
 from tests.support.require import require
-from tests.support.wait import until
+from tests.support.runtime_contract import request_for
 
 TEST_LABEL = "dev.roundhouse-test.owner"
 """On containers that a test makes and that are not Roundhouse's, for the cleaning up."""
-RUN = "exec sleep 600"
-STUBBORN = "trap '' TERM; echo deaf; while :; do sleep 0.2; done"
+SOCKET = Path(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://"))
 _SHELL = '#!/bin/sh\nexec /bin/sh -c "$BODY"\n'
 
 
@@ -47,10 +47,20 @@ def engine_answers() -> tuple[bool, str]:
     return True, ""
 
 
-def open_yard(root: Path) -> Yard:
-    """A place on the engine that answers; skips, or fails where it is required, when none does."""
+@contextlib.contextmanager
+def shared_network() -> Iterator[str]:
+    """A network as Roundhouse makes it, which no instance takes for its own: for all tests of one run."""
     require("docker", *engine_answers())
-    return Yard(root)
+    client = docker.from_env()
+    options = {"com.docker.network.bridge.enable_ip_masquerade": "false"}
+    network = client.networks.create(f"rhtest_{secrets.token_hex(4)}", driver="bridge", options=options)
+    yield str(network.name)
+    network.remove()
+    client.close()
+
+
+base_image = functools.cache(ensure_base)
+images = functools.cache(ensure_images)
 
 
 @functools.cache
@@ -60,7 +70,7 @@ def shell_image() -> str:
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w") as tar:
         for name, text in (
-            ("Dockerfile", f"FROM {ensure_base()}\nCOPY engine /app/llama-server\n"),
+            ("Dockerfile", f"FROM {base_image()}\nCOPY engine /app/llama-server\n"),
             ("engine", _SHELL),
         ):
             info = tarfile.TarInfo(name)
@@ -73,12 +83,21 @@ def shell_image() -> str:
     return tag
 
 
-class Yard:
-    """A models folder, a state folder, an instance and a network of one test."""
+class DockerEngines:
+    """Engines of one test, with a models folder and a state folder below `root`. See ContractEngines.
 
-    def __init__(self, root: Path) -> None:
+    `network`: one that is there already; without it the runtime makes its own, which is removed with the rest.
+    """
+
+    killed_code = 137
+    tells_codes_of_unseen_ends = True
+    models_inside = "/models"
+
+    def __init__(self, root: Path, network: str | None = None) -> None:
+        self.root = root
         self.instance = f"t{secrets.token_hex(4)}"
-        self.network = f"rhtest_{self.instance}"
+        self.network = network or f"rhtest_{self.instance}"
+        self._owns_network = network is None
         self.models = root / "models"
         self.models.mkdir()
         self.models.chmod(0o755)
@@ -86,6 +105,8 @@ class Yard:
         self.client = docker.from_env()
         self.file("m.gguf", b"GGUF of a test")
         self._runtimes: list[DockerRuntime] = []
+        self._others: list[DockerEngines] = []
+        self._foreign: dict[str, str] = {}
 
     def runtime(self, **settings: Any) -> DockerRuntime:
         """A runtime over this place; another object stands for another controller."""
@@ -100,6 +121,14 @@ class Yard:
         self._runtimes.append(made)
         return made
 
+    def other_instance(self) -> DockerEngines:
+        """Another Roundhouse on the same daemon and network."""
+        root = self.root / f"other-{len(self._others)}"
+        root.mkdir()
+        other = DockerEngines(root, self.network)
+        self._others.append(other)
+        return other
+
     def file(self, name: str, content: bytes, mode: int = 0o644) -> Path:
         """A file in the models folder."""
         path = self.models / name
@@ -108,20 +137,30 @@ class Yard:
         path.chmod(mode)
         return path
 
+    def shell(self, body: str, **fields: object) -> LlamaServerDefinition:
+        """A model whose engine is a shell program."""
+        content = {"model_path": "m.gguf", "image": shell_image(), **fields}
+        env = {"BODY": body} | content.pop("env", {})  # type: ignore[operator]
+        return LlamaServerDefinition.model_validate({**content, "env": env})
+
+    def stub(self, **fields: object) -> StubDefinition:
+        """A model served by the real worker's stub."""
+        return StubDefinition.model_validate({"backend": "stub", "image": images()["worker"], **fields})
+
+    def llama_server(self, model_path: str) -> LlamaServerDefinition:
+        """A model served by llama-server as its image has it."""
+        return LlamaServerDefinition(model_path=model_path, image=images()["llama-server"])
+
     def request(
-        self,
-        definition: Definition,
-        model: str = "m",
-        *,
-        attempt: int = 1,
-        claims: Mapping[str, int] | None = None,
-        instance: str | None = None,
+        self, definition: Definition, model: str = "m", *, attempt: int = 1, claims: Mapping[str, int] | None = None
     ) -> StartRequest:
         """A start of a model's first replica."""
-        replica = ReplicaId(model, 0, spec_hash(definition, definition.image, model), attempt)
-        name = replica_name(instance or self.instance, replica)
-        token = replica_token(b"secret", name)
-        return StartRequest(replica, name, definition, model, definition.image, token, claims or {})
+        return request_for(self.instance, definition, definition.image, model, attempt, claims)
+
+    def unstartable(self) -> tuple[StartRequest, str]:
+        """An image that is missing."""
+        image = "roundhouse-test/none:1"
+        return self.request(self.shell("exit 0", image=image)), f"image {image} is missing"
 
     def inspect(self, name: str) -> dict[str, Any]:
         """A container as the daemon sees it."""
@@ -135,25 +174,66 @@ class Yard:
         output: bytes = api.exec_start(made)
         return int(api.exec_inspect(made)["ExitCode"]), output.decode()
 
-    def foreign(self, name: str, labels: Mapping[str, str] | None = None) -> str:
-        """A running container that somebody else made; its id."""
+    def identity(self, name: str) -> str:
+        """Container id and start time."""
+        inspected = self.inspect(name)
+        return f"{inspected['Id']}/{inspected['State']['StartedAt']}"
+
+    def pids(self, name: str) -> list[int]:
+        """The container's first process and all that came from it."""
+        leader = psutil.Process(self.inspect(name)["State"]["Pid"])
+        return [each.pid for each in (leader, *leader.children(recursive=True))]
+
+    def kill(self, name: str) -> None:
+        """`docker kill`."""
+        self.client.containers.get(name).kill()
+
+    def log_bytes(self, name: str) -> int:
+        """By what the daemon gives out."""
+        return len(self.client.containers.get(name).logs())
+
+    def foreign(self, name: str, labels: Mapping[str, str] | None = None) -> None:
+        """A running container that somebody else made."""
         made = self.client.containers.run(
-            ensure_base(),
+            base_image(),
             ["sleep", "600"],
             name=name,
             labels={TEST_LABEL: self.instance, **(labels or {})},
             detach=True,
             init=True,
         )
-        return str(made.id)
+        self._foreign[name] = str(made.id)
 
-    def mine(self) -> list[str]:
+    def foreign_runs(self, name: str) -> bool:
+        """The same container of that name runs."""
+        inspected = self.inspect(name)
+        return inspected["Id"] == self._foreign[name] and bool(inspected["State"]["Running"])
+
+    async def half_created(self, request: StartRequest) -> None:
+        """A container that was created and not started."""
+        runtime = self.runtime()
+        around = await runtime.surroundings()
+        launch, identity = await runtime._launch(request.served_name, request.definition, request.image)
+        host = HostSide(self.instance, self.network, around.published, around.models, 1)
+        config = container_config(request, launch, identity, host, time.time())
+        create(self.client.api, request.name, config)
+
+    @contextlib.contextmanager
+    def unreachable(self) -> Iterator[Runtime]:
+        """A runtime whose daemon's socket is away."""
+        link = self.root / "docker.sock"
+        yield self.runtime(docker_url=f"unix://{link}")
+        link.symlink_to(SOCKET)
+
+    def left(self) -> list[str]:
         """Names of containers with this instance's label."""
         label = f"dev.roundhouse.instance={self.instance}"
         return [each.name or "" for each in self.client.containers.list(all=True, filters={"label": label})]
 
     async def close(self) -> None:
-        """Remove all that the test made; what is left then is in `leftovers`."""
+        """Remove all that the test made."""
+        for other in self._others:
+            await other.close()
         for runtime in self._runtimes:
             await runtime.close()
         for each in self._labelled():
@@ -161,67 +241,11 @@ class Yard:
                 each.remove(force=True, v=True)
         for volume in self.client.volumes.list(filters={"label": f"dev.roundhouse.instance={self.instance}"}):
             volume.remove(force=True)
-        for network in self.client.networks.list(names=[self.network]):
-            network.remove()
+        if self._owns_network:
+            for network in self.client.networks.list(names=[self.network]):
+                network.remove()
         self.client.close()
 
     def _labelled(self) -> Iterator[Any]:
         for label in (f"dev.roundhouse.instance={self.instance}", f"{TEST_LABEL}={self.instance}"):
             yield from self.client.containers.list(all=True, filters={"label": label}, ignore_removed=True)
-
-
-def shell(body: str, **fields: object) -> LlamaServerDefinition:
-    """A model whose engine is a shell program."""
-    env = {"BODY": body}
-    return LlamaServerDefinition.model_validate({"model_path": "m.gguf", "image": shell_image(), "env": env, **fields})
-
-
-def stub(**fields: object) -> StubDefinition:
-    """A model served by the real worker's stub."""
-    return StubDefinition.model_validate({"backend": "stub", "image": ensure_images()["worker"], **fields})
-
-
-async def only(runtime: DockerRuntime) -> SeenReplica:
-    """The one replica that there is."""
-    (seen,) = await runtime.list()
-    return seen
-
-
-async def exited(runtime: DockerRuntime) -> SeenReplica:
-    """The one replica, once it has ended."""
-
-    async def look() -> SeenReplica | None:
-        seen = await only(runtime)
-        return seen if seen.phase is Phase.EXITED else None
-
-    ended: SeenReplica = await until("the engine's end", look)
-    return ended
-
-
-async def said(runtime: DockerRuntime, name: str, text: str) -> None:
-    """Return when the engine has written a text."""
-
-    async def look() -> bool:
-        return text in await runtime.log_tail(name)
-
-    await until(f"{text!r} in the log of {name}", look)
-
-
-def post(url: str, body: Mapping[str, Any], token: str | None) -> requests.Response:
-    """A request to an engine."""
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    return requests.post(url, data=json.dumps(body), headers=headers, timeout=30)
-
-
-async def ready(seen: SeenReplica) -> str:
-    """The address of an engine that has loaded."""
-
-    def look() -> bool:
-        try:
-            return requests.get(f"{seen.base_url}/health", timeout=5).status_code == 200
-        except requests.RequestException:
-            return False
-
-    await until(f"{seen.name} is healthy", look)
-    assert seen.base_url is not None
-    return seen.base_url

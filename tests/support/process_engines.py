@@ -1,54 +1,84 @@
-"""Engines for the process runtime that do one odd thing each: small shell programs in llama-server's place."""
+"""Engines as processes, for the tests of the process runtime: shell programs, mostly, in llama-server's place."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from controller.engines import engine_of, spec_hash
+from controller.engines import engine_of
 from controller.engines.llama_server import LlamaServerDefinition
-from controller.runtimes.base import SeenReplica, StartRequest
-from controller.runtimes.naming import replica_name, replica_token
+from controller.engines.stub import StubDefinition
+from controller.runtimes.base import Runtime, StartRequest
 from controller.runtimes.process import ProcessRuntime
 from controller.runtimes.process_records import Record
-from controller.runtimes.process_stat import alive, read_stat, stats
+from controller.runtimes.process_stat import read_stat, stats
 from controller.schema.desired import Definition
-from controller.state import Phase, ReplicaId
+from tests.support.runtime_contract import request_for, running
+from tests.support.wait import DEADLINE_S
 
 INSTANCE = "test1"
-DEADLINE_S = 60.0
-RUN = "exec sleep 600"
+OTHER_INSTANCE = "test2"
 STUBBORN = "trap '' TERM; exec sleep 600"
 
 
-class Place:
-    """A state folder, a models folder, and programs."""
+class ProcessEngines:
+    """Engines of one test, with a state folder and a models folder below `root`. See ContractEngines."""
 
-    def __init__(self, root: Path) -> None:
+    killed_code = -signal.SIGKILL
+    tells_codes_of_unseen_ends = False
+
+    def __init__(self, root: Path, instance: str = INSTANCE) -> None:
         self.root = root
+        self.instance = instance
         self.state = root / "state"
         self.models = root / "models"
-        self.models.mkdir(parents=True)
+        self.models_inside = str(self.models)
+        self.models.mkdir(parents=True, exist_ok=True)
+        self._foreign: dict[str, subprocess.Popen[bytes]] = {}
 
-    def runtime(self, instance: str = INSTANCE, **settings: object) -> ProcessRuntime:
+    def runtime(self, **settings: Any) -> ProcessRuntime:
         """A runtime over this place; another object stands for another controller."""
-        return ProcessRuntime(instance, self.state, self.models, **settings)  # type: ignore[arg-type]
+        return ProcessRuntime(self.instance, self.state, self.models, **settings)
 
-    def program(self, body: str, name: str = "engine") -> Path:
-        """An executable shell script."""
-        path = self.root / f"{name}.sh"
+    def other_instance(self) -> ProcessEngines:
+        """Another Roundhouse that was given the same folders."""
+        return ProcessEngines(self.root, OTHER_INSTANCE)
+
+    def shell(self, body: str, **fields: object) -> LlamaServerDefinition:
+        """A model whose engine is a shell program."""
+        path = self.root / f"engine-{zlib.crc32(body.encode()):08x}.sh"
         path.write_text(f"#!/bin/sh\n{body}\n")
         path.chmod(0o755)
-        return path
-
-    def definition(self, body: str, **fields: object) -> LlamaServerDefinition:
-        """A model whose engine runs this shell program."""
-        content = {"model_path": "m.gguf", "llama_server_binary": str(self.program(body)), **fields}
+        content = {"model_path": "m.gguf", "llama_server_binary": str(path), **fields}
         return LlamaServerDefinition.model_validate(content)
+
+    def stub(self, **fields: object) -> StubDefinition:
+        """A model served by the real worker's stub."""
+        return StubDefinition.model_validate({"backend": "stub", **fields})
+
+    def llama_server(self, model_path: str) -> LlamaServerDefinition:
+        """A model served by llama-server in a worker's process, for a program is only taken where one is named."""
+        return LlamaServerDefinition(model_path=model_path)
+
+    def request(
+        self, definition: Definition, model: str = "m", *, attempt: int = 1, claims: Mapping[str, int] | None = None
+    ) -> StartRequest:
+        """A start of a model's first replica."""
+        assert engine_of(definition).runs
+        return request_for(self.instance, definition, None, model, attempt, claims)
+
+    def unstartable(self) -> tuple[StartRequest, str]:
+        """A program that is gone."""
+        definition = self.shell("exit 0")
+        Path(str(definition.llama_server_binary)).unlink()
+        return self.request(definition), "cannot be started: No such file"
 
     def record(self, name: str) -> Record:
         """What the state folder says of a replica."""
@@ -62,21 +92,112 @@ class Place:
         """Where the replica's engine writes."""
         return self.state / "logs" / f"{name}.log"
 
+    def leader(self, name: str) -> int:
+        """The engine's own process."""
+        pid = self.record(name).pid
+        assert pid is not None
+        return pid
 
-def request_for(
-    definition: Definition, model: str = "m", *, attempt: int = 1, claims: Mapping[str, int] | None = None
-) -> StartRequest:
-    """A start of a model's first replica."""
-    assert engine_of(definition).runs
-    replica = ReplicaId(model, 0, spec_hash(definition, None, model), attempt)
-    name = replica_name(INSTANCE, replica)
-    return StartRequest(replica, name, definition, model, None, replica_token(b"secret", name), claims or {})
+    def identity(self, name: str) -> str:
+        """Process id and start time."""
+        stat = read_stat(self.leader(name))
+        assert stat is not None
+        return str(stat.process)
+
+    def pids(self, name: str) -> list[int]:
+        """Every process that has the replica's name in its environment."""
+        mark = f"ROUNDHOUSE_REPLICA={name}".encode()
+        return [pid for pid, environ, _ in _processes() if mark in environ.split(b"\0")]
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to the engine's own process."""
+        os.kill(self.leader(name), signal.SIGKILL)
+
+    def log_bytes(self, name: str) -> int:
+        """Of the log and of what was cut from it."""
+        return sum(path.stat().st_size for path in self.log(name).parent.glob(f"{name}.log*"))
+
+    def foreign(self, name: str) -> None:
+        """A process with a record that has our name and another's instance."""
+        process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        self._foreign[name] = process
+        stat = read_stat(process.pid)
+        assert stat is not None
+        record = Record(
+            instance=OTHER_INSTANCE,
+            name=name,
+            model="m",
+            index=0,
+            spec_hash="0",
+            attempt=1,
+            start_id="foreign",
+            boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            host="127.0.0.1",
+            port=1,
+            argv=("sleep",),
+            claims={},
+            created_at=1.0,
+            pid=process.pid,
+            start_ticks=stat.process.start_ticks,
+        )
+        self.record_path(name).write_text(record.model_dump_json())
+
+    def foreign_runs(self, name: str) -> bool:
+        """The process runs, and its record is there."""
+        process = self._foreign[name]
+        return running(process.pid) and self.record(name).pid == process.pid
+
+    async def half_created(self, request: StartRequest) -> None:
+        """A record without a process, as it is written before the spawn."""
+        runtime = self.runtime()
+        await runtime.start(request)
+        begun = self.record(request.name)
+        await runtime.stop(request.name, 0)
+        await runtime.close()
+        intent = begun.model_copy(update={"pid": None, "start_ticks": None, "started_at": None})
+        self.record_path(request.name).write_text(intent.model_dump_json())
+
+    @contextmanager
+    def unreachable(self) -> Iterator[Runtime]:
+        """A runtime whose folder of records is away, as on a volume that is not mounted."""
+        runtime = self.runtime()
+        folder = self.state / "replicas"
+        away = folder.rename(self.state / "away")
+        yield runtime
+        away.rename(folder)
+
+    def left(self) -> list[str]:
+        """Records, folders to work in, processes."""
+        found = [path.stem for path in (self.state / "replicas").glob("*.json")]
+        found += [path.name for path in (self.state / "work").glob("*")]
+        mark = f"ROUNDHOUSE_INSTANCE={self.instance}".encode()
+        ours = (pid for pid, env, home in _processes() if mark in env.split(b"\0") and home.is_relative_to(self.root))
+        return found + [str(pid) for pid in ours]
+
+    async def close(self) -> None:
+        """End what a test has left: every process whose folder or environment is of this place."""
+        self._end_all()
+
+    def _end_all(self) -> None:
+        for process in self._foreign.values():
+            process.kill()
+            process.wait()
+        for pid, environ, home in _processes():
+            if pid != os.getpid() and (str(self.root).encode() in environ or home.is_relative_to(self.root)):
+                stat = read_stat(pid)
+                os.kill(pid, signal.SIGKILL)
+                if stat is not None and stat.parent == os.getpid():
+                    os.waitpid(pid, 0)
 
 
-def running(pid: int) -> bool:
-    """Whether a process runs; zombies do not."""
-    stat = read_stat(pid)
-    return stat is not None and alive(stat.process)
+def _processes() -> Iterator[tuple[int, bytes, Path]]:
+    """Processes that may be looked at: pid, environment, working folder."""
+    for stat in stats():
+        entry = Path(f"/proc/{stat.process.pid}")
+        try:
+            yield stat.process.pid, (entry / "environ").read_bytes(), (entry / "cwd").readlink()
+        except OSError:
+            continue
 
 
 def zombies() -> list[int]:
@@ -85,49 +206,13 @@ def zombies() -> list[int]:
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Poll a condition, with a deadline."""
+    """Poll a condition, with a deadline, where there is no event loop."""
     end = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < end, f"never came true: {what}"
         time.sleep(0.01)
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """The same, while the event loop runs on."""
-    await asyncio.to_thread(wait_for, condition, what)
-
-
-async def only(runtime: ProcessRuntime) -> SeenReplica:
-    """The one replica that there is."""
-    (seen,) = await runtime.list()
-    return seen
-
-
-async def exited(runtime: ProcessRuntime) -> SeenReplica:
-    """The one replica, once it has ended."""
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            seen = await only(runtime)
-            if seen.phase is Phase.EXITED:
-                return seen
-            await asyncio.sleep(0.01)
-
-
 def numbers(path: Path) -> list[int]:
     """Pids that a program wrote, one on each line."""
     return [int(line) for line in path.read_text().split()] if path.exists() else []
-
-
-def end_all(place: Place) -> None:
-    """End what a test that failed has left: every process whose folder or environment is of this place."""
-    for stat in stats():
-        pid = stat.process.pid
-        try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
-            home = Path(f"/proc/{pid}/cwd").readlink()
-        except OSError:
-            continue
-        if pid != os.getpid() and (str(place.root).encode() in environ or home.is_relative_to(place.root)):
-            os.kill(pid, signal.SIGKILL)
-            if stat.parent == os.getpid():
-                os.waitpid(pid, 0)

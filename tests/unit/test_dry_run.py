@@ -15,7 +15,7 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.override import Rested
 from controller.state import Draining, ObservedState, Phase
 from tests.support.dry_runs import CHAT, NOW, OTHERS, DryRunHarness
-from tests.support.process_engines import Place
+from tests.support.process_engines import ProcessEngines
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ async def test_what_cannot_start_shows_as_blocked(harness: DryRunHarness) -> Non
 
 
 async def test_a_missing_model_file_shows_with_a_real_runtime(harness: DryRunHarness, tmp_path: Path) -> None:
-    runtime = Place(tmp_path / "host").runtime()
+    runtime = ProcessEngines(tmp_path / "host").runtime()
     harness.runtime = runtime  # type: ignore[assignment]
     done = await harness.with_files(models=CHAT + "  new:\n    model_path: missing.gguf\n")
     assert done.plan is not None

@@ -48,6 +48,18 @@ def test_a_record_is_what_was_written(tmp_path: Path) -> None:
     assert records.get(NAME) == begun
 
 
+def test_a_folder_that_is_away_is_unknown_and_not_empty(tmp_path: Path) -> None:
+    records = Records(tmp_path / "replicas", "a")
+    assert records.create(record())
+    (tmp_path / "replicas").rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError):
+        records.all()
+    with pytest.raises(FileNotFoundError):
+        records.get(NAME)
+    (tmp_path / "away").rename(tmp_path / "replicas")
+    assert records.all() == [record()]
+
+
 def test_an_existing_record_is_not_created_again(tmp_path: Path) -> None:
     records = Records(tmp_path, "a")
     assert records.create(record())

@@ -1,0 +1,74 @@
+"""The contract of runtimes, with real engines: preflight, serving behind a token, and what would run now."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from controller.engines.ct2 import CT2Definition
+from controller.schema.desired import Definition
+from tests.support.clockwork_folders import make_ct2
+from tests.support.runtime_contract import RUN, ContractEngines, only, serve_and_end
+from worker.clockwork import SENTENCE
+
+
+async def test_the_stub_serves(engines: ContractEngines) -> None:
+    await serve_and_end(engines, engines.stub(stub_text="all is well"), "all is well")
+
+
+@pytest.mark.embedded
+async def test_llama_server_serves(
+    engines: ContractEngines, clockwork: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a process it is the embedded one: no program of that name is to be found. Docker's command is another's affair.
+    definition = engines.llama_server("clockwork.gguf")
+    shutil.copy(clockwork, engines.models / "clockwork.gguf")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    await serve_and_end(engines, definition, SENTENCE)
+
+
+async def test_preflight_says_what_files_are_missing_and_starts_nothing(engines: ContractEngines) -> None:
+    runtime = engines.runtime()
+    (engines.models / "m.gguf").write_bytes(b"GGUF")
+    (engines.models / "bad.gguf").write_bytes(b"nonsense")
+
+    async def error(definition: Definition, image: str | None = None) -> str | None:
+        result = await runtime.preflight("m", definition, image or definition.image)
+        assert result.ok == (result.error is None)
+        assert result.missing_image is None
+        return result.error
+
+    good = engines.shell(RUN)
+    assert await error(good) is None
+    assert await error(engines.stub()) is None
+    assert await error(engines.shell(RUN, model_path="n.gguf")) == (
+        f'model_path: n.gguf is missing from {engines.models}; did you mean "m.gguf"?'
+    )
+    assert "not a GGUF file" in (await error(engines.shell(RUN, model_path="bad.gguf")) or "")
+
+    make_ct2(engines.models / "folder")
+    folder = CT2Definition(backend="ct2", model_path="folder")
+    for name in ("tokenizer.json", "model.bin"):
+        (engines.models / "folder" / name).unlink()
+        said = await error(folder, good.image)
+        assert said is not None
+        assert said.startswith(f"model_path: folder/{name} is missing from {engines.models}")
+    assert await runtime.list() == []
+    assert engines.left() == []
+
+
+async def test_what_was_not_edited_renders_as_it_runs(engines: ContractEngines) -> None:
+    definition = engines.stub(stub_text="hello")
+    request = engines.request(definition)
+    await engines.runtime().start(request)
+    later = engines.runtime()
+    seen = await only(later)
+    rendered = await later.rendered(seen, definition, request.image)
+    assert rendered is not None
+    assert (rendered.argv, rendered.image_id) == (seen.argv, seen.image_id)
+    edited = await later.rendered(seen, definition.model_copy(update={"stub_text": "bye"}), request.image)
+    assert edited is not None
+    assert set(edited.argv) ^ set(seen.argv) == {"--text=hello", "--text=bye"}
+    await later.stop(seen.name, 0)
