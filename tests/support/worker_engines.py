@@ -18,8 +18,10 @@ from tests.support.onnx_models import write_model, write_vocabulary
 from tests.support.require import require
 from tests.support.scripted_model_file import Token, make_scripted_model
 from tests.support.worker_process import Worker, free_port
+from worker.__main__ import parse_engine
 from worker.clockwork import CHAT_TEMPLATE, COMPLETION_TOKENS, CONTEXT, SENTENCE, make, make_vocabulary
 from worker.engine import Api
+from worker.errors import LoadError
 
 TOKEN = "secret"
 """Every worker's here, so that each test proves that it is taken."""
@@ -166,6 +168,15 @@ def start(engine: str, log: Path, *flags: str, token: str | None = None, env: di
     return Worker(log, port, engine, *args, token=token, env={**variables, **(env or {})})
 
 
+def load_error(engine: str, model: Path, *flags: str) -> str:
+    """What an engine says, in this process, of a model that it cannot load."""
+    listen = ("--host", "127.0.0.1", "--port", "1", "--served-name", "demo", "--model", str(model))
+    module, args = parse_engine(engine, [*listen, *flags])
+    with pytest.raises(LoadError) as raised:
+        module.create(args).load()
+    return str(raised.value)
+
+
 def _fakes(folder: Path) -> Path:
     """Where ExLlamaV3 and torch are found."""
     site = folder / "fakes"
@@ -198,7 +209,7 @@ def make_model(
 
 
 BOUNDED = {
-    "ct2": ("--max-tokens", str(BOUND)),
+    "ct2": ("--max-tokens", str(BOUND), "--compute-type", "int8"),
     "exllamav3": ("--max-rq-tokens", str(BOUND)),
     "llama_cpp": ("--n-ctx", str(BOUND)),
     "litert_lm": ("--max-tokens", str(BOUND)),
