@@ -61,7 +61,7 @@ REST = tool("rest")
 
 def told(worker: Worker, path: str = CHAT, **fields: Any) -> Any:
     """The answer, whatever it is."""
-    body = {"messages": USER, **fields} if path != "/v1/completions" else fields
+    body = fields if path in ("/v1/completions", "/v1/embeddings") else {"messages": USER, **fields}
     return json.loads(worker.ask("POST", path, body)[1])
 
 
