@@ -5,9 +5,11 @@ One busy worker of each engine serves the whole file, and another where a test h
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -34,25 +36,32 @@ def idle(worker: Worker) -> bool:
     return worker.figure("requests_processing") + worker.figure("requests_deferred") == 0
 
 
+def begin(worker: Worker, engine: WorkerEngine, **fields: Any) -> list[http.client.HTTPConnection]:
+    """Requests that keep one slot at work; one of them is worked on by now."""
+    path, body = engine.work
+    opened = [worker.open("POST", path, {**body, **fields}) for _ in range(engine.crowd)]
+    eventually("it is worked on", lambda: worker.figure("requests_processing") > 0)
+    return opened
+
+
 # llama-server's figures stand still while it works: its own tests look into its log.
 @pytest.mark.parametrize("stream", [True, False])
 @each_engine(lambda engine: not engine.own_surface)
 def test_a_client_that_leaves_stops_the_work(worker: Worker, engine: WorkerEngine, stream: bool) -> None:
-    counted = "tokens_predicted_total" if engine.chats else "prompt_tokens_total"
-    path, body = engine.work
-    before = worker.figure(counted)
-    connection = worker.open("POST", path, {**body, "stream": stream})
-    eventually("it is worked on", lambda: worker.figure("requests_processing") == 1)
-    if engine.name != "litert_lm":  # which is still at its prompt
-        eventually("something is done", lambda: worker.figure(counted) > before)
-    leave(connection)
+    before = worker.figure(engine.counts)
+    running = begin(worker, engine, stream=stream)
+    if engine.crowd == 1:
+        assert worker.figure("requests_processing") == 1
+        eventually("something is done", lambda: worker.figure(engine.counts) > before)
+    for connection in running:
+        leave(connection)
     eventually("nothing runs", lambda: idle(worker))
-    made = worker.figure(counted) - before
-    assert made < engine.most
+    assert worker.figure(engine.counts) - before < engine.whole
     if engine.chats:
         # A further answer of known length is all that is counted from now on.
+        made = worker.figure("tokens_predicted_total")
         assert choice(worker, max_tokens=3)["message"]["content"] == SAID
-        assert worker.figure(counted) - before == made + 3
+        assert worker.figure("tokens_predicted_total") == made + 3
 
 
 @each_engine(lambda engine: engine.slots > 1 and not engine.own_surface)
@@ -65,7 +74,8 @@ def test_requests_are_worked_on_side_by_side(worker: Worker, engine: WorkerEngin
     assert choice(worker, max_tokens=3)["message"]["content"] == SAID
     assert worker.figure("requests_processing") == number, "the others run on"
     assert worker.figure("requests_deferred") == 0
-    assert worker.figure("prompt_tokens_total") - prompts == (number + 1) * engine.prompt_tokens
+    read = prompts + (number + 1) * engine.prompt_tokens
+    eventually("all prompts were read", lambda: worker.figure("prompt_tokens_total") == read)
     for connection in running:
         leave(connection)
     eventually("none is left", lambda: idle(worker))
@@ -75,20 +85,22 @@ def test_requests_are_worked_on_side_by_side(worker: Worker, engine: WorkerEngin
 def test_more_than_its_slots_wait_and_may_leave_and_counting_waits_for_none(
     worker: Worker, engine: WorkerEngine
 ) -> None:
-    path, body = engine.work
-    running = [worker.open("POST", path, body) for _ in range(engine.slots)]
+    running = [connection for _ in range(engine.slots) for connection in begin(worker, engine)]
     eventually("its slots are taken", lambda: worker.figure("requests_processing") == engine.slots)
     leaving = worker.open("POST", CHAT, {**SHORT, "stream": True})
-    eventually("one waits", lambda: worker.figure("requests_deferred") == 1)
+    eventually("one waits", lambda: worker.figure("requests_deferred") >= 1)
     staying = worker.open("POST", CHAT, SHORT)
-    eventually("two wait", lambda: worker.figure("requests_deferred") == 2)
+    eventually("two wait", lambda: worker.figure("requests_deferred") >= 2)
     if "prompts" in engine.apis:
         assert told(worker, f"{CHAT}/input_tokens")["input_tokens"] == engine.prompt_tokens
         assert worker.figure("requests_deferred") == 2
+    waiting = worker.figure("requests_deferred")
     leave(leaving)
-    eventually("one waits", lambda: worker.figure("requests_deferred") == 1)
+    eventually("it waits no more", lambda: worker.figure("requests_deferred") < waiting)
     assert worker.figure("requests_processing") == engine.slots
-    leave(running.pop())
+    if engine.crowd == 1:
+        assert worker.figure("requests_deferred") == 1
+        leave(running.pop())
     answer = json.loads(staying.getresponse().read())
     assert answer["choices"][0]["message"]["content"] == SAID
     for connection in running:
@@ -113,22 +125,17 @@ def test_so_does_ctrl_c(worker: Worker, engine: WorkerEngine) -> None:
 
 def end_at_work(worker: Worker, engine: WorkerEngine, number: signal.Signals) -> None:
     path, body = engine.work
-    stream = worker.open("POST", path, {**body, "stream": True})
-    eventually("it is worked on", lambda: worker.figure("requests_processing") == 1)
-    if engine.chats and engine.name != "litert_lm":
+    stream = begin(worker, engine, stream=True)[0]
+    speaks = engine.counts == "tokens_predicted_total"
+    if speaks:
         response = stream.getresponse()
         assert response.readline().startswith(b"data: ")
-    else:
-        response = None
     blocking = worker.open("POST", path, body)
-    eventually(
-        "both were taken", lambda: worker.figure("requests_processing") + worker.figure("requests_deferred") == 2
-    )
+    eventually("both were taken", lambda: worker.figure("requests_processing") + worker.figure("requests_deferred") > 1)
     assert worker.stop(number) == 0
-    if response is not None:
+    if speaks:
         *_, last, nothing = response.read().decode().split("\n\n")
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "model_unloading"
         assert nothing == ""
-    for connection in (blocking,) if response is not None else (stream, blocking):
-        whole = connection.getresponse()
-        assert (whole.status, json.loads(whole.read())["error"]["code"]) == (503, "model_unloading")
+    whole = blocking.getresponse()
+    assert (whole.status, json.loads(whole.read())["error"]["code"]) == (503, "model_unloading")

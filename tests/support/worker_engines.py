@@ -60,8 +60,12 @@ class WorkerEngine:
     """What lets every token be chosen, at a high temperature."""
     endless: dict[str, Any] = field(default_factory=dict)
     """With these fields, a conversation goes on for long with its busy worker."""
-    most: int = CONTEXT
-    """Tokens that its `work` would come to."""
+    crowd: int = 1
+    """Requests for its `work` that keep one slot at work for seconds."""
+    counts: str = "tokens_predicted_total"
+    """The figure that grows with its work."""
+    whole: int = 4000
+    """By how much that would grow, at least, if nobody left."""
     own_surface: bool = False
     """Its HTTP surface is the engine's own, not the worker's."""
 
@@ -93,7 +97,7 @@ ENGINES = {
             context=None,
             prompt_tokens=1,
             completion_tokens=len(SENTENCE.split()),
-            most=800 * len(SENTENCE.split()),
+            whole=800 * len(SENTENCE.split()),
         ),
         WorkerEngine(name="ct2", slots=2, samples=frozenset({"repeat_penalty"})),
         WorkerEngine(
@@ -111,7 +115,7 @@ ENGINES = {
             ),
             wild={"min_p": 0},
             endless={"max_tokens": 10_000, "logit_bias": {END: -1000}},
-            most=10_000,
+            whole=10_000,
         ),
         WorkerEngine(
             name="litert_lm",
@@ -125,9 +129,18 @@ ENGINES = {
                 "top_k": 0,
                 "top_p": 1,
             },
+            crowd=6,
+            counts="prompt_tokens_total",
+            whole=6 * 3903,
         ),
         WorkerEngine(name="llama_server", slots=2, own_surface=True, samples=frozenset({"seed", "min_p"})),
-        WorkerEngine(name="onnx", apis=frozenset({"embeddings"}), context=512, most=512 * len(LONG_TEXTS)),
+        WorkerEngine(
+            name="onnx",
+            apis=frozenset({"embeddings"}),
+            context=512,
+            counts="prompt_tokens_total",
+            whole=512 * len(LONG_TEXTS),
+        ),
     )
 }
 
