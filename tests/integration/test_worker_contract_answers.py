@@ -12,8 +12,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.scripted_models import choice, joined, streamed, told
-from tests.support.worker_engines import CHAT, USER, Fleet, WorkerEngine, each_engine, fleet_in
+from tests.support.scripted_models import CHAT, USER, choice, joined, streamed, told, tool
+from tests.support.worker_engines import Fleet, WorkerEngine, each_engine, fleet_in
 from tests.support.worker_process import Worker
 from worker.clockwork import SENTENCE
 
@@ -202,7 +202,7 @@ def test_embeddings_as_the_sdk_asks_for_them_and_as_numbers(worker: Worker) -> N
 
 
 HF = ("ct2", "exllamav3")
-TOOLS = [{"type": "function", "function": {"name": "plan", "parameters": {"type": "object"}}}]
+TOOLS = [tool("plan", {"type": "object"})]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}]
 INVALID = "invalid_request"
 PLACE = "messages[0].content[0].type"

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.scripted_models import choice, told
-from tests.support.worker_engines import CHAT, USER, Fleet, WorkerEngine, each_engine, fleet_in
+from tests.support.scripted_models import CHAT, USER, choice, told
+from tests.support.worker_engines import Fleet, WorkerEngine, each_engine, fleet_in
 from tests.support.worker_process import Worker, eventually, leave
 
 SHORT = {"messages": USER, "max_tokens": 3}

@@ -12,9 +12,9 @@ from controller.engines import ENGINES
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import gateway_harness
 from tests.support.litertlm_model import DONE_SAID
-from tests.support.scripted_models import choice, tool
+from tests.support.scripted_models import USER, choice, tool
 from tests.support.worker_engines import ENGINES as OFFERS
-from tests.support.worker_engines import TOKEN, USER, Fleet, fleet_in
+from tests.support.worker_engines import TOKEN, Fleet, fleet_in
 from worker.clockwork import SENTENCE
 
 TOOL = tool("weather", {"type": "object", "properties": {"city": {"type": "string"}}})

@@ -17,6 +17,7 @@ from tests.support.litertlm_files import litertlm
 from tests.support.onnx_models import write_model, write_vocabulary
 from tests.support.require import require
 from tests.support.scripted_model_file import Token, make_scripted_model
+from tests.support.scripted_models import CHAT, USER
 from tests.support.worker_process import Worker, free_port
 from worker.__main__ import parse_engine
 from worker.clockwork import CHAT_TEMPLATE, COMPLETION_TOKENS, CONTEXT, SENTENCE, make, make_vocabulary
@@ -27,9 +28,8 @@ TOKEN = "secret"
 """Every worker's here, so that each test proves that it is taken."""
 ROOT = Path(__file__).parents[2]
 END = str(make_vocabulary().id_of("<|end|>"))
-CHAT = "/v1/chat/completions"
-USER = [{"role": "user", "content": "hello"}]
 BOUND = 1024
+"""Tokens of a request, prompt and answer, to a plain worker."""
 LONG_TEXTS = ["hello " * 510] * 4_000
 TEXT_APIS: frozenset[Api] = frozenset({"chat", "completions", "tokens", "prompts"})
 LLAMA_SERVER_FLAGS = (
@@ -47,7 +47,7 @@ class WorkerEngine:
     slots: int = 1
     """Requests that its busy worker works on side by side."""
     context: int | None = BOUND
-    """Tokens of a request to its plain worker."""
+    """Of its plain worker; None: it has no bound."""
     own_context: int = CONTEXT
     """Of a request where no flag bounds it."""
     prompt_tokens: int = 8
@@ -55,7 +55,7 @@ class WorkerEngine:
     completion_tokens: int = COMPLETION_TOKENS
     """Of `SENTENCE`, as it counts them."""
     samples: frozenset[str] = frozenset()
-    """Fields by which it samples, beside `temperature`, `top_p` and `top_k`."""
+    """Fields by which it samples, and whose effect is seen, beside `temperature`, `top_p` and `top_k`."""
     wild: dict[str, Any] = field(default_factory=dict)
     """What lets every token be chosen, at a high temperature."""
     endless: dict[str, Any] = field(default_factory=dict)
@@ -104,15 +104,11 @@ ENGINES = {
             name="exllamav3",
             slots=16,
             own_context=CONTEXT - 1,  # it keeps room for one token more
-            samples=frozenset(
-                {"seed", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias"}
-            ),
+            samples=frozenset({"seed", "min_p", "repeat_penalty", "presence_penalty"}),
         ),
         WorkerEngine(
             name="llama_cpp",
-            samples=frozenset(
-                {"seed", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "logit_bias", "mirostat_mode"}
-            ),
+            samples=frozenset({"seed", "min_p", "repeat_penalty", "presence_penalty"}),
             wild={"min_p": 0},
             endless={"max_tokens": 10_000, "logit_bias": {END: -1000}},
             whole=10_000,
@@ -120,7 +116,7 @@ ENGINES = {
         WorkerEngine(
             name="litert_lm",
             apis=frozenset({"chat"}),
-            samples=frozenset({"seed", "repeat_penalty", "presence_penalty", "frequency_penalty"}),
+            samples=frozenset({"seed", "repeat_penalty", "presence_penalty"}),
             wild={"top_k": 0},
             # A prompt that takes a while to read, and then an answer at random, whose end is one token of 320.
             endless={
@@ -133,7 +129,7 @@ ENGINES = {
             counts="prompt_tokens_total",
             whole=6 * 3903,
         ),
-        WorkerEngine(name="llama_server", slots=2, own_surface=True, samples=frozenset({"seed", "min_p"})),
+        WorkerEngine(name="llama_server", slots=2, own_surface=True),
         WorkerEngine(
             name="onnx",
             apis=frozenset({"embeddings"}),
