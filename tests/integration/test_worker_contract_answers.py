@@ -120,7 +120,10 @@ def test_a_stop_string_ends_the_answer_and_the_work(worker: Worker, engine: Work
         text = ended["text"] if path == COMPLETIONS else ended["message"]["content"]
         assert (text, ended["finish_reason"], ended["stop_reason"]) == ("The quic", "stop", "k brown f")
         assert answer["usage"]["completion_tokens"] == worker.figure("tokens_predicted_total") - before == 4
-        assert "stop_reason" not in told(worker, path, **asked)["choices"][0]
+        # Of one that is not all there, what was held back is told in the end.
+        [whole] = told(worker, path, **asked, stop="sleeps!!")["choices"]
+        assert (whole["text"] if path == COMPLETIONS else whole["message"]["content"]) == SENTENCE
+        assert (whole["finish_reason"], "stop_reason" in whole) == ("stop", False)
     chunks = streamed(worker, stop="k brown f")
     assert joined(chunks, "content") == "The quic"
     assert (chunks[-1]["finish_reason"], chunks[-1]["stop_reason"]) == ("stop", "k brown f")
