@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.worker_process import Worker
+from worker.__main__ import dispatch
 
 STUB = ("stub", "--host", "127.0.0.1", "--served-name", "demo", "--port")
 
@@ -28,7 +29,6 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        ((), "python -m worker: error: the following arguments are required: engine"),
         (("vlm",), "python -m worker: error: argument engine: invalid choice: 'vlm'"),
         ((*STUB, "99999"), "python -m worker stub: error: argument --port: a port is a number from 1 to 65535"),
         ((*STUB, "8099", "--texts", "a"), "python -m worker stub: error: unrecognized arguments: --texts a"),
@@ -38,10 +38,16 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_arguments(tmp_path: Path, args: tuple[str, ...], line: str) -> None:
-    code, last = failed(tmp_path, *args)
-    assert code == 2
-    assert last.startswith(line)
+def test_bad_arguments(capsys: pytest.CaptureFixture[str], args: tuple[str, ...], line: str) -> None:
+    with pytest.raises(SystemExit) as raised:
+        dispatch(args)
+    assert raised.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(line)
+
+
+def test_bad_arguments_end_the_process(tmp_path: Path) -> None:
+    code, line = failed(tmp_path)
+    assert (code, line) == (2, "python -m worker: error: the following arguments are required: engine")
 
 
 def test_an_empty_token_is_not_taken_for_none(tmp_path: Path) -> None:

@@ -1,229 +1,174 @@
-"""llama-cpp-python in a real worker on the demo model. It is compiled on install and may be missing: see `require`."""
+"""llama-cpp-python in a real worker: its formats, TranslateGemma's prompt, its cache, its embeddings.
+
+It is compiled on install and may be missing: see `require`.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-import openai
 import pytest
-from openai.types.chat import ChatCompletionContentPartTextParam
 
 from controller.engines import ENGINES
-from tests.support.require import require
-from tests.support.worker_process import Worker, eventually, free_port, leave
-from worker.clockwork import COMPLETION_TOKENS, SENTENCE, make, make_vocabulary
+from tests.support import llama_servers
+from tests.support.scripted_models import CHAT, USER, choice, error, told
+from tests.support.worker_engines import Fleet, fleet_in
+from tests.support.worker_process import Worker
+from worker.clockwork import CHAT_TEMPLATE, SENTENCE
+from worker.translategemma import DETECT
 
-Start = Callable[..., Worker]
-HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+Serve = Callable[..., Worker]
 
-
-@pytest.fixture(scope="module", autouse=True)
-def llama_cpp_is_there() -> None:
-    available = importlib.util.find_spec("llama_cpp") is not None
-    require("llama_cpp", available, "llama-cpp-python is not installed (extra `llama-cpp`)")
+# As strict as google/translategemma-4b-it's: one user message, one part, two known languages.
+TRANSLATEGEMMA_TEMPLATE = """\
+{%- set languages = {"de": "German", "de-AT": "German", "en": "English", "es": "Spanish"} -%}
+{{ bos_token }}
+{%- if messages[0]['role'] != 'user' %}{{ raise_exception("must start with a user prompt") }}{% endif -%}
+{%- for message in messages -%}
+    {%- set content = message['content'] -%}
+    {%- if content is string or content | length != 1 %}{{ raise_exception("exactly one item") }}{% endif -%}
+    {%- set source = content[0]['source_lang_code'] | replace("_", "-") -%}
+    {%- set target = content[0]['target_lang_code'] | replace("_", "-") -%}
+    {%- if content[0]['type'] != 'text' %}{{ raise_exception("type") }}{% endif -%}
+    {{- '<|user|>' + languages[source] + ' (' + source + ') to ' + languages[target] + ' (' + target + '):\n\n\n' -}}
+    {{- content[0]['text'] | trim + '<|end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif -%}"""
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "clockwork.gguf"
-    make(path)
-    return path
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with fleet_in(tmp_path_factory.mktemp("fleet")) as made:
+        yield made
 
 
 @pytest.fixture
-def start(tmp_path: Path, model: Path) -> Iterator[Start]:
-    workers: list[Worker] = []
-
-    def started(*flags: str, token: str | None = None, path: Path = model) -> Worker:
-        port = free_port()
-        args = ("--host", "127.0.0.1", "--port", str(port), "--served-name", "demo", "--model", str(path))
-        env = {"ROUNDHOUSE_ENGINE_TOKEN": token} if token else {}
-        log = tmp_path / f"{len(workers)}.log"
-        workers.append(Worker(log, port, "llama_cpp", *args, *flags, token=token, env=env))
-        return workers[-1]
-
-    yield started
-    for worker in workers:
-        worker.__exit__()
+def serve(fleet: Fleet) -> Serve:
+    return lambda *args, **how: fleet.says("llama_cpp", *args, **how)
 
 
-def endless() -> dict[str, object]:
-    """A completion that goes round and round: its end token is never chosen."""
-    end = make_vocabulary().id_of("<|end|>")
-    return {"prompt": "<|assistant|>", "max_tokens": 10_000, "logit_bias": {str(end): -1000}}
+@pytest.fixture
+def translator(serve: Serve) -> Worker:
+    return serve(["Good day"], TRANSLATEGEMMA_TEMPLATE, "--prompt-format", "translategemma_template")
 
 
-def test_exact_text_and_counts_through_the_openai_sdk(start: Start) -> None:
-    worker = start(token="secret").ready()
-    client = worker.openai()
-    assert [each.id for each in client.models.list()] == ["demo"]
-    for _ in range(2):  # the second time from the cache
-        chat = client.chat.completions.create(model="any", messages=[{"role": "user", "content": "hello"}])
-        assert (chat.choices[0].message.content, chat.choices[0].finish_reason) == (SENTENCE, "stop")
-        assert chat.model == "demo"
-        assert chat.usage is not None
-        # The template's <|user|>, <|end|> and <|assistant|>, and "hello" as its five bytes.
-        assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (8, COMPLETION_TOKENS)
-    events = list(
-        client.chat.completions.create(
-            model="demo",
-            messages=[{"role": "user", "content": "hello"}],
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
-    assert "".join(event.choices[0].delta.content or "" for event in events if event.choices) == SENTENCE
-    assert events[-1].usage == chat.usage
-    assert client.completions.create(model="demo", prompt="<|assistant|>").choices[0].text == SENTENCE
-    content: list[ChatCompletionContentPartTextParam] = [{"type": "text", "text": "hello"}]
-    chat = client.chat.completions.create(model="demo", messages=[{"role": "user", "content": content}])
-    assert chat.usage == events[-1].usage
-    parts = list(client.completions.create(model="demo", prompt="<|assistant|>", stream=True, max_tokens=3))
-    assert "".join(part.choices[0].text for part in parts) == "The quick brown"
-    assert parts[-1].choices[0].finish_reason == "length"
-    assert worker.figure("tokens_predicted_total") == 5 * COMPLETION_TOKENS + 3
-    with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=f"http://127.0.0.1:{worker.port}/v1", api_key="wrong").models.list()
+def test_a_prompt_format_needs_a_template(serve: Serve) -> None:
+    with pytest.raises(AssertionError, match="--prompt-format qwen3_template: the file has no chat template") as raised:
+        serve(["Hi"], "", "--prompt-format", "qwen3_template")
+    verdict = ENGINES["llama_cpp"].explain(1, str(raised.value))
+    assert verdict is not None
+    assert (verdict.message, verdict.permanent) == ("no chat template in the file", True)
 
 
-def test_sampling_fields_reach_the_engine(start: Start) -> None:
-    worker = start().ready()
-
-    def said(**fields: object) -> str:
-        wild = {"temperature": 1000, "top_p": 1, "min_p": 0}
-        body = {"prompt": "<|assistant|>", "max_tokens": COMPLETION_TOKENS, **wild, **fields}
-        text: str = json.loads(worker.ask("POST", "/v1/completions", body)[1])["choices"][0]["text"]
-        return text
-
-    assert said(top_k=1) == said(top_p=0.001) == said(min_p=0.9) == said(temperature=0) == SENTENCE
-    assert said(seed=1) == said(seed=1) != said(seed=2)
-    assert len({said() for _ in range(3)}) == 3, "without a seed every answer has its own"
+def test_the_generic_format_takes_the_library_s_own_where_the_file_has_no_template(serve: Serve) -> None:
+    worker = serve(["Hi"], "", "--prompt-format", "generic", after=b"]")
+    assert told(worker, "/apply-template")["prompt"].endswith("[/INST]")
+    assert choice(worker)["message"]["content"] == "Hi"
 
 
-def test_a_forced_tool_call_has_the_tool_s_name_and_arguments_in_its_schema(start: Start) -> None:
-    schema = {"type": "object", "properties": {"day": {"enum": ["mon", "tue"]}}, "required": ["day"]}
-    tool = {"type": "function", "function": {"name": "plan", "parameters": schema}}
-    forced = {**HELLO, "tools": [tool], "tool_choice": {"type": "function", "function": {"name": "plan"}}}
-    worker = start().ready()
-    _, body = worker.ask("POST", "/v1/chat/completions", {**forced, "max_tokens": 200})
-    (choice,) = json.loads(body)["choices"]
-    (call,) = choice["message"]["tool_calls"]
-    assert choice["finish_reason"] == "tool_calls"
-    assert call["function"]["name"] == "plan"
-    assert json.loads(call["function"]["arguments"])["day"] in ("mon", "tue")
+def test_a_chat_format_of_the_library_s_own_ends_answers_by_its_own_words(serve: Serve) -> None:
+    worker = serve(["Hi", "<|im_", "end|>", " more"], CHAT_TEMPLATE, "--chat-format", "chatml", after=b"\n")
+    prompt = told(worker, "/apply-template")["prompt"]
+    assert prompt.endswith("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
+    ended = choice(worker)
+    assert (ended["message"]["content"], ended["finish_reason"], "stop_reason" in ended) == ("Hi", "stop", False)
+    answer = told(worker)
+    assert told(worker, f"{CHAT}/input_tokens")["input_tokens"] == answer["usage"]["prompt_tokens"]
+    tool = {"type": "function", "function": {"name": "plan"}}
+    assert error(worker, tools=[tool]) == (400, "tools_unsupported", "tools")
 
 
-def test_embeddings_and_nothing_else_with_the_flag(start: Start) -> None:
-    worker = start("--embedding").ready()
-    client = worker.openai()
-    answer = client.embeddings.create(model="demo", input=["a", "bc", "a"])
+def test_translategemma_gets_its_structure(translator: Worker) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Guten Tag"}], "target_lang_code": "en"}
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({"source_lang_code": "de_AT"}, "German (de-AT)", "Guten Tag"),
+        ({}, "Spanish (es)", f"{DETECT}Guten Tag"),
+        ({"source_lang_code": "mixed"}, "Spanish (es)", f"{DETECT}Guten Tag"),
+    ]
+    for fields, source, text in cases:
+        prompt = told(translator, "/apply-template", **asked, **fields)["prompt"]
+        assert prompt == f"<|endoftext|><|user|>{source} to English (en):\n\n\n{text}<|end|><|assistant|>"
+        answer = told(translator, **asked, **fields)
+        assert answer["choices"][0]["message"]["content"] == "Good day"
+        counted = told(translator, f"{CHAT}/input_tokens", **asked, **fields)
+        assert counted == {"input_tokens": answer["usage"]["prompt_tokens"], "object": "response.input_tokens"}
+
+
+def test_what_translategemma_cannot_translate(translator: Worker, serve: Serve) -> None:
+    assert error(translator) == (400, "invalid_request", "target_lang_code")
+    assert error(translator, target_lang_code="xx") == (400, "invalid_request", "messages")
+    assert error(translator, messages=[*USER, *USER], target_lang_code="en")[1] == "multi_turn_unsupported"
+    # Without the structure the template refuses: it is what the format is for.
+    unstructured = serve(["Good day"], TRANSLATEGEMMA_TEMPLATE)
+    assert error(unstructured, source_lang_code="de", target_lang_code="en") == (400, "invalid_request", "messages")
+
+
+TEXTS: list[dict[str, Any]] = [
+    *({"content": text} for text in ("", "hello", "The quick brown fox", "<|user|>hi<|end|>", "Grüße 😀")),
+    {"content": "<|user|>hi", "parse_special": False},
+    {"content": "quick", "add_special": True},
+    {"content": ["quick", "quick"], "add_special": True},
+    {"content": "quick 😀", "with_pieces": True},
+    {"content": [5, "quick", "<|end|>", 7]},
+]
+CONVERSATIONS: list[dict[str, Any]] = [
+    {"messages": USER},
+    {"messages": [{"role": "system", "content": "Be brief."}, *USER, {"role": "assistant", "content": "Hi"}, *USER]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
+]
+
+
+def test_texts_are_to_the_worker_what_they_are_to_llama_server(serve: Serve, tmp_path: Path) -> None:
+    llama_servers.needed("embedded")
+    worker = serve(["The quick brown fox"], begins=True)
+    model = worker.process.cmdline()[worker.process.cmdline().index("--model") + 1]
+    with llama_servers.started("embedded", tmp_path, "m", Path(model), token="secret") as server:
+        server.ready()
+        asked = [
+            *(("/tokenize", body) for body in TEXTS),
+            ("/detokenize", {"tokens": [*range(300)]}),
+            ("/detokenize", {"tokens": []}),
+            *(("/apply-template", body) for body in CONVERSATIONS),
+        ]
+        for path, body in asked:
+            ours, theirs = (json.loads(each.ask("POST", path, body)[1]) for each in (worker, server))
+            assert ours == theirs, (path, body)
+        for body in CONVERSATIONS:
+            ours, theirs = (json.loads(each.ask("POST", f"{CHAT}/input_tokens", body)[1]) for each in (worker, server))
+            # The template alone says whether a conversation begins with the model's first token; llama-server adds one.
+            assert ours == {**theirs, "input_tokens": theirs["input_tokens"] - 1}
+
+
+def test_an_embedding_model_knows_its_tokens_and_no_conversations(serve: Serve) -> None:
+    worker = serve((), CHAT_TEMPLATE, "--embedding")
+    tokens = told(worker, "/tokenize", content="hello")["tokens"]
+    assert told(worker, "/detokenize", tokens=tokens) == {"content": "hello"}
+    for path in ("/apply-template", f"{CHAT}/input_tokens", CHAT):
+        status, body = worker.ask("POST", path, {"messages": USER})
+        assert (status, json.loads(body)["error"]["code"]) == (501, "not_supported")
+    status, body = worker.ask("POST", "/v1/embeddings", {"input": "a", "dimensions": 8})
+    assert (status, json.loads(body)["error"]["code"]) == (400, "dimensions_unsupported")
+    answer = worker.openai().embeddings.create(model="demo", input=["a", "bc", "a"])
     one, other, again = (item.embedding for item in answer.data)
     assert one == pytest.approx(again)
     assert one != pytest.approx(other)
     assert sum(number**2 for number in one) == pytest.approx(1)
     assert answer.usage.prompt_tokens == 4
-    status, body = worker.ask("POST", "/v1/chat/completions", HELLO)
-    assert (status, json.loads(body)["error"]["code"]) == (501, "not_supported")
     status, body = worker.ask("POST", "/v1/embeddings", {"input": "x" * 3000})
     assert (status, json.loads(body)["error"]["param"]) == (400, "input")
 
 
-def test_requests_that_the_engine_cannot_serve(start: Start) -> None:
-    worker = start("--n-ctx", "64").ready()
-    long = {"messages": [{"role": "user", "content": "x" * 300}]}
-    for stream in (True, False):
-        status, body = worker.ask("POST", "/v1/chat/completions", {**long, "stream": stream})
-        error = json.loads(body)["error"]
-        assert (status, error["code"]) == (400, "context_length_exceeded")
-        assert "more than fit the context of 256" in error["message"]
-    unknown = {**HELLO, "tools": [], "tool_choice": {"type": "function", "function": {"name": "no"}}}
-    assert worker.ask("POST", "/v1/chat/completions", unknown)[0] == 400
-    status, body = worker.ask("POST", "/v1/embeddings", {"input": "x"})
-    assert (status, json.loads(body)["error"]["code"]) == (501, "not_supported")
-    assert worker.openai().completions.create(model="m", prompt="<|assistant|>").choices[0].text == SENTENCE
+def test_a_quantised_cache_turns_flash_attention_on_and_a_context_is_a_multiple_of_256(serve: Serve) -> None:
+    worker = serve((), CHAT_TEMPLATE, "--type-k", "q8_0", "--type-v", "q8_0", "--n-ctx", "64")
+    assert choice(worker)["message"]["content"] == SENTENCE
+    assert json.loads(worker.ask("GET", "/v1/models")[1])["data"][0]["meta"] == {"n_ctx": 256}
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_stops_the_generation(start: Start, stream: bool) -> None:
-    worker = start("--n-ctx", "16384").ready()
-    connection = worker.open("POST", "/v1/completions", {**endless(), "stream": stream})
-    eventually("tokens are made", lambda: worker.figure("tokens_predicted_total") > COMPLETION_TOKENS)
-    leave(connection)
-    eventually("the slot is free", lambda: worker.figure("requests_processing") == 0)
-    made = worker.figure("tokens_predicted_total")
-    assert made < 10_000
-    chat = worker.openai().chat.completions.create(model="demo", messages=[{"role": "user", "content": "hello"}])
-    assert chat.choices[0].message.content == SENTENCE
-    assert worker.figure("tokens_predicted_total") == made + COMPLETION_TOKENS
-
-
-def test_one_at_a_time_and_one_that_waits_may_leave(start: Start) -> None:
-    worker = start("--n-ctx", "16384").ready()
-    running = worker.open("POST", "/v1/completions", endless())
-    eventually("it is worked on", lambda: worker.figure("requests_processing") == 1)
-    leaving = worker.open("POST", "/v1/chat/completions", {**HELLO, "stream": True})
-    staying = worker.open("POST", "/v1/chat/completions", HELLO)
-    eventually("two wait", lambda: worker.figure("requests_deferred") == 2)
-    leave(leaving)
-    eventually("one waits", lambda: worker.figure("requests_deferred") == 1)
-    assert worker.figure("requests_processing") == 1
-    leave(running)
-    answer = json.loads(staying.getresponse().read())
-    assert answer["choices"][0]["message"]["content"] == SENTENCE
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_signal_ends_it_with_work_running(start: Start, stream: bool) -> None:
-    worker = start("--n-ctx", "16384").ready()
-    connection = worker.open("POST", "/v1/completions", {**endless(), "stream": stream})
-    eventually("tokens are made", lambda: worker.figure("tokens_predicted_total") > 0)
-    assert worker.stop(signal.SIGTERM) == 0
-    assert b"model_unloading" in connection.getresponse().read()
-
-
-def test_a_quantised_cache_turns_flash_attention_on(start: Start) -> None:
-    client = start("--type-k", "q8_0", "--type-v", "q8_0").ready().openai()
-    assert client.completions.create(model="m", prompt="<|assistant|>").choices[0].text == SENTENCE
-
-
-def test_a_chat_format_of_the_library_s_own(start: Start) -> None:
-    worker = start("--chat-format", "chatml").ready()
-    status, body = worker.ask("POST", "/v1/chat/completions", HELLO)
-    assert status == 200
-    assert json.loads(body)["usage"]["prompt_tokens"] > 8
-
-
-@pytest.mark.parametrize(
-    ("flags", "code", "line"),
-    [
-        (("--model", "/nowhere/m.gguf"), 1, "cannot open /nowhere/m.gguf: No such file or directory"),
-        (("--model", __file__), 1, f"{__file__} is not a GGUF file: it begins with b'\"\"\"l', not b'GGUF'"),
-        (("--type-k", "q9"), 2, "python -m worker llama_cpp: error: argument --type-k: invalid choice: 'q9'"),
-        (("--chat-format", "none"), 1, "--chat-format none: neither the model nor llama-cpp-python has it"),
-    ],
-)
-def test_a_start_that_cannot_be_says_why_last(start: Start, flags: tuple[str, ...], code: int, line: str) -> None:
-    worker = start(*flags)
-    assert worker.ended() == code
-    assert worker.last_line.startswith(line), worker.log
-
-
-def test_what_llama_cpp_says_of_a_file_is_the_reason(start: Start, model: Path, tmp_path: Path) -> None:
-    short = tmp_path / "short.gguf"
-    short.write_bytes(model.read_bytes()[:300_000])
-    worker = start(path=short)
-    assert worker.ended() == 1
-    assert worker.last_line.startswith(f"llama.cpp cannot load {short}: ")
-    assert "corrupted or incomplete" in worker.last_line
-
-
-def test_its_log_says_how_far_a_load_is(start: Start) -> None:
-    worker = start().ready()
-    log = worker.log
+def test_its_log_says_how_far_a_load_is(translator: Worker) -> None:
+    log = translator.log
     dots = next(line for line in log.splitlines() if line and not line.strip("."))
     begun = log[: log.index(f"\n{dots}") + 3]
     assert (ENGINES["llama_cpp"].progress(begun), ENGINES["llama_cpp"].progress(log)) == (0.02, 1.0)

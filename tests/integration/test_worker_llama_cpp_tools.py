@@ -1,90 +1,59 @@
-"""Calls of tools, and answers that follow a schema, of real llama-cpp-python."""
+"""Calls that must be, and answers that follow a schema, of real llama-cpp-python."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.scripted_models import (
+    CALLER,
+    CALLER_TEMPLATE,
+    CALLS,
+    DAYS,
+    FIRST_CALL,
+    HIDDEN,
+    PLAN,
+    REST,
+    SECOND_CALL,
     THOUGHT,
     USER,
-    Serve,
+    calls_in,
     choice,
     error,
-    joined,
-    scripted_models,
     streamed,
-    thinking_worker,
     told,
 )
+from tests.support.worker_engines import Fleet, fleet_in
 from tests.support.worker_process import Worker
 
-CALLER_TEMPLATE = """\
-{%- if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif %}
-{%- for m in messages %}<|{{ m.role }}|>{{ m.content }}
-{%- for t in m.tool_calls or [] %}<tool_call>{{ t.function.arguments.day }}</tool_call>{% endfor %}<|end|>{% endfor -%}
-<|assistant|>"""
-FIRST = '\n{"name": "plan", "arguments": {"day": "mon"}}\n'
-SECOND = '<tool_call>{"name": "plan", "arguments": {"day": "tue"}}</tool_call>'
-CALLER = ["Well.", "\n", "<tool_call>", FIRST, "</tool_call>", SECOND]
-
-DAYS = {"type": "object", "properties": {"day": {"enum": ["mon", "tue"]}}, "required": ["day"]}
-PLAN = {"type": "function", "function": {"name": "plan", "parameters": DAYS}}
-REST = {"type": "function", "function": {"name": "rest"}}
+Serve = Callable[..., Worker]
 NAMED = {"type": "function", "function": {"name": "plan"}}
+QUIET: dict[str, Any] = {"thinking": "disabled"}
 
 
 @pytest.fixture(scope="module")
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    with scripted_models(tmp_path_factory.mktemp("scripted_models")) as serving:
-        yield serving
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with fleet_in(tmp_path_factory.mktemp("fleet")) as made:
+        yield made
 
 
-@pytest.fixture(scope="module")
-def thinker(serve: Serve) -> Worker:
-    return thinking_worker(serve)
+@pytest.fixture
+def serve(fleet: Fleet) -> Serve:
+    return lambda *args, **how: fleet.says("llama_cpp", *args, **how)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def caller(serve: Serve) -> Worker:
-    return serve(CALLER, CALLER_TEMPLATE, hidden=["<tool_call>", "</tool_call>"])
+    """It thinks, speaks and calls."""
+    return serve(CALLER, CALLER_TEMPLATE, hidden=HIDDEN)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def plain(serve: Serve) -> Worker:
     return serve(["Hi"])
-
-
-def calls_in(message: Any) -> list[tuple[str, Any]]:
-    return [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in message["tool_calls"]]
-
-
-BOTH = [("plan", {"day": "mon"}), ("plan", {"day": "tue"})]
-
-
-@pytest.mark.parametrize(("fields", "calls"), [({}, BOTH), ({"parallel_tool_calls": False}, BOTH[:1])])
-def test_the_model_s_own_calls(caller: Worker, fields: dict[str, Any], calls: list[Any]) -> None:
-    ended = choice(caller, tools=[PLAN, REST], **fields)
-    assert (ended["message"]["content"], ended["finish_reason"]) == ("Well.", "tool_calls")
-    assert calls_in(ended["message"]) == calls
-    assert len({each["id"] for each in ended["message"]["tool_calls"]}) == len(calls)
-    chunks = streamed(caller, tools=[PLAN, REST], **fields)
-    deltas = [each for chunk in chunks for each in chunk["delta"].get("tool_calls", ())]
-    assert [each["index"] for each in deltas] == [*range(len(calls))]
-    assert calls_in({"tool_calls": deltas}) == calls
-    assert (joined(chunks, "content"), chunks[-1]["finish_reason"]) == ("Well.", "tool_calls")
-
-
-def test_without_tools_there_are_no_calls(caller: Worker) -> None:
-    for fields in ({}, {"tools": [PLAN], "tool_choice": "none"}):
-        ended = choice(caller, **fields)
-        assert "tool_calls" not in ended["message"]
-        assert ended["finish_reason"] == "stop"
-        assert FIRST in ended["message"]["content"]
-        assert "plan" not in told(caller, "/apply-template", **fields)["prompt"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -109,26 +78,14 @@ def test_a_call_that_must_be(caller: Worker, tools: list[Any], chosen: Any, stre
 
 def test_one_of_two_tools_must_be_called(caller: Worker) -> None:
     (call,) = calls_in(choice(caller, tools=[PLAN, REST], tool_choice="required", max_tokens=200)["message"])
-    assert call in (*BOTH, ("rest", {}))
-
-
-def test_earlier_calls_and_their_results_reach_the_template(caller: Worker) -> None:
-    call = {"id": "i", "type": "function", "function": {"name": "plan", "arguments": '{"day": "mon"}'}}
-    conversation = [
-        *USER,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "i", "content": [{"type": "text", "text": "done"}]},
-    ]
-    prompt = told(caller, "/apply-template", messages=conversation)["prompt"]
-    assert prompt == (
-        "<|user|>hello<|end|><|assistant|><tool_call>mon</tool_call><|end|><|tool|>done<|end|><|assistant|>"
-    )
+    assert call in (*CALLS, ("rest", {}))
 
 
 def test_a_template_that_knows_no_tools(plain: Worker) -> None:
-    assert error(plain, tools=[PLAN]) == (400, "tools_unsupported", "tools")
+    unknown = {"type": "function", "function": {"name": "no"}}
+    assert error(plain, tools=[], tool_choice=unknown)[0] == 400
     (call,) = calls_in(choice(plain, tools=[PLAN], tool_choice="required", max_tokens=200)["message"])
-    assert call in BOTH
+    assert call in CALLS
 
 
 SCHEMA = {
@@ -151,16 +108,16 @@ def fits(text: str) -> bool:
     return {*value} == {"day", "hours"} and value["day"] in ("mon", "tue") and whole and lengths == (4, 2)
 
 
-def test_an_answer_follows_its_schema(plain: Worker, thinker: Worker) -> None:
+def test_an_answer_follows_its_schema(plain: Worker, caller: Worker) -> None:
     strict = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}
     for seed in range(3):
         asked = {"response_format": strict, "max_tokens": 400, "seed": seed}
         assert fits(choice(plain, **asked)["message"]["content"])
         for fields in ({}, {"chat_template_kwargs": {"begun": True}}):
-            message = choice(thinker, **asked, **fields)["message"]
+            message = choice(caller, **asked, **fields)["message"]
             assert message["reasoning"] == THOUGHT, "the grammar begins behind the thought"
             assert fits(message["content"])
-        message = choice(thinker, **asked, thinking="disabled")["message"]
+        message = choice(caller, **asked, thinking="disabled")["message"]
         assert "reasoning" not in message
         assert fits(message["content"])
 
@@ -217,9 +174,9 @@ THINKS = "{# <think></think> #}" + CALLER_TEMPLATE
 def test_beside_tools_an_answer_follows_its_schema_or_is_a_call(serve: Serve, thought: list[str]) -> None:
     asked = {"tools": [PLAN], "response_format": {"type": "json_object", "schema": DAYS}, "max_tokens": 100}
     hidden = ["<tool_call>", "</tool_call>", *thought[::2]]
-    calling = serve([*thought, "<tool_call>", FIRST, "</tool_call>", SECOND], THINKS, hidden=hidden)
+    calling = serve([*thought, "<tool_call>", FIRST_CALL, "</tool_call>", SECOND_CALL], THINKS, hidden=hidden)
     ended = choice(calling, **asked)
-    assert (calls_in(ended["message"]), ended["finish_reason"]) == (BOTH, "tool_calls")
+    assert (calls_in(ended["message"]), ended["finish_reason"]) == (CALLS, "tool_calls")
     saying = serve([*thought, "Well. ", '{"day"', ': "mon', '"}'], THINKS, hidden=thought[::2])
     ended = choice(saying, **asked, logit_bias={str(told(saying, "/tokenize", content='{"day"')["tokens"][0]): 30})
     assert (ended["message"]["content"], ended["finish_reason"]) == ('{"day": "mon"}', "stop")

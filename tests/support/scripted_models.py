@@ -1,20 +1,14 @@
-"""Workers of llama-cpp-python whose models say what a test wants, and what clients get of them."""
+"""Models of several engines that think, speak and call a tool, and what clients get of them."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from tests.support.require import require
-from tests.support.scripted_model_file import Token, make_scripted_model
-from tests.support.worker_process import Worker, free_port
-from worker.clockwork import CHAT_TEMPLATE
+from tests.support.scripted_model_file import Token
+from tests.support.worker_process import Worker
 
-Serve = Callable[..., Worker]
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hello"}]
 
@@ -37,35 +31,37 @@ THINKER: list[Token] = [
 THOUGHT = "hm, </</thiwell <"
 SPOKEN = "Grüße, und zwar an alle und jeden, die dies hier lesen oder hören wollen: 😀"
 
+FIRST_CALL = '\n{"name": "plan", "arguments": {"day": "mon"}}\n'
+SECOND_CALL = '<tool_call>{"name": "plan", "arguments": {"day": "tue"}}</tool_call>'
+CALLS = [("plan", {"day": "mon"}), ("plan", {"day": "tue"})]
+CALLER: list[Token] = [*THINKER, "<tool_call>", FIRST_CALL, "</tool_call>", SECOND_CALL]
+"""Thinks `THOUGHT`, says `SPOKEN`, and makes `CALLS`."""
+UNCALLED = f"{SPOKEN}{FIRST_CALL}{SECOND_CALL}"
+"""What it says to a client without tools: the marks around the first call are hidden tokens."""
+HIDDEN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+CALLER_TEMPLATE = """\
+{%- if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif %}
+{%- for m in messages %}<|{{ m.role }}|>
+{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}
+{%- for t in m.tool_calls or [] %}<tool_call>{{ t.function.arguments.day }}</tool_call>{% endfor %}<|end|>{% endfor -%}
+<|assistant|>{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}
+{%- if begun %}<think>{% endif %}"""
 
-@contextmanager
-def scripted_models(folder: Path) -> Iterator[Serve]:
-    """Starts workers whose models say these tokens; the same one for the same arguments. Skips, or fails where it is
-    required, without llama-cpp-python."""
-    available = importlib.util.find_spec("llama_cpp") is not None
-    require("llama_cpp", available, "llama-cpp-python is not installed (extra `llama-cpp`)")
-    workers: dict[object, Worker] = {}
 
-    def serving(says: Sequence[Token], template: str = CHAT_TEMPLATE, *flags: str, **how: Any) -> Worker:
-        key = (tuple(says), template, flags, repr(how))
-        if key not in workers:
-            path = folder / f"{len(workers)}.gguf"
-            make_scripted_model(path, says, template, **how)
-            port = free_port()
-            args = ("--host", "127.0.0.1", "--port", str(port), "--served-name", "demo", "--model", str(path))
-            workers[key] = Worker(folder / f"{len(workers)}.log", port, "llama_cpp", *args, *flags)
-        return workers[key].ready()
+def tool(name: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One of a client's."""
+    function = {"name": name} | ({} if parameters is None else {"parameters": parameters})
+    return {"type": "function", "function": function}
 
-    try:
-        yield serving
-    finally:
-        for worker in workers.values():
-            worker.__exit__()
+
+DAYS = {"type": "object", "properties": {"day": {"enum": ["mon", "tue"]}}, "required": ["day"]}
+PLAN = tool("plan", DAYS)
+REST = tool("rest")
 
 
 def told(worker: Worker, path: str = CHAT, **fields: Any) -> Any:
     """The answer, whatever it is."""
-    body = {"messages": USER, **fields} if path != "/v1/completions" else fields
+    body = fields if path in ("/v1/completions", "/v1/embeddings") else {"messages": USER, **fields}
     return json.loads(worker.ask("POST", path, body)[1])
 
 
@@ -84,7 +80,7 @@ def streamed(worker: Worker, **fields: Any) -> list[Any]:
     return [json.loads(event)["choices"][0] for event in events]
 
 
-def joined(choices: list[Any], name: str) -> str:
+def joined(choices: Sequence[Any], name: str) -> str:
     """The parts of one field of a stream's messages."""
     return "".join(each["delta"].get(name) or "" for each in choices)
 
@@ -96,6 +92,6 @@ def error(worker: Worker, **fields: Any) -> tuple[int, str, str | None]:
     return status, said["code"], said["param"]
 
 
-def thinking_worker(serve: Serve) -> Worker:
-    """It thinks `THOUGHT` and says `SPOKEN`; the marks are hidden tokens."""
-    return serve(THINKER, THINKER_TEMPLATE, hidden=["<think>", "</think>"])
+def calls_in(message: Any) -> list[tuple[str, Any]]:
+    """Names and arguments of the calls in a message."""
+    return [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in message["tool_calls"]]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,8 +64,14 @@ class Worker:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for process in self.family():
-            process.kill()
+        family = self.family()
+        if family and "COVERAGE_PROCESS_CONFIG" in os.environ:  # of a process that is killed, coverage learns nothing
+            self.process.terminate()
+            with suppress(psutil.TimeoutExpired):
+                self.process.wait(DEADLINE_S)
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait()
 
     @property

@@ -1,0 +1,141 @@
+"""How every engine of the worker works: for several clients, for one that leaves, and until a signal ends it.
+
+One busy worker of each engine serves the whole file, and another where a test has ended it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.scripted_models import CHAT, USER, choice, told
+from tests.support.worker_engines import Fleet, WorkerEngine, each_engine, fleet_in
+from tests.support.worker_process import Worker, eventually, leave
+
+SHORT = {"messages": USER, "max_tokens": 3}
+SAID = "The quick brown"
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with fleet_in(tmp_path_factory.mktemp("fleet")) as made:
+        yield made
+
+
+@pytest.fixture
+def worker(fleet: Fleet, engine: WorkerEngine) -> Worker:
+    return fleet.busy(engine)
+
+
+def idle(worker: Worker) -> bool:
+    return worker.figure("requests_processing") + worker.figure("requests_deferred") == 0
+
+
+def begin(worker: Worker, engine: WorkerEngine, **fields: Any) -> list[http.client.HTTPConnection]:
+    """Requests that keep one slot at work; one of them is worked on by now."""
+    path, body = engine.work
+    opened = [worker.open("POST", path, {**body, **fields}) for _ in range(engine.crowd)]
+    eventually("it is worked on", lambda: worker.figure("requests_processing") > 0)
+    return opened
+
+
+# llama-server's figures stand still while it works: its own tests look into its log.
+@pytest.mark.parametrize("stream", [True, False])
+@each_engine(lambda engine: not engine.own_surface)
+def test_a_client_that_leaves_stops_the_work(worker: Worker, engine: WorkerEngine, stream: bool) -> None:
+    before = worker.figure(engine.counts)
+    running = begin(worker, engine, stream=stream)
+    if engine.crowd == 1:
+        assert worker.figure("requests_processing") == 1
+        eventually("something is done", lambda: worker.figure(engine.counts) > before)
+    for connection in running:
+        leave(connection)
+    eventually("nothing runs", lambda: idle(worker))
+    assert worker.figure(engine.counts) - before < engine.whole
+    if engine.chats:
+        # A further answer of known length is all that is counted from now on.
+        made = worker.figure("tokens_predicted_total")
+        assert choice(worker, max_tokens=3)["message"]["content"] == SAID
+        assert worker.figure("tokens_predicted_total") == made + 3
+
+
+@each_engine(lambda engine: engine.slots > 1 and not engine.own_surface)
+def test_requests_are_worked_on_side_by_side(worker: Worker, engine: WorkerEngine) -> None:
+    path, body = engine.work
+    number = min(engine.slots, 5) - 1
+    prompts = worker.figure("prompt_tokens_total")
+    running = [worker.open("POST", path, body) for _ in range(number)]
+    eventually("all are worked on", lambda: worker.figure("requests_processing") == number)
+    assert choice(worker, max_tokens=3)["message"]["content"] == SAID
+    assert worker.figure("requests_processing") == number, "the others run on"
+    assert worker.figure("requests_deferred") == 0
+    read = prompts + (number + 1) * engine.prompt_tokens
+    eventually("all prompts were read", lambda: worker.figure("prompt_tokens_total") == read)
+    for connection in running:
+        leave(connection)
+    eventually("none is left", lambda: idle(worker))
+
+
+@each_engine(lambda engine: engine.slots <= 2 and not engine.own_surface and engine.chats)
+def test_more_than_its_slots_wait_and_may_leave_and_counting_waits_for_none(
+    worker: Worker, engine: WorkerEngine
+) -> None:
+    running = [connection for _ in range(engine.slots) for connection in begin(worker, engine)]
+    eventually("its slots are taken", lambda: worker.figure("requests_processing") == engine.slots)
+    leaving = worker.open("POST", CHAT, {**SHORT, "stream": True})
+    eventually("one waits", lambda: worker.figure("requests_deferred") >= 1)
+    staying = worker.open("POST", CHAT, SHORT)
+    eventually("two wait", lambda: worker.figure("requests_deferred") >= 2)
+    if "prompts" in engine.apis:
+        assert told(worker, f"{CHAT}/input_tokens")["input_tokens"] == engine.prompt_tokens
+        assert worker.figure("requests_deferred") == 2
+    waiting = worker.figure("requests_deferred")
+    leave(leaving)
+    eventually("it waits no more", lambda: worker.figure("requests_deferred") < waiting)
+    assert worker.figure("requests_processing") == engine.slots
+    if engine.crowd == 1:
+        assert worker.figure("requests_deferred") == 1
+        leave(running.pop())
+    answer = json.loads(staying.getresponse().read())
+    assert answer["choices"][0]["message"]["content"] == SAID
+    for connection in running:
+        leave(connection)
+    eventually("none is left", lambda: idle(worker))
+
+
+@each_engine(lambda engine: engine.name in ("ct2", "exllamav3", "litert_lm"))
+def test_a_request_may_be_as_long_as_the_model_can_take(worker: Worker, engine: WorkerEngine) -> None:
+    assert json.loads(worker.ask("GET", "/v1/models")[1])["data"][0]["meta"]["n_ctx"] == engine.own_context
+
+
+@each_engine(lambda engine: not engine.own_surface)
+def test_a_signal_ends_it_with_work_running(worker: Worker, engine: WorkerEngine) -> None:
+    end_at_work(worker, engine, signal.SIGTERM)
+
+
+@each_engine(lambda engine: engine.name == "stub")
+def test_so_does_ctrl_c(worker: Worker, engine: WorkerEngine) -> None:
+    end_at_work(worker, engine, signal.SIGINT)
+
+
+def end_at_work(worker: Worker, engine: WorkerEngine, number: signal.Signals) -> None:
+    path, body = engine.work
+    stream = begin(worker, engine, stream=True)[0]
+    speaks = engine.counts == "tokens_predicted_total"
+    if speaks:
+        response = stream.getresponse()
+        assert response.readline().startswith(b"data: ")
+    blocking = worker.open("POST", path, body)
+    eventually("both were taken", lambda: worker.figure("requests_processing") + worker.figure("requests_deferred") > 1)
+    assert worker.stop(number) == 0
+    if speaks:
+        *_, last, nothing = response.read().decode().split("\n\n")
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "model_unloading"
+        assert nothing == ""
+    whole = blocking.getresponse()
+    assert (whole.status, json.loads(whole.read())["error"]["code"]) == (503, "model_unloading")
