@@ -21,7 +21,7 @@ MOST_LINES = 40
 """Of a failure's message, on the page."""
 STATISTICS_PREFIX = "hypothesis-statistics-"
 """Hypothesis's pytest plugin keeps a property of this name for each test in the JUnit report: base64 of a text."""
-EXAMPLES = re.compile(r"^    - (\d+) passing examples, (\d+) failing examples", re.MULTILINE)
+EXAMPLES = re.compile(r"^ +- (\d+) passing, (\d+) failing\b", re.MULTILINE)
 """In that text, once for each phase."""
 
 
