@@ -89,8 +89,8 @@ def read_report(report: Path, title: str) -> Outcome:
 def _module_of(class_name: str) -> str:
     """The test file's name, and the class's in it: without the packages."""
     parts = class_name.split(".")
-    first = next((number for number, part in enumerate(parts) if part.startswith("test_")), 0)
-    return ".".join(parts[first:])
+    files = [number for number, part in enumerate(parts) if part.startswith("test_")]
+    return ".".join(parts[files[-1] if files else 0 :])
 
 
 def _without_parameters(name: str) -> str:
