@@ -49,7 +49,7 @@ def run_tests(paths: Sequence[str], seed: int, *, title: str = "Tests", options:
         report = Path(folder) / "report.xml"
         command = [
             *(sys.executable, "-m", "pytest", *paths, f"--hypothesis-seed={seed}", f"--junitxml={report}"),
-            *("-q", "-o", f"timeout={TEST_TIMEOUT_S}", "-p", "no:cacheprovider", *options),
+            *("-q", "-o", f"timeout={TEST_TIMEOUT_S}", "-o", "junit_family=xunit1", "-p", "no:cacheprovider", *options),
         ]
         status = subprocess.run(command, cwd=REPOSITORY, check=False).returncode
         if not report.exists():

@@ -1,5 +1,5 @@
-"""One fault after the other on a whole Roundhouse with real engines under load: nobody gets a wrong answer, and after each
-fault everything that is declared runs again, once."""
+"""One fault after the other on a whole Roundhouse with real engines under load: nobody gets a wrong answer, and after
+each fault everything that is declared runs again, once."""
 
 from __future__ import annotations
 
