@@ -24,7 +24,7 @@ from tests.support.campaign import campaign_count
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
 
-CASES = campaign_count(5, 60)
+CASES = campaign_count(5, 40)
 """Per operation and mode."""
 MODELS: dict[str, Any] = {
     "stub": {"backend": "stub", "enabled": False, "replica_max": 2},

@@ -226,7 +226,7 @@ async def _tables(place: Place) -> None:
 
 
 @settings(
-    max_examples=campaign_count(4, 150),
+    max_examples=campaign_count(4, 100),
     deadline=None,
     # A failure names its request; to shrink the others away would take minutes.
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

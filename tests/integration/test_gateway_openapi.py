@@ -21,7 +21,7 @@ from tests.support.campaign import campaign_count
 from tests.support.queueing import key
 from tests.support.raw_http import spotless
 
-CASES = campaign_count(5, 60)
+CASES = campaign_count(5, 40)
 """Per operation and mode."""
 STORED = 4 * CASES
 MODELS = ("m", "org/m", "alias", "loading", "nobody")

@@ -268,4 +268,4 @@ def _is_unreachable(error: RoundhouseError) -> None:
 
 
 TestAdmission = AdmissionMachine.TestCase
-TestAdmission.settings = settings(max_examples=campaign_count(25, 3_000), stateful_step_count=60)
+TestAdmission.settings = settings(max_examples=campaign_count(25, 1_500), stateful_step_count=60)

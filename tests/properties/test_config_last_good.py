@@ -33,7 +33,7 @@ MODELS = st.dictionaries(
 )
 
 
-@settings(max_examples=campaign_count(20, 1_000))
+@settings(max_examples=campaign_count(20, 500))
 @given(MODELS)
 def test_round_trip(models: dict[str, Any]) -> None:
     table = placed(models, Place("f"))

@@ -41,7 +41,7 @@ YAML_LIKE = st.lists(TOKENS, max_size=40).map("".join).map(str.encode)
 CONTENT = st.one_of(YAML_LIKE, st.text().map(str.encode), st.binary())
 
 
-@settings(max_examples=campaign_count(50, 3_000))
+@settings(max_examples=campaign_count(50, 1_500))
 @given(first=CONTENT, last=YAML_LIKE)
 def test_any_text_gives_definitions_or_problems_with_a_place(first: bytes, last: bytes) -> None:
     read = snapshot({"models.yaml": first, "local.json": last})
@@ -59,7 +59,7 @@ def test_any_text_gives_definitions_or_problems_with_a_place(first: bytes, last:
         assert not parsed.declared
 
 
-@settings(max_examples=campaign_count(50, 3_000))
+@settings(max_examples=campaign_count(50, 1_500))
 @given(first=CONTENT, last=YAML_LIKE)
 def test_the_same_text_gives_the_same(first: bytes, last: bytes) -> None:
     read = snapshot({"models.yaml": first, "local.json": last})

@@ -32,7 +32,7 @@ READS = st.lists(
 )
 
 
-@settings(max_examples=campaign_count(40, 2_000))
+@settings(max_examples=campaign_count(40, 1_000))
 @given(READS)
 def test_every_read_keeps_the_promises(reads: list[tuple[float, Parsed]]) -> None:
     now, settled = 1000.0, None
@@ -73,7 +73,7 @@ def check(before: Settled | None, parsed: Parsed, after: Settled | None, since: 
     assert len(answers) == len(set(answers)), "two models answer to one name"
 
 
-@settings(max_examples=campaign_count(25, 1_000))
+@settings(max_examples=campaign_count(25, 600))
 @given(READS, good_reads())
 def test_the_files_have_their_way_when_they_rest(reads: list[tuple[float, Parsed]], last: Parsed) -> None:
     now, settled = 1000.0, None

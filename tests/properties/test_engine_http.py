@@ -83,7 +83,7 @@ async def one(client: EngineClient, base_url: str, then: Then, cancel_after: int
     return got
 
 
-@settings(max_examples=campaign_count(100, 8_000))
+@settings(max_examples=campaign_count(100, 5_000))
 @given(
     st.lists(
         st.tuples(st.sampled_from(VALID), st.lists(edits, max_size=3), cuts, thens, st.none() | st.integers(0, 30)),
@@ -119,7 +119,7 @@ def test_any_bytes_any_cuts_any_ending(answers: list[tuple[bytes, list[Edit], ra
     on("uvloop", scenario)
 
 
-@settings(max_examples=campaign_count(50, 5_000))
+@settings(max_examples=campaign_count(50, 3_000))
 @given(st.sampled_from(VALID), st.lists(st.integers(1, 250), max_size=30))
 def test_cuts_change_nothing_of_a_valid_answer(answer: bytes, places: list[int]) -> None:
     results = []

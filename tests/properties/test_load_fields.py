@@ -47,7 +47,7 @@ def _minimal(engine: Engine) -> Definition:
     return engine.definition.model_validate({"backend": engine.name, "model_path": "m"})
 
 
-@settings(max_examples=campaign_count(25, 1_000))
+@settings(max_examples=campaign_count(25, 600))
 @given(load=loads())
 def test_what_a_load_passes_the_definition_takes(load: tuple[Engine, dict[str, Any]]) -> None:
     engine, params = load
@@ -63,7 +63,7 @@ def test_what_a_load_passes_the_definition_takes(load: tuple[Engine, dict[str, A
             assert wrong_backend(other, params) is not None
 
 
-@settings(max_examples=campaign_count(30, 2_000))
+@settings(max_examples=campaign_count(30, 1_000))
 @given(load=loads())
 def test_a_fault_names_a_field_that_was_given(load: tuple[Engine, dict[str, Any]]) -> None:
     engine, params = load

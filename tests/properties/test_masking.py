@@ -57,7 +57,7 @@ def definitions(draw: st.DrawFn) -> tuple[dict[str, Any], list[str]]:
     return fields, secrets
 
 
-@settings(max_examples=campaign_count(40, 2_000))
+@settings(max_examples=campaign_count(40, 1_000))
 @given(definitions())
 def test_a_row_shows_no_secret(made: tuple[dict[str, Any], list[str]]) -> None:
     fields, secrets = made
@@ -68,7 +68,7 @@ def test_a_row_shows_no_secret(made: tuple[dict[str, Any], list[str]]) -> None:
     assert masked(masked(fields)) == masked(fields)
 
 
-@settings(max_examples=campaign_count(40, 2_000))
+@settings(max_examples=campaign_count(40, 1_000))
 @given(definitions(), st.text(max_size=20), st.data())
 def test_a_log_shows_no_secret(made: tuple[dict[str, Any], list[str]], between: str, data: st.DataObject) -> None:
     fields, secrets = made
@@ -79,7 +79,7 @@ def test_a_log_shows_no_secret(made: tuple[dict[str, Any], list[str]], between: 
         assert secret not in text
 
 
-@settings(max_examples=campaign_count(40, 2_000))
+@settings(max_examples=campaign_count(40, 1_000))
 @given(definitions(), definitions())
 def test_a_difference_shows_no_secret(
     before: tuple[dict[str, Any], list[str]], after: tuple[dict[str, Any], list[str]]
@@ -90,7 +90,7 @@ def test_a_difference_shows_no_secret(
             assert secret not in shown
 
 
-@settings(max_examples=campaign_count(40, 2_000))
+@settings(max_examples=campaign_count(40, 1_000))
 @given(st.dictionaries(st.text(max_size=20) | NAMES | st.just("env"), JSON, max_size=5))
 def test_any_json_has_a_row_of_the_same_names(fields: dict[str, Any]) -> None:
     row = masked(fields)
@@ -99,7 +99,7 @@ def test_any_json_has_a_row_of_the_same_names(fields: dict[str, Any]) -> None:
     secrets_of(fields)
 
 
-@settings(max_examples=campaign_count(40, 2_000))
+@settings(max_examples=campaign_count(40, 1_000))
 @given(st.text("ab:/@?=&\"'\\ keytokn-.", max_size=60))
 def test_masking_a_text_twice_changes_nothing_more(text: str) -> None:
     assert masked_text(masked_text(text)) == masked_text(text)
@@ -123,7 +123,7 @@ def wrong_files(draw: st.DrawFn) -> tuple[str, str]:
     return f"models:\n  m:\n    {fields}\n    {below.format(written)}\n", secret
 
 
-@settings(max_examples=campaign_count(40, 2_000))
+@settings(max_examples=campaign_count(40, 1_000))
 @given(wrong_files())
 def test_a_problem_shows_no_value_where_secrets_stand(made: tuple[str, str]) -> None:
     text, secret = made

@@ -26,7 +26,7 @@ def seen(gpus: tuple[Gpu, ...] | None, *, host_mib: int | None = None, need: Nee
 requests = st.tuples(st.integers(0, 3), st.one_of(st.none(), st.integers(1, 1_500)))
 
 
-@settings(max_examples=campaign_count(200, 20_000))
+@settings(max_examples=campaign_count(200, 10_000))
 @given(gpu_lists, st.lists(requests, max_size=8))
 def test_claims_never_exceed_memory_and_whole_gpus_are_shared_with_nobody(
     gpus: tuple[Gpu, ...], wanted: list[tuple[int, int | None]]

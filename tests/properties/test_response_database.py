@@ -229,4 +229,4 @@ class Responses(RuleBasedStateMachine):
 
 
 TestResponses = Responses.TestCase
-TestResponses.settings = settings(max_examples=campaign_count(15, 1_000), stateful_step_count=40)
+TestResponses.settings = settings(max_examples=campaign_count(15, 600), stateful_step_count=40)

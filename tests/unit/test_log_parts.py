@@ -166,7 +166,7 @@ def test_a_line_without_an_end_is_given_in_the_end(tmp_path: Path) -> None:
     assert sum(len(line) for line in follower.lines) == 2 * PART_BYTES + 11
 
 
-@settings(max_examples=campaign_count(40, 4_000))
+@settings(max_examples=campaign_count(40, 2_000))
 @given(
     st.lists(st.sampled_from(sorted(STEPS)), min_size=30, max_size=80) | st.lists(st.sampled_from(sorted(STEPS))),
     st.booleans(),
