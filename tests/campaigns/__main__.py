@@ -16,7 +16,8 @@ from tests.campaigns.record import Run, current_commit
 from tests.support.campaign import CAMPAIGN_VARIABLE, SEED_VARIABLE
 
 PREFIX = "campaign_"
-"""A campaign is a module `campaign_NAME` with `ABOUT`, a text, and `run(seed)`, which gives an Outcome."""
+"""A campaign is a module `campaign_NAME` with `ABOUT`, a text, and `run(seed)`, which gives an Outcome. One that is
+tests with larger counts names their files in `TESTS`."""
 
 
 def campaign_names() -> list[str]:

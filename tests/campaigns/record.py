@@ -22,12 +22,14 @@ class Table:
     def to_markdown(self) -> str:
         """A heading and a table."""
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        return "\n".join([f"## {self.title}", "", *("| " + " | ".join(map(str, line)) + " |" for line in lines)])
+        rows = ("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+        return "\n".join([f"## {self.title}", "", *rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run of a campaign found. `failures` is empty where all that must hold held; each is one line."""
+    """What one run of a campaign found. `failures` is empty where all that must hold held; the first line of each
+    says what failed, and what follows is shown as it is."""
 
     tables: Sequence[Table]
     failures: Sequence[str] = field(default=())
@@ -50,7 +52,8 @@ class Run:
 
     def to_markdown(self) -> str:
         """The page that is committed."""
-        held = "no failure" if not self.outcome.failures else f"{len(self.outcome.failures)} failures"
+        count = len(self.outcome.failures)
+        held = "no failure" if not count else f"{count} failure{'s' * (count > 1)}"
         facts = {
             "command": f"`{self.command}`",
             "commit": f"`{self.commit}`",
@@ -67,7 +70,7 @@ class Run:
             *(table.to_markdown() for table in self.outcome.tables),
         ]
         if self.outcome.failures:
-            parts.append("\n".join(["## Failures", "", *(f"- {failure}" for failure in self.outcome.failures)]))
+            parts += ["## Failures", *map(_failure_to_markdown, self.outcome.failures)]
         return "\n\n".join(parts) + "\n"
 
     def write_page(self, folder: Path = PAGES) -> Path:
@@ -78,13 +81,19 @@ class Run:
         return page
 
 
+def _failure_to_markdown(failure: str) -> str:
+    title, _, details = failure.partition("\n")
+    return f"`{title}`" + (f"\n\n````text\n{details}\n````" if details.strip() else "")
+
+
 def current_commit() -> str:
-    """The commit of the work tree, with `+changes` where files differ from it."""
+    """The commit of the work tree, with `+changes` where a file outside docs/ differs from it. Raises
+    CalledProcessError outside a git work tree: figures of an unknown commit are worth nothing."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
             ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+    changed = git("status", "--porcelain", "--", ".", ":!docs")
     return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")

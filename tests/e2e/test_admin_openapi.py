@@ -20,10 +20,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.support.campaign import campaign_count
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
 
-CASES = 30
+CASES = campaign_count(5, 40)
 """Per operation and mode."""
 MODELS: dict[str, Any] = {
     "stub": {"backend": "stub", "enabled": False, "replica_max": 2},
@@ -82,7 +83,6 @@ def _ask(operation: Any, mode: schemathesis.GenerationMode, url: str) -> None:
         max_examples=CASES,
         deadline=None,
         database=None,
-        derandomize=True,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

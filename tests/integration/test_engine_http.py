@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from gateway.engine_connection import MAX_HEAD_BYTES
 from gateway.engine_pool import Pool
 from tests.fakes.fake_scripted_engine import OK, Script, ScriptedEngine, Then, script, scripted
+from tests.support.campaign import campaign_count
 from tests.support.engine_calls import Recorder, client_of, each_loop, endpoint, on, post
 from tests.support.wait import until
 
@@ -61,7 +62,10 @@ def test_each_form_of_an_answer_however_it_is_cut(form: str, loop: str) -> None:
     dice = random.Random(form)
     answers = [script(answer, then), script(answer, then, cuts=range(len(answer)))]
     answers += [script(answer, then, cuts=[cut]) for cut in range(1, len(answer))]
-    answers += [script(answer, then, cuts=[dice.randrange(len(answer)) for _ in range(4)]) for _ in range(20)]
+    answers += [
+        script(answer, then, cuts=[dice.randrange(len(answer)) for _ in range(4)])
+        for _ in range(campaign_count(5, 300))
+    ]
 
     async def scenario() -> None:
         async with scripted() as engine:

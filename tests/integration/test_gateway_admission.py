@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from tests.fakes.fake_holding_engine import HoldingEngine
+from tests.support.campaign import campaign_count, campaign_seed, campaign_seeds
 from tests.support.queueing import SLOTS, Clock, clock, engine, filled, four_slots, key, queue_at
 from tests.support.wait import until
 
@@ -54,7 +55,7 @@ async def test_the_estimate_follows_what_requests_took(engine: HoldingEngine, cl
         )
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", campaign_seeds(2, 60))
 async def test_a_position_is_the_turn_that_the_request_gets(engine: HoldingEngine, clock: Clock, seed: int) -> None:
     # It says when its turn comes if nobody else does: so it is the last one's that must come true.
     dice = random.Random(seed)
@@ -221,9 +222,10 @@ async def test_of_one_tenant_priority_goes_before_default_before_flex(engine: Ho
 
 
 async def test_a_storm_of_disconnects_leaks_no_slot(engine: HoldingEngine) -> None:
-    dice = random.Random(11)
-    async with queue_at(engine, four_slots(engine, queue_limit=200), keys=(ALICE, BOB), hold_headers_s=0.02) as queue:
-        for number in range(200):
+    count = campaign_count(60, 1_000)
+    dice = random.Random(campaign_seed())
+    async with queue_at(engine, four_slots(engine, queue_limit=count), keys=(ALICE, BOB), hold_headers_s=0.02) as queue:
+        for number in range(count):
             queue.send(f"c{number}", dice.choice(["alice", "bob"]), stream=dice.random() < 0.5)
         await until("the engine is full", lambda: len(engine.inside) == SLOTS)
         clients = list(queue.clients.values())

@@ -13,6 +13,7 @@ import pytest
 from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, Then, script, scripted
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.api_families import FAMILIES, STREAMING, Family
+from tests.support.campaign import campaign_count
 from tests.support.gateway_rest import nothing_left
 from tests.support.wait import until
 
@@ -121,14 +122,16 @@ async def test_an_engine_that_is_gone_is_left_out_then_tried_and_let_in_again(fa
 async def test_an_engine_that_closes_after_each_stream_without_a_word_is_well(
     gathers: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    clients = campaign_count(15, 500)
     # As llama-server does: its head promises to keep the connection.
     events = b"".join(CHAT.events)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     whole = script(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events), "close")
-    async with one_engine(CHAT, *[whole] * 200, gathers=gathers, slots=4, queue_limit=100) as (here, engine):
-        answers = await asyncio.gather(*(_text(here, stream=not gathers) for _ in range(60)))
+    scripts = [whole] * (4 * clients)
+    async with one_engine(CHAT, *scripts, gathers=gathers, slots=4, queue_limit=clients) as (here, engine):
+        answers = await asyncio.gather(*(_text(here, stream=not gathers) for _ in range(clients)))
         assert {status for status, _ in answers} == {200}
-        assert len(engine.requests) >= 60
+        assert len(engine.requests) >= clients
         assert not any(report.failed for report in here.controller.reports)
         assert "closed the connection" not in caplog.text, "it counts as no failure"
 

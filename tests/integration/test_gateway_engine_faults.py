@@ -20,6 +20,7 @@ from controller.schema.errors import ERROR_CODES
 from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, Then, script, scripted
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.api_families import FAMILIES, Family
+from tests.support.campaign import campaign_count
 from tests.support.gateway_rest import nothing_left
 
 AT_ONCE = 12
@@ -225,7 +226,7 @@ async def _tables(place: Place) -> None:
 
 
 @settings(
-    max_examples=30,
+    max_examples=campaign_count(4, 100),
     deadline=None,
     # A failure names its request; to shrink the others away would take minutes.
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

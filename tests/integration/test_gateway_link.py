@@ -15,6 +15,7 @@ from gateway import report_timer
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import FakeController, route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, serving, until
+from tests.support.campaign import campaign_count
 
 
 async def controller_word(here: GatewayHarness) -> str:
@@ -96,7 +97,7 @@ async def test_after_an_acknowledgement_no_request_goes_by_an_older_table() -> N
                     assert answer.status == 200
 
         clients = [asyncio.create_task(client()) for _ in range(8)]
-        for turn in range(10):
+        for turn in range(campaign_count(3, 100)):
             before, after = (old, new) if turn % 2 == 0 else (new, old)
             endpoint = route("m", [after.url]).endpoints[0].model_copy(update={"replica": f"m-turn{turn}"})
             stamp = await here.controller.publish(route("m").model_copy(update={"endpoints": (endpoint,)}))

@@ -17,10 +17,11 @@ from schemathesis.specs.openapi.checks import content_type_conformance, status_c
 from gateway.api import INFERENCE_GROUPS
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.support.campaign import campaign_count
 from tests.support.queueing import key
 from tests.support.raw_http import spotless
 
-CASES = 25
+CASES = campaign_count(5, 40)
 """Per operation and mode."""
 STORED = 4 * CASES
 MODELS = ("m", "org/m", "alias", "loading", "nobody")
@@ -84,7 +85,6 @@ def ask(operation: Any, mode: schemathesis.GenerationMode, url: str, known: Iter
         max_examples=CASES,
         deadline=None,
         database=None,
-        derandomize=True,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

@@ -17,6 +17,7 @@ from gateway.admission import Admission, Grant, Ticket
 from gateway.breaker import FAILURES
 from gateway.tries import MAX_BREAKS
 from tests.support.admission import route_of, routes_of, where
+from tests.support.campaign import campaign_count
 
 MODELS: Final = ("m", "n")
 QUEUE_LIMIT: Final = 3
@@ -267,4 +268,4 @@ def _is_unreachable(error: RoundhouseError) -> None:
 
 
 TestAdmission = AdmissionMachine.TestCase
-TestAdmission.settings = settings(max_examples=150, stateful_step_count=60)
+TestAdmission.settings = settings(max_examples=campaign_count(25, 1_500), stateful_step_count=60)

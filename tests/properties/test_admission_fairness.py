@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.schema.routing import Endpoint
 from gateway.admission import Admission, Ticket
 from tests.support.admission import AdmissionHarness, route_of
+from tests.support.campaign import campaign_count
 
 
 @dataclass
@@ -66,6 +67,7 @@ def _always_backlogged(slots: int, took: Mapping[str, float], backlog: Mapping[s
 seconds = st.sampled_from((0.5, 1.0, 3.0, 10.0))
 
 
+@settings(max_examples=campaign_count(20, 600))
 @given(st.integers(1, 8), seconds, seconds, st.integers(1, 5), st.integers(1, 50))
 def test_two_tenants_get_the_same_whatever_they_send(
     slots: int, a: float, b: float, backlog_a: int, backlog_b: int
@@ -74,12 +76,14 @@ def test_two_tenants_get_the_same_whatever_they_send(
     assert busy.served["a"] == pytest.approx(busy.served["b"], rel=0.1)
 
 
+@settings(max_examples=campaign_count(15, 400))
 @given(st.integers(1, 8), seconds, seconds)
 def test_weights_are_shares(slots: int, a: float, b: float) -> None:
     busy = _always_backlogged(slots, {"a": a, "b": b}, {"a": 3, "b": 3}, [3.0, 1.0])
     assert busy.served["a"] / busy.served["b"] == pytest.approx(3, rel=0.1)
 
 
+@settings(max_examples=campaign_count(25, 600))
 @given(st.integers(1, 4), st.integers(1, 30))
 def test_two_closed_groups_of_clients_get_the_same(slots: int, more: int) -> None:
     """As clients do it: each sends its next request when it has its answer."""
@@ -92,6 +96,7 @@ def test_two_closed_groups_of_clients_get_the_same(slots: int, more: int) -> Non
     assert busy.served["a"] == pytest.approx(busy.served["b"], rel=0.1)
 
 
+@settings(max_examples=campaign_count(50, 2_000))
 @given(
     st.integers(1, 4),
     st.lists(
@@ -128,6 +133,7 @@ def test_the_place_that_was_told_is_the_order_of_service(
     assert busy.harness.admission.depths == {}
 
 
+@settings(max_examples=campaign_count(50, 2_000))
 @given(
     st.integers(1, 4),
     st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 3)), min_size=1, max_size=150),

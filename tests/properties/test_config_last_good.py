@@ -6,12 +6,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.config.last_good import load, save
 from controller.config.tree import Place, Table, placed
 from controller.config.validate import validate
+from tests.support.campaign import campaign_count
 from tests.support.config_files import MODELS_ROOT
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -32,6 +33,7 @@ MODELS = st.dictionaries(
 )
 
 
+@settings(max_examples=campaign_count(20, 500))
 @given(MODELS)
 def test_round_trip(models: dict[str, Any]) -> None:
     table = placed(models, Place("f"))

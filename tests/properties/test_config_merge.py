@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.config.merge import merge, merge_all
 from controller.config.tree import Place, Plain, Table, placed, plain
+from tests.support.campaign import campaign_count
 
 KEYS = st.sampled_from(["a", "b", "c"])
 SCALARS: st.SearchStrategy[Any] = st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["x", "on"])
@@ -22,12 +23,14 @@ def table(value: Plain, file: str = "f") -> Table:
     return made
 
 
+@settings(max_examples=campaign_count(50, 1_000))
 @given(FILES, FILES, FILES)
 def test_neighbours_may_be_merged_first(first: Plain, second: Plain, third: Plain) -> None:
     a, b, c = table(first, "1"), table(second, "2"), table(third, "3")
     assert merge(merge(a, b), c) == merge(a, merge(b, c))
 
 
+@settings(max_examples=campaign_count(50, 1_000))
 @given(st.lists(FILES, max_size=4))
 def test_one_after_the_other_is_the_plain_rule(files: list[dict[str, Any]]) -> None:
     expected: Any = {}
@@ -49,6 +52,7 @@ def rule(earlier: Any, later: Any) -> Any:
     return merged
 
 
+@settings(max_examples=campaign_count(50, 1_000))
 @given(FILES)
 def test_a_file_merged_with_itself_or_with_nothing_is_itself(file: Plain) -> None:
     once = plain(merge_all([table(file)]))
@@ -56,6 +60,7 @@ def test_a_file_merged_with_itself_or_with_nothing_is_itself(file: Plain) -> Non
     assert plain(merge_all([table({}), table(file), table({})])) == once
 
 
+@settings(max_examples=campaign_count(50, 1_000))
 @given(FILES, FILES)
 def test_every_value_stands_in_a_file_that_says_it(first: Plain, second: Plain) -> None:
     merged = merge(table(first, "1"), table(second, "2"))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.config.parse import parse
+from tests.support.campaign import campaign_count
 from tests.support.config_files import FOLDER, MODELS_ROOT, snapshot
 
 TOKENS = st.sampled_from(
@@ -40,6 +41,7 @@ YAML_LIKE = st.lists(TOKENS, max_size=40).map("".join).map(str.encode)
 CONTENT = st.one_of(YAML_LIKE, st.text().map(str.encode), st.binary())
 
 
+@settings(max_examples=campaign_count(50, 1_500))
 @given(first=CONTENT, last=YAML_LIKE)
 def test_any_text_gives_definitions_or_problems_with_a_place(first: bytes, last: bytes) -> None:
     read = snapshot({"models.yaml": first, "local.json": last})
@@ -57,6 +59,7 @@ def test_any_text_gives_definitions_or_problems_with_a_place(first: bytes, last:
         assert not parsed.declared
 
 
+@settings(max_examples=campaign_count(50, 1_500))
 @given(first=CONTENT, last=YAML_LIKE)
 def test_the_same_text_gives_the_same(first: bytes, last: bytes) -> None:
     read = snapshot({"models.yaml": first, "local.json": last})

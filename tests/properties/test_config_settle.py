@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.config.parse import Parsed
 from controller.config.settle import CONFIRM_S, Settled, settle
 from controller.engines.stub import StubDefinition
 from controller.schema.status import Problem
+from tests.support.campaign import campaign_count
 
 NAMES = ("a", "b", "c")
 BROKEN = Parsed(problems=(Problem(file="f", message="broken"),))
@@ -31,6 +32,7 @@ READS = st.lists(
 )
 
 
+@settings(max_examples=campaign_count(40, 1_000))
 @given(READS)
 def test_every_read_keeps_the_promises(reads: list[tuple[float, Parsed]]) -> None:
     now, settled = 1000.0, None
@@ -71,6 +73,7 @@ def check(before: Settled | None, parsed: Parsed, after: Settled | None, since: 
     assert len(answers) == len(set(answers)), "two models answer to one name"
 
 
+@settings(max_examples=campaign_count(25, 600))
 @given(READS, good_reads())
 def test_the_files_have_their_way_when_they_rest(reads: list[tuple[float, Parsed]], last: Parsed) -> None:
     now, settled = 1000.0, None

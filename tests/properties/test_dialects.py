@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controller.schema.errors import ERROR_CODES, RoundhouseError
@@ -16,6 +16,7 @@ from gateway.dialects.messages import MESSAGES
 from gateway.dialects.native import NATIVE
 from gateway.dialects.openai import CHAT, COMPLETIONS
 from gateway.request import InferenceRequest, parse_request
+from tests.support.campaign import campaign_count
 
 FAMILIES: list[Dialect] = [CHAT, COMPLETIONS, MESSAGES, NATIVE]
 BLOCKING = b'{"model":"m"}'
@@ -115,6 +116,7 @@ def gathered(dialect: Dialect, parts: list[bytes]) -> Any:
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
+@settings(max_examples=campaign_count(25, 600))
 @given(draw=st.data(), places=cuts)
 def test_cuts_change_nothing(dialect: Dialect, draw: st.DataObject, places: list[int]) -> None:
     stream = draw.draw(streams(dialect))
@@ -123,6 +125,7 @@ def test_cuts_change_nothing(dialect: Dialect, draw: st.DataObject, places: list
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
+@settings(max_examples=campaign_count(25, 600))
 @given(draw=st.data(), places=cuts)
 def test_a_stream_is_complete_exactly_if_it_can_be_gathered(
     dialect: Dialect, draw: st.DataObject, places: list[int]
@@ -137,6 +140,7 @@ def test_a_stream_is_complete_exactly_if_it_can_be_gathered(
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
+@settings(max_examples=campaign_count(25, 600))
 @given(draw=st.data(), places=cuts)
 def test_a_text_comes_out_as_it_went_in(dialect: Dialect, draw: st.DataObject, places: list[int]) -> None:
     said = draw.draw(st.lists(words, max_size=6))
@@ -191,6 +195,7 @@ garbage = st.lists(st.one_of(st.binary(max_size=40), shaped), max_size=8).map(b"
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
+@settings(max_examples=campaign_count(25, 600))
 @given(stream=garbage, places=cuts)
 @example(stream=b'data: {"error":' + b'{"a":' * 2000 + b"1" + b"}" * 2001 + b"\n\n", places=[])
 @example(stream=b'data: {"error":{"a":' + b"[" * 970 + b"]" * 970 + b"}}\n\n", places=[])
@@ -213,6 +218,7 @@ def test_garbage_harms_nothing(dialect: Dialect, stream: bytes, places: list[int
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
+@settings(max_examples=campaign_count(25, 600))
 @given(code=st.sampled_from(sorted(ERROR_CODES)), message=words, param=st.one_of(st.none(), words))
 def test_a_failure_is_read_as_the_familys_own(dialect: Dialect, code: str, message: str, param: str | None) -> None:
     out = dialect.events(request()).failure(RoundhouseError(code, message, param=param), "r")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.translation.embeddings import Shortening, shortened
+from tests.support.campaign import campaign_count
 
 numbers = st.floats(-1e6, 1e6, width=32)
 
@@ -38,7 +39,7 @@ def packed(vector: list[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 3_000))
 @given(batches())
 def test_a_shortened_vector_has_length_1_and_the_direction_of_the_beginning(
     made: tuple[list[list[float]], int],
@@ -55,7 +56,7 @@ def test_a_shortened_vector_has_length_1_and_the_direction_of_the_beginning(
         )
 
 
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 3_000))
 @given(batches())
 def test_base64_holds_the_same_numbers(made: tuple[list[list[float]], int]) -> None:
     vectors, dimensions = made
@@ -63,7 +64,7 @@ def test_base64_holds_the_same_numbers(made: tuple[list[list[float]], int]) -> N
     assert as_base64 == [packed(vector) for vector in cut(vectors, dimensions)]
 
 
-@settings(max_examples=50)
+@settings(max_examples=campaign_count(40, 3_000))
 @given(batches())
 def test_shortening_twice_is_shortening_once(made: tuple[list[list[float]], int]) -> None:
     vectors, dimensions = made

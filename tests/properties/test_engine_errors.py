@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.dialects import errors
@@ -19,6 +19,7 @@ from gateway.dialects.openai import CHAT
 from gateway.dialects.responses_over_chat import RESPONSES_OVER_CHAT
 from gateway.engine_errors import client_status
 from gateway.request import parse_request
+from tests.support.campaign import campaign_count
 from tests.support.responses import context
 
 DIALECTS: tuple[Dialect, ...] = (CHAT, MESSAGES, NATIVE, RESPONSES_OVER_CHAT)
@@ -65,6 +66,7 @@ def _check(dialect: Dialect, status: int, body: bytes) -> None:
     assert error["status"] == client_status(status)
 
 
+@settings(max_examples=campaign_count(40, 3_000))
 @given(bodies, statuses)
 @example({"error": WHOLE | {"status": "500"}}, 500)
 @example({"error": WHOLE | {"status": None}}, 500)
@@ -81,6 +83,7 @@ def test_any_json_becomes_an_error_in_every_form(value: Any, status: int) -> Non
         _stream(dialect, event)
 
 
+@settings(max_examples=campaign_count(40, 3_000))
 @given(st.binary(max_size=50), statuses)
 def test_any_bytes_become_an_error_in_every_form(body: bytes, status: int) -> None:
     for dialect in DIALECTS:
@@ -109,9 +112,9 @@ def _stream(dialect: Dialect, event: bytes) -> None:
 )
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
 def test_any_depth_of_nesting_becomes_an_error_in_every_form(frame: str, opening: str, closing: str) -> None:
-    """At the very depth where reading or writing again begins to fail, and at every other."""
+    """Around the depths where reading or writing again begins to fail: at each in a campaign, at every sixth in CI."""
     depths = [100, *range(380, 410), *range(sys.getrecursionlimit() - 120, sys.getrecursionlimit() + 5), 100_000]
-    for depth in depths:
+    for depth in depths[:: campaign_count(6, 1)]:
         body = (frame % (opening * depth + "1" + closing * depth)).encode()
         for dialect in DIALECTS:
             _check(dialect, 500, body)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.engine_http import EngineClient
 from tests.fakes.fake_scripted_engine import OK, Then, script, scripted
+from tests.support.campaign import campaign_count
 from tests.support.engine_calls import PATIENCE_S, Recorder, endpoint, on, post, soon
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: a/b\r\n"
@@ -82,7 +83,7 @@ async def one(client: EngineClient, base_url: str, then: Then, cancel_after: int
     return got
 
 
-@settings(max_examples=400)
+@settings(max_examples=campaign_count(100, 5_000))
 @given(
     st.lists(
         st.tuples(st.sampled_from(VALID), st.lists(edits, max_size=3), cuts, thens, st.none() | st.integers(0, 30)),
@@ -118,7 +119,7 @@ def test_any_bytes_any_cuts_any_ending(answers: list[tuple[bytes, list[Edit], ra
     on("uvloop", scenario)
 
 
-@settings(max_examples=150)
+@settings(max_examples=campaign_count(50, 3_000))
 @given(st.sampled_from(VALID), st.lists(st.integers(1, 250), max_size=30))
 def test_cuts_change_nothing_of_a_valid_answer(answer: bytes, places: list[int]) -> None:
     results = []

@@ -21,6 +21,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
 from tests.properties.test_engine_http import Edit
+from tests.support.campaign import campaign_count
 from tests.support.queueing import key
 from tests.support.raw_http import Answer, RawClient, chat_body, raw, request, spotless
 
@@ -151,7 +152,7 @@ def ask(body: Any) -> bytes:
     return request(body=json.dumps(body).encode(), headers=[KEY])
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=campaign_count(50, 2_000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(VALID), st.lists(edits, max_size=3)), min_size=1, max_size=4), cuts, ends)
 @example([(VALID[0], []), (b"garbage\r\n\r\n", [])], [], "stall")
 @example([(request("GET", "/" + "a" * 5000), []), (VALID[0], [])], [], "stall")
@@ -185,7 +186,7 @@ async def next_client(bench: Bench) -> int:
         return (await client.answer()).status
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=campaign_count(5, 200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(VALID[:12]), min_size=1, max_size=5), st.lists(st.integers(1, 2000), max_size=40))
 def test_cuts_change_nothing_of_valid_requests(bench: Bench, requests: list[bytes], places: list[int]) -> None:
     results = []

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.schema.routing import RoutingTable, Stamp
 from gateway.ledger import LEAVING_NAMED, Ledger
 from gateway.routing import Routes
 from tests.fakes.fake_controller import route
+from tests.support.campaign import campaign_count
 
 NAMES = [f"r{number}" for number in range(6)]
 
 
+@settings(max_examples=campaign_count(50, 2_500))
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["a", "b"]), st.sampled_from(NAMES)), max_size=60))
 def test_counters_are_what_is_inside_and_never_hold_a_zero(steps: list[tuple[bool, str, str]]) -> None:
     ledger = Ledger(lambda: 0.0, {})
@@ -37,6 +39,7 @@ def test_counters_are_what_is_inside_and_never_hold_a_zero(steps: list[tuple[boo
 names = st.text(st.sampled_from("ab/:"), min_size=1, max_size=3)
 
 
+@settings(max_examples=campaign_count(50, 2_500))
 @given(st.dictionaries(names, st.lists(names, max_size=3).map(tuple), max_size=5))
 def test_a_models_own_name_always_finds_it_and_every_alias_finds_some_owner(models: dict[str, tuple[str, ...]]) -> None:
     table = RoutingTable(

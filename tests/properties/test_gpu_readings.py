@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from controller.runtimes.nvml import NvmlReader, Reading
 from controller.state import Gpu, GpuProcess
 from tests.fakes.fake_nvml import FakeGpu, FakeNvml
+from tests.support.campaign import campaign_count
 
 ERRORS = [
     "NotSupported",
@@ -56,7 +57,7 @@ def fails(device: FakeGpu, *, old_driver: bool) -> bool:
 
 
 @given(fake=hosts())
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 2_000))
 def test_a_reading_is_what_is_known(fake: FakeNvml) -> None:
     there, old = devices(fake), fake._old
     gpus = NvmlReader(fake, host_pids=True).read()
@@ -81,7 +82,7 @@ def test_a_reading_is_what_is_known(fake: FakeNvml) -> None:
 
 
 @given(fake=hosts(), function=st.sampled_from(NEEDED), error=st.sampled_from(ERRORS))
-@settings(max_examples=50)
+@settings(max_examples=campaign_count(40, 2_000))
 def test_what_is_needed_and_refused_makes_all_unknown(fake: FakeNvml, function: str, error: str) -> None:
     card = fake.add(uuid="GPU-x", bus=99, errors={function: error})
     reader = NvmlReader(fake, host_pids=False)
@@ -108,7 +109,7 @@ GPUS = st.builds(
 
 
 @given(reading=st.builds(Reading, st.none() | st.lists(GPUS, max_size=3).map(tuple), st.none() | st.text()))
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 2_000))
 def test_a_line_says_the_same(reading: Reading) -> None:
     line = reading.to_line()
     assert "\n" not in line
@@ -126,7 +127,7 @@ JSON = st.recursive(
 
 
 @given(content=JSON)
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 2_000))
 def test_no_line_breaks_its_reader(content: object) -> None:
     try:
         reading = Reading.from_line(json.dumps(content))

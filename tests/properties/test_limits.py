@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from itertools import combinations_with_replacement
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.keys import Key
 from gateway.keys import KeyRing
 from gateway.limits import Entry, Limits
+from tests.support.campaign import campaign_count
 
 amounts = st.integers(0, 40)
 steps = st.lists(
@@ -45,6 +46,7 @@ def within(events: list[tuple[float, float]], capacity: int) -> bool:
     )
 
 
+@settings(max_examples=campaign_count(50, 2_500))
 @given(capacities, capacities, steps)
 def test_never_more_than_the_limit_in_any_window(per_minute: int, tokens: int, script: list[tuple[str, int]]) -> None:
     limits, keys, now = Limits(), ring(per_minute, tokens, None), 0.0
@@ -70,6 +72,7 @@ def test_never_more_than_the_limit_in_any_window(per_minute: int, tokens: int, s
     assert within(tokens_used, tokens)
 
 
+@settings(max_examples=campaign_count(50, 2_500))
 @given(capacities, st.integers(1, 4), steps)
 def test_what_runs_is_counted_exactly_and_ends_at_zero(
     tokens: int, concurrency: int, script: list[tuple[str, int]]
@@ -95,6 +98,7 @@ def test_what_runs_is_counted_exactly_and_ends_at_zero(
     assert not limits._states
 
 
+@settings(max_examples=campaign_count(50, 2_500))
 @given(capacities, capacities, steps, st.lists(st.tuples(capacities, capacities), max_size=5))
 def test_headers_are_within_bounds_and_every_refusal_ends_when_it_says(
     per_minute: int, tokens: int, script: list[tuple[str, int]], edits: list[tuple[int, int]]

@@ -15,6 +15,7 @@ from controller.engines import ENGINES
 from controller.engines.base import Launch, RenderContext
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.resolve import with_params
+from tests.support.campaign import campaign_count
 from tests.support.llama_servers import needed, program
 from worker.llama_server_flags import parse, value_of
 
@@ -87,7 +88,7 @@ def refusal(arguments: Sequence[str]) -> str | None:
     return done.stderr if done.returncode else None
 
 
-@settings(max_examples=150)
+@settings(max_examples=campaign_count(15, 400))
 @given(definition=definitions(), served=NAMES)
 def test_the_program_takes_it(models: Path, definition: LlamaServerDefinition, served: str) -> None:
     needed("binary")
@@ -95,7 +96,7 @@ def test_the_program_takes_it(models: Path, definition: LlamaServerDefinition, s
     assert refusal(launch.argv[1:]) is None
 
 
-@settings(max_examples=150)
+@settings(max_examples=campaign_count(50, 2_000))
 @given(definition=definitions(), served=NAMES)
 def test_the_embedded_one_takes_it_and_means_the_same(
     models: Path, definition: LlamaServerDefinition, served: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from controller.engines import ENGINES
@@ -13,6 +13,7 @@ from controller.engines.load_fields import LoadField
 from controller.engines.load_request import MOST, load_params, load_request_model, wrong_backend
 from controller.resolve import with_params
 from controller.schema.desired import Definition
+from tests.support.campaign import campaign_count
 from tests.support.doc_tables import value_type
 
 LoadRequest = load_request_model()
@@ -46,6 +47,7 @@ def _minimal(engine: Engine) -> Definition:
     return engine.definition.model_validate({"backend": engine.name, "model_path": "m"})
 
 
+@settings(max_examples=campaign_count(25, 600))
 @given(load=loads())
 def test_what_a_load_passes_the_definition_takes(load: tuple[Engine, dict[str, Any]]) -> None:
     engine, params = load
@@ -61,6 +63,7 @@ def test_what_a_load_passes_the_definition_takes(load: tuple[Engine, dict[str, A
             assert wrong_backend(other, params) is not None
 
 
+@settings(max_examples=campaign_count(30, 1_000))
 @given(load=loads())
 def test_a_fault_names_a_field_that_was_given(load: tuple[Engine, dict[str, Any]]) -> None:
     engine, params = load

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.config.parse import parse
 from controller.edits import edits
 from controller.masking import masked, masked_field, masked_text, secrets_of, without_secrets
 from controller.schema.admin import MASKED
+from tests.support.campaign import campaign_count
 from tests.support.config_files import MODELS_ROOT, snapshot
 
 CHARACTERS = "abcXYZ0189.-_+=/@:,;!~#%&?*$^éß"
@@ -56,6 +57,7 @@ def definitions(draw: st.DrawFn) -> tuple[dict[str, Any], list[str]]:
     return fields, secrets
 
 
+@settings(max_examples=campaign_count(40, 1_000))
 @given(definitions())
 def test_a_row_shows_no_secret(made: tuple[dict[str, Any], list[str]]) -> None:
     fields, secrets = made
@@ -66,6 +68,7 @@ def test_a_row_shows_no_secret(made: tuple[dict[str, Any], list[str]]) -> None:
     assert masked(masked(fields)) == masked(fields)
 
 
+@settings(max_examples=campaign_count(40, 1_000))
 @given(definitions(), st.text(max_size=20), st.data())
 def test_a_log_shows_no_secret(made: tuple[dict[str, Any], list[str]], between: str, data: st.DataObject) -> None:
     fields, secrets = made
@@ -76,6 +79,7 @@ def test_a_log_shows_no_secret(made: tuple[dict[str, Any], list[str]], between: 
         assert secret not in text
 
 
+@settings(max_examples=campaign_count(40, 1_000))
 @given(definitions(), definitions())
 def test_a_difference_shows_no_secret(
     before: tuple[dict[str, Any], list[str]], after: tuple[dict[str, Any], list[str]]
@@ -86,6 +90,7 @@ def test_a_difference_shows_no_secret(
             assert secret not in shown
 
 
+@settings(max_examples=campaign_count(40, 1_000))
 @given(st.dictionaries(st.text(max_size=20) | NAMES | st.just("env"), JSON, max_size=5))
 def test_any_json_has_a_row_of_the_same_names(fields: dict[str, Any]) -> None:
     row = masked(fields)
@@ -94,6 +99,7 @@ def test_any_json_has_a_row_of_the_same_names(fields: dict[str, Any]) -> None:
     secrets_of(fields)
 
 
+@settings(max_examples=campaign_count(40, 1_000))
 @given(st.text("ab:/@?=&\"'\\ keytokn-.", max_size=60))
 def test_masking_a_text_twice_changes_nothing_more(text: str) -> None:
     assert masked_text(masked_text(text)) == masked_text(text)
@@ -117,6 +123,7 @@ def wrong_files(draw: st.DrawFn) -> tuple[str, str]:
     return f"models:\n  m:\n    {fields}\n    {below.format(written)}\n", secret
 
 
+@settings(max_examples=campaign_count(40, 1_000))
 @given(wrong_files())
 def test_a_problem_shows_no_value_where_secrets_stand(made: tuple[str, str]) -> None:
     text, secret = made

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from controller.artifacts.facts import Gguf
 from controller.engines.memory import Prediction
 from controller.engines.memory_llama import GGML_BLOCKS, LlamaLoad, predict_llama, row_bytes
+from tests.support.campaign import campaign_count
 
 BLOCK: Final = 1_000_003
 ORDER: Final = ("q4_0", "q5_0", "q8_0", "f16", "f32")
@@ -66,7 +67,7 @@ def told(model: Gguf, load: LlamaLoad) -> Prediction:
     return forecast
 
 
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 2_000))
 @given(models(), loads, st.integers(1, 100_000))
 def test_a_longer_context_never_takes_less(model: Gguf, load: LlamaLoad, more: int) -> None:
     shorter, longer = told(model, load).host, told(model, replace(load, context=(load.context or 0) + more)).host
@@ -75,7 +76,7 @@ def test_a_longer_context_never_takes_less(model: Gguf, load: LlamaLoad, more: i
     assert shorter.compute <= longer.compute
 
 
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 2_000))
 @given(models(), loads)
 def test_weights_and_cache_grow_with_the_layers(model: Gguf, load: LlamaLoad) -> None:
     # Twelve layers are two periods of Gemma 3's pattern, and six of Gemma 2's.
@@ -85,14 +86,14 @@ def test_weights_and_cache_grow_with_the_layers(model: Gguf, load: LlamaLoad) ->
     assert one.compute == two.compute == three.compute
 
 
-@settings(max_examples=50)
+@settings(max_examples=campaign_count(40, 2_000))
 @given(models(), loads)
 def test_a_finer_cache_takes_more(model: Gguf, load: LlamaLoad) -> None:
     sizes = [told(model, replace(load, type_k=kind, type_v=kind)).host.kv_cache for kind in ORDER]
     assert sizes == sorted(set(sizes))
 
 
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 2_000))
 @given(models(), loads, st.integers(0, 50), st.sampled_from([1, 2, 4]))
 def test_what_leaves_the_host_is_on_the_gpus(model: Gguf, load: LlamaLoad, layers: int, gpus: int) -> None:
     alone = told(model, load).host

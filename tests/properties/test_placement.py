@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from controller.engines.stub import StubDefinition
 from controller.placement import RELEASE_S, Ledger, NoRoom, Placed, place
 from controller.state import HOST, DesiredModel, Gpu, GpuProcess, Need, ObservedState, Statement
+from tests.support.campaign import campaign_count
 
 MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "h", 1, Statement("file", 0.0, ""))
 gpu_lists = st.lists(st.integers(100, 2_000), max_size=4).map(
@@ -25,7 +26,7 @@ def seen(gpus: tuple[Gpu, ...] | None, *, host_mib: int | None = None, need: Nee
 requests = st.tuples(st.integers(0, 3), st.one_of(st.none(), st.integers(1, 1_500)))
 
 
-@settings(max_examples=1_000)
+@settings(max_examples=campaign_count(200, 10_000))
 @given(gpu_lists, st.lists(requests, max_size=8))
 def test_claims_never_exceed_memory_and_whole_gpus_are_shared_with_nobody(
     gpus: tuple[Gpu, ...], wanted: list[tuple[int, int | None]]

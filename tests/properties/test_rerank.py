@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.translation.rerank import Version, answered, read, written
+from tests.support.campaign import campaign_count
 
 texts = st.text(max_size=5)
 documents = st.lists(
@@ -16,7 +17,7 @@ documents = st.lists(
 scores = st.floats(-20, 20)
 
 
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 3_000))
 @given(st.data())
 def test_the_best_first_as_many_as_asked_for_and_each_with_its_own(data: st.DataObject) -> None:
     version: Version = data.draw(st.sampled_from((1, 2)))

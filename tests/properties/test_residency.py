@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.state import DesiredModel, Gpu, Statement
+from tests.support.campaign import campaign_count
 from tests.support.traffic_simulator import TrafficSimulator, autoload
 
 ROOM = 1_000
@@ -29,7 +30,7 @@ def models(draw: st.DrawFn) -> dict[str, DesiredModel]:
     }
 
 
-@settings(max_examples=200)
+@settings(max_examples=campaign_count(40, 2_000))
 @given(models(), steps)
 def test_everybody_is_served_whatever_comes_and_nothing_busy_young_or_pinned_goes(
     known: dict[str, DesiredModel], traffic: list[tuple[str, int, float]]
@@ -49,7 +50,7 @@ def test_everybody_is_served_whatever_comes_and_nothing_busy_young_or_pinned_goe
     assert sum(table.served.values()) == asked
 
 
-@settings(max_examples=60)
+@settings(max_examples=campaign_count(4, 12))
 @given(st.integers(1, 4), st.sampled_from((2.0, 10.0, 30.0)))
 def test_two_that_are_asked_for_without_end_take_turns(at_a_time: int, swap_wait_s: float) -> None:
     table = TrafficSimulator({name: autoload(name, 800) for name in "ab"}, ROOM, swap_wait_s=swap_wait_s)
@@ -66,7 +67,7 @@ def test_two_that_are_asked_for_without_end_take_turns(at_a_time: int, swap_wait
     assert sum(table.loads.values()) <= 300 / max(swap_wait_s, table.load_s) + 2
 
 
-@settings(max_examples=60)
+@settings(max_examples=campaign_count(6, 300))
 @given(st.lists(st.sampled_from("ab"), min_size=10, max_size=100))
 def test_requests_for_one_model_gather_while_another_is_in_its_place(order: list[str]) -> None:
     """All at once: each model is loaded once."""
@@ -157,7 +158,7 @@ def test_who_only_waits_for_a_turn_on_its_gpu_does_not_rest() -> None:
     assert table.loaded() == {"a", "b"}
 
 
-@settings(max_examples=25)
+@settings(max_examples=campaign_count(8, 400))
 @given(st.sampled_from((None, 5.0, 20.0)), st.lists(st.integers(0, 20), min_size=4, max_size=4))
 def test_one_that_needs_the_room_of_several_gets_it(residency_s: float | None, begins: list[int]) -> None:
     small = {name: autoload(name, 500, min_residency_s=residency_s) for name in "abcd"}

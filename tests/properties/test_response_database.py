@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from controller.schema.errors import RoundhouseError
 from gateway.responses.database import Database, FullError
 from gateway.responses.stored import CONTINUABLE, RUNNING, Bounds, History
+from tests.support.campaign import campaign_count
 from tests.support.stored import HOUR, MIB, Clock, iid, opened, response, rid, stored
 
 TENANTS = ("t", "u")
@@ -228,4 +229,4 @@ class Responses(RuleBasedStateMachine):
 
 
 TestResponses = Responses.TestCase
-TestResponses.settings = settings(max_examples=50, stateful_step_count=40)
+TestResponses.settings = settings(max_examples=campaign_count(15, 600), stateful_step_count=40)

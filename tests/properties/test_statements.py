@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from controller.runtimes.base import StartError
 from controller.schema.errors import RoundhouseError
 from controller.schema.status import ModelState
+from tests.support.campaign import campaign_count
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
 
 MOST_ROUNDS = 60
@@ -241,5 +242,5 @@ class Statements(RuleBasedStateMachine):
         assert len(current) == wanted, "all run what is declared"
 
 
-Statements.TestCase.settings = settings(max_examples=150, stateful_step_count=25)
+Statements.TestCase.settings = settings(max_examples=campaign_count(20, 1_000), stateful_step_count=25)
 TestStatements = Statements.TestCase

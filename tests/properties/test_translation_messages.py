@@ -30,6 +30,7 @@ from gateway.translation.conversation import (
 )
 from gateway.translation.messages import prompt_of
 from tests.fakes.fake_controller import route
+from tests.support.campaign import campaign_count
 from tests.support.messages_schema import checked_events, checked_message
 
 Fields = dict[str, Any]
@@ -152,7 +153,7 @@ def request_of(prompt: Prompt, *, apart: bool) -> Fields:
 
 
 @given(prompts(), st.booleans())
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 1_000))
 def test_a_conversation_survives_the_way_through_a_request(prompt: Prompt, apart: bool) -> None:
     assert prompt_of(json.loads(json.dumps(request_of(prompt, apart=apart)))) == prompt
 
@@ -215,7 +216,7 @@ def streams(draw: st.DrawFn, answer: Answer) -> list[bytes]:
 
 
 @given(st.data())
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 1_000))
 def test_a_stream_gathered_is_the_whole_message(data: st.DataObject) -> None:
     answer = data.draw(ANSWERS)
     parts = data.draw(streams(answer))

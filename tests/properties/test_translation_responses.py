@@ -31,6 +31,7 @@ from gateway.translation.conversation import (
     User,
 )
 from tests.properties.test_dialects import cut, cuts, garbage, words
+from tests.support.campaign import campaign_count
 from tests.support.responses import Fields, context, events_in, folded
 
 names = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=8)
@@ -183,7 +184,7 @@ def prompts(draw: st.DrawFn) -> Prompt:
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 1_000))
 @given(draw=st.data(), prompt=prompts(), places=st.integers(0, 9))
 def test_items_say_what_they_were_made_of(draw: st.DataObject, prompt: Prompt, places: int) -> None:
     fields = asked_for(prompt, draw.draw)
@@ -194,7 +195,7 @@ def test_items_say_what_they_were_made_of(draw: st.DataObject, prompt: Prompt, p
     assert responses.read(follows, context(history=tuple(before))) == prompt
 
 
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 1_000))
 @given(draw=st.data(), prompt=prompts())
 def test_what_is_kept_of_the_input_says_the_same(draw: st.DataObject, prompt: Prompt) -> None:
     fields = asked_for(prompt, draw.draw)
@@ -283,7 +284,7 @@ def passed(request: InferenceRequest, parts: list[bytes]) -> bytes:
     return out
 
 
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 1_000))
 @given(made=answers(), places=cuts, custom=st.none() | names, is_open=st.booleans())
 def test_a_stream_says_what_the_whole_answer_says(
     made: tuple[list[Fields], Fields], places: list[int], custom: str | None, is_open: bool
@@ -310,7 +311,7 @@ def test_a_stream_says_what_the_whole_answer_says(
     assert json.loads(result[1]) == whole
 
 
-@settings(max_examples=60)
+@settings(max_examples=campaign_count(40, 1_000))
 @given(
     made=answers(),
     places=cuts,
@@ -338,7 +339,7 @@ def test_a_stream_that_breaks_off_ends_as_one_should(
     assert events.failure(RoundhouseError(code, message), "r") == b""
 
 
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 1_000))
 @given(stream=garbage, places=cuts)
 @example(
     stream=b'data: {"choices":[{"delta":{"content":"a"},"logprobs":{"content":[{"top_logprobs":3}]}}]}\n\n', places=[]

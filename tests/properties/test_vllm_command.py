@@ -14,6 +14,7 @@ from controller.engines import ENGINES
 from controller.engines.base import RenderContext
 from controller.engines.vllm_fields import VllmFields
 from controller.resolve import with_params
+from tests.support.campaign import campaign_count
 from tests.support.vllm_engine import Parser, parser
 
 pytestmark = pytest.mark.vllm
@@ -91,7 +92,7 @@ def definitions(draw: st.DrawFn) -> VllmFields:
     return loaded
 
 
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(30, 2_000))
 @given(definition=definitions(), runtime=st.sampled_from(["docker", "process"]), served=NAMES)
 def test_the_parser_takes_it_and_means_the_same(
     real: Parser, definition: VllmFields, runtime: Any, served: str

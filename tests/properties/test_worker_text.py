@@ -6,9 +6,10 @@ import itertools
 import json
 from collections.abc import Generator, Iterable, Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.campaign import campaign_count
 from worker import thoughts, tool_calls
 from worker.engine import Piece
 from worker.stops import until_stop
@@ -62,6 +63,7 @@ def ended_by(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
     return text, None
 
 
+@settings(max_examples=campaign_count(50, 3_000))
 @given(text=st.text("ab\n☺", max_size=40), stop=st.text("ab\n☺", min_size=1, max_size=4), places=cuts)
 def test_a_text_ends_before_its_stop_string(text: str, stop: str, places: list[int]) -> None:
     thought, said, calls, finish, reason = told(until_stop(pieces_of(text, places, "length"), [stop]))
@@ -70,6 +72,7 @@ def test_a_text_ends_before_its_stop_string(text: str, stop: str, places: list[i
     assert (thought, calls) == ("", [])
 
 
+@settings(max_examples=campaign_count(50, 3_000))
 @given(
     text=st.text("ab", max_size=30),
     stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4),
@@ -80,6 +83,7 @@ def test_of_several_stop_strings_the_first_that_is_complete(text: str, stops: li
     assert (said, reason) == ended_by(text, stops)
 
 
+@settings(max_examples=campaign_count(50, 3_000))
 @given(data=st.data(), marks=st.sampled_from(MARKS), opened=st.booleans(), places=cuts)
 def test_thoughts_are_the_same_however_they_come(
     data: st.DataObject, marks: Marks, opened: bool, places: list[int]
@@ -99,6 +103,7 @@ def test_thoughts_are_the_same_however_they_come(
         assert (thought, said) == ("", text)
 
 
+@settings(max_examples=campaign_count(50, 3_000))
 @given(data=st.data(), markup=st.sampled_from(MARKUPS), several=st.booleans(), places=cuts)
 def test_calls_are_the_same_however_they_come(
     data: st.DataObject, markup: Markup, several: bool, places: list[int]

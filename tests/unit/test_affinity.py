@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.affinity import BLOCK, MOST_KEYS, Affinity, prefix_keys
@@ -22,6 +22,7 @@ from gateway.translation.conversation import (
     Turn,
     User,
 )
+from tests.support.campaign import campaign_count
 
 
 def _said(*texts: str) -> dict[str, Any]:
@@ -162,6 +163,7 @@ _json = st.recursive(
 )
 
 
+@settings(max_examples=campaign_count(30, 3_000))
 @given(st.dictionaries(st.sampled_from(["messages", "prompt", "input"]), _json | st.lists(_json, max_size=5)))
 def test_no_shape_makes_it_fail(fields: dict[str, Any]) -> None:
     assert prefix_keys(fields) == prefix_keys(fields)

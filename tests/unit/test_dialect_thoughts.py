@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gateway.dialects import thoughts
 from gateway.dialects.openai import CHAT, COMPLETIONS, DONE
 from gateway.request import parse_request
+from tests.support.campaign import campaign_count
 
 REQUEST = parse_request(b'{"model": "m", "stream": true}', may_stream=True)
 NAMES = ("reasoning", "reasoning_content")
@@ -115,7 +116,7 @@ DELTAS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 2_000))
 @given(st.lists(DELTAS, min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_whatever_is_said_both_names_hold_the_thought_and_nothing_else_changes(
     said: list[dict[str, Any]], ascii_only: bool, spaced: bool

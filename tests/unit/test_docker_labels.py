@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.engines.stub import StubDefinition
@@ -27,12 +27,14 @@ from controller.runtimes.docker_labels import (
 )
 from controller.schema.status import SCHEMA_VERSION
 from controller.state import ReplicaId
+from tests.support.campaign import campaign_count
 
 
 def request(replica: ReplicaId, claims: dict[str, int]) -> StartRequest:
     return StartRequest(replica, "rh-x", StubDefinition(backend="stub"), replica.model, None, "SECRET", claims)
 
 
+@settings(max_examples=campaign_count(40, 3_000))
 @given(
     st.text(min_size=1),
     st.integers(0, 255),

@@ -16,6 +16,7 @@ from controller.runtimes.log_parts import PART_BYTES, Given, last_lines, plain_l
 from controller.runtimes.naming import is_replica_name, names_of, replica_name
 from controller.runtimes.process_logs import Logs
 from controller.state import ReplicaId
+from tests.support.campaign import campaign_count
 
 NAME = "rh-a-m-0-12345678-1"
 STEPS = {"line": "\n", "long line": " " * 300 + "\n", "half": " ", "cut": None, "read": None}
@@ -165,7 +166,7 @@ def test_a_line_without_an_end_is_given_in_the_end(tmp_path: Path) -> None:
     assert sum(len(line) for line in follower.lines) == 2 * PART_BYTES + 11
 
 
-@settings(max_examples=200)
+@settings(max_examples=campaign_count(40, 2_000))
 @given(
     st.lists(st.sampled_from(sorted(STEPS)), min_size=30, max_size=80) | st.lists(st.sampled_from(sorted(STEPS))),
     st.booleans(),

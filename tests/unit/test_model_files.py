@@ -22,6 +22,7 @@ from controller.artifacts.hf import tensor_bytes
 from controller.artifacts.read import files_below, read_artifact
 from controller.engines.memory import Prediction, Unpredicted
 from controller.engines.memory_llama import LlamaLoad, predict_llama
+from tests.support.campaign import campaign_count
 from tests.support.gguf_files import gguf_head, write_llama
 
 TENSORS = {
@@ -146,7 +147,7 @@ def test_a_head_without_end_is_not_read_for_ever(tmp_path: Path, monkeypatch: py
     assert "has a head of more than 2 MiB" in facts.reason
 
 
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 2_000))
 @given(st.randoms(use_true_random=False), st.integers(1, 20))
 def test_damage_is_an_error_and_never_a_crash(chance: random.Random, count: int) -> None:
     data = bytearray(HEAD)
@@ -221,7 +222,7 @@ def test_what_is_wrong_in_a_folder_is_told(hub: Path, name: str, content: bytes,
     assert facts.size is not None
 
 
-@settings(max_examples=50)
+@settings(max_examples=campaign_count(40, 2_000))
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=3),

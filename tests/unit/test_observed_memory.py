@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.observed_memory import FILE_NAME, KINDS_KEPT, LOADS_KEPT, Observed, ObservedMemory, save
 from controller.state import DesiredModel, Gpu, Need, Statement
+from tests.support.campaign import campaign_count
 
 H200 = "NVIDIA H200"
 
@@ -177,7 +178,7 @@ def test_a_file_that_cannot_be_used_is_begun_anew(
 
 
 @given(content=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 3_000))
 def test_no_file_keeps_the_controller_from_starting(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     folder = tmp_path_factory.mktemp("state")
     (folder / FILE_NAME).write_bytes(content)
@@ -188,7 +189,7 @@ LOOKS = st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0, 10_000),
 
 
 @given(looks=st.lists(LOOKS, min_size=1, max_size=30))
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 3_000))
 def test_the_most_of_the_last_loads_is_known(looks: list[tuple[str, int | None, int | None]]) -> None:
     memory, loads = ObservedMemory(), dict[str, tuple[list[int], list[int]]]()
     for at, (replica, mib, host) in enumerate(looks):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.runtimes.naming import replica_name, replica_token
 from controller.state import ReplicaId
+from tests.support.campaign import campaign_count
 
 HASH = "0123456789abcdef"
 DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
@@ -46,6 +47,7 @@ def test_names_of_unusual_models() -> None:
     assert long != name_of("x" * 199, 255, 999_999)
 
 
+@settings(max_examples=campaign_count(40, 3_000))
 @given(models, st.integers(0, 255), st.integers(1, 10**6), st.from_regex(r"[a-z0-9]{1,16}", fullmatch=True))
 def test_every_name_is_a_dns_label_and_a_container_name(model: str, index: int, attempt: int, instance: str) -> None:
     name = replica_name(instance, ReplicaId(model, index, HASH, attempt))
@@ -56,11 +58,13 @@ def test_every_name_is_a_dns_label_and_a_container_name(model: str, index: int, 
     assert name.endswith(f"-{index}-01234567-{attempt}")
 
 
+@settings(max_examples=campaign_count(20, 1_000))
 @given(st.lists(models, min_size=2, max_size=20, unique=True))
 def test_models_have_different_names(names: list[str]) -> None:
     assert len({name_of(model) for model in names}) == len(names)
 
 
+@settings(max_examples=campaign_count(40, 3_000))
 @given(models)
 def test_a_models_slug_is_the_same_for_all_its_replicas(model: str) -> None:
     slugs = {

@@ -12,6 +12,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.campaign import campaign_count
 from tests.support.clockwork_folders import write_tokenizer
 from tests.support.scripted_model_file import speaker_vocabulary
 from worker.clockwork import make_vocabulary
@@ -65,7 +66,7 @@ def vocabulary(folder: Path) -> HFVocabulary:
 
 
 @given(text=st.text() | st.text(st.sampled_from("hello wörld 😀\n<0xFF>▁")))
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(30, 1_500))
 def test_a_text_comes_back_token_by_token(vocabulary: HFVocabulary, folder: Path, text: str) -> None:
     tokens = vocabulary.tokenize(text, add_special=False, parse_special=False)
     whole = b"".join(vocabulary.texts(tokens)).decode()

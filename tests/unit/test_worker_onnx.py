@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.campaign import campaign_count
 from tests.support.onnx_models import (
     SPECIAL_TOKENS,
     VOCABULARY,
@@ -142,7 +143,7 @@ def test_many_texts_keep_their_order(make: Make) -> None:
     assert close(embedded(make(), texts), [once[length] for length in lengths])
 
 
-@settings(max_examples=100)
+@settings(max_examples=campaign_count(40, 2_000))
 @given(st.lists(st.integers(1, 5000), max_size=60), st.none() | st.integers(1, 5))
 def test_batches_hold_every_text_once_and_are_bounded(lengths: list[int], rows: int | None) -> None:
     made = [*batches(lengths, rows)]

@@ -1,0 +1,28 @@
+"""Who is admitted when: slots, order, fairness, rate limits, and no slot that leaks."""
+
+from __future__ import annotations
+
+from tests.campaigns.pytest_run import run_tests
+from tests.campaigns.record import Outcome
+
+ABOUT = """
+Generated arrivals, ends, cancellations, new tables and failures of replicas: no slot leaks, nobody is overtaken for
+ever, tenants get their shares, the place that a client is told is the order of service, and no rate limit is passed
+in any window. The same through a whole gateway over sockets, under storms of clients that leave and of engines that
+fail.
+"""
+TESTS = (
+    "tests/properties/test_admission.py",
+    "tests/properties/test_admission_fairness.py",
+    "tests/properties/test_limits.py",
+    "tests/properties/test_gateway_routing.py",
+    "tests/unit/test_affinity.py",
+    "tests/integration/test_gateway_admission.py",
+    "tests/integration/test_gateway_faults.py",
+    "tests/integration/test_gateway_link.py",
+)
+
+
+def run(seed: int) -> Outcome:
+    """The tests with full counts."""
+    return run_tests(TESTS, seed)

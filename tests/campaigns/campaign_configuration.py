@@ -1,0 +1,25 @@
+"""Desired-state files: parsing, merging, settling, and what must not be shown of them."""
+
+from __future__ import annotations
+
+from tests.campaigns.pytest_run import run_tests
+from tests.campaigns.record import Outcome
+
+ABOUT = """
+Generated files, sequences of reads, and loads: merging is associative and every value stands in a file that says it,
+any text gives definitions or problems with a place, a file that is gone for a moment removes nothing, what was kept
+as the last good state is read again as it was, and no secret is shown in any row, difference, log or problem.
+"""
+TESTS = (
+    "tests/properties/test_config_parse.py",
+    "tests/properties/test_config_merge.py",
+    "tests/properties/test_config_settle.py",
+    "tests/properties/test_config_last_good.py",
+    "tests/properties/test_load_fields.py",
+    "tests/properties/test_masking.py",
+)
+
+
+def run(seed: int) -> Outcome:
+    """The tests with full counts."""
+    return run_tests(TESTS, seed)

@@ -1,0 +1,23 @@
+"""What a client gets when its engine misbehaves."""
+
+from __future__ import annotations
+
+from tests.campaigns.pytest_run import run_tests
+from tests.campaigns.record import Outcome
+
+ABOUT = """
+Engines that answer with generated garbage, break off, reset, stall or fall silent at any place, in every API family:
+each client gets a complete answer or an error in its family's form, nothing leaks, and the next request is served.
+Errors of engines of any JSON, any bytes and any depth of nesting.
+"""
+TESTS = (
+    "tests/integration/test_gateway_engine_faults.py",
+    "tests/integration/test_engine_http_faults.py",
+    "tests/integration/test_gateway_engine_failures.py",
+    "tests/properties/test_engine_errors.py",
+)
+
+
+def run(seed: int) -> Outcome:
+    """The tests with full counts."""
+    return run_tests(TESTS, seed)

@@ -1,0 +1,23 @@
+"""Memory and GPUs: formulas, readings, placement."""
+
+from __future__ import annotations
+
+from tests.campaigns.pytest_run import run_tests
+from tests.campaigns.record import Outcome
+
+ABOUT = """
+Generated GPUs, claims and models: placement never gives out more than there is, a reading that failed is unknown and
+never empty, formulas grow with what they depend on, any bytes for a model file end in a size or an error in words.
+"""
+TESTS = (
+    "tests/properties/test_memory.py",
+    "tests/properties/test_placement.py",
+    "tests/properties/test_gpu_readings.py",
+    "tests/unit/test_observed_memory.py",
+    "tests/unit/test_model_files.py",
+)
+
+
+def run(seed: int) -> Outcome:
+    """The tests with full counts."""
+    return run_tests(TESTS, seed)

@@ -1,0 +1,17 @@
+"""The database of stored responses, against a model of it."""
+
+from __future__ import annotations
+
+from tests.campaigns.pytest_run import run_tests
+from tests.campaigns.record import Outcome
+
+ABOUT = """
+Generated sequences of writes, reads, deletions and expiries against a dictionary that does the same: every answer is
+equal, limits of room are kept, and the oldest goes first.
+"""
+TESTS = ("tests/properties/test_response_database.py",)
+
+
+def run(seed: int) -> Outcome:
+    """The tests with full counts."""
+    return run_tests(TESTS, seed)

@@ -1,0 +1,77 @@
+"""What the state folder and the process table say of a stack's engines (process runtime)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from controller.runtimes.process_groups import START_ENV
+from controller.runtimes.process_records import Record
+from controller.runtimes.process_spawn import INSTANCE_ENV, REPLICA_ENV
+from controller.runtimes.process_stat import PROC, read_stat
+from tests.support.roundhouse_stack import RoundhouseStack
+
+
+@dataclass(frozen=True)
+class EngineProcess:
+    """A process whose environment says that it is an engine's."""
+
+    pid: int
+    replica: str
+    start_id: str
+
+
+def read_records(stack: RoundhouseStack) -> dict[str, Record]:
+    """By replica name, as they are now. Raises OSError or ValueError for one that is being replaced."""
+    paths = (stack.state / "replicas").glob("*.json")
+    return {path.stem: Record.model_validate_json(path.read_bytes()) for path in paths}
+
+
+def signal_engine(stack: RoundhouseStack, replica: str, number: signal.Signals) -> None:
+    """Send a signal to an engine's whole process group."""
+    pid = read_records(stack)[replica].pid
+    assert pid is not None, f"{replica} has no process"
+    os.killpg(pid, number)
+
+
+def engine_processes(instance: str) -> list[EngineProcess]:
+    """All processes of this instance's engines that run."""
+    found = []
+    for folder in PROC.iterdir():
+        if not folder.name.isdigit():
+            continue
+        environment = _environment(folder)
+        if environment.get(INSTANCE_ENV) == instance and START_ENV in environment:
+            found.append(EngineProcess(int(folder.name), environment.get(REPLICA_ENV, ""), environment[START_ENV]))
+    return found
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    try:
+        entries = (folder / "environ").read_bytes().split(b"\0")
+    except OSError:  # it ended meanwhile
+        return {}
+    return {name: value for name, _, value in (entry.decode(errors="replace").partition("=") for entry in entries)}
+
+
+def what_is_wrong_with_engines(records: Mapping[str, Record], wanted: Counter[str]) -> list[str]:
+    """Engines that are missing, doubled, orphaned or dead against `wanted`, replicas per model; empty: all is well."""
+    found = []
+    running = Counter(record.model for record in records.values())
+    if running != wanted:
+        found.append(f"records of {dict(running)} instead of {dict(wanted)}")
+    places = Counter((record.model, record.index) for record in records.values())
+    found += [f"{count} engines at {place}" for place, count in places.items() if count > 1]
+    for name, record in records.items():
+        stat = read_stat(record.pid) if record.pid is not None else None
+        if stat is None or stat.ended or stat.process != record.leader:
+            found.append(f"{name} is recorded and does not run")
+    instances = {record.instance for record in records.values()}
+    starts = {record.start_id for record in records.values()}
+    for instance in instances:
+        found += [f"orphan: {each}" for each in engine_processes(instance) if each.start_id not in starts]
+    return found

@@ -1,0 +1,201 @@
+"""`make campaign`: what a campaign's module has, what its page says, and which counts it raises."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.campaigns.__main__ import PREFIX, campaign_names, run_campaign
+from tests.campaigns.pytest_run import run_tests
+from tests.campaigns.record import PAGES, REPOSITORY, Outcome, Run, Table, current_commit
+from tests.support.campaign import CAMPAIGN_VARIABLE, SEED_VARIABLE, campaign_count, campaign_seed, campaign_seeds
+
+NAMES = campaign_names()
+COUNTS = re.compile(r"\b(campaign_count|campaign_seeds)\(")
+TESTS = """
+import pytest
+from hypothesis import given, settings, strategies as st
+from tests.support.campaign import campaign_count, campaign_seed, record_figure
+
+@settings(max_examples=campaign_count(2, 7), database=None)
+@given(st.integers())
+def test_property(n):
+    pass
+
+@pytest.mark.parametrize("name", ["a|b", "c"])
+def test_cases(name, record_property):
+    record_figure(record_property, "seed", campaign_seed())
+
+def test_wrong():
+    assert "this" == "that"
+
+@pytest.mark.skip(reason="no such machine")
+def test_left_out():
+    pass
+
+@pytest.fixture
+def broken():
+    raise OSError("no fixture")
+
+def test_on_nothing(broken):
+    pass
+"""
+
+
+def _module(name: str) -> ModuleType:
+    return import_module(f"tests.campaigns.{PREFIX}{name}")
+
+
+def _run(outcome: Outcome) -> Run:
+    return Run("many", "What it tries.\n", "make campaign", "abc", "2026-01-02", 7, 90.0, "a machine", outcome)
+
+
+def _write(folder: Path, text: str) -> str:
+    path = folder / "test_some.py"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture
+def in_campaign(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CAMPAIGN_VARIABLE, "some")
+    monkeypatch.setenv(SEED_VARIABLE, "5")
+
+
+# The campaigns that there are
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_campaign_says_what_it_is_and_can_be_run(name: str) -> None:
+    campaign = _module(name)
+    assert len(campaign.ABOUT.split()) > 10
+    assert callable(campaign.run)
+    for path in getattr(campaign, "TESTS", ()):
+        assert (REPOSITORY / path).is_file(), path
+
+
+def test_every_raised_count_belongs_to_a_campaign() -> None:
+    raised = {path for path in _test_files() if COUNTS.search((REPOSITORY / path).read_text())}
+    in_campaigns = {path for name in NAMES for path in getattr(_module(name), "TESTS", ())}
+    assert raised - in_campaigns == set(), "no campaign runs them in full"
+
+
+def _test_files() -> list[str]:
+    found = (path.relative_to(REPOSITORY) for path in (REPOSITORY / "tests").rglob("test_*.py"))
+    return [str(path) for path in found if path.name != Path(__file__).name]
+
+
+def test_every_campaign_is_in_the_index() -> None:
+    listed = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\)", (PAGES / "README.md").read_text(), re.MULTILINE)
+    assert listed == [(name, name) for name in NAMES]
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in PAGES.glob("*.md") if path.name != "README.md"))
+def test_a_page_is_a_campaigns_and_tells_how_it_was_made(page: str) -> None:
+    name = page.removesuffix(".md")
+    text = (PAGES / page).read_text()
+    assert name in NAMES
+    assert text.startswith(f"# Campaign: {name}\n")
+    assert re.search(rf'^\| command \| `make campaign ARGS="{name} --seed \d+"` \|$', text, re.MULTILINE)
+    assert re.search(r"^\| commit \| `[0-9a-f]{12}` \|$", text, re.MULTILINE), "of a tree that was changed"
+
+
+# Counts
+
+
+def test_counts_are_small_unless_a_campaign_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in (CAMPAIGN_VARIABLE, SEED_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    assert (campaign_count(2, 7), campaign_seed(), campaign_seeds(2, 7)) == (2, 0, [0, 1])
+
+
+def test_counts_are_full_in_a_campaign_and_its_seeds_are_its_own(
+    in_campaign: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (campaign_count(2, 7), campaign_seed(), len(campaign_seeds(2, 7))) == (7, 5, 7)
+    tries = set(campaign_seeds(2, 7))
+    monkeypatch.setenv(SEED_VARIABLE, "6")
+    assert tries.isdisjoint(campaign_seeds(2, 7))
+
+
+# What is run
+
+
+def test_the_page_tells_what_ran_and_whatever_did_not_pass_is_a_failure(folder: Path, in_campaign: None) -> None:
+    outcome = run_tests([_write(folder, TESTS)], 5)
+    tests, figures = outcome.tables
+    assert [(*row[:3], row[4]) for row in tests.rows] == [
+        ("test_some::test_property", 1, 7, "1 passed"),
+        ("test_some::test_cases", 2, "", "2 passed"),
+        ("test_some::test_wrong", 1, "", "1 failed"),
+        ("test_some::test_left_out", 1, "", "1 skipped"),
+        ("test_some::test_on_nothing", 1, "", "1 error"),
+    ]
+    assert list(figures.rows) == [
+        ("test_some::test_cases[a|b]", "seed", "5"),
+        ("test_some::test_cases[c]", "seed", "5"),
+    ]
+    assert [failure.partition("\n")[0] for failure in outcome.failures] == [
+        "test_some::test_wrong: failed",
+        "test_some::test_left_out: skipped",
+        "test_some::test_on_nothing: error",
+    ]
+    page = _run(outcome).to_markdown()
+    assert "| outcome | 3 failures |" in page
+    assert "| test_some::test_cases[a\\|b] | seed | 5 |" in page
+    for words in ("AssertionError: assert 'this' == 'that'", "no such machine", "no fixture"):
+        assert words in page
+
+
+def test_a_run_without_tests_is_a_failure(folder: Path) -> None:
+    assert run_tests([_write(folder, "")], 1).failures == ["no test ran"]
+
+
+# The page
+
+
+def test_the_form_of_a_page(tmp_path: Path) -> None:
+    table = Table("Kills", ("what", "times"), [("engine", 3)])
+    page = _run(Outcome((table,))).write_page(tmp_path / "pages")
+    assert page == tmp_path / "pages" / "many.md"
+    assert page.read_text() == (
+        "# Campaign: many\n\nWhat it tries.\n\n"
+        "| | |\n| --- | --- |\n| command | `make campaign` |\n| commit | `abc` |\n| day | 2026-01-02 |\n| seed | 7 |\n"
+        "| machine | a machine |\n| time | 1.5 min |\n| outcome | no failure |\n\n"
+        "## Kills\n\n| what | times |\n| --- | --- |\n| engine | 3 |\n"
+    )
+
+
+def test_a_failure_on_a_page_shows_what_was_said() -> None:
+    page = _run(Outcome((), ("one::test: failed\nthis\n| that |", "no test ran"))).to_markdown()
+    assert page.endswith("## Failures\n\n`one::test: failed`\n\n````text\nthis\n| that |\n````\n\n`no test ran`\n")
+
+
+def test_a_run_sees_its_name_and_seed_and_has_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CAMPAIGN_VARIABLE, "")
+    monkeypatch.setenv(SEED_VARIABLE, "")
+    seen = []
+
+    def run(seed: int) -> Outcome:
+        seen.append((seed, os.environ[CAMPAIGN_VARIABLE], os.environ[SEED_VARIABLE]))
+        return Outcome(())
+
+    monkeypatch.setattr(_module("plan"), "run", run)
+    made = run_campaign("plan", 42)
+    assert seen == [(42, "plan", "42")]
+    assert (made.seed, made.command) == (42, 'make campaign ARGS="plan --seed 42"')
+    assert made.commit == current_commit()
+
+
+def test_the_command_line_refuses_an_unknown_name_and_lists_the_known_ones() -> None:
+    command = [sys.executable, "-m", "tests.campaigns", "no_such"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert all(name in done.stderr for name in NAMES)
