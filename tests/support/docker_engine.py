@@ -39,7 +39,7 @@ _SHELL = '#!/bin/sh\nexec /bin/sh -c "$BODY"\n'
 def engine_answers() -> tuple[bool, str]:
     """Whether a Docker Engine answers here; if not, why."""
     try:
-        client = docker.from_env(timeout=10)
+        client = docker.from_env(timeout=60)
         client.ping()
         client.close()
     except (docker.errors.DockerException, requests.RequestException) as error:
@@ -210,7 +210,7 @@ async def said(runtime: DockerRuntime, name: str, text: str) -> None:
 def post(url: str, body: Mapping[str, Any], token: str | None) -> requests.Response:
     """A request to an engine."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    return requests.post(url, data=json.dumps(body), headers=headers, timeout=30)
+    return requests.post(url, data=json.dumps(body), headers=headers, timeout=60)
 
 
 async def ready(seen: SeenReplica) -> str:
@@ -218,7 +218,7 @@ async def ready(seen: SeenReplica) -> str:
 
     def look() -> bool:
         try:
-            return requests.get(f"{seen.base_url}/health", timeout=5).status_code == 200
+            return requests.get(f"{seen.base_url}/health", timeout=60).status_code == 200
         except requests.RequestException:
             return False
 

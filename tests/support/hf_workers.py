@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.clockwork_folders import make_ct2, make_hf
+from tests.support.ports import free_port
 from tests.support.scripted_model_file import Token
-from tests.support.worker_process import Worker, free_port
+from tests.support.worker_process import Worker
 from worker.__main__ import parse_engine
 from worker.clockwork import CHAT_TEMPLATE
 from worker.errors import LoadError

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.scripted_model_file import Token, make_scripted_model
-from tests.support.worker_process import Worker, free_port
+from tests.support.worker_process import Worker
 from worker.clockwork import CHAT_TEMPLATE
 
 Serve = Callable[..., Worker]

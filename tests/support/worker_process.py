@@ -17,6 +17,10 @@ from typing import Any, TypeVar
 import openai
 import psutil
 
+from tests.support.ports import free_port
+
+__all__ = ["Worker", "alive", "eventually", "free_port", "leave"]
+
 T = TypeVar("T")
 
 POLL_S = 0.02
@@ -31,14 +35,6 @@ def eventually(what: str, look: Callable[[], T], deadline_s: float = DEADLINE_S)
         assert time.monotonic() < ends, f"waited {deadline_s:g} s in vain for: {what}; last answer: {found!r}"
         time.sleep(POLL_S)
     return found
-
-
-def free_port() -> int:
-    """A port that nothing listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Worker:
