@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import Context, copy_context
 from typing import Any, Final
 
@@ -98,13 +99,20 @@ class LoopClock:
                 await asyncio.sleep(0)
 
 
-@pytest.fixture
-async def loop_clock(monkeypatch: pytest.MonkeyPatch) -> LoopClock:
-    """See LoopClock."""
-    loop = asyncio.get_running_loop()  # uvloop's timers do not ask for its time
+@contextlib.contextmanager
+def moved_by_hand(loop: asyncio.AbstractEventLoop) -> Iterator[LoopClock]:
+    """A clock for this loop, and for gateways that are made inside."""
     made = LoopClock(loop)
-    monkeypatch.setattr(loop, "time", made.monotonic)
-    monkeypatch.setattr(loop, "call_at", made.call_at)
-    monkeypatch.setattr(loop, "call_later", made.call_later)
-    monkeypatch.setattr("gateway.app.time", made)
-    return made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "time", made.monotonic)
+        patch.setattr(loop, "call_at", made.call_at)  # uvloop's timers do not ask for its time
+        patch.setattr(loop, "call_later", made.call_later)
+        patch.setattr("gateway.app.time", made)
+        yield made
+
+
+@pytest.fixture
+async def loop_clock() -> AsyncIterator[LoopClock]:
+    """The test's own loop's."""
+    with moved_by_hand(asyncio.get_running_loop()) as made:
+        yield made
