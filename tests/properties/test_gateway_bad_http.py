@@ -17,6 +17,7 @@ import uvloop
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from gateway.client_http import _is_incomplete
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
@@ -137,10 +138,18 @@ async def scenario(bench: Bench, sent: bytes, places: list[int], end: End) -> Ra
         if end != "close" and end != "reset":
             reading = asyncio.create_task(client.to_the_end())
             while not reading.done():
-                await bench.clock.skip(0.5)
+                # Time goes on only while it is the client's turn.
+                await (asyncio.sleep(0) if is_being_served(bench.here) else bench.clock.skip(0.5))
             await reading
     await spotless(bench.here)
     return client
+
+
+def is_being_served(here: GatewayHarness) -> bool:
+    """Whether some client's request is there and its answer is not."""
+    assert here.server is not None
+    connections: Any = here.server.server_state.connections
+    return any(each._serving is not None and not _is_incomplete(each._serving) for each in connections)
 
 
 def check(answer: Answer) -> None:
