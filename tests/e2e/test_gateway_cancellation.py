@@ -31,7 +31,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/responses": ("max_output_tokens", {"input": "Hi"}),
     "/v1/messages": ("max_tokens", {"messages": MESSAGES}),
 }
-TIMES = campaign_count(1, 20)
+TIMES = campaign_count(1, 10)
 
 
 @pytest.fixture
