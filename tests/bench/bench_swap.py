@@ -21,7 +21,8 @@ import aiohttp
 
 from tests.bench.report import Figure
 from tests.support.llama_servers import program
-from tests.support.roundhouse_stack import RoundhouseStack, free_port
+from tests.support.ports import free_port
+from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
 from worker.clockwork import make
 

@@ -94,7 +94,7 @@ def _ask(operation: Any, mode: schemathesis.GenerationMode, url: str) -> None:
         answer = case.call_and_validate(
             base_url=url,
             params=fixed,
-            timeout=30,
+            timeout=60,
             checks=[status_code_conformance, content_type_conformance, response_schema_conformance],
         )
         # 500 is documented, and must not be met.

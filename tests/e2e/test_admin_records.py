@@ -156,7 +156,7 @@ async def test_logs_are_followed_over_an_unload_and_a_load(stack: RoundhouseStac
     async with AdminApi(stack.url) as admin:
         first = (await admin.load("m")).body["replica_details"][0]["name"]
         url = f"{stack.url}/v1/admin/models/m/logs?follow=true"
-        async with admin.session.get(url) as followed, asyncio.timeout(30):
+        async with admin.session.get(url) as followed, asyncio.timeout(60):
             lines = (await admin.ask("GET", "models/m/logs")).body
             read = await followed.content.readexactly(len(lines))
             assert (await admin.unload("m")).status == 200

@@ -16,8 +16,9 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from tests.conftest import open_docker_runtime
 from tests.support.admin import AdminApi
+from tests.support.ports import free_port
 from tests.support.require import require
-from tests.support.roundhouse_stack import REPOSITORY, SENTENCE, free_port
+from tests.support.roundhouse_stack import REPOSITORY, SENTENCE
 from tests.support.runtime_fixtures import DockerRuntimeFixture
 from tests.support.wait import until
 

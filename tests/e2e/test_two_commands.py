@@ -15,7 +15,8 @@ import psutil
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.support.roundhouse_stack import REPOSITORY, SENTENCE, free_port
+from tests.support.ports import free_port
+from tests.support.roundhouse_stack import REPOSITORY, SENTENCE
 from tests.support.wait import until
 
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]

@@ -23,8 +23,9 @@ from gateway.request import parse_request
 from tests.fakes.fake_controller import route
 from tests.support.ci_cache import cached_build
 from tests.support.clockwork_caller import SPOKEN, TEMPLATE, THOUGHT, make_caller
+from tests.support.ports import free_port
 from tests.support.require import require
-from tests.support.worker_process import Worker, free_port
+from tests.support.worker_process import Worker
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE, make
 
 Fields = dict[str, Any]

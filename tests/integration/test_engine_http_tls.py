@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.fake_scripted_engine import OK, ScriptedEngine, Then, script, scripted
-from tests.support.engine_calls import Recorder, client_of, each_loop, endpoint, on, post
+from tests.support.engine_calls import PATIENCE_S, Recorder, client_of, each_loop, endpoint, on, post
 from tests.support.wait import until
 
 
@@ -90,7 +90,8 @@ def test_one_side_speaks_tls_and_the_other_does_not(
     async def scenario() -> None:
         async with (
             scripted(tls=of_engine if speaks_tls else None) as engine,
-            client_of(ssl_context=trusting, connect_timeout_s=0.2) as client,
+            # An engine that does not speak TLS never answers the greeting. The other case must not end by the time.
+            client_of(ssl_context=trusting, connect_timeout_s=PATIENCE_S if speaks_tls else 0.2) as client,
         ):
             scheme = "http" if speaks_tls else "https"
             got = post(client, endpoint(f"{scheme}://127.0.0.1:{engine.port}"))

@@ -15,10 +15,13 @@ from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, until
 from tests.fakes.mock_engine import PROMPT_TOKENS, WORDS
 from tests.support.gateway_rest import nothing_left
+from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.queueing import key
 from tests.support.raw_http import raw, request
 from tests.support.response_state import Site, refusal, settled, site
 from tests.support.responses import check_response
+
+__all__ = ["loop_clock"]
 
 TEXT = " ".join(WORDS)
 ONE_SLOT: dict[str, Any] = {"target_inflight": 1, "queue_limit": 2}
@@ -142,9 +145,11 @@ async def test_what_fails_is_stored_as_failed(fields: dict[str, str], reason: st
         assert await refusal(asking) == (400, "invalid_request", "previous_response_id")
 
 
-async def test_one_that_takes_too_long_fails() -> None:
-    async with site(request_timeout_s=0.5) as here:
+async def test_one_that_takes_too_long_fails(loop_clock: LoopClock) -> None:
+    async with site(request_timeout_s=30) as here:
         made = await here.make(background=True, fault="hold")
+        await until(lambda: here.engine.running == 1, "it runs")
+        await loop_clock.skip(35)
         over = await here.over(made.id)
         assert over.error is not None
         assert (over.status, over.error.to_dict()["reason"]) == ("failed", "request_timeout")
@@ -234,8 +239,8 @@ async def test_what_a_client_sends_behind_it_waits_for_its_turn() -> None:
         assert json.loads(answers[0].body)["status"] == "queued"
 
 
-async def test_every_state_suits_the_published_schemas() -> None:
-    async with site(m=ONE_SLOT, request_timeout_s=2) as here:
+async def test_every_state_suits_the_published_schemas(loop_clock: LoopClock) -> None:
+    async with site(m=ONE_SLOT, request_timeout_s=30) as here:
         url = here.here.url + "/v1/responses"
 
         async def told(response_id: str, method: str = "GET", more: str = "") -> Any:
@@ -257,6 +262,7 @@ async def test_every_state_suits_the_published_schemas() -> None:
             seen[found["status"]] = found
         cancelled = await told(waiting, "POST", "/cancel")
         seen[cancelled["status"]] = cancelled
+        await loop_clock.skip(35)
         await here.over(running)
         failed = await told(running)
         seen[failed["status"]] = failed
@@ -275,7 +281,7 @@ async def test_every_state_suits_the_published_schemas() -> None:
 async def test_the_gateways_end_waits_for_it_and_then_ends_it_with_a_word(tmp_path: Path) -> None:
     async with engines(1) as (engine,):
         slow = route("slow", [engine.url])
-        async with site(slow, state=tmp_path, shutdown_grace_s=10) as here:
+        async with site(slow, state=tmp_path, shutdown_grace_s=60) as here:
             made = await here.make(model="slow", background=True, fault="hold")
             await until(lambda: engine.running == 1, "it runs")
             asyncio.get_running_loop().call_later(0.5, engine.release.set)

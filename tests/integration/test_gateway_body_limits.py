@@ -26,7 +26,7 @@ async def send_for_ever(client: RawClient, part: bytes) -> None:
     """Until the connection is gone, or the test is."""
     while not client.ended:
         await client.send(part)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
 
 
 async def answer_while_sending(client: RawClient, part: bytes) -> Answer:

@@ -10,14 +10,20 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.breaker import LONGEST_PAUSE_S
 from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, Then, script, scripted
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.api_families import FAMILIES, STREAMING, Family
 from tests.support.campaign import campaign_count
 from tests.support.gateway_rest import nothing_left
+from tests.support.loop_clock import LoopClock, loop_clock
+from tests.support.queueing import Clock, clock
 from tests.support.wait import until
 
-DEADLINE_S = 0.5
+__all__ = ["clock", "loop_clock"]
+
+DEADLINE_S = 30.0
+"""Of a request, on the test's clock."""
 CHAT = FAMILIES[0]
 
 
@@ -46,11 +52,16 @@ async def one_engine(
 
 @pytest.mark.parametrize("family", STREAMING, ids=str)
 @pytest.mark.parametrize("then", ["close", "reset", "deaf", "stall"])
-async def test_a_stream_that_breaks_off_ends_with_the_familys_error(family: Family, then: Then) -> None:
+async def test_a_stream_that_breaks_off_ends_with_the_familys_error(
+    family: Family, then: Then, loop_clock: LoopClock
+) -> None:
     async with one_engine(family, script(begun(family), then), request_timeout_s=DEADLINE_S) as (here, engine):
         async with ask(here, family, stream=True) as answer:
             assert answer.status == 200
-            content = await answer.read()
+            content = await answer.content.readany()
+            if then == "stall":
+                await loop_clock.skip(DEADLINE_S + 5)
+            content += await answer.read()
         assert content.startswith(family.begins), "what came before is passed on"
         error = family.last_error(content)
         code, status = ("request_timeout", 408) if then == "stall" else ("engine_disconnected", 502)
@@ -59,15 +70,14 @@ async def test_a_stream_that_breaks_off_ends_with_the_familys_error(family: Fami
 
 
 @pytest.mark.parametrize("family", STREAMING, ids=str)
-async def test_heartbeats_stand_between_events(family: Family) -> None:
+async def test_heartbeats_stand_between_events(family: Family, loop_clock: LoopClock) -> None:
     half = family.events[1][:9]
     stalled = begun(family) + b"%x\r\n%b\r\n" % (len(half), half)
-    async with one_engine(family, script(stalled, "stall"), request_timeout_s=DEADLINE_S, heartbeat_s=0.05) as (
-        here,
-        _,
-    ):
+    async with one_engine(family, script(stalled, "stall"), request_timeout_s=DEADLINE_S, heartbeat_s=5) as (here, _):
         async with ask(here, family, stream=True) as answer:
-            content = await answer.read()
+            content = await answer.content.readany()
+            await loop_clock.skip(DEADLINE_S + 5)
+            content += await answer.read()
         beats = content.count(family.heartbeat)
         assert beats >= 2
         assert family.heartbeat * beats in content, "half an event was held back"
@@ -76,12 +86,19 @@ async def test_heartbeats_stand_between_events(family: Family) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 @pytest.mark.parametrize("gathers", [False, True])
-async def test_a_blocking_call_gets_no_heartbeat_and_its_deadline_in_its_form(family: Family, gathers: bool) -> None:
+async def test_a_blocking_call_gets_no_heartbeat_and_its_deadline_in_its_form(
+    family: Family, gathers: bool, loop_clock: LoopClock
+) -> None:
     part = b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{"
     stalled = begun(family) if gathers and family.streams else part
-    times: dict[str, Any] = {"request_timeout_s": DEADLINE_S, "heartbeat_s": 0.02, "hold_headers_s": 0.02}
-    async with one_engine(family, script(stalled, "stall"), gathers=gathers, **times) as (here, _):
-        async with ask(here, family) as answer:
+    times: dict[str, Any] = {"request_timeout_s": DEADLINE_S, "heartbeat_s": 5, "hold_headers_s": 5}
+    async with one_engine(family, script(stalled, "stall"), gathers=gathers, **times) as (here, engine):
+        call = asyncio.create_task(ask(here, family).__aenter__())
+        await until("the engine has it", lambda: engine.requests)
+        await loop_clock.skip(DEADLINE_S - 1)
+        assert not call.done()
+        await loop_clock.skip(5)
+        async with await call as answer:
             error = (await answer.json())["error"]
             assert answer.status == 408
         assert (error["code"], error["status"]) == ("request_timeout", 408)
@@ -89,7 +106,9 @@ async def test_a_blocking_call_gets_no_heartbeat_and_its_deadline_in_its_form(fa
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_is_gone_is_left_out_then_tried_and_let_in_again(family: Family, stream: bool) -> None:
+async def test_an_engine_that_is_gone_is_left_out_then_tried_and_let_in_again(
+    family: Family, stream: bool, clock: Clock
+) -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     good = script(head % len(family.whole) + family.whole)
     gone = [script(b"", "close")] * 4
@@ -107,6 +126,7 @@ async def test_an_engine_that_is_gone_is_left_out_then_tried_and_let_in_again(fa
             assert int(answer.headers["retry-after"]) >= 1
         assert len(engine.requests) == 3, "it is not asked"
         engine.scripts.pop(0)
+        clock.now += LONGEST_PAUSE_S
 
         async def lets_in() -> bool:
             async with ask(here, family) as answer:

@@ -157,7 +157,7 @@ class Place:
         family = one.family
         model = f"{'g' if one.gathers else 'm'}{number}-{FAMILIES.index(family)}"
         url, body = self.here.url + family.path, family.body(model, stream=one.stream)
-        async with asyncio.timeout(20), self.here.client.post(url, json=body) as answer:
+        async with asyncio.timeout(60), self.here.client.post(url, json=body) as answer:
             content = await answer.read()  # raises where the connection breaks
         assert answer.headers["x-request-id"]
         if answer.status >= 400:

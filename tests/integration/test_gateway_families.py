@@ -17,7 +17,10 @@ from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, script, scr
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.api_families import FAMILIES, STREAMING, Family
 from tests.support.gateway_rest import nothing_left
+from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.wait import until
+
+__all__ = ["loop_clock"]
 
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=str)
 each_stream = pytest.mark.parametrize("family", STREAMING, ids=str)
@@ -96,11 +99,13 @@ async def test_the_next_in_the_queue_gets_the_slot_of_a_client_that_leaves(famil
 
 
 @each_stream
-async def test_a_stream_that_waits_gets_heartbeats_of_its_family_and_then_its_answer(family: Family) -> None:
-    async with one_slot(family, STALL, stream(family), heartbeat_s=0.05, hold_headers_s=0.05) as (here, engine):
+async def test_a_stream_that_waits_gets_heartbeats_of_its_family_and_then_its_answer(
+    family: Family, loop_clock: LoopClock
+) -> None:
+    async with one_slot(family, STALL, stream(family), heartbeat_s=5, hold_headers_s=5) as (here, engine):
         first = await takes_the_slot(here, family, engine)
         second = await waits(here, family, stream=True)
-        await asyncio.sleep(0.3)
+        await loop_clock.skip(15)
         await leaves(first)
         status, headers, body = await second
         assert (status, headers["x-queue-position"]) == (200, "2")
@@ -136,12 +141,14 @@ async def test_a_full_queue_refuses_in_the_familys_form(family: Family) -> None:
 
 
 @each_stream
-async def test_a_load_that_fails_while_a_stream_waits_ends_it_in_the_familys_form(family: Family) -> None:
-    async with gateway_harness(heartbeat_s=0.05, hold_headers_s=0.05) as here:
+async def test_a_load_that_fails_while_a_stream_waits_ends_it_in_the_familys_form(
+    family: Family, loop_clock: LoopClock
+) -> None:
+    async with gateway_harness(heartbeat_s=5, hold_headers_s=5) as here:
         wanted: dict[str, Any] = {"apis": (family.speaks,), "autoload": True}
         await here.publish(route("m", state=ModelState.LOADING, **wanted))
         task = await waits(here, family, stream=True)
-        await asyncio.sleep(0.15)
+        await loop_clock.skip(10)
         await here.publish(route("m", state=ModelState.FAILED, last_error="out of memory", **wanted))
         status, _, body = await task
         assert status == 200, "it was committed by its heartbeats"

@@ -12,11 +12,12 @@ from gateway.live_routes import LiveRoutes
 from gateway.routing import Routes
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.queueing import Clock, clock, key
 from tests.support.raw_http import raw, request
 from tests.support.wait import until
 
-__all__ = ["clock"]
+__all__ = ["clock", "loop_clock"]
 BOTH = ("inference", "admin")
 FRAMEWORK = (
     ("GET", "/v1/models"),
@@ -168,12 +169,16 @@ async def test_health_and_metrics_answer_head(path: str) -> None:
         (b"GET /v1/models HTTP/1.1\r\nhost: x", 408),
     ],
 )
-async def test_what_is_no_request_has_an_id_too(sent: bytes, status: int) -> None:
-    async with gateway_harness(client_timeout_s=0.3) as here:
+async def test_what_is_no_request_has_an_id_too(sent: bytes, status: int, loop_clock: LoopClock) -> None:
+    async with gateway_harness(client_timeout_s=10) as here:
+        assert here.server is not None
+        connections: Any = here.server.server_state.connections
         ids = set()
         for _ in range(2):
             async with raw(here) as client:
                 client.write(sent)
+                await until("it is read", lambda: any(each._idle_bytes or each._deaf for each in connections))
+                await loop_clock.skip(20)
                 (answer,) = await client.to_the_end()
                 assert (answer.status, answer.error["request_id"]) == (status, answer["x-request-id"])
                 assert answer["x-request-id"].startswith("req-")
@@ -218,7 +223,7 @@ async def test_a_report_that_fails_does_not_end_the_reports(
             raise LookupError("a bug")
 
         monkeypatch.setattr("gateway.controller_link.ControllerLink._report", broken)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await here.publish(route("m"))
         assert here.controller.connections > before
         assert "a bug" in caplog.text

@@ -27,7 +27,7 @@ async def controller_word(here: GatewayHarness) -> str:
 
 async def until_word(here: GatewayHarness, word: str) -> None:
     """Wait until /health says so."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await controller_word(here) != word:  # noqa: ASYNC110 - /health has no event
             await asyncio.sleep(0.02)
 

@@ -101,7 +101,7 @@ def ask(operation: Any, mode: schemathesis.GenerationMode, url: str, known: Iter
         answer = case.call_and_validate(
             base_url=url,
             headers=headers,
-            timeout=30,
+            timeout=60,
             checks=[status_code_conformance, content_type_conformance],
         )
         assert answer.status_code != 500, answer.text  # it is documented, and must not be met

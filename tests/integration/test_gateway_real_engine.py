@@ -15,8 +15,9 @@ import pytest
 
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness, until
+from tests.support.ports import free_port
 from tests.support.require import require
-from tests.support.worker_process import Worker, free_port
+from tests.support.worker_process import Worker
 from worker.clockwork import SENTENCE, make
 
 pytestmark = pytest.mark.embedded

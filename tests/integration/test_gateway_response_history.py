@@ -10,8 +10,11 @@ import pytest
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, until
 from tests.fakes.mock_engine import WORDS
+from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.queueing import key
 from tests.support.response_state import refusal, settled, site
+
+__all__ = ["loop_clock"]
 
 TEXT = " ".join(WORDS)
 FIRST = [("user", "one"), ("assistant", TEXT)]
@@ -45,11 +48,15 @@ async def test_who_leaves_while_the_history_loads_is_not_served() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_history_that_loads_for_too_long_ends_the_request(stream: bool) -> None:
-    async with site(request_timeout_s=0.5, hold_headers_s=0.1, heartbeat_s=0.1) as here:
+async def test_a_history_that_loads_for_too_long_ends_the_request(stream: bool, loop_clock: LoopClock) -> None:
+    async with site(request_timeout_s=30, hold_headers_s=5, heartbeat_s=5) as here:
         first = await here.make()
         asked = {"model": "m", "input": "x", "previous_response_id": first.id, "stream": stream}
-        async with here.held_store(), here.here.post("/v1/responses", **asked) as answer:
+        async with here.held_store():
+            asking = asyncio.create_task(here.here.post("/v1/responses", **asked).__aenter__())
+            await until(lambda: here.store.waiting == 2, "it loads")
+            await loop_clock.skip(35)
+            answer = await asking
             text = await answer.text()
             assert answer.status == (200 if stream else 408)
             assert answer.headers["x-request-id"]

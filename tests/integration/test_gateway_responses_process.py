@@ -14,7 +14,8 @@ import openai
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, until
 from tests.fakes.mock_engine import WORDS, MockEngine
-from tests.support.gateway_process import ended, free_port, refused, running, start
+from tests.support.gateway_process import ended, refused, running, start
+from tests.support.ports import free_port
 from tests.support.response_state import Site, refusal
 
 TEXT = " ".join(WORDS)
@@ -119,7 +120,7 @@ async def test_a_damaged_database_is_put_aside_and_the_log_says_so(tmp_path: Pat
 async def test_a_folder_that_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        code, said = await ended(await start(ROUNDHOUSE_STATE=str(folder), ROUNDHOUSE_PORT=free_port()))
+        code, said = await ended(await start(ROUNDHOUSE_STATE=str(folder), ROUNDHOUSE_PORT=str(free_port())))
         assert code == 2
         assert said.count("\n") == 1, said
         assert str(folder) in said
@@ -133,7 +134,7 @@ async def test_a_folder_that_cannot_be_used_is_told_in_one_line(tmp_path: Path) 
 async def test_two_gateways_do_not_share_a_folder(tmp_path: Path) -> None:
     async with engines(1) as (engine,), process_site(tmp_path, engine) as (_, here):
         made = await here.make("one")
-        code, said = await ended(await start(ROUNDHOUSE_STATE=str(tmp_path), ROUNDHOUSE_PORT=free_port()))
+        code, said = await ended(await start(ROUNDHOUSE_STATE=str(tmp_path), ROUNDHOUSE_PORT=str(free_port())))
         assert code == 2
         assert "another gateway uses it" in said
         assert said.count("\n") == 1, said

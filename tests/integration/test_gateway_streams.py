@@ -12,6 +12,10 @@ import pytest
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
 from tests.fakes.mock_engine import WORDS
+from tests.support.loop_clock import LoopClock, loop_clock
+from tests.support.raw_http import chat_body, raw, request, spotless
+
+__all__ = ["loop_clock"]
 
 HEARTBEAT = ": ka"
 
@@ -110,8 +114,10 @@ async def test_a_blocking_call_gets_no_heartbeat() -> None:
         await here.publish(route("m", [engine.url]))
         call = asyncio.create_task(here.chat(fault="hold").__aenter__())
         await until(lambda: engine.running == 1)
-        await asyncio.sleep(0.1)  # heartbeats would have come by now; nothing else can be waited for
-        assert not call.done()
+        async with here.chat(stream=True, fault="hold") as later:
+            for _ in range(3):
+                assert await later.content.readuntil(b"\n\n") == b": ka\n\n"
+            assert not call.done(), "who came later and asked for a stream had its heartbeats"
         engine.release.set()
         async with await call as answer:
             assert (await answer.read()).startswith(b"{")
@@ -161,10 +167,17 @@ async def test_an_engines_own_error_event_is_the_last_word() -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_the_deadline_ends_a_request(streaming: bool) -> None:
-    async with gateway_harness(request_timeout_s=1.0) as here, engines(1) as (engine,):
+async def test_the_deadline_ends_a_request(streaming: bool, loop_clock: LoopClock) -> None:
+    async with gateway_harness(request_timeout_s=30) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))
-        async with here.chat(stream=streaming, fault="stall") as answer:
+        call = asyncio.create_task(here.chat(stream=streaming, fault="stall").__aenter__())
+        await until(lambda: engine.running == 1)
+        if streaming:
+            await call
+        await loop_clock.skip(29)
+        assert engine.running == 1
+        await loop_clock.skip(5)
+        async with await call as answer:
             if streaming:
                 error = payloads(await events_of(answer))[-1]["error"]
             else:
@@ -186,7 +199,13 @@ async def test_a_client_that_sends_its_body_too_slowly_is_told() -> None:
 
 async def test_a_slow_reader_gets_everything() -> None:
     async with gateway_harness() as here, engines(1) as (engine,):
+        engine.words = ["w" * 2000]
         await here.publish(route("m", [engine.url]))
-        async with here.chat(stream=True, max_tokens=20_000) as answer:
-            await asyncio.sleep(0.3)  # let every buffer on the way fill up
-            assert len(payloads(await events_of(answer))) == 20_000
+        async with raw(here, receive_bytes=4096) as client:
+            client.write(request(body=chat_body(stream=True, max_tokens=500)))
+            assert here.server is not None
+            connections: Any = here.server.server_state.connections
+            await until(lambda: any(each.flow.write_paused for each in connections), "every buffer on the way is full")
+            events = (await client.answer()).body.decode()[:-2].split("\n\n")
+        assert len(payloads(events)) == 500
+        await spotless(here)

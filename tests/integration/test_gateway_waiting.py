@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +15,11 @@ from gateway.inference import InferenceRoutes
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import HoldingEngine
 from tests.fakes.gateway_harness import engines, gateway_harness
+from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.queueing import Queue, engine, key, queue_at
 from tests.support.wait import until
 
-__all__ = ["engine"]
+__all__ = ["engine", "loop_clock"]
 
 
 def one_slot(engine: HoldingEngine, name: str = "m", aliases: tuple[str, ...] = (), **more: Any) -> ModelRoute:
@@ -77,16 +77,17 @@ async def test_a_waiting_request_goes_by_its_key_as_it_is_now(
         await queue.empty()
 
 
-async def test_a_load_that_ends_with_every_slot_taken_is_no_longer_waited_for(engine: HoldingEngine) -> None:
+async def test_a_load_that_ends_with_every_slot_taken_is_no_longer_waited_for(
+    engine: HoldingEngine, loop_clock: LoopClock
+) -> None:
     loading = route("m", state=ModelState.LOADING, autoload=True, target_inflight=1)
-    async with queue_at(engine, loading, autoload_timeout_s=0.5) as queue:
+    async with queue_at(engine, loading, autoload_timeout_s=30) as queue:
         await queue.wait("first")
         await queue.wait("second")
         await queue.here.publish(one_slot(engine, autoload=True))
         await until("one is inside", lambda: len(engine.inside) == 1)
         (inside,) = engine.inside
-        end = asyncio.get_running_loop().time() + 0.7
-        await until("the load's time is over", lambda: asyncio.get_running_loop().time() > end)
+        await loop_clock.skip(40)  # the load's time is over
         other = next(tag for tag in ("first", "second") if tag != inside)
         assert await queue.next_after(inside) == other, "the wait for a slot is not the wait for a load"
         engine.release_all()

@@ -19,8 +19,9 @@ from controller.engines.memory import MIB, Parts, Prediction
 from controller.schema.desired import Definition
 from tests.support.gguf_files import write_bert, write_llama, write_projector
 from tests.support.llama_servers import Program, needed, program
+from tests.support.ports import free_port
 from tests.support.require import require
-from tests.support.worker_process import Worker, free_port
+from tests.support.worker_process import Worker
 
 SMALL: Final[dict[str, Any]] = {"layers": 2, "width": 256, "heads": 4, "kv_heads": 1, "vocabulary": 2048}
 MIDDLE: Final[dict[str, Any]] = {"layers": 4, "width": 512, "heads": 8, "kv_heads": 2, "vocabulary": 32000}

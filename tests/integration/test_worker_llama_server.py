@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.require import require
-from tests.support.worker_process import Worker, alive, eventually, free_port, leave
+from tests.support.worker_process import Worker, alive, eventually, leave
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE, make
 
 pytestmark = pytest.mark.embedded

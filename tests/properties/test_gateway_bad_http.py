@@ -17,11 +17,13 @@ import uvloop
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from gateway.client_http import _is_incomplete
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
 from tests.properties.test_engine_http import Edit
 from tests.support.campaign import campaign_count
+from tests.support.loop_clock import LoopClock, moved_by_hand
 from tests.support.queueing import key
 from tests.support.raw_http import Answer, RawClient, chat_body, raw, request, spotless
 
@@ -81,6 +83,7 @@ class Bench:
     """One gateway for all examples, on a loop that runs during each."""
 
     runner: asyncio.Runner
+    clock: LoopClock
     here: GatewayHarness
     engine: MockEngine
     told: list[str]
@@ -98,7 +101,7 @@ class _Kept(logging.Handler):
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    """The gateway, with a key, an engine and short patience."""
+    """The gateway, with a key and an engine. Its patience ends when the clock is moved, not on a slow machine."""
     told: list[str] = []
     handler, stack = _Kept(told), contextlib.AsyncExitStack()
     logging.getLogger().addHandler(handler)
@@ -107,14 +110,15 @@ def bench() -> Iterator[Bench]:
         async def start() -> Bench:
             asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(str(context)))
             here = await stack.enter_async_context(
-                gateway_harness(client_timeout_s=0.2, keep_alive_s=0.2, max_header_kib=4)
+                gateway_harness(client_timeout_s=10, keep_alive_s=10, max_header_kib=4)
             )
             (engine,) = await stack.enter_async_context(engines(1))
             await here.publish(route("m", [engine.url]), keys=(key("alice", scopes=("inference", "admin")),))
-            return Bench(runner, here, engine, told)
+            return Bench(runner, clock, here, engine, told)
 
-        yield runner.run(start())
-        runner.run(stack.aclose())
+        with moved_by_hand(runner.get_loop()) as clock:
+            yield runner.run(start())
+            runner.run(stack.aclose())
     logging.getLogger().removeHandler(handler)
 
 
@@ -133,9 +137,20 @@ async def scenario(bench: Bench, sent: bytes, places: list[int], end: End) -> Ra
         elif end == "reset":
             client.reset()
         if end != "close" and end != "reset":
-            await client.to_the_end()
+            reading = asyncio.create_task(client.to_the_end())
+            while not reading.done():
+                # Time goes on only while it is the client's turn.
+                await (asyncio.sleep(0) if is_being_served(bench.here) else bench.clock.skip(0.5))
+            await reading
     await spotless(bench.here)
     return client
+
+
+def is_being_served(here: GatewayHarness) -> bool:
+    """Whether some client's request is there and its answer is not."""
+    assert here.server is not None
+    connections: Any = here.server.server_state.connections
+    return any(each._serving is not None and not _is_incomplete(each._serving) for each in connections)
 
 
 def check(answer: Answer) -> None:

@@ -84,7 +84,7 @@ def test_every_field_and_every_field_of_a_load_is_tried() -> None:
 
 def refusal(arguments: Sequence[str]) -> str | None:
     """What the real parser says against a command line. It reads all of it before it comes to the version."""
-    done = subprocess.run([program(), *arguments, "--version"], check=False, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([program(), *arguments, "--version"], check=False, capture_output=True, text=True, timeout=60)
     return done.stderr if done.returncode else None
 
 

@@ -13,9 +13,10 @@ from controller.engines import ENGINES
 from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
 from tests.support import clockwork_caller, llama_servers
+from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.scripted_model_file import make_scripted_model
-from tests.support.worker_process import Worker, free_port
+from tests.support.worker_process import Worker
 from worker.clockwork import make
 
 TOKEN = "replica-token"

@@ -74,7 +74,7 @@ def complete(url: str) -> str:
     while True:
         try:
             with urllib.request.urlopen(
-                urllib.request.Request(f"{url}/v1/completions", data, headers), timeout=5
+                urllib.request.Request(f"{url}/v1/completions", data, headers), timeout=60
             ) as got:
                 return str(json.load(got)["choices"][0]["text"])
         except OSError:

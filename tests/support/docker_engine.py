@@ -39,7 +39,7 @@ _SHELL = '#!/bin/sh\nexec /bin/sh -c "$BODY"\n'
 def engine_answers() -> tuple[bool, str]:
     """Whether a Docker Engine answers here; if not, why."""
     try:
-        client = docker.from_env(timeout=10)
+        client = docker.from_env(timeout=60)
         client.ping()
         client.close()
     except (docker.errors.DockerException, requests.RequestException) as error:

@@ -15,7 +15,7 @@ from gateway.engine_http import EngineCall, EngineClient, EngineFailureError, He
 from tests.fakes.fake_scripted_engine import ScriptedEngine
 from tests.support.wait import until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 each_loop = pytest.mark.parametrize("loop", list(LOOPS))
 

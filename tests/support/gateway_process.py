@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -14,6 +13,7 @@ import aiohttp
 
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.gateway_harness import GatewayHarness, until
+from tests.support.ports import free_port
 
 SETTINGS = {"ROUNDHOUSE_CONTROLLER_URL": "unix:/nowhere/controller.sock"}
 
@@ -39,19 +39,12 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
     return process.returncode, (out + err).decode()
 
 
-def free_port() -> str:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 @contextlib.asynccontextmanager
 async def running(**settings: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, GatewayHarness]]:
     """A gateway process that knows a fake controller. Its state goes with it, unless `settings` name a folder."""
     controller = FakeController()
     await controller.start()
-    port = free_port()
+    port = str(free_port())
     with tempfile.TemporaryDirectory(prefix="rh") as folder:
         own = {"ROUNDHOUSE_PORT": port, "ROUNDHOUSE_CONTROLLER_URL": controller.url, "ROUNDHOUSE_STATE": folder}
         process = await start(**{**own, **settings})
@@ -68,7 +61,7 @@ async def running(**settings: str) -> AsyncIterator[tuple[asyncio.subprocess.Pro
 
 async def refused(here: GatewayHarness) -> None:
     """Wait until the gateway accepts no new connection."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 async with aiohttp.ClientSession() as fresh, fresh.get(here.url + "/health"):

@@ -11,8 +11,9 @@ from typing import Literal
 import psutil
 
 from tests.support.ci_cache import cached_build
+from tests.support.ports import free_port
 from tests.support.require import require
-from tests.support.worker_process import Worker, free_port
+from tests.support.worker_process import Worker
 
 Kind = Literal["embedded", "binary"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -59,6 +60,8 @@ class LlamaSlots:
 
     url: str
     session: aiohttp.ClientSession
+    log: Path
+    """What it writes."""
     most: Sample = field(default_factory=Sample)
 
     async def busy(self) -> list[dict[str, Any]]:
@@ -83,6 +86,17 @@ class LlamaSlots:
 
         found: int = await until(f"the engine generates {limit} tokens", look)
         return found - 1
+
+    async def cancelled(self, task: int) -> None:
+        """Wait until the engine has given up that task, which it says only of one that was not at its end, and its slot
+        works on it no more."""
+        told = re.compile(rf"cancel task, id_task = {task}\b")
+        await until(f"the engine cancels task {task}", lambda: told.search(self.log.read_text(errors="replace")))
+
+        async def is_free() -> bool:
+            return all(slot["id_task"] != task for slot in await self.busy())
+
+        await until(f"the slot of task {task} is free", is_free)
 
     async def idle(self) -> None:
         """Wait until no slot works."""
@@ -122,4 +136,4 @@ async def slots_of(stack: RoundhouseStack, model: str) -> AsyncIterator[LlamaSlo
     assert replica.endpoint is not None
     headers = {"authorization": f"Bearer {token_of(stack, replica.name)}"}
     async with aiohttp.ClientSession(headers=headers) as session:
-        yield LlamaSlots(replica.endpoint, session)
+        yield LlamaSlots(replica.endpoint, session, stack.state / "logs" / f"{replica.name}.log")

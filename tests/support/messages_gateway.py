@@ -17,8 +17,9 @@ from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.clockwork_caller import TEMPLATE, make_caller
 from tests.support.llama_servers import Kind, started
+from tests.support.ports import free_port
 from tests.support.require import require
-from tests.support.worker_process import Worker, free_port
+from tests.support.worker_process import Worker
 from worker.clockwork import make
 
 TOKEN = "replica-token"

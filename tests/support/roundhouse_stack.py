@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ import aiohttp
 from ruamel.yaml import YAML
 
 from controller.schema.status import ControllerStatus, ModelState, ModelStatus, PlanView
+from tests.support.ports import free_port
 from tests.support.wait import until
 
 SENTENCE = "The quick brown fox jumps over a lazy dog. And then it sleeps!"
@@ -85,7 +85,7 @@ class RoundhouseStack:
         """End a program and reap it."""
         process = self._processes.pop(program)
         process.send_signal(number)
-        process.wait(30)
+        process.wait(60)
 
     def pid(self, program: str) -> int:
         """Process id of a program."""
@@ -196,13 +196,6 @@ class RoundhouseStack:
             return all(model.name != name for model in (await self.status()).models)
 
         await until(f"{name} is gone", look)
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def replica_names(model: ModelStatus) -> set[str]:

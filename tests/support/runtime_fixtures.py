@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,6 +64,22 @@ class ProcessRuntimeFixture:
     def kill(self, stack: RoundhouseStack, replica: str) -> None:
         """SIGKILL to the engine's session."""
         os.killpg(int(self._record(stack, replica)["pid"]), signal.SIGKILL)
+
+    @contextlib.asynccontextmanager
+    async def paused(self, stack: RoundhouseStack, replicas: Iterable[str]) -> AsyncIterator[None]:
+        """These engines do nothing until it is left, however long a test takes."""
+        pids = [int(self._record(stack, replica)["pid"]) for replica in replicas]
+
+        def signalled(number: signal.Signals) -> None:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, number)
+
+        signalled(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            signalled(signal.SIGCONT)
 
     def token(self, stack: RoundhouseStack, replica: str) -> str:
         """As the controller makes it."""

@@ -15,8 +15,9 @@ import psutil
 from controller.engines import ENGINES
 from controller.engines.base import Launch, RenderContext
 from tests.support.ci_cache import REPOSITORY, cached_build
+from tests.support.ports import free_port
 from tests.support.require import require
-from tests.support.worker_process import Worker, eventually, free_port
+from tests.support.worker_process import Worker, eventually
 
 ON_CPU: Mapping[str, Any] = {
     "vllm_dtype": "float32",

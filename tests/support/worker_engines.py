@@ -15,10 +15,11 @@ import pytest
 from tests.support.clockwork_folders import make_ct2, make_hf
 from tests.support.litertlm_files import litertlm
 from tests.support.onnx_models import write_model, write_vocabulary
+from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.scripted_model_file import Token, make_scripted_model
 from tests.support.scripted_models import CHAT, USER
-from tests.support.worker_process import Worker, free_port
+from tests.support.worker_process import Worker
 from worker.__main__ import parse_engine
 from worker.clockwork import CHAT_TEMPLATE, COMPLETION_TOKENS, CONTEXT, SENTENCE, make, make_vocabulary
 from worker.engine import Api

@@ -34,14 +34,6 @@ def eventually(what: str, look: Callable[[], T], deadline_s: float = DEADLINE_S)
     return found
 
 
-def free_port() -> int:
-    """A port that nothing listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class Worker:
     """`python -m worker ARGS...`, its output in a file. Leaves no process behind."""
 

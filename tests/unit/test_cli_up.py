@@ -19,9 +19,9 @@ import pytest
 from controller.cli.app import run
 from controller.cli.exits import Exit
 from controller.cli.first_model import first_choice, real_model_line, try_line
-from controller.cli.listening import free_port
 from controller.cli.up_record import ProcessRecord, UpRecord, read_record, write_record
 from controller.settings import url_of
+from tests.support.ports import free_port
 from tests.support.wait import until
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ class Up:
         self.state = folder / "state"
         self.events_file = folder / "events"
         self.events_file.touch()
-        self.port = free_port("127.0.0.1", 0)
+        self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, *arguments: str, **env: str) -> None:

@@ -19,6 +19,9 @@ from controller.schema.routing import GatewayReport, Stamp
 from controller.schema.status import ModelState
 from controller.state import Gpu
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
+from tests.support.loop_clock import LoopClock, loop_clock
+
+__all__ = ["loop_clock"]
 
 STUB: dict[str, Any] = {"backend": "stub", "enabled": False, "replica_max": 3}
 
@@ -206,11 +209,13 @@ async def test_figures_are_unknown_while_a_gateway_is_lost(tmp_path: Path) -> No
         assert (row.inflight_requests, row.runtime_inflight, row.queue_depth) == (None, None, None)
 
 
-async def test_a_wait_goes_on_while_rounds_take_long_and_ends_while_paused(tmp_path: Path) -> None:
+async def test_a_wait_goes_on_while_rounds_take_long_and_ends_while_paused(
+    tmp_path: Path, loop_clock: LoopClock
+) -> None:
     async with opened(tmp_path, {"m": STUB}) as bench:
         desk = bench.harness.desk
         loading = asyncio.create_task(desk.after_load("m", desk.load("m", {}, None, actor="a"), 60))
-        await asyncio.sleep(TAKEN_WITHIN_S * 1.2)  # no round in all that time: the runtime hangs
+        await loop_clock.skip(TAKEN_WITHIN_S * 2)  # no round in all that time: the runtime hangs
         assert not loading.done()
         bench.harness.files.pause(True)
         await _turns(bench, 2)

@@ -13,7 +13,10 @@ from aiohttp import web
 from controller.engines.openai_remote import OpenAIRemoteDefinition
 from controller.remotes import Remotes
 from controller.state import DesiredModel, Statement
+from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.wait import until
+
+__all__ = ["loop_clock"]
 
 
 @pytest.fixture
@@ -74,13 +77,18 @@ async def test_keys_with_a_line_end_are_keys_and_bad_ones_are_said(
     assert remotes.token("file") == remotes.token("env") == "sk-123"
 
 
-async def test_a_remote_that_hangs_holds_up_nobody(server: str) -> None:
+async def test_a_remote_that_hangs_holds_up_nobody(server: str, loop_clock: LoopClock) -> None:
     hang = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = hang.sockets[0].getsockname()[1]
     async with aiohttp.ClientSession() as session:
-        remotes = Remotes(session, interval_s=0.05, timeout_s=0.3, wake=lambda: None)
+        remotes = Remotes(session, interval_s=0.05, timeout_s=30, wake=lambda: None)
         remotes.track([_model("hangs", f"http://127.0.0.1:{port}/v1"), _model("open", server)])
-        await remotes.first_round()
+        await until("the other one was asked", lambda: "open" in remotes.errors())
+        assert "its key was refused" in (remotes.errors()["open"] or "")
+        assert "hangs" not in remotes.errors()
+        first = asyncio.create_task(remotes.first_round())
+        await loop_clock.skip(35)
+        await first
         await until("both were asked", lambda: len(remotes.errors()) == 2)
         assert "does not answer in time" in (remotes.errors()["hangs"] or "")
         await remotes.close()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.require import require
-from tests.support.worker_process import free_port
 from worker.errors import LoadError, PortTakenError
 from worker.preflight import check_gguf, listen, port_number
 

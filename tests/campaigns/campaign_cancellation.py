@@ -1,0 +1,46 @@
+"""How soon an engine stops when its client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+from pathlib import Path
+
+from tests.campaigns.record import Outcome, Table
+
+ABOUT = """
+A client of a real llama-server behind a whole Roundhouse asks for more tokens than anybody waits for, and leaves once
+the engine generates. The engine must cancel the request, as its own log says, and free the slot: of every API, blocking
+and streaming, while the engine is idle besides and while others keep it busy. The figures are the seconds from the
+client's leaving to the free slot.
+"""
+COLUMNS = ("API", "answer", "engine", "times", "median", "worst")
+
+
+def run(seed: int) -> Outcome:
+    """Nothing here is random: the seed changes nothing."""
+    rows: list[tuple[object, ...]] = []
+    failures: list[str] = []
+    for stream in (False, True):
+        for busy in (False, True):
+            answer, engine = "streaming" if stream else "blocking", "busy" if busy else "idle"
+            try:
+                times = asyncio.run(_measure(stream, busy))
+            except AssertionError as error:
+                failures.append(f"{answer}, {engine}: {error}")
+                continue
+            for path, seen in times.items():
+                figures = f"{statistics.median(seen):.3f} s", f"{max(seen):.3f} s"
+                rows.append((f"`{path}`", answer, engine, len(seen), *figures))
+    return Outcome((Table("Seconds until the slot is free", COLUMNS, rows),), failures)
+
+
+async def _measure(stream: bool, busy: bool) -> dict[str, list[float]]:
+    # Imported here: how many times it tries is decided when the module is imported, and the environment says it.
+    from tests.e2e.test_gateway_cancellation import measured
+    from tests.support.llama_slots import endless_stack
+
+    with tempfile.TemporaryDirectory(prefix="rh") as folder:
+        async with endless_stack(Path(folder)) as stack:
+            return await measured(stack, stream=stream, busy=busy)
