@@ -158,7 +158,7 @@ def test_models_of_a_key(models: tuple[str, ...] | None, name: str, aliases: tup
             continue
         with pytest.raises(RoundhouseError) as raised:
             caller.may_use(model)
-        assert raised.value.entry.code == "model_not_allowed"
+        assert (raised.value.entry.code, raised.value.param) == ("model_not_allowed", "model")
         assert name not in raised.value.message
 
 
@@ -173,7 +173,7 @@ def test_what_is_remembered_follows_the_aliases_and_has_a_bound() -> None:
     assert not caller.sees(aliased("m"))
     for number in range(3 * REMEMBERED_MODELS):
         assert not caller.sees(route(f"m{number}"))
-    assert len(caller._known) <= REMEMBERED_MODELS
+        assert len(caller._known) <= REMEMBERED_MODELS
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""pytest's plugin while mutants are judged: the same verdict each time, and no slower than a verdict needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import hypothesis
+import pytest
+from mutmut.state import state
+
+EXAMPLES = 12
+"""Per property. A mutant is judged by a few hundred tests, thousands of times."""
+MADE_ON_IMPORT = ("tests.unit.", "tests.properties.", "tests.support.", "tests.fakes.")
+
+_called_on_import: set[str] = set()
+"""Functions, by mutmut's names. Any test may use what they made. The state is of a process, as mutmut's own is."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure() -> None:
+    """After tests/conftest.py has chosen a profile, choose this one: derandomized, and no search for a smaller example
+    of what only has to fail.
+
+    A mutant's process is forked with all tests imported, and so with what they made on import, before there was a
+    mutant. They are imported again.
+    """
+    for name in [name for name in sys.modules if name.startswith(MADE_ON_IMPORT)]:
+        del sys.modules[name]
+    hypothesis.settings.register_profile(
+        "mutation",
+        deadline=None,
+        derandomize=True,
+        database=None,
+        max_examples=EXAMPLES,
+        phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    hypothesis.settings.load_profile("mutation")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Quick tests before properties, and no property with more examples than EXAMPLES."""
+    items.sort(key=lambda item: "properties" in item.nodeid)
+    for item in items:
+        function = getattr(item, "obj", None)
+        # Hypothesis lets nobody decorate a test twice, so the settings are put where its decorator puts them.
+        declared = getattr(function, "_hypothesis_internal_use_settings", None)
+        if declared is not None and declared.max_examples > EXAMPLES:
+            # What a method's name gives is bound, and takes no attribute.
+            target = getattr(function, "__func__", function)
+            target._hypothesis_internal_use_settings = hypothesis.settings(declared, max_examples=EXAMPLES)
+
+
+def pytest_collection_finish() -> None:
+    """While mutmut learns which tests call which functions, take what was called by importing the tests."""
+    if os.environ.get("MUTANT_UNDER_TEST") == "stats":
+        _called_on_import.update(state()._stats)
+        state()._stats.clear()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    """mutmut takes what was called from the same set, a moment later, and empties it."""
+    state()._stats.update(_called_on_import)
