@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import tomllib
 from collections import Counter
@@ -9,15 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.campaigns.mutmut_run import KILLED, SURVIVED, TIMED_OUT, Mutant, MutmutMissingError, run_mutmut
+from tests.campaigns.mutmut_run import KILLED, TIMED_OUT, Mutant, MutmutMissingError, run_mutmut
 from tests.campaigns.record import Outcome, Table
 
 ABOUT = """
 mutmut changes the modules that decide, one expression at a time: a comparison's bound, an operator, a constant, an
-argument, a value that is assigned or returned. The module's own tests must fail for each. A mutant that survives is
-either listed in tests/campaigns/mutation_equivalents.toml with the reason why no test can or should tell it from the
-original, or a failure of this campaign. A mutant that runs into the limit of time counts as found. Properties run
-with 12 derandomized examples each, so the seed changes nothing.
+argument, a value that is assigned or returned. The module's own tests must fail for each. A mutant that survives is a
+failure of this campaign, unless it changes only the words of a message, or is listed with its reason in
+tests/campaigns/mutation_equivalents.toml: no test can or should tell it from the original. The score is of the rest. A
+mutant that runs into the limit of time counts as killed. Properties run with 12 derandomized examples each, so the seed
+changes nothing. Functions with decorators, and what is outside of functions, are not mutated.
 """
 
 
@@ -114,6 +116,22 @@ def key_of(mutant: Mutant) -> MutantKey:
     return mutant.path, mutant.function, mutant.before, mutant.after
 
 
+WORDING = "only the words of a message"
+_LITERAL = re.compile(r'"[^"]*"')
+
+
+def is_wording(mutant: Mutant) -> bool:
+    """Whether nothing but a sentence's letters differ: mutmut writes them large or small, or puts XX around them."""
+    before, after = _LITERAL.findall(mutant.before), _LITERAL.findall(mutant.after)
+    if _LITERAL.sub("", mutant.before) != _LITERAL.sub("", mutant.after) or len(before) != len(after):
+        return False
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    return all(
+        old.count(" ") >= 2 and old.lower() == new.lower().replace('"xx', '"').replace('xx"', '"')
+        for old, new in changed
+    )
+
+
 def run(seed: int) -> Outcome:
     """All subjects."""
     del seed
@@ -131,36 +149,52 @@ def judge(mutants: Sequence[Mutant], equivalents: Mapping[MutantKey, str]) -> Ou
     """The score per module. Failures: mutants that survived without a reason, reasons that no survivor has any more,
     and a module without mutants."""
     survivors = [mutant for mutant in mutants if mutant.verdict not in (KILLED, TIMED_OUT)]
-    excused = [(mutant, equivalents[key_of(mutant)]) for mutant in survivors if key_of(mutant) in equivalents]
-    failures = [
-        f"{mutant.path}:{mutant.line}: {mutant.verdict}: `{mutant.before}` as `{mutant.after}`"
+    reasons = {
+        mutant: WORDING if is_wording(mutant) else equivalents[key_of(mutant)]
         for mutant in survivors
-        if key_of(mutant) not in equivalents
+        if is_wording(mutant) or key_of(mutant) in equivalents
+    }
+    failures = [
+        f"{mutant.path}:{mutant.line}: {mutant.verdict}: {_code(mutant.before)} as {_code(mutant.after)}"
+        for mutant in survivors
+        if mutant not in reasons
     ]
     stale = set(equivalents) - {key_of(mutant) for mutant in survivors}
-    failures += [f"{path}: {function}: listed as equivalent, but found or gone: `{after}`"
-                 for path, function, _, after in sorted(stale)]
+    failures += [
+        f"{path}: {function}: listed as equivalent, but killed or gone: {_code(after)}"
+        for path, function, _, after in sorted(stale)
+    ]
     modules = [module for subject in SUBJECTS for module in subject.modules]
     failures += [f"{module}: no mutant" for module in modules if not any(each.path == module for each in mutants)]
-    columns = ("module", "mutants", "killed", "timed out", "survived", "of these equivalent", "score")
-    scores = Table("Score", columns, [score(module, mutants, excused) for module in modules])
-    reasons = Table(
-        "Survivors that change nothing of substance",
-        ("where", "function", "before", "after", "reason"),
-        [(f"{m.path}:{m.line}", m.function, _code(m.before), _code(m.after), reason) for m, reason in excused],
+    columns = ("module", "mutants", "killed", "timed out", "survived", "of these wording", "equivalent", "score")
+    listed = [
+        (f"{each.path}:{each.line}", each.function, _code(each.before), _code(each.after), reason)
+        for each, reason in reasons.items()
+        if reason is not WORDING
+    ]
+    return Outcome(
+        (
+            Table("Score", columns, [score(module, mutants, reasons) for module in modules]),
+            Table("Equivalent mutants", ("where", "function", "before", "after", "reason"), listed),
+        ),
+        failures,
     )
-    return Outcome((scores, reasons), failures)
 
 
-def score(module: str, mutants: Sequence[Mutant], excused: Sequence[tuple[Mutant, str]]) -> tuple[object, ...]:
-    """One module's row. The score is of the mutants that are not equivalent."""
+def score(module: str, mutants: Sequence[Mutant], reasons: Mapping[Mutant, str]) -> tuple[object, ...]:
+    """One module's row."""
     verdicts = Counter(mutant.verdict for mutant in mutants if mutant.path == module)
-    equivalent = sum(mutant.path == module for mutant, _ in excused)
+    excused = [reason for mutant, reason in reasons.items() if mutant.path == module]
+    wording = excused.count(WORDING)
     total, found = verdicts.total(), verdicts[KILLED] + verdicts[TIMED_OUT]
-    share = found / (total - equivalent) if total > equivalent else 0.0
-    return module, total, verdicts[KILLED], verdicts[TIMED_OUT], total - found, equivalent, f"{share:.1%}"
+    counted = total - len(excused)
+    share = f"{found / counted:.1%}" if counted else "none"
+    return (
+        *(module, total, verdicts[KILLED], verdicts[TIMED_OUT], total - found, wording),
+        *(len(excused) - wording, share),
+    )
 
 
 def _code(text: str) -> str:
     """Code in a table's cell."""
-    return f"`{text.replace('|', chr(92) + '|')}`" if text else "(nothing)"
+    return f"`{text.replace('|', chr(92) + '|')}`" if text else "nothing"
