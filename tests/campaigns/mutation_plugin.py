@@ -11,10 +11,12 @@ from mutmut.state import state
 
 EXAMPLES = 12
 """Per property. A mutant is judged by a few hundred tests, thousands of times."""
-MADE_ON_IMPORT = ("tests.unit.", "tests.properties.", "tests.support.", "tests.fakes.")
+TESTS = ("tests.unit.", "tests.properties.", "tests.support.", "tests.fakes.")
+MODULES = ("controller.", "gateway.", "worker.")
 
 _called_on_import: set[str] = set()
-"""Functions, by mutmut's names. Any test may use what they made. The state is of a process, as mutmut's own is."""
+"""Functions, by mutmut's names. Any test may use what they made. This is state of a process, as mutmut's own is, and
+what is forked has it."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -22,10 +24,12 @@ def pytest_configure() -> None:
     """After tests/conftest.py has chosen a profile, choose this one: derandomized, and no search for a smaller example
     of what only has to fail.
 
-    A mutant's process is forked with all tests imported, and so with what they made on import, before there was a
-    mutant. They are imported again.
+    A mutant's process is forked with everything imported, and so with what was made on import, before there was a
+    mutant. Tests are imported again; and all of ours, where a test's or a module's import called what is mutated.
     """
-    for name in [name for name in sys.modules if name.startswith(MADE_ON_IMPORT)]:
+    function = os.environ.get("MUTANT_UNDER_TEST", "").rpartition("__mutmut_")[0]
+    again = (*TESTS, *MODULES) if function in _called_on_import else TESTS
+    for name in [name for name in sys.modules if name.startswith(again)]:
         del sys.modules[name]
     hypothesis.settings.register_profile(
         "mutation",
