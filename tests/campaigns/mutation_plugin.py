@@ -50,11 +50,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "properties" in item.nodeid)
     for item in items:
         function = getattr(item, "obj", None)
+        # What a method's name gives is bound, and takes no attribute.
+        target = getattr(function, "__func__", function)
         # Hypothesis lets nobody decorate a test twice, so the settings are put where its decorator puts them.
-        declared = getattr(function, "_hypothesis_internal_use_settings", None)
-        if declared is not None and declared.max_examples > EXAMPLES:
-            # What a method's name gives is bound, and takes no attribute.
-            target = getattr(function, "__func__", function)
+        declared = getattr(target, "_hypothesis_internal_use_settings", None)
+        if target is not None and declared is not None and declared.max_examples > EXAMPLES:
             target._hypothesis_internal_use_settings = hypothesis.settings(declared, max_examples=EXAMPLES)
 
 

@@ -70,7 +70,8 @@ def test_a_caller_is_what_its_key_says() -> None:
 
 @pytest.mark.parametrize("limit", ["requests_per_minute", "tokens_per_minute", "concurrency"])
 def test_one_limit_is_a_limit(limit: str) -> None:
-    assert Caller.of(key(**{limit: 5})).is_limited
+    declared: dict[str, Any] = {limit: 5}
+    assert Caller.of(key(**declared)).is_limited
     assert not Caller.of(key()).is_limited
     assert not ANONYMOUS.is_limited
 
