@@ -51,11 +51,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         function = getattr(item, "obj", None)
         # What a method's name gives is bound, and takes no attribute.
-        target = getattr(function, "__func__", function)
-        # Hypothesis lets nobody decorate a test twice, so the settings are put where its decorator puts them.
-        declared = getattr(target, "_hypothesis_internal_use_settings", None)
-        if target is not None and declared is not None and declared.max_examples > EXAMPLES:
-            target._hypothesis_internal_use_settings = hypothesis.settings(declared, max_examples=EXAMPLES)
+        _lessen(getattr(function, "__func__", function), "_hypothesis_internal_use_settings")
+        _lessen(getattr(item, "cls", None), "settings")
+
+
+def _lessen(target: object, name: str) -> None:
+    """Hypothesis lets nobody decorate a test twice, so its settings are put where its decorator puts them; those of a
+    state machine are an attribute of the test's class."""
+    declared = getattr(target, name, None)
+    if isinstance(declared, hypothesis.settings) and declared.max_examples > EXAMPLES:
+        setattr(target, name, hypothesis.settings(declared, max_examples=EXAMPLES))
 
 
 def pytest_collection_finish() -> None:
