@@ -89,8 +89,7 @@ SUBJECTS = (
         ("controller/masking.py", "controller/conceal.py"),
         (
             "tests/unit/test_masking.py",
-            "tests/unit/test_operations.py",
-            "tests/unit/test_keys_controller.py",
+            "tests/unit/test_conceal.py",
             "tests/properties/test_masking.py",
         ),
     ),
