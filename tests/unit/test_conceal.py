@@ -18,7 +18,7 @@ def concealment() -> Concealment:
     return made
 
 
-TEXT = "chats-secret embeds-secret token-of-a token-of-b proposed-secret"
+TEXT = "chats-secret embeds-secret token-of-a token-of-b token-of-None proposed-secret"
 
 
 def test_a_models_secrets_are_hidden_and_a_replicas_token() -> None:
