@@ -103,11 +103,11 @@ def read_equivalents(path: Path = EQUIVALENTS) -> dict[MutantKey, str]:
     """The reasons why mutants may survive, by path, function, and the lines before and after."""
     with path.open("rb") as file:
         entries = tomllib.load(file)["equivalent"]
-    return {key_of(Mutant(line=0, verdict="", **_mutation(entry))): entry["reason"] for entry in entries}
-
-
-def _mutation(entry: Mapping[str, str]) -> dict[str, str]:
-    return {name: entry[name] for name in ("path", "function", "before", "after")}
+    return {
+        (entry["path"], entry["function"], entry["before"], after): entry["reason"]
+        for entry in entries
+        for after in entry["after"]
+    }
 
 
 def key_of(mutant: Mutant) -> MutantKey:
