@@ -150,3 +150,31 @@ def test_the_place_of_a_newcomer_is_where_the_order_has_it() -> None:
         ticket = _ticket(tenant, rank=rank)
         queue.join(ticket)
         assert list(queue.order(2.0)).index(ticket) + 1 == queue.position(ticket, 2.0)
+
+
+def test_nobody_who_is_inside_or_waits_is_forgotten() -> None:
+    queue = FairQueue()
+    inside = _ticket("inside")
+    queue.enter(inside, 1.0)
+    waiting = _join(queue, "waiting")[0]
+    for number in range(1_000):
+        for _ in range(2):
+            ticket = _ticket(f"t{number}")
+            queue.enter(ticket, 1.0)
+            queue.left(ticket, 0.5)
+    assert queue.by_tenant() == {"waiting": 1}
+    queue.left(inside, 1e6)
+    late, other = _join(queue, "inside", "other")
+    assert list(queue.order(1.0)) == [waiting, other, late], "what it took while inside is not forgotten"
+
+
+def test_corrections_that_cancel_out_leave_the_order_as_it_was() -> None:
+    queue = FairQueue()
+    inside = [_ticket("a") for _ in range(2)]
+    for ticket in inside:
+        queue.enter(ticket, 1.0)
+    waiting = _join(queue, "a", "b")
+    for ticket, seconds in zip(inside, (2.0, 0.0), strict=True):
+        queue.left(ticket, seconds)
+    assert list(queue.order(1.0)) == waiting[::-1]
+    assert queue.first() is waiting[1]

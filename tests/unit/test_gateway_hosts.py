@@ -6,15 +6,15 @@ import pytest
 
 from controller.schema.errors import RoundhouseError
 from gateway.cors import Cors
-from gateway.hosts import HostRule, hostname
+from gateway.hosts import _REMEMBERED, HostRule, hostname
 
 
-def verdict(rule: HostRule, host: str | None, origin: str | None = None) -> str:
+def verdict(rule: HostRule, host: str | None, origin: str | None = None, cors: Cors | None = None) -> str:
     headers = [(b"accept", b"*/*")]
     headers += [(b"host", host.encode())] if host is not None else []
     headers += [(b"origin", origin.encode())] if origin is not None else []
     try:
-        rule.check(headers, NO_PAGES)
+        rule.check(headers, cors or NO_PAGES)
     except RoundhouseError as error:
         return error.entry.code
     return "accepted"
@@ -86,7 +86,51 @@ def test_on_an_open_gateway_its_own_pages_may_ask_and_other_addresses_may_not() 
 
 
 @pytest.mark.parametrize(
-    ("authority", "name"), [("a", "a"), ("a:1", "a"), ("[::1]:1", "::1"), ("a:", ""), ("::1", ""), ("a:1x", "")]
+    ("authority", "name"),
+    [
+        ("a", "a"),
+        ("a:1", "a"),
+        ("[::1]:1", "::1"),
+        ("[::1]", "::1"),
+        ("[::1", ""),
+        ("[::1]]", ""),
+        ("[::1]1", ""),
+        ("a:", ""),
+        ("::1", ""),
+        ("a:1x", ""),
+        ("a:²", ""),
+        ("a:1²", ""),
+    ],
 )
 def test_hostname(authority: str, name: str) -> None:
     assert hostname(authority) == name
+
+
+def test_a_refusal_says_what_was_sent() -> None:
+    with pytest.raises(RoundhouseError, match=r"The Host header is 'evil\.example'; this gateway"):
+        LOOPBACK.check([(b"host", b"evil.example")], NO_PAGES)
+    with pytest.raises(RoundhouseError, match="The Host header is missing, or there are several; this gateway"):
+        LOOPBACK.check([], NO_PAGES)
+    with pytest.raises(RoundhouseError, match=r"origin 'https://evil\.example' may not"):
+        LOOPBACK.check([(b"host", b"localhost"), (b"origin", b"https://evil.example")], NO_PAGES)
+
+
+def test_names_are_compared_without_case() -> None:
+    rule = HostRule("LLM.Local", ["Api.Example"], is_open=False)
+    for host in ("llm.local", "LLM.LOCAL:1", "api.example", "API.EXAMPLE:8080"):
+        assert verdict(rule, host, f"http://{host}") == "accepted"
+    assert verdict(OPEN, "[FD00::1]:8080", "http://[fd00::1]:8080") == "accepted"
+
+
+def test_an_origin_that_cors_names_is_not_foreign_and_no_other_is_let_in() -> None:
+    named = Cors(["https://evil.example"])
+    assert verdict(LOOPBACK, "localhost", "https://evil.example", named) == "accepted"
+    assert verdict(LOOPBACK, "localhost", "https://other.example", named) == "forbidden_origin"
+    assert verdict(LOOPBACK, "evil.example", "https://evil.example", named) == "forbidden_host"
+
+
+def test_what_is_remembered_has_a_bound() -> None:
+    rule = HostRule("0.0.0.0", [], is_open=True)
+    for port in range(3 * _REMEMBERED):
+        assert verdict(rule, f"10.0.0.1:{port}") == "accepted"
+    assert len(rule._accepted) == _REMEMBERED

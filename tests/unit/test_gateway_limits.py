@@ -10,7 +10,16 @@ import pytest
 from controller.schema.errors import RoundhouseError
 from controller.schema.keys import Key
 from gateway.keys import ANONYMOUS, Caller, KeyRing
-from gateway.limits import MOST_LOOKS, Limits, client_headers, estimated_tokens, span
+from gateway.limits import (
+    LARGE_BODY_BYTES,
+    MOST_ANSWERS,
+    MOST_LOOKS,
+    MOST_TOKENS,
+    Limits,
+    client_headers,
+    estimated_tokens,
+    span,
+)
 
 
 def ring(name: str = "ci", **limits: int) -> KeyRing:
@@ -200,6 +209,86 @@ def test_a_key_that_came_back_is_the_same() -> None:
     assert left(limits, who)["remaining-requests"] == "9"
 
 
+def settled(used: int | None = None, *, sent: bool = True, failed: bool = False, passed: int = 0) -> tuple[str, str]:
+    """Requests and tokens that are left of 10 and 600, after one that was estimated at 100 and took no time."""
+    limits, who = Limits(), caller(requests_per_minute=10, tokens_per_minute=600)
+    limits.enter(who, 0, 0.0)
+    limits.enter(who, 100, 0.0).settle(0.0, used, sent=sent, failed=failed, passed=passed)
+    assert limits.inflight("ci") == 1
+    shown = left(limits, who)
+    return shown["remaining-requests"], shown["remaining-tokens"]
+
+
+def test_what_a_request_is_charged_in_the_end() -> None:
+    assert settled(sent=False) == settled(40, sent=False) == ("9", "600"), "nothing of what no engine has seen"
+    assert settled(40) == settled(40, failed=True) == ("8", "560")
+    assert settled(0) == ("8", "600")
+    assert settled(failed=True) == ("8", "600")
+    assert settled(passed=30) == ("8", "500"), "leaving early saves nothing"
+    assert settled(passed=130) == ("8", "470")
+
+
+def test_what_is_given_back_is_at_most_what_a_minute_holds() -> None:
+    limits, who = Limits(), caller(requests_per_minute=6, tokens_per_minute=600)
+    first, second = limits.enter(who, 500, 0.0), limits.enter(who, 0, 0.0)
+    first.settle(15.0, None, sent=False, failed=False, passed=0)
+    assert (left(limits, who, 15.0)["remaining-requests"], left(limits, who, 15.0)["remaining-tokens"]) == ("6", "600")
+    second.settle(15.0, None, sent=False, failed=False, passed=0)
+    second.settle(15.0, None, sent=False, failed=False, passed=0)
+    limits.enter(who, 600, 15.0)
+    refused(limits, who, 1, now=15.0)
+    shown = left(limits, who, 15.0)
+    assert (shown["remaining-requests"], shown["remaining-tokens"]) == ("5", "0")
+    only_tokens = caller(tokens_per_minute=60)
+    limits = Limits()
+    limits.enter(only_tokens, 60, 0.0).settle(0.0, None, sent=False, failed=False, passed=0)
+    assert left(limits, only_tokens) == {"limit-tokens": "60", "remaining-tokens": "60", "reset-tokens": "0ms"}
+
+
+def test_an_answer_that_took_less_than_expected_fills_the_bucket_and_no_more() -> None:
+    limits, who = Limits(), caller(tokens_per_minute=600)
+    limits.enter(who, 500, 0.0).leave(60.0, 0)
+    limits.enter(who, 600, 60.0)
+    assert refused(limits, who, 60, now=60.0).retry_after_s == 6
+
+
+def test_an_edit_of_one_limit_leaves_the_others_as_used_as_they_are() -> None:
+    limits, old = Limits(), ring(tokens_per_minute=600, requests_per_minute=10)
+    limits.enter(old.by_name["ci"], 200, 0.0)
+    new = ring(tokens_per_minute=600, requests_per_minute=20)
+    limits.follow(new, 0.0)
+    shown = left(limits, new.by_name["ci"])
+    assert (shown["remaining-tokens"], shown["remaining-requests"]) == ("400", "18")
+
+
+def test_of_two_limits_that_last_as_long_the_requests_are_named() -> None:
+    limits, who = Limits(), caller(requests_per_minute=1, tokens_per_minute=1)
+    limits.enter(who, 1, 0.0)
+    assert "1 request(s) per minute" in refused(limits, who, 1).message
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {},
+        {"requests_per_minute": 60},
+        {"tokens_per_minute": 6},
+        {"requests_per_minute": 6, "concurrency": 1},
+        {"requests_per_minute": 60, "tokens_per_minute": 6},
+        {"concurrency": 1},
+    ],
+)
+def test_headers_as_they_go_over_the_wire(declared: dict[str, int]) -> None:
+    limits, who = Limits(), caller(**declared)
+    limits.enter(who, 2, 0.0)
+    headers = limits.headers(who, 1.0)
+    assert limits.lines(who, 1.0) == b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+    assert limits.lines(ANONYMOUS, 1.0) == b""
+    kinds = [each.removesuffix("_per_minute").encode() for each in declared if each != "concurrency"]
+    names = [b"x-ratelimit-" + which + kind for kind in kinds for which in (b"limit-", b"remaining-", b"reset-")]
+    assert [name for name, _ in headers] == names
+
+
 @pytest.mark.parametrize(
     ("fields", "tokens"),
     [
@@ -222,10 +311,18 @@ def test_a_key_that_came_back_is_the_same() -> None:
         ({"max_tokens": 100, "n": "3"}, 125),
         ({"max_tokens": 100, "n": 10**9}, 125),
         ({"n": 3}, 25),
+        ({"max_tokens": 1}, 26),
+        ({"max_tokens": 0, "n_predict": 40}, 65),
+        ({"max_tokens": MOST_TOKENS}, 25 + MOST_TOKENS),
+        ({"max_tokens": MOST_TOKENS + 1}, 25),
+        ({"max_tokens": 10, "n": 1, "n_cmpl": 2}, 35),
+        ({"max_tokens": 10, "n": MOST_ANSWERS}, 25 + 10 * MOST_ANSWERS),
+        ({"max_tokens": 10, "n": MOST_ANSWERS + 1}, 35),
     ],
 )
 def test_estimates(fields: dict[str, Any], tokens: int) -> None:
-    assert estimated_tokens(100, fields) == tokens
+    for size in (100, 103):
+        assert estimated_tokens(size, fields) == tokens
 
 
 PICTURE = "data:image/png;base64," + "A" * 4_000_000
@@ -251,6 +348,7 @@ def of(content: object, **more: object) -> int:
 )
 def test_an_image_or_sound_is_no_text(part: dict[str, Any]) -> None:
     assert of([{"type": "text", "text": "What is this?"}, part]) < 100
+    assert of([part, {"type": "text", "text": "And this?"}, part]) < 150
     assert of([{"type": "text", "text": LETTERS}, part]) > 1_000_000
     assert of([part], max_tokens=50, n=2) < 200
 
@@ -289,6 +387,23 @@ def test_the_search_for_media_is_bounded_and_what_it_misses_counts() -> None:
     assert estimated_tokens(100_000, {"messages": nested}) == 25_000
 
 
+def test_small_bodies_are_not_searched() -> None:
+    fields = {"image_data": [{"data": "A" * 4000}]}
+    assert estimated_tokens(LARGE_BODY_BYTES, fields) == LARGE_BODY_BYTES // 4
+    assert estimated_tokens(LARGE_BODY_BYTES + 4, fields) == (LARGE_BODY_BYTES + 4 - 4000) // 4
+
+
+@pytest.mark.parametrize("beside", [0, 3000])
+@pytest.mark.parametrize("kind", ["list", "dict"])
+def test_of_more_values_than_are_looked_at_the_first_are(beside: int, kind: str) -> None:
+    """Whatever waits to be looked at is bounded, too: what a body holds is not copied."""
+    many: Any = [{"data": LETTERS} if number == 100 else "x" for number in range(2 * MOST_LOOKS)]
+    if kind == "dict":
+        many = {f"x{number}": each for number, each in enumerate(many)}
+    body: dict[str, Any] = {"messages": [*("x" for _ in range(beside)), many]}
+    assert estimated_tokens(4_000_100, body) == 25
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
@@ -297,11 +412,16 @@ def test_the_search_for_media_is_bounded_and_what_it_misses_counts() -> None:
         (0.0200001, b"21ms"),
         (0.02, b"20ms"),
         (0.9999, b"1s"),
+        (0.001, b"1ms"),
         (1.0, b"1s"),
+        (1.5, b"2s"),
         (8.64, b"9s"),
         (59.5, b"1m0s"),
         (360.0, b"6m0s"),
+        (3599.0, b"59m59s"),
+        (3600.0, b"1h0m0s"),
         (3661.0, b"1h1m1s"),
+        (86_340.0, b"23h59m0s"),
     ],
 )
 def test_times(seconds: float, words: bytes) -> None:
