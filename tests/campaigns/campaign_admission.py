@@ -20,6 +20,7 @@ TESTS = (
     "tests/integration/test_gateway_admission.py",
     "tests/integration/test_gateway_faults.py",
     "tests/integration/test_gateway_link.py",
+    "tests/e2e/test_gateway_load.py",
 )
 
 

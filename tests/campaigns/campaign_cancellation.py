@@ -15,6 +15,7 @@ the engine generates. The engine must cancel the request, as its own log says, a
 and streaming, while the engine is idle besides and while others keep it busy. The figures are the seconds from the
 client's leaving to the free slot.
 """
+TESTS = ("tests/e2e/test_gateway_cancellation.py",)
 COLUMNS = ("API", "answer", "engine", "times", "median", "worst")
 
 

@@ -10,11 +10,16 @@ The contract of runtimes, on processes and on containers of a Docker Engine, wit
 removals of one replica at once, four controllers that make one network at once. And fifty starts and ends of a process
 that leave no zombie, no open file and no record.
 """
+TESTS = (
+    "tests/integration/test_runtime_contract_lifecycle.py",
+    "tests/integration/test_runtime_contract_exits.py",
+    "tests/integration/test_runtime_contract_ownership.py",
+    "tests/integration/test_runtime_contract_logs.py",
+    "tests/integration/test_docker_runtime_daemon.py",
+    "tests/integration/test_process_runtime_endings.py",
+)
 
 
 def run(seed: int) -> Outcome:
     """The contract, and the tests of one runtime that try something often."""
-    names = ("contract_lifecycle", "contract_exits", "contract_ownership", "contract_logs")
-    contract = [f"tests/integration/test_runtime_{name}.py" for name in names]
-    alone = ["tests/integration/test_docker_runtime_daemon.py", "tests/integration/test_process_runtime_endings.py"]
-    return run_tests([*contract, *alone], seed)
+    return run_tests(TESTS, seed)

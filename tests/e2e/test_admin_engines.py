@@ -7,12 +7,15 @@ import signal
 from typing import Any
 
 import aiohttp
+import pytest
 
 from tests.support.admin import AdminApi
 from tests.support.load import Load
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import RuntimeFixture
 from tests.support.wait import until
+
+pytestmark = pytest.mark.engines
 
 LLAMA: dict[str, Any] = {
     "backend": "llama_server",

@@ -24,6 +24,8 @@ from tests.support.campaign import campaign_count
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
 
+pytestmark = pytest.mark.engines
+
 CASES = campaign_count(5, 40)
 """Per operation and mode."""
 MODELS: dict[str, Any] = {

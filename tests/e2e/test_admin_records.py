@@ -17,6 +17,8 @@ from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import RuntimeFixture
 from tests.support.wait import until
 
+pytestmark = pytest.mark.engines
+
 SECRET = "hf_Wq81mTz0PlKx93Rr"
 STUB: dict[str, Any] = {"backend": "stub", "enabled": False, "stub_text": "one two three"}
 HIDDEN = STUB | {"env": {"HF_TOKEN": SECRET}, "stub_fail": f"cannot log in with {SECRET} to the hub"}

@@ -15,6 +15,8 @@ from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.seed_examples import EXAMPLES, GGUF, MODELS, ROW_OF_THE_SEED, SCHEMA, VALUES
 from tests.support.wait import until
 
+pytestmark = pytest.mark.engines
+
 
 @pytest.fixture
 async def walked(folder: Path, clockwork: Path) -> AsyncIterator[RoundhouseStack]:

@@ -26,6 +26,8 @@ from tests.support.roundhouse_stack import RoundhouseStack, replica_names
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.wait import until
 
+pytestmark = pytest.mark.engines
+
 LLAMA = {"model_path": "clockwork.gguf", "llama_server_threads": 1, "llama_server_n_ctx": 4096}
 MODELS = Counter({"one": 1, "two": 2})
 """Replicas of each."""

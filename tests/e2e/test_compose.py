@@ -22,7 +22,7 @@ from tests.support.roundhouse_stack import REPOSITORY, SENTENCE
 from tests.support.runtime_fixtures import DockerRuntimeFixture
 from tests.support.wait import until
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.engines, pytest.mark.docker]
 
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 MODELS = """\

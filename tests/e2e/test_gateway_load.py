@@ -22,7 +22,7 @@ from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.wait import until
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 SLOTS = 4
 CLIENTS = 200

@@ -14,7 +14,7 @@ from tests.support.llama_slots import ENDLESS, LlamaSlots, endless_stack, slots_
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 
 @pytest.fixture

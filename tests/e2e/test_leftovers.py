@@ -16,7 +16,7 @@ from tests.conftest import open_docker_runtime
 from tests.support.roundhouse_stack import RoundhouseStack, replica_names
 from tests.support.runtime_fixtures import DockerRuntimeFixture
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.engines, pytest.mark.docker]
 
 LLAMA = {
     "backend": "llama_server",

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import openai
+import pytest
 
 from controller.schema.status import ModelState
 from tests.support.litertlm_files import litertlm
 from tests.support.onnx_models import token_vectors, unit, write_model, write_vocabulary
 from tests.support.roundhouse_stack import RoundhouseStack
 from worker.clockwork import CONTEXT, SENTENCE
+
+pytestmark = pytest.mark.engines
 
 TEXTS = {"hello world": "[CLS] hello world [SEP]", "fox": "[CLS] fox [SEP]"}
 TURNS: list[Any] = [

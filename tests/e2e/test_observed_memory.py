@@ -6,11 +6,14 @@ import json
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.support.admin import AdminApi
 from tests.support.roundhouse_stack import RoundhouseStack, replica_names
 from tests.support.runtime_fixtures import DockerRuntimeFixture, RuntimeFixture
 from tests.support.wait import until
+
+pytestmark = pytest.mark.engines
 
 LLAMA: dict[str, Any] = {
     "backend": "llama_server",

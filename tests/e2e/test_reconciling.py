@@ -14,6 +14,8 @@ from tests.support.roundhouse_stack import RoundhouseStack, replica_names
 from tests.support.runtime_fixtures import RuntimeFixture
 from tests.support.wait import until
 
+pytestmark = pytest.mark.engines
+
 LLAMA = {
     "backend": "llama_server",
     "model_path": "clockwork.gguf",

@@ -15,6 +15,8 @@ from controller.schema.status import ModelState
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture, RuntimeFixture
 
+pytestmark = pytest.mark.engines
+
 LLAMA = {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096, "llama_server_threads": 1}
 EMBEDDING = {"model_path": "clockwork.gguf", "llama_server_embedding": True, "llama_server_pooling": "mean"}
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]

@@ -15,6 +15,8 @@ from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.scripted_models import SPOKEN, THINKER, THINKER_TEMPLATE, THOUGHT
 
+pytestmark = pytest.mark.engines
+
 THINKER_MODEL = {
     "backend": "ct2",
     "model_path": "thinker",

@@ -20,6 +20,8 @@ from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.wait import until
 from worker.clockwork import make
 
+pytestmark = pytest.mark.engines
+
 ROOM = {"ROUNDHOUSE_ENGINES_MEMORY_MIB": "1000", "ROUNDHOUSE_SWAP_WAIT_S": "2"}
 BIG = {"model_path": "clockwork.gguf", "llama_server_n_ctx": 8192, "llama_server_threads": 1, "memory_mib": 600}
 ON_DEMAND = BIG | {"enabled": False, "autoload": True, "min_residency_s": 0.5, "queue_limit": 100}

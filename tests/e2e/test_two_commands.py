@@ -19,6 +19,8 @@ from tests.support.ports import free_port
 from tests.support.roundhouse_stack import REPOSITORY, SENTENCE
 from tests.support.wait import until
 
+pytestmark = pytest.mark.engines
+
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 INSTALL_DEADLINE_S = 240
 

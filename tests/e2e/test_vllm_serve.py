@@ -31,7 +31,7 @@ from tests.support.wait import until
 from tests.support.worker_process import alive
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engines, pytest.mark.vllm, pytest.mark.timeout(600)]
 
 HI: Any = [{"role": "user", "content": "hello"}]
 DECLARED, LOADED = 512, 4096

@@ -13,6 +13,8 @@ from tests.support.litertlm_files import litertlm
 from tests.support.onnx_models import token_vectors, unit, write_model, write_vocabulary
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 
+pytestmark = pytest.mark.engines
+
 TEXTS = {"hello world": "[CLS] hello world [SEP]", "fox": "[CLS] fox [SEP]"}
 CHATS = {
     "llama": {"backend": "llama_cpp", "model_path": "clockwork.gguf"},

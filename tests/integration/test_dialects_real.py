@@ -28,6 +28,8 @@ from tests.support.require import require
 from tests.support.worker_process import Worker
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE, make
 
+pytestmark = pytest.mark.engines
+
 Fields = dict[str, Any]
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ import pytest
 from tests.support import contained_controller
 from tests.support.docker_engine import TEST_LABEL, DockerEngines, images, shell_image
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.engines, pytest.mark.docker]
 
 SOCKET = docker.types.Mount("/var/run/docker.sock", "/var/run/docker.sock", type="bind")
 

@@ -35,7 +35,7 @@ from tests.support.docker_engine import DockerEngines, base_image, shell_image
 from tests.support.runtime_contract import RUN, exited, only, said
 from tests.support.wait import until
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.engines, pytest.mark.docker]
 
 
 async def test_the_labels_say_it_all_and_nothing_secret(containers: DockerEngines) -> None:

@@ -18,7 +18,7 @@ from tests.support.campaign import campaign_count
 from tests.support.docker_engine import SOCKET, DockerEngines, base_image
 from tests.support.runtime_contract import RUN, exited
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.engines, pytest.mark.docker]
 
 
 async def test_events_of_a_daemon_that_is_missing_begin_when_it_comes(containers: DockerEngines) -> None:

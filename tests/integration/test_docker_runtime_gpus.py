@@ -14,7 +14,7 @@ from controller.state import Gpu
 from tests.support.docker_engine import DockerEngines, base_image
 from tests.support.wait import until
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.engines, pytest.mark.docker]
 
 GPU = Gpu("GPU-1", 0, "FakeGPU", 81559, 512)
 READING = json.dumps({"gpus": [asdict(GPU)], "error": None})

@@ -11,6 +11,7 @@ from tests.support.docker_engine import DockerEngines
 from tests.support.runtime_contract import RUN, exited, only, said
 
 pytestmark = [
+    pytest.mark.engines,
     pytest.mark.docker,
     pytest.mark.skipif(os.geteuid() != 0, reason="giving files to other users needs root"),
 ]

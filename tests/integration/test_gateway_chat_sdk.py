@@ -22,7 +22,7 @@ from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.chat_engines import KINDS, Engine, tool
 from worker.clockwork import CONTEXT, SENTENCE
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 

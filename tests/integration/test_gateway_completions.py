@@ -20,7 +20,7 @@ from tests.support.llama_servers import Kind, needed, started
 from tests.support.worker_process import Worker
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE, make
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 TOKEN = "replica-token"
 CHAT = "/v1/chat/completions"

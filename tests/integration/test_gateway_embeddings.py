@@ -26,7 +26,7 @@ from tests.support.worker_process import Worker
 from worker.clockwork import make
 from worker.engines.stub import DIMENSIONS
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 TOKEN = "replica-token"
 OWN = {"stub": DIMENSIONS}

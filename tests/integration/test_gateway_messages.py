@@ -23,7 +23,7 @@ from tests.support.queueing import key
 from tests.support.worker_process import Worker
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 HI: list[MessageParam] = [{"role": "user", "content": "Hi"}]
 COLD: Any = {"extra_body": {"temperature": 0}}

@@ -17,7 +17,7 @@ from tests.support.messages_gateway import llama_servers, messages_gateway
 from tests.support.messages_schema import checked_events, checked_message
 from tests.support.worker_process import Worker
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 Fields = dict[str, Any]
 

@@ -22,7 +22,7 @@ from tests.support.llama_servers import Kind, needed, started
 from tests.support.worker_process import Worker
 from worker.clockwork import SENTENCE, make
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 Fields = dict[str, Any]
 

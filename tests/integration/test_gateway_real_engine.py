@@ -20,7 +20,7 @@ from tests.support.require import require
 from tests.support.worker_process import Worker
 from worker.clockwork import SENTENCE, make
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 TOKEN = "replica-token"
 CONTEXT = 131072

@@ -16,7 +16,7 @@ from tests.support.llama_servers import Kind, needed, started
 from tests.support.worker_process import Worker
 from worker.clockwork import make
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 TOKEN = "replica-token"
 PATHS = ("/v1/rerank", "/rerank", "/v2/rerank")

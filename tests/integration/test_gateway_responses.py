@@ -27,7 +27,7 @@ from tests.support.responses_gateway import engines, responses_gateway
 from tests.support.worker_process import Worker
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 PARAMETERS = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
 WEATHER: Fields = {"type": "function", "name": "get_weather", "description": "It.", "parameters": PARAMETERS}

@@ -15,7 +15,7 @@ from tests.support.clockwork_caller import TEMPLATE, make_caller
 from tests.support.llama_servers import Kind, needed, started
 from tests.support.worker_process import Worker
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 TOKEN = "replica-token"
 CHAT = "/v1/chat/completions"

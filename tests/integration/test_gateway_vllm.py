@@ -24,7 +24,7 @@ from tests.support.clockwork_folders import make_hf
 from tests.support.vllm_engine import ON_CPU, STARTS_S, VllmWorker, start_worker
 from tests.support.worker_process import eventually
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engines, pytest.mark.vllm, pytest.mark.timeout(600)]
 
 TOKEN = "replica-token"
 CONTEXT = 1024

@@ -23,6 +23,8 @@ from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.worker_process import Worker
 
+pytestmark = pytest.mark.engines
+
 SMALL: Final[dict[str, Any]] = {"layers": 2, "width": 256, "heads": 4, "kv_heads": 1, "vocabulary": 2048}
 MIDDLE: Final[dict[str, Any]] = {"layers": 4, "width": 512, "heads": 8, "kv_heads": 2, "vocabulary": 32000}
 EVEN: Final[dict[str, Any]] = {

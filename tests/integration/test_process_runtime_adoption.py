@@ -16,6 +16,8 @@ from tests.support.process_engines import ProcessEngines, numbers
 from tests.support.runtime_contract import RUN, exited, only, running
 from tests.support.wait import until
 
+pytestmark = pytest.mark.engines
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 OWNER = """

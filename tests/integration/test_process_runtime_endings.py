@@ -19,6 +19,8 @@ from tests.support.process_engines import ProcessEngines, numbers, zombies
 from tests.support.runtime_contract import RUN, exited, only, running
 from tests.support.wait import until
 
+pytestmark = pytest.mark.engines
+
 
 @pytest.fixture
 def bystander() -> Iterator[int]:

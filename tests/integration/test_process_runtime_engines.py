@@ -15,6 +15,8 @@ from tests.support.process_engines import ProcessEngines
 from tests.support.runtime_contract import exited, only, ready, running, serve_and_end
 from worker.clockwork import SENTENCE, make
 
+pytestmark = pytest.mark.engines
+
 
 async def test_ctranslate2_serves(processes: ProcessEngines) -> None:
     make_ct2(processes.models / "m")

@@ -15,6 +15,8 @@ from controller.state import Phase
 from tests.support.process_engines import ProcessEngines
 from tests.support.runtime_contract import RUN, only
 
+pytestmark = pytest.mark.engines
+
 
 async def killed_engine_is_an_event(processes: ProcessEngines, *, adopted: bool) -> None:
     """The test, for any event loop."""

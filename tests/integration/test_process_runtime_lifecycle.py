@@ -27,6 +27,8 @@ from tests.support.process_engines import INSTANCE, ProcessEngines, wait_for
 from tests.support.runtime_contract import RUN, exited, only
 from tests.support.wait import until
 
+pytestmark = pytest.mark.engines
+
 
 async def test_an_end_waits_for_a_start_whose_caller_has_gone(processes: ProcessEngines) -> None:
     go = threading.Event()

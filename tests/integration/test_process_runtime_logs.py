@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.process_engines import ProcessEngines
 from tests.support.runtime_contract import RUN, LogReader
 from tests.support.wait import until
+
+pytestmark = pytest.mark.engines
 
 
 async def test_a_log_that_is_cut_while_it_is_followed_repeats_nothing(processes: ProcessEngines) -> None:

@@ -17,7 +17,7 @@ from tests.support.responses import OPEN_EVENTS, Fields, check_response, folded
 from tests.support.responses_gateway import engines, responses_gateway
 from tests.support.worker_process import Worker
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 PARAMETERS = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
 WEATHER: Fields = {"type": "function", "name": "get_weather", "parameters": PARAMETERS}

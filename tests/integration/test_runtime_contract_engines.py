@@ -13,6 +13,8 @@ from tests.support.clockwork_folders import make_ct2
 from tests.support.runtime_contract import RUN, ContractEngines, only, serve_and_end
 from worker.clockwork import SENTENCE
 
+pytestmark = pytest.mark.engines
+
 
 async def test_the_stub_serves(engines: ContractEngines) -> None:
     await serve_and_end(engines, engines.stub(stub_text="all is well"), "all is well")

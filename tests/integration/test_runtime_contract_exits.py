@@ -15,6 +15,8 @@ from controller.state import Phase
 from tests.support.runtime_contract import RUN, ContractEngines, exited, give, only, said, waiting_for
 from tests.support.wait import until
 
+pytestmark = pytest.mark.engines
+
 
 async def test_an_end_has_its_exit_code_and_plain_last_lines(engines: ContractEngines) -> None:
     runtime = engines.runtime()

@@ -13,6 +13,8 @@ from tests.support.campaign import campaign_count
 from tests.support.runtime_contract import RUN, ContractEngines, exited, only, running, said, says_and_waits
 from tests.support.wait import until
 
+pytestmark = pytest.mark.engines
+
 
 async def test_an_engine_is_started_seen_and_ended(engines: ContractEngines) -> None:
     runtime = engines.runtime()

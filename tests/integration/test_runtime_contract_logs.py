@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.runtime_contract import (
     RUN,
     ContractEngines,
@@ -13,6 +15,8 @@ from tests.support.runtime_contract import (
     waiting_for,
 )
 from tests.support.wait import until
+
+pytestmark = pytest.mark.engines
 
 COUNT = "i=0; while [ $i -lt 30 ]; do echo line $i; i=$((i+1)); sleep 0.01; done"
 

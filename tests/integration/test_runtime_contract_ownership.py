@@ -10,6 +10,8 @@ from controller.runtimes.base import StartError
 from controller.state import HOST, Phase
 from tests.support.runtime_contract import RUN, ContractEngines, only, running
 
+pytestmark = pytest.mark.engines
+
 
 async def test_another_controller_finds_what_the_first_one_started(engines: ContractEngines) -> None:
     first = engines.runtime()

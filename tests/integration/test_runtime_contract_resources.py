@@ -6,12 +6,16 @@ import os
 import shlex
 import sys
 
+import pytest
+
 from controller.runtimes.nvml import NvmlReader
 from tests.fakes.fake_nvml import FakeNvml
 from tests.support.ballast import HELD_MIB, PROGRAM
 from tests.support.docker_engine import DockerEngines
 from tests.support.runtime_contract import RUN, ContractEngines, said
 from tests.support.wait import until
+
+pytestmark = pytest.mark.engines
 
 PYTHON_MIB = 40
 """More than two bare interpreters take."""

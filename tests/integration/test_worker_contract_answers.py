@@ -17,6 +17,8 @@ from tests.support.worker_engines import Fleet, WorkerEngine, each_engine, fleet
 from tests.support.worker_process import Worker
 from worker.clockwork import SENTENCE
 
+pytestmark = pytest.mark.engines
+
 COMPLETIONS = "/v1/completions"
 CUT = SENTENCE.partition(" it ")[0]
 """Its first `CUT_TOKENS` tokens."""

@@ -22,6 +22,8 @@ from tests.support.worker_engines import WorkerEngine, each_engine, load_error, 
 from worker.__main__ import parse_engine
 from worker.clockwork import make_vocabulary
 
+pytestmark = pytest.mark.engines
+
 Harm = Callable[[Path], object]
 
 

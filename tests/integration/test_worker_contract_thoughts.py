@@ -36,6 +36,8 @@ from tests.support.scripted_models import (
 from tests.support.worker_engines import Fleet, WorkerEngine, each_engine, fleet_in
 from tests.support.worker_process import Worker
 
+pytestmark = pytest.mark.engines
+
 SCRIPTED = ("ct2", "exllamav3", "llama_cpp")
 """Engines whose models a test can write."""
 each_scripted_engine = each_engine(lambda engine: engine.name in SCRIPTED)

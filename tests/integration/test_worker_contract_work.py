@@ -17,6 +17,8 @@ from tests.support.scripted_models import CHAT, USER, choice, told
 from tests.support.worker_engines import Fleet, WorkerEngine, each_engine, fleet_in
 from tests.support.worker_process import Worker, eventually, leave
 
+pytestmark = pytest.mark.engines
+
 SHORT = {"messages": USER, "max_tokens": 3}
 SAID = "The quick brown"
 

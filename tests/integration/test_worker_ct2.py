@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.clockwork_folders import make_ct2, write_tokenizer
 from tests.support.scripted_model_file import speaker_vocabulary
 from tests.support.scripted_models import choice
 from tests.support.worker_engines import load_error, start
 from worker.clockwork import SENTENCE, make_vocabulary
+
+pytestmark = pytest.mark.engines
 
 
 def test_the_tokenizer_may_lie_elsewhere(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 from tests.support.worker_process import Worker
 from worker.__main__ import dispatch
 
+pytestmark = pytest.mark.engines
+
 STUB = ("stub", "--host", "127.0.0.1", "--served-name", "demo", "--port")
 
 

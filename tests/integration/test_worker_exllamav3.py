@@ -21,6 +21,8 @@ from tests.support.worker_engines import END, ROOT, load_error, start
 from tests.support.worker_process import Worker, eventually, leave
 from worker.clockwork import SENTENCE, make_vocabulary
 
+pytestmark = pytest.mark.engines
+
 ENDLESS: dict[str, Any] = {"prompt": "<|assistant|>", "logit_bias": {END: -1000}, "stream": True}
 HELLO = {"messages": USER}
 

@@ -12,6 +12,8 @@ from tests.support.worker_engines import Fleet, fleet_in
 from tests.support.worker_process import Worker
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE
 
+pytestmark = pytest.mark.engines
+
 WORDS = COMPLETION_TOKENS - 1
 
 

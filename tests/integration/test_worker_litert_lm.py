@@ -17,6 +17,8 @@ from tests.support.worker_engines import ENGINES as OFFERS
 from tests.support.worker_engines import TOKEN, Fleet, fleet_in
 from worker.clockwork import SENTENCE
 
+pytestmark = pytest.mark.engines
+
 TOOL = tool("weather", {"type": "object", "properties": {"city": {"type": "string"}}})
 
 

@@ -20,6 +20,8 @@ from tests.support.worker_process import Worker
 from worker.clockwork import CHAT_TEMPLATE, SENTENCE
 from worker.translategemma import DETECT
 
+pytestmark = pytest.mark.engines
+
 Serve = Callable[..., Worker]
 
 # As strict as google/translategemma-4b-it's: one user message, one part, two known languages.

@@ -29,6 +29,8 @@ from tests.support.scripted_models import (
 from tests.support.worker_engines import Fleet, fleet_in
 from tests.support.worker_process import Worker
 
+pytestmark = pytest.mark.engines
+
 Serve = Callable[..., Worker]
 NAMED = {"type": "function", "function": {"name": "plan"}}
 QUIET: dict[str, Any] = {"thinking": "disabled"}

@@ -16,7 +16,7 @@ from tests.support.require import require
 from tests.support.worker_process import Worker, alive, eventually, leave
 from worker.clockwork import COMPLETION_TOKENS, SENTENCE, make
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 Start = Callable[..., Worker]
 LONG_CONTEXT = 131_072

@@ -17,6 +17,8 @@ from tests.support.onnx_models import WIDTH, token_vectors, unit, write_model, w
 from tests.support.worker_engines import TOKEN, start
 from tests.support.worker_process import Worker
 
+pytestmark = pytest.mark.engines
+
 TEXTS = ["hello world", "the foxes jump!"]
 VECTORS = [unit(token_vectors(each).mean(0)) for each in ("[CLS] hello world [SEP]", "[CLS] the fox ##es jump ! [SEP]")]
 

@@ -15,6 +15,8 @@ from tests.support.worker_engines import start
 from tests.support.worker_process import Worker, eventually
 from worker.engines.stub import DIMENSIONS, TEXT
 
+pytestmark = pytest.mark.engines
+
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:

@@ -19,6 +19,8 @@ from tests.support.campaign import campaign_count
 from tests.support.llama_servers import needed, program
 from worker.llama_server_flags import parse, value_of
 
+pytestmark = pytest.mark.engines
+
 ENGINE = ENGINES["llama_server"]
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,20}", fullmatch=True)
 COUNTS = st.integers(1, 2**31 - 1)

@@ -17,7 +17,7 @@ from controller.resolve import with_params
 from tests.support.campaign import campaign_count
 from tests.support.vllm_engine import Parser, parser
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.engines, pytest.mark.vllm]
 
 MODELS = PurePosixPath("/models")
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,20}", fullmatch=True)

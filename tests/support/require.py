@@ -11,14 +11,13 @@ import pytest
 COMMAND = "sudo make engines test"
 """Installs and builds all that tests need, and runs them."""
 _LONGEST = 90
-_SUMMED_UP = ("docker", "embedded", "litertlm", "llama_cpp", "vllm")
+_SUMMED_UP = ("docker", "embedded", "ipv6", "litertlm", "llama_cpp", "vllm")
 
 
 def require(feature: str, available: bool, reason: str) -> None:
     """Skip with `reason` where `feature` is not available; fail instead if ROUNDHOUSE_TEST_REQUIRE names it."""
     if available:
         return
-    assert feature in _SUMMED_UP, feature
     required = {each.strip() for each in os.environ.get("ROUNDHOUSE_TEST_REQUIRE", "").split(",")}
     if feature in required:
         pytest.fail(f"{feature} is required by ROUNDHOUSE_TEST_REQUIRE and missing: {reason}")

@@ -13,6 +13,7 @@ from tests.campaigns.record import REPOSITORY
 HOSTS = "gateway/hosts.py"
 
 
+@pytest.mark.slow
 def test_a_sample(tmp_path: Path) -> None:
     """The same code as the campaign's, over two functions and one file of tests: one of them has a mutant that no test
     can tell from the original."""

@@ -128,6 +128,7 @@ def test_counts_are_full_in_a_campaign_and_its_seeds_are_its_own(
 # What is run
 
 
+@pytest.mark.slow
 def test_the_page_tells_what_ran_and_whatever_did_not_pass_is_a_failure(folder: Path, in_campaign: None) -> None:
     outcome = run_tests([_write(folder, TESTS)], 5)
     tests, figures = outcome.tables
@@ -154,6 +155,7 @@ def test_the_page_tells_what_ran_and_whatever_did_not_pass_is_a_failure(folder: 
         assert words in page
 
 
+@pytest.mark.slow
 def test_a_run_without_tests_is_a_failure(folder: Path) -> None:
     assert run_tests([_write(folder, "")], 1).failures == ["no test ran"]
 

@@ -21,6 +21,7 @@ def test_the_text_of_a_change_is_there_once(change: Change) -> None:
     assert len(files_with(REPOSITORY, change)) == 1
 
 
+@pytest.mark.slow
 def test_a_golden_fails_where_its_subject_changes() -> None:
     [change] = [change for change in CHANGES if change.subject == "errors"]
     harmless = Change(change.golden, "nothing", change.find, change.find)
