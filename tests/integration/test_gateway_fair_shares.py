@@ -93,9 +93,9 @@ async def test_tenants_that_wait_get_the_same_slot_seconds(engine: Worker, ledge
     connector = aiohttp.TCPConnector(limit=0)
     async with gateway_harness() as here, aiohttp.ClientSession(connector=connector) as session:
         await here.publish(loading, keys=keys)
-        tasks = []
+        tasks: list[asyncio.Task[int]] = []
         for who, count in REQUESTS.items():  # all of Alice's first: by first come, first served, they were served first
-            tasks += [asyncio.create_task(ask(here, session, who)) for _ in range(count)]
+            tasks.extend(asyncio.create_task(ask(here, session, who)) for _ in range(count))
             await until(f"{len(tasks)} wait", lambda: depth(here) == len(tasks))
         address = f"http://127.0.0.1:{engine.port}"
         await here.publish(route("m", [address], token=TOKEN, target_inflight=SLOTS, queue_limit=500), keys=keys)
