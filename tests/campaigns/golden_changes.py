@@ -94,8 +94,8 @@ CHANGES: Final = (
     Change(
         "state-folders/test_what_a_controller_kept_is_read",
         "records of replicas are looked for elsewhere",
-        '-*.json"',
-        '-*.record"',
+        '.suffix == ".json")',
+        '.suffix == ".record")',
     ),
     Change(
         "state-folders/test_what_a_gateway_kept_is_read",
