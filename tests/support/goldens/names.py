@@ -55,7 +55,7 @@ _STANDARD: Final = re.compile(
     r"(?:accept|access-control|cache|content|keep|last|proxy|retry|sec|set|transfer|user|www|anthropic|openai)"
     r"(?:-[a-z]+)+|traceparent|tracestate"
 )
-_FILE: Final = r"[\w{}*.-]+\.(json|db|sock|lock|log|damaged)"
+_FILE: Final = r"[\w{}.-]+\.(json|db|sock|lock|log|damaged)"
 _DOCKER_WORDS: Final = ("ENTRYPOINT", "CMD", "USER", "ENV", "EXPOSE", "VOLUME", "WORKDIR", "STOPSIGNAL", "HEALTHCHECK")
 
 
@@ -66,7 +66,7 @@ def make_docker() -> Any:
     settings = ControllerSettings.model_fields
     return {
         "labels": {role: own_labels("golden", role) for role in (CACHE_ROLE, NETWORK_ROLE, PROBE_ROLE)},
-        "names_in_strings": sorted({text for text, _ in _strings() if re.match(r"rh-[{-]", text)}),
+        "names_in_strings": sorted({text for text, _ in _strings() if re.fullmatch(r"rh-\{[\w{}-]*", text)}),
         "cache_volume": host.cache_volume,
         "containers": {name: replica_name("golden", ReplicaId(name, 1, "0123456789abcdef", 12)) for name in names},
         "defaults": {name: settings[name].default for name in settings if name.startswith(("image_", "engines_net"))},
