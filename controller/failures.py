@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from controller.engines import ENGINES
 from controller.engines.base import Verdict
-from controller.state import Exit, Failure, ObservedReplica
+from controller.state import Exit, Failure, ObservedReplica, Phase
 
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 300.0
@@ -68,5 +68,7 @@ def next_failure(
 
 
 def forgiven(replica: ObservedReplica, now: float) -> bool:
-    """Whether a replica has been ready long enough for its key's failures to be forgotten."""
-    return replica.ready_since is not None and now - replica.ready_since >= STABLE_S
+    """Whether a replica runs, and has been ready long enough for its key's failures to be forgotten."""
+    if replica.phase is not Phase.RUNNING or replica.ready_since is None:
+        return False
+    return now - replica.ready_since >= STABLE_S

@@ -40,6 +40,19 @@ def test_a_failure_ends_with_an_unload_and_an_edit(want: DesiredModel) -> None:
     assert not memory.failures
 
 
+def test_a_replica_that_ended_proves_nothing_though_it_had_served_for_long() -> None:
+    memory = WorkingMemory()
+    served = ObservedReplica(FIRST, "m-0", Phase.RUNNING, 1.0, ready_since=2.0)
+    desired, long_after = DesiredState(1, {"m": WANTED}), 10_000.0
+    memory.fail(FIRST, Verdict("killed"), 10.0)
+    memory.prune(desired, [served], long_after)
+    assert not memory.failures, "it has served for long since"
+    memory.fail(FIRST, Verdict("killed"), long_after)
+    memory.prune(desired, [replace(served, phase=Phase.EXITED)], long_after + 1)
+    # Else the next attempt had the number, and so the name and the log, of this one.
+    assert memory.failures.keys() == {FIRST.key}
+
+
 def test_paused_what_is_wanted_is_not_kept_from_serving_by_a_drain() -> None:
     memory = WorkingMemory()
     replicas = [ObservedReplica(ReplicaId("m", index, "h"), f"m-{index}", Phase.RUNNING, 1.0) for index in range(2)]
