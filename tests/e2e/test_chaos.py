@@ -21,7 +21,7 @@ from controller.runtimes.process_stat import Process
 from controller.schema.status import ModelState, ModelStatus
 from tests.support.campaign import RecordProperty, campaign_count, campaign_seed, record_figure
 from tests.support.checked_clients import CheckedClients
-from tests.support.engine_processes import read_records, signal_engine, what_is_wrong_with_engines
+from tests.support.engine_processes import kill_engine, read_records, signal_engine, what_is_wrong_with_engines
 from tests.support.roundhouse_stack import RoundhouseStack, replica_names
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.wait import until
@@ -97,7 +97,7 @@ class Chaos:
 
     async def engine_killed(self) -> set[str]:
         replica = await self.one_replica()
-        signal_engine(self.stack, replica, signal.SIGKILL)
+        await kill_engine(self.stack, replica)
         return {replica}
 
     async def engine_stopped_for_a_while(self) -> set[str]:
@@ -172,7 +172,7 @@ class Chaos:
         model = self.dice.choice(sorted(MODELS))
         replica = self.dice.choice(await self.replicas(model))
         await self.stack.post("/internal/pause", {"paused": True})
-        signal_engine(self.stack, replica, signal.SIGKILL)
+        await kill_engine(self.stack, replica)
         await self.stack.model_where(
             model, lambda seen: seen.loaded_replicas == MODELS[model] - 1, "one replica less serves"
         )
@@ -185,7 +185,7 @@ class Chaos:
     async def engine_killed_while_the_controller_was_dead(self) -> set[str]:
         replica = await self.one_replica()
         self.stack.kill("controller")
-        signal_engine(self.stack, replica, signal.SIGKILL)
+        await kill_engine(self.stack, replica)
         self.stack.start("controller")
         return {replica}
 
@@ -308,5 +308,6 @@ async def test_no_fault_makes_an_answer_wrong_and_each_is_mended(
     for code, count in sorted(clients.refused.items()):
         record_figure(record_property, f"refused with {code}", count)
     record_figure(record_property, "cut by a gateway that was ended", clients.cut)
+    record_figure(record_property, "not connected, for the gateway was away", clients.not_connected)
     record_figure(record_property, "wrong answers", len(clients.wrong))
     record_figure(record_property, "engines started again", restarted)
