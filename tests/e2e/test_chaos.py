@@ -21,7 +21,7 @@ from controller.runtimes.process_stat import Process
 from controller.schema.status import ModelState, ModelStatus
 from tests.support.campaign import RecordProperty, campaign_count, campaign_seed, record_figure
 from tests.support.checked_clients import CheckedClients
-from tests.support.engine_processes import read_records, signal_engine, what_is_wrong_with_engines
+from tests.support.engine_processes import kill_engine, read_records, signal_engine, what_is_wrong_with_engines
 from tests.support.roundhouse_stack import RoundhouseStack, replica_names
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.wait import until
@@ -57,6 +57,10 @@ class Chaos:
         default_factory=lambda: {name: LLAMA | {"replicas": count} for name, count in MODELS.items()}
     )
     edits: int = 0
+    restarted: int = 0
+    """Engines that were started again."""
+    engines: dict[str, Process] = field(default_factory=dict)
+    """Of each replica the process, when the stack was whole for the last time."""
 
     async def replicas(self, *names: str) -> list[str]:
         """Of these models, or of all."""
@@ -97,7 +101,7 @@ class Chaos:
 
     async def engine_killed(self) -> set[str]:
         replica = await self.one_replica()
-        signal_engine(self.stack, replica, signal.SIGKILL)
+        await kill_engine(self.stack, replica)
         return {replica}
 
     async def engine_stopped_for_a_while(self) -> set[str]:
@@ -172,7 +176,7 @@ class Chaos:
         model = self.dice.choice(sorted(MODELS))
         replica = self.dice.choice(await self.replicas(model))
         await self.stack.post("/internal/pause", {"paused": True})
-        signal_engine(self.stack, replica, signal.SIGKILL)
+        await kill_engine(self.stack, replica)
         await self.stack.model_where(
             model, lambda seen: seen.loaded_replicas == MODELS[model] - 1, "one replica less serves"
         )
@@ -185,25 +189,37 @@ class Chaos:
     async def engine_killed_while_the_controller_was_dead(self) -> set[str]:
         replica = await self.one_replica()
         self.stack.kill("controller")
-        signal_engine(self.stack, replica, signal.SIGKILL)
+        await kill_engine(self.stack, replica)
         self.stack.start("controller")
         return {replica}
 
     # What must hold after each.
+
+    async def strike(self, fault: Fault) -> None:
+        """One fault, from a whole stack to a whole stack, and what must hold of the way."""
+        name, before, refused = fault.__name__, self.engines, self.clients.refused.copy()
+        struck = await fault(self)
+        await self.become_whole()
+        untouched = {replica: process for replica, process in before.items() if replica not in struck}
+        assert untouched.items() <= self.engines.items(), f"{name} restarted an engine that it did not touch"
+        assert not struck & self.engines.keys(), f"{name} left an engine that it ended"
+        assert self.clients.wrong == [], name
+        refusals = self.clients.refused - refused
+        assert set(refusals) <= (set() if fault in UNNOTICED else EXPLAINED), f"{name}: {refusals}"
+        self.restarted += len(self.engines.keys() - before.keys())
 
     @property
     def starts(self) -> int:
         """Engines that were started, ever."""
         return sum(self.stack.log("controller").count(f"start {model}/") for model in MODELS)
 
-    async def become_whole(self) -> dict[str, Process]:
-        """Wait until what is declared runs and serves, and nothing else runs. Replica to process."""
-        found: dict[str, Process] = {}
+    async def become_whole(self) -> None:
+        """Wait until what is declared runs and serves, and nothing else runs."""
         wrong: list[str] = []
 
         async def look() -> bool:
-            nonlocal found, wrong
-            found, wrong = await self._engines()
+            nonlocal wrong
+            self.engines, wrong = await self._engines()
             return not wrong
 
         try:
@@ -211,7 +227,6 @@ class Chaos:
         except AssertionError as error:
             raise AssertionError(f"{error}: {wrong}\n{self.stack.log('controller')[-4000:]}") from None
         await self.clients.answer_more(2)
-        return found
 
     async def _engines(self) -> tuple[dict[str, Process], list[str]]:
         """The engines that run, and what is not as it is declared: by the controller, and by records and processes."""
@@ -234,7 +249,8 @@ class Chaos:
         return {name: record.leader for name, record in records.items() if record.leader}, wrong
 
 
-FAULTS: tuple[Callable[[Chaos], Awaitable[set[str]]], ...] = (
+Fault = Callable[[Chaos], Awaitable[set[str]]]
+FAULTS: tuple[Fault, ...] = (
     Chaos.engine_killed,
     Chaos.engine_stopped_for_a_while,
     Chaos.engine_killed_while_paused,
@@ -251,7 +267,21 @@ FAULTS: tuple[Callable[[Chaos], Awaitable[set[str]]], ...] = (
 )
 
 
-def shuffled_faults(dice: random.Random) -> Iterator[Callable[[Chaos], Awaitable[set[str]]]]:
+UNNOTICED: frozenset[Fault] = frozenset(
+    {
+        Chaos.engine_stopped_for_a_while,
+        Chaos.controller_killed,
+        Chaos.controller_restarted,
+        Chaos.controller_stopped_for_a_while,
+        Chaos.model_edited,
+        Chaos.model_edited_and_controller_killed,
+        Chaos.file_broken_and_mended,
+    }
+)
+"""Faults that no client may notice: nothing is refused."""
+
+
+def shuffled_faults(dice: random.Random) -> Iterator[Fault]:
     """Without end, and each once before one comes again."""
     while True:
         yield from dice.sample(FAULTS, len(FAULTS))
@@ -285,28 +315,28 @@ async def test_no_fault_makes_an_answer_wrong_and_each_is_mended(
     stack.declare(chaos.declared)
     await stack.open()
     await stack.loaded(*MODELS)
-    done: Counter[str] = Counter()
-    restarted = 0
-    async with clients.running(campaign_count(3, 8)):
-        before = await chaos.become_whole()
-        for fault in itertools.islice(shuffled_faults(dice), campaign_count(3, 65)):
-            struck = await fault(chaos)
-            after = await chaos.become_whole()
-            done[fault.__name__] += 1
-            restarted += len(after.keys() - before.keys())
-            untouched = {replica: process for replica, process in before.items() if replica not in struck}
-            assert untouched.items() <= after.items(), f"{fault.__name__} restarted an engine that it did not touch"
-            assert not struck & after.keys(), f"{fault.__name__} left an engine that it ended"
-            assert clients.wrong == [], fault.__name__
-            before = after
+    done: Counter[Fault] = Counter()
+    try:
+        async with clients.running(campaign_count(3, 8)):
+            await chaos.become_whole()
+            for fault in itertools.islice(shuffled_faults(dice), campaign_count(3, 65)):
+                done[fault] += 1
+                await chaos.strike(fault)
+    finally:
+        record_figures(record_property, done, chaos)
     assert clients.wrong == []
-    assert set(clients.refused) <= EXPLAINED
-    for name, count in sorted(done.items()):
-        record_figure(record_property, f"fault: {name.replace('_', ' ')}", count)
+
+
+def record_figures(record_property: RecordProperty, done: Counter[Fault], chaos: Chaos) -> None:
+    """What the campaign's page tells, also of one that failed."""
+    clients = chaos.clients
+    for fault, count in sorted(done.items(), key=lambda item: item[0].__name__):
+        record_figure(record_property, f"fault: {fault.__name__.replace('_', ' ')}", count)
     record_figure(record_property, "requests", clients.requests)
     record_figure(record_property, "answers, each compared byte by byte", clients.answered.total())
     for code, count in sorted(clients.refused.items()):
         record_figure(record_property, f"refused with {code}", count)
     record_figure(record_property, "cut by a gateway that was ended", clients.cut)
+    record_figure(record_property, "not connected, for the gateway was away", clients.not_connected)
     record_figure(record_property, "wrong answers", len(clients.wrong))
-    record_figure(record_property, "engines started again", restarted)
+    record_figure(record_property, "engines started again", chaos.restarted)

@@ -116,7 +116,7 @@ def gathered(dialect: Dialect, parts: list[bytes]) -> Any:
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
-@settings(max_examples=campaign_count(25, 600))
+@settings(max_examples=campaign_count(15, 600))
 @given(draw=st.data(), places=cuts)
 def test_cuts_change_nothing(dialect: Dialect, draw: st.DataObject, places: list[int]) -> None:
     stream = draw.draw(streams(dialect))
@@ -125,7 +125,7 @@ def test_cuts_change_nothing(dialect: Dialect, draw: st.DataObject, places: list
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
-@settings(max_examples=campaign_count(25, 600))
+@settings(max_examples=campaign_count(15, 600))
 @given(draw=st.data(), places=cuts)
 def test_a_stream_is_complete_exactly_if_it_can_be_gathered(
     dialect: Dialect, draw: st.DataObject, places: list[int]
@@ -140,7 +140,7 @@ def test_a_stream_is_complete_exactly_if_it_can_be_gathered(
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
-@settings(max_examples=campaign_count(25, 600))
+@settings(max_examples=campaign_count(15, 600))
 @given(draw=st.data(), places=cuts)
 def test_a_text_comes_out_as_it_went_in(dialect: Dialect, draw: st.DataObject, places: list[int]) -> None:
     said = draw.draw(st.lists(words, max_size=6))
@@ -195,7 +195,7 @@ garbage = st.lists(st.one_of(st.binary(max_size=40), shaped), max_size=8).map(b"
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
-@settings(max_examples=campaign_count(25, 600))
+@settings(max_examples=campaign_count(15, 600))
 @given(stream=garbage, places=cuts)
 @example(stream=b'data: {"error":' + b'{"a":' * 2000 + b"1" + b"}" * 2001 + b"\n\n", places=[])
 @example(stream=b'data: {"error":{"a":' + b"[" * 970 + b"]" * 970 + b"}}\n\n", places=[])
@@ -218,7 +218,7 @@ def test_garbage_harms_nothing(dialect: Dialect, stream: bytes, places: list[int
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
-@settings(max_examples=campaign_count(25, 600))
+@settings(max_examples=campaign_count(15, 600))
 @given(code=st.sampled_from(sorted(ERROR_CODES)), message=words, param=st.one_of(st.none(), words))
 def test_a_failure_is_read_as_the_familys_own(dialect: Dialect, code: str, message: str, param: str | None) -> None:
     out = dialect.events(request()).failure(RoundhouseError(code, message, param=param), "r")

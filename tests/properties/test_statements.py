@@ -242,5 +242,5 @@ class Statements(RuleBasedStateMachine):
         assert len(current) == wanted, "all run what is declared"
 
 
-Statements.TestCase.settings = settings(max_examples=campaign_count(20, 1_000), stateful_step_count=25)
+Statements.TestCase.settings = settings(max_examples=campaign_count(15, 1_000), stateful_step_count=25)
 TestStatements = Statements.TestCase

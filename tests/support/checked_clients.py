@@ -39,6 +39,8 @@ class CheckedClients:
     """By error code."""
     cut: int = 0
     """By a gateway that went away."""
+    not_connected: int = 0
+    """While the gateway was away."""
     wrong: list[str] = field(default_factory=list)
     _absences: int = 0
     _is_away: bool = False
@@ -62,7 +64,8 @@ class CheckedClients:
     @property
     def requests(self) -> int:
         """All that ended."""
-        return self.answered.total() + self.refused.total() + self.cut + len(self.wrong)
+        ended = self.answered.total() + self.refused.total() + len(self.wrong)
+        return ended + self.cut + self.not_connected
 
     async def answer_more(self, count: int, *models: str) -> None:
         """Wait until so many more requests to each of these models (default: all) were answered, or one wrongly."""
@@ -94,10 +97,12 @@ class CheckedClients:
             except TimeoutError:
                 self.wrong.append(f"{model}: no end within {HANGS_S} s")
             except aiohttp.ClientError as error:
-                if away or self._absences != absences:
-                    self.cut += 1
-                else:
+                if not away and self._absences == absences:
                     self.wrong.append(f"{model}: cut while the gateway was there: {error!r}")
+                elif isinstance(error, aiohttp.ClientConnectorError):
+                    self.not_connected += 1
+                else:
+                    self.cut += 1
             else:
                 if code:
                     self.refused[code] += 1

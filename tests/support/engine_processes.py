@@ -12,8 +12,9 @@ from pathlib import Path
 from controller.runtimes.process_groups import START_ENV
 from controller.runtimes.process_records import Record
 from controller.runtimes.process_spawn import INSTANCE_ENV, REPLICA_ENV
-from controller.runtimes.process_stat import PROC, read_stat
+from controller.runtimes.process_stat import PROC, Process, read_stat
 from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.wait import until
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,19 @@ def signal_engine(stack: RoundhouseStack, replica: str, number: signal.Signals) 
     pid = read_records(stack)[replica].pid
     assert pid is not None, f"{replica} has no process"
     os.killpg(pid, number)
+
+
+async def kill_engine(stack: RoundhouseStack, replica: str) -> None:
+    """SIGKILL to an engine's whole process group; returns when its process has ended, which takes a moment."""
+    leader = read_records(stack)[replica].leader
+    signal_engine(stack, replica, signal.SIGKILL)
+    await until("the killed engine has ended", lambda: not is_running(leader))
+
+
+def is_running(leader: Process | None) -> bool:
+    """Whether this very process runs, and not another one of the same id. None is a start without a process."""
+    stat = read_stat(leader.pid) if leader is not None else None
+    return stat is not None and not stat.ended and stat.process == leader
 
 
 def engine_processes(instance: str) -> list[EngineProcess]:
@@ -66,10 +80,7 @@ def what_is_wrong_with_engines(records: Mapping[str, Record], wanted: Counter[st
         found.append(f"records of {dict(running)} instead of {dict(wanted)}")
     places = Counter((record.model, record.index) for record in records.values())
     found += [f"{count} engines at {place}" for place, count in places.items() if count > 1]
-    for name, record in records.items():
-        stat = read_stat(record.pid) if record.pid is not None else None
-        if stat is None or stat.ended or stat.process != record.leader:
-            found.append(f"{name} is recorded and does not run")
+    found += [f"{name} is recorded and does not run" for name, each in records.items() if not is_running(each.leader)]
     instances = {record.instance for record in records.values()}
     starts = {record.start_id for record in records.values()}
     for instance in instances:
