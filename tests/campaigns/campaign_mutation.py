@@ -56,7 +56,11 @@ SUBJECTS = (
     Subject(
         "eviction",
         ("controller/residency.py", "controller/residents.py"),
-        ("tests/unit/test_residency_rules.py", "tests/properties/test_residency.py"),
+        (
+            "tests/unit/test_residents.py",
+            "tests/unit/test_residency_rules.py",
+            "tests/properties/test_residency.py",
+        ),
     ),
     Subject(
         "admission",
@@ -82,7 +86,11 @@ SUBJECTS = (
     Subject(
         "openness",
         ("gateway/hosts.py", "gateway/keys.py", "gateway/cors.py"),
-        ("tests/unit/test_gateway_hosts.py", "tests/unit/test_gateway_keys.py"),
+        (
+            "tests/unit/test_gateway_hosts.py",
+            "tests/unit/test_gateway_keys.py",
+            "tests/unit/test_gateway_cors.py",
+        ),
     ),
     Subject(
         "redaction",
