@@ -37,6 +37,7 @@ SUBJECTS = (
         "plan",
         ("controller/plan.py",),
         (
+            "tests/unit/test_plan_rules.py",
             "tests/unit/test_assess.py",
             "tests/unit/test_residency_rules.py",
             "tests/unit/test_dry_run.py",
