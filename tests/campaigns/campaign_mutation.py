@@ -40,7 +40,6 @@ SUBJECTS = (
             "tests/unit/test_plan_rules.py",
             "tests/unit/test_assess.py",
             "tests/unit/test_residency_rules.py",
-            "tests/unit/test_dry_run.py",
             "tests/properties/test_plan.py",
         ),
     ),
@@ -48,7 +47,7 @@ SUBJECTS = (
         "placement",
         ("controller/placement.py",),
         (
-            "tests/unit/test_assess.py",
+            "tests/unit/test_placement_rules.py",
             "tests/unit/test_placement_mig.py",
             "tests/properties/test_placement.py",
             "tests/properties/test_plan.py",

@@ -67,8 +67,10 @@ def comes_to(made: Plan, *actions: object, blocked: tuple[Blocked, ...] = (), wa
     return True
 
 
-def start(index: int = 0, attempt: int = 1, reason: str = "no replica at this index", **claims: int) -> Start:
-    return Start(ReplicaId("m", index, "new", attempt), reason, claims)
+def start(
+    index: int = 0, attempt: int = 1, reason: str = "no replica at this index", claims: dict[str, int] | None = None
+) -> Start:
+    return Start(ReplicaId("m", index, "new", attempt), reason, claims or {})
 
 
 def test_nothing_is_to_be_done_where_all_is_as_wanted() -> None:
@@ -298,9 +300,9 @@ def test_a_first_load_that_has_not_room_for_all_starts_none() -> None:
     none = planned(want, host_mib=100, loaded_once=frozenset())
     assert comes_to(none, blocked=(Blocked("m", 1, reason, failed=True),))
     room = planned(want, host_mib=120, loaded_once=frozenset())
-    assert comes_to(room, start(0, **{HOST: 60}), start(1, **{HOST: 60}))
+    assert comes_to(room, start(0, claims={HOST: 60}), start(1, claims={HOST: 60}))
     one = planned(want, host_mib=100)
-    assert comes_to(one, start(0, **{HOST: 60}), blocked=(Blocked("m", 1, reason, failed=True),))
+    assert comes_to(one, start(0, claims={HOST: 60}), blocked=(Blocked("m", 1, reason, failed=True),))
 
 
 def test_on_one_gpu_one_starts_at_a_time() -> None:
@@ -308,7 +310,7 @@ def test_on_one_gpu_one_starts_at_a_time() -> None:
     gpus = (Gpu("G", 0, "x", 100),)
     for once in (frozenset("m"), frozenset()):
         made = planned(want, gpus=gpus, loaded_once=once)
-        assert comes_to(made, start(0, G=10), blocked=(Blocked("m", 1, "GPU 0 is busy with m/0"),))
+        assert comes_to(made, start(0, claims={"G": 10}), blocked=(Blocked("m", 1, "GPU 0 is busy with m/0"),))
 
 
 def test_who_was_wanted_first_gets_the_room() -> None:
