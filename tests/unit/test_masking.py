@@ -193,6 +193,7 @@ def test_a_time_is_no_secret_though_its_name_speaks_of_tokens() -> None:
         ("--api-key --port 80", "--api-key --port 80"),
         ("--image-max-tokens 512 --api-key-file /run/key", "--image-max-tokens 512 --api-key-file /run/key"),
         ("the api-key is missing", "the api-key is missing"),
+        ("it said Bearer abc.def", f"it said Bearer {MASKED}"),
         ("api_key=abcda", f"api_key={MASKED}"),
         ("api_key=XabcX", f"api_key={MASKED}"),
         ("api_key=//abc/def", f"api_key={MASKED}"),
