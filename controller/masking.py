@@ -141,14 +141,12 @@ class _Walk:
 
     def __init__(self) -> None:
         self.found: set[str] = set()
-        """Secrets by their place."""
+        """Secrets by their place; and texts that are too short to be looked for."""
         self.values: set[str] = set()
         """Values of `env` whose names say nothing."""
 
     def field(self, name: str, value: Any) -> JsonValue:
         """A field of the definition, or a key of a mapping within."""
-        if value is None or isinstance(value, bool):
-            return value
         if name == "env" and isinstance(value, Mapping):
             return {key: self._variable(key, each) for key, each in value.items()}
         if is_secret(name, value):
@@ -214,7 +212,6 @@ class _Walk:
         for user in users:
             name, colon, password = user.partition(":")
             self.found.update({password, unquote(password)} if colon else {name, unquote(name)})
-        self.found.discard("")
         return f"{match[1]}{MASKED}@"
 
     def _pair(self, match: re.Match[str]) -> str:
@@ -258,7 +255,7 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _texts(each)
-    elif value is not None and not isinstance(value, bool) and value != "":
+    elif value is not None and not isinstance(value, bool):
         yield str(value)
 
 

@@ -37,9 +37,9 @@ SUBJECTS = (
         "plan",
         ("controller/plan.py",),
         (
+            "tests/unit/test_plan_rules.py",
             "tests/unit/test_assess.py",
             "tests/unit/test_residency_rules.py",
-            "tests/unit/test_dry_run.py",
             "tests/properties/test_plan.py",
         ),
     ),
@@ -47,7 +47,7 @@ SUBJECTS = (
         "placement",
         ("controller/placement.py",),
         (
-            "tests/unit/test_assess.py",
+            "tests/unit/test_placement_rules.py",
             "tests/unit/test_placement_mig.py",
             "tests/properties/test_placement.py",
             "tests/properties/test_plan.py",
@@ -56,7 +56,11 @@ SUBJECTS = (
     Subject(
         "eviction",
         ("controller/residency.py", "controller/residents.py"),
-        ("tests/unit/test_residency_rules.py", "tests/properties/test_residency.py"),
+        (
+            "tests/unit/test_residents.py",
+            "tests/unit/test_residency_rules.py",
+            "tests/properties/test_residency.py",
+        ),
     ),
     Subject(
         "admission",
@@ -82,7 +86,11 @@ SUBJECTS = (
     Subject(
         "openness",
         ("gateway/hosts.py", "gateway/keys.py", "gateway/cors.py"),
-        ("tests/unit/test_gateway_hosts.py", "tests/unit/test_gateway_keys.py"),
+        (
+            "tests/unit/test_gateway_hosts.py",
+            "tests/unit/test_gateway_keys.py",
+            "tests/unit/test_gateway_cors.py",
+        ),
     ),
     Subject(
         "redaction",

@@ -27,6 +27,11 @@ def test_every_value_of_env_is_hidden_and_its_name_is_not() -> None:
         (["--hf-token=a=b", "x"], [f"--hf-token={MASKED}", "x"]),
         (["--header", "Authorization: Bearer abc.def"], ["--header", f"Authorization: Bearer {MASKED}"]),
         (["--config", '{"api_key": "a b", "n": 1}'], ["--config", f'{{"api_key": "{MASKED}", "n": 1}}']),
+        (["--api-key", "k1", "-v"], ["--api-key", MASKED, "-v"]),
+        (["--hft", "hf_x"], ["--hft", MASKED]),
+        (["--api-key-file=/run/key", "--max-tokens=5"], ["--api-key-file=/run/key", "--max-tokens=5"]),
+        (["--api-key-file=https://u:pw@h/k"], [f"--api-key-file={MASKED}"]),
+        (["--auth-file=./a?token=x"], [f"--auth-file=./a?token={MASKED}"]),
         (["--api-key-file", "/run/key"], ["--api-key-file", "/run/key"]),
         (["--api-key-file", "sk-1"], ["--api-key-file", MASKED]),
         (["--image-max-tokens", "512"], ["--image-max-tokens", "512"]),
@@ -56,6 +61,27 @@ def test_the_user_part_of_a_url_is_hidden(url: str, shown: str) -> None:
     assert masked_text(f"must be an address, is `{url}`") == f"must be an address, is `{shown}`"
 
 
+def test_arguments_may_be_anything_that_yaml_has() -> None:
+    given = ["--port", 80, None, True, {"api_key": "x", "n": 1}, ["--token", "y"], "--api-key", "sk-1", 5]
+    shown = ["--port", 80, None, True, {"api_key": MASKED, "n": 1}, ["--token", MASKED], "--api-key", MASKED, 5]
+    assert masked_field("extra_args", given) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "secrets"),
+    [
+        ("https://u:p@ssword@host/v1", {"p@ssword"}),
+        ("https://u:pass/w@rd@host/v1", {"pass/w@rd"}),
+        ("https://onlytoken@host/v1", {"onlytoken"}),
+        ("https://only%40token@host/v1", {"only%40token", "only@token"}),
+        ("https://my@secret@host/a@b/c@x", {"my@secret@host/a@b/c", "my@secret"}),
+        ("https://host/v1", set()),
+    ],
+)
+def test_of_a_url_what_may_be_the_secret_is_looked_for(url: str, secrets: set[str]) -> None:
+    assert secrets_of({"base_url": url}) == secrets
+
+
 def test_nested_mappings_are_looked_into() -> None:
     value = {"max_pixels": 4, "max_tokens": 8, "hub": {"Access-Token": "x", "secrets": ["a", "b"], "auth": None}}
     assert masked_field("vllm_mm_processor_kwargs", value) == {
@@ -74,6 +100,12 @@ def test_what_is_no_secret_is_shown() -> None:
     assert secrets_of(fields) == frozenset()
 
 
+@pytest.mark.parametrize("nothing", [None, True, False, "", [], {}])
+def test_what_says_nothing_is_shown_under_any_name(nothing: Any) -> None:
+    assert masked_field("api_key", nothing) == nothing
+    assert secrets_of({"api_key": nothing, "tokens": ["listed-one", nothing]}) == {"listed-one"}
+
+
 def test_a_key_where_only_its_place_belongs_is_hidden() -> None:
     assert masked_field("api_key_env", "sk-abcdef") == MASKED
     assert secrets_of({"api_key_env": "sk-abcdef"}) == {"sk-abcdef"}
@@ -85,6 +117,8 @@ def test_a_secret_is_hidden_wherever_else_it_stands() -> None:
     # A short one would take words with it that are none.
     assert masked({"backend": "stub", "env": {"API_KEY": "stub"}})["backend"] == "stub"
     assert masked({"extra_args": ["moved-elsewhere"]}, ["moved-elsewhere"]) == {"extra_args": [MASKED]}
+    assert masked({"extra_args": ["x-exactly8"]}, ["exactly8"]) == {"extra_args": [f"x-{MASKED}"]}
+    assert masked({"extra_args": ["x-exactly"]}, ["exactly"]) == {"extra_args": ["x-exactly"]}
 
 
 def test_secrets_to_look_for_in_logs() -> None:
@@ -111,12 +145,32 @@ def test_secrets_to_look_for_in_logs() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "secrets"),
+    [
+        ({"env": {"API_KEY": "abcd"}}, {"abcd"}),
+        ({"env": {"API_KEY": "abc"}}, set()),
+        ({"env": {"PLAIN": "X1b2c3d4e5f6"}}, {"X1b2c3d4e5f6"}),
+        ({"env": {"PLAIN": "a1b2c3d4e5f"}}, set()),
+        ({"env": {"ENDPOINT": "https://host1.example/v1"}}, set()),
+        ({"env": {"WORDS": "release 2024 b"}}, set()),
+        ({"extra_args": ["--config", '{"api_key": "a b c d e"}']}, {"a b c d e"}),
+        ({"extra_args": ["--header", "X-Custom: Bearer abc.def"]}, {"abc.def"}),
+        ({"extra_args": ["--header", "X-Custom: Bearer ***"]}, set()),
+    ],
+)
+def test_what_is_looked_for(fields: dict[str, Any], secrets: set[str]) -> None:
+    assert secrets_of(fields) == secrets
+
+
+@pytest.mark.parametrize(
     ("text", "secrets", "left"),
     [
         ("key abcdef.", {"abc", "abcdef"}, "key ***."),
         ("abcdefgh", {"abcde", "defgh"}, "***"),
         ("abcdefgh", {"abcdefgh", "cdef"}, "***"),
         ("abababa", {"aba"}, "***"),
+        ("xxxxx", {"xxxx"}, "***"),
+        ("a***b", {"***"}, "a***b"),
         ("nothing", {"abcd"}, "nothing"),
         ("aXXXXb", {"XXXX", "a***b"}, "***"),
         ("abcd abcd", {"abcd"}, "*** ***"),
@@ -139,6 +193,13 @@ def test_a_time_is_no_secret_though_its_name_speaks_of_tokens() -> None:
         ("--api-key --port 80", "--api-key --port 80"),
         ("--image-max-tokens 512 --api-key-file /run/key", "--image-max-tokens 512 --api-key-file /run/key"),
         ("the api-key is missing", "the api-key is missing"),
+        ("it said Bearer abc.def", f"it said Bearer {MASKED}"),
+        ("api_key=abcda", f"api_key={MASKED}"),
+        ("api_key=XabcX", f"api_key={MASKED}"),
+        ("api_key=//abc/def", f"api_key={MASKED}"),
+        ("see token://host/path", "see token://host/path"),
+        ('--api-key "', f"--api-key {MASKED}"),
+        ('--api-key ""', '--api-key ""'),
     ],
 )
 def test_what_follows_a_telling_flag_within_a_text_is_hidden(text: str, shown: str) -> None:

@@ -157,3 +157,71 @@ def test_a_clock_that_was_set_back_and_a_gateway_that_is_lost() -> None:
     unknown = {"a": Use(None, None, 9_999.0), "b": Use(None, SINCE)}
     made = planned([a, b], [engine("a", {HOST: 800})], inflight={"a-0": None}, uses=unknown)
     assert told(made) == ["b: waits for room: a is in use"], "unknown is not idle, however long somebody waits"
+
+
+def test_of_those_that_idle_only_they_go_whose_room_is_needed() -> None:
+    small, large = wanted(autoload("small", 200), since=LONG_AGO), wanted(autoload("large", 800), since=LONG_AGO)
+    b = wanted(autoload("b", 800))
+    idle_first = {"small": IDLE, "large": Use(0, None, 2_000.0), "b": WAITS}
+    made = planned([small, large, b], [engine("small", {HOST: 200}), engine("large", {HOST: 800})], uses=idle_first)
+    assert told(made) == ["drain large", "b: waits until large left"]
+    b = replace(b, memory_mib=1_000)
+    made = planned([small, large, b], [engine("small", {HOST: 200}), engine("large", {HOST: 800})], uses=idle_first)
+    assert told(made) == ["drain large", "drain small", "b: waits until large and small left"]
+
+
+def test_who_is_in_use_is_named_and_the_plan_wakes_when_somebody_starves() -> None:
+    a, c = wanted(autoload("a", 400), since=LONG_AGO), wanted(autoload("c", 400), since=LONG_AGO)
+    b = wanted(autoload("b", 1_000), since=NOW - 20)
+    running = [engine("a", {HOST: 400}), engine("c", {HOST: 400})]
+    inside = {"a-0": 1, "c-0": 1}
+    made = planned([a, b, c], running, inflight=inside, uses={"b": Use(1, NOW - 29)})
+    assert told(made) == ["b: waits for room: a and c are in use"]
+    assert made.wake_at == NOW + 1
+    for use in (Use(1, NOW - 30), Use(1, NOW - 500)):
+        made = planned([a, b, c], running, inflight=inside, uses={"b": use})
+        assert told(made) == ["drain a", "drain c", "b: waits until a and c left"], "by its request, not by its load"
+    made = planned([a, replace(b, memory_mib=500), c], running, inflight=inside, uses={"b": Use(1, NOW - 1)})
+    assert told(made) == ["b: waits for room: a is in use"]
+
+
+def test_the_plan_wakes_when_the_first_may_go() -> None:
+    a, d = wanted(on_gpu("a", 800), since=LONG_AGO), wanted(on_gpu("d", 800), since=LONG_AGO)
+    b, c = wanted(on_gpu("b", 800), since=NOW - 2), wanted(on_gpu("c", 800), since=NOW - 1)
+    gpus = (Gpu("G0", 0, "x", ROOM, used_mib=800), Gpu("G1", 1, "x", ROOM, used_mib=800))
+    choice = {"G0": ("G0",), "G1": ("G1",)}
+    b, c = replace(b, gpu_choice=choice["G0"]), replace(c, gpu_choice=choice["G1"])
+    soon = engine("a", {"G0": 800}, started_at=NOW - 20, ready_since=NOW - 10)
+    later = engine("d", {"G1": 800}, started_at=NOW - 45, ready_since=NOW - 15)
+    uses = {"b": Use(1, NOW - 2), "c": Use(1, NOW - 1), "a": IDLE, "d": IDLE}
+    made = planned([a, b, c, d], [replace(soon, ready_since=NOW - 9), later], gpus=gpus, uses=uses)
+    assert told(made) == [
+        "b: waits for room: a is loaded only just now",
+        "c: waits for room: d is loaded only just now",
+    ]
+    assert made.wake_at == NOW + 2
+    made = planned([a, b, c, d], [soon, later], gpus=gpus, uses=uses)
+    assert told(made)[:2] == ["drain a", "b: waits until a left"], "as long as its load took"
+
+
+def test_who_waits_behind_one_that_starves_does_not_count_on_the_same_room() -> None:
+    a = wanted(autoload("a", 800), since=LONG_AGO)
+    b, c = wanted(autoload("b", 800)), wanted(autoload("c", 800))
+    unknown = {"a": Use(None, None, 9_999.0), "b": WAITS, "c": Use(1, 9_950.0)}
+    for first, words in ((b, "b is loaded first"), (replace(b, pinned=True), "b comes first")):
+        made = planned([a, first, c], [engine("a", {HOST: 800})], inflight={"a-0": None}, uses=unknown)
+        assert told(made) == ["b: waits for room: a is in use", f"c: waits for room: {words}"]
+
+
+def test_what_an_operator_loads_gets_the_room_though_no_request_waits_for_it() -> None:
+    a, b = wanted(autoload("a", 800), since=LONG_AGO), wanted(autoload("b", 800))
+    b = replace(b, statement=Statement("load", SINCE, "loaded by operator"))
+    made = planned([a, b], [engine("a", {HOST: 800})])
+    assert told(made) == ["drain a", "b: waits until a left"]
+
+
+def test_a_check_that_is_due_holds_only_while_somebody_leaves_already() -> None:
+    a, b = wanted(autoload("a", 400), since=LONG_AGO), wanted(autoload("b", 900))
+    due = {("b", "new"): PreflightResult(True, NOW - 61)}
+    made = planned([a, b], [engine("a", {HOST: 400})], preflights=due, uses={"a": IDLE, "b": WAITS})
+    assert told(made) == ["preflight b", "b: waits for room, once it is known that it can be started"]
