@@ -118,7 +118,7 @@ CASES: list[tuple[str, str, Fields]] = [
     ("plain", "/v1/chat/completions", {**HI, "response_format": SCHEMA}),
     ("plain", "/v1/chat/completions", {**HI, "unknown_field": {"model": "x"}, "ignore_eos": True, "max_tokens": 20}),
     ("caller", "/v1/chat/completions", {**HI, "tools": [TOOL], "tool_choice": "required"}),
-    ("caller", "/v1/chat/completions", {**HI, "reasoning_format": "none"}),
+    ("caller", "/v1/chat/completions", {**HI, "reasoning_format": "none", "max_tokens": 80}),
     ("plain", "/v1/completions", {"prompt": "<|assistant|>", "temperature": 0, "logprobs": 2}),
     ("plain", "/v1/completions", {"prompt": ["<|assistant|>", "<|assistant|>The"], "temperature": 0, "max_tokens": 4}),
     ("plain", "/v1/messages", LETTER),
@@ -176,7 +176,7 @@ async def test_the_cases_are_what_they_seem(here: GatewayHarness) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/infill"])
 async def test_streams_pass_to_their_end(here: GatewayHarness, path: str) -> None:
-    fields = {"/v1/completions": {"prompt": "<|assistant|>"}, "/infill": GAP}
+    fields = {"/v1/completions": {"prompt": "<|assistant|>", "max_tokens": 80}, "/infill": GAP}
     body = {"model": "caller", "stream": True, **fields.get(path, LETTER)}
     async with here.client.post(here.url + path, json=body) as answer:
         assert answer.status == 200
