@@ -257,3 +257,15 @@ def test_a_storm_leaks_nothing() -> None:
     for ticket in reversed(tickets):
         harness.leave(ticket)
     assert (admission.depths, admission.taken, repr(admission)) == ({}, {}, "Admission(m: a 0/2, b 0/2)")
+
+
+def test_a_grant_names_whose_ticket_it_is() -> None:
+    harness = AdmissionHarness()
+    harness.table(route_of("m", ["a"]))
+    inside = harness.come()
+    owner = object()
+    waiting = Ticket(owner, "m", "alice", 1.0, 1)
+    assert harness.admission.arrive(waiting, harness.routes.models["m"], harness.now) is None
+    [(ticket, _)] = harness.leave(inside)
+    assert ticket.owner is owner
+    assert repr(ticket) == "Ticket(alice m, inside)"
