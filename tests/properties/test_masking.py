@@ -46,7 +46,7 @@ def definitions(draw: st.DrawFn) -> tuple[dict[str, Any], list[str]]:
             case "nested":
                 fields["kwargs"][str(number)] = {name: secret, "n": number}
             case "listed":
-                fields["kwargs"][name] = [{"deep": secret}]
+                fields["kwargs"].setdefault(name, []).append({"deep": secret})
             case "json":
                 fields["extra_args"] += ["--config", json.dumps({name: secret})]
         fields["extra_args"] += draw(st.lists(HARMLESS, max_size=2))

@@ -298,7 +298,7 @@ class Fleet:
         if key not in self._flags:
             needed(engine)
             folder = self._folder / f"{engine}-{len(self._flags)}"
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)  # there since a test that was skipped for want of its model
             self._flags[key] = write(engine, folder)
         if key not in self._workers or self._workers[key].process.poll() is not None:
             self._starts += 1
