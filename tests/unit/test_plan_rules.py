@@ -14,7 +14,6 @@ from controller.failures import verdict_of_exit
 from controller.plan import VANISHED_DRAIN_S, plan
 from controller.state import (
     HOST,
-    PREFLIGHT_RECHECK_S,
     DesiredModel,
     DesiredState,
     Draining,
@@ -39,6 +38,7 @@ TWO = replace(ONE, replicas=2)
 CHECKED = {("m", "new"): PreflightResult(True, NOW)}
 KEY = ReplicaKey("m", 0, "new")
 WAITS = Failure(2, NOW - 1, "boom", NOW + 5, 2)
+RECHECK_S = DesiredState(0, {}).preflight_recheck_s
 FIRST = ReplicaId("m", 0, "new", 1)
 
 
@@ -168,9 +168,9 @@ def test_a_check_that_failed_is_told_and_repeated() -> None:
     at = NOW - 1
     for error, words in (("no such file", "no such file"), (None, "preflight failed")):
         failed = {("m", "new"): PreflightResult(False, at, error)}
-        blocked = Blocked("m", 0, words, failed=True, retry_at=at + PREFLIGHT_RECHECK_S)
-        assert comes_to(planned(ONE, preflights=failed), blocked=(blocked,), wake_at=at + PREFLIGHT_RECHECK_S)
-    due = {("m", "new"): PreflightResult(False, NOW - PREFLIGHT_RECHECK_S, "no such file")}
+        blocked = Blocked("m", 0, words, failed=True, retry_at=at + RECHECK_S)
+        assert comes_to(planned(ONE, preflights=failed), blocked=(blocked,), wake_at=at + RECHECK_S)
+    due = {("m", "new"): PreflightResult(False, NOW - RECHECK_S, "no such file")}
     blocked = Blocked("m", 0, "no such file", failed=True, retry_at=NOW)
     assert comes_to(planned(ONE, preflights=due), Preflight("m", "new", "before a start"), blocked=(blocked,))
 
@@ -233,14 +233,14 @@ def test_an_old_one_serves_on_where_its_replacement_cannot_start() -> None:
     back = Undrain(drains.id, drains.name, "what was to replace it cannot start")
     failed = Blocked("m", 0, "boom", failed=True, retry_at=NOW + 5)
     bad = {("m", "new"): PreflightResult(False, NOW, "no file")}
-    unchecked = Blocked("m", 0, "no file", failed=True, retry_at=NOW + PREFLIGHT_RECHECK_S)
+    unchecked = Blocked("m", 0, "no file", failed=True, retry_at=NOW + RECHECK_S)
     reason = "needs 200 MiB of main memory; free: 100 of the 100 MiB that engines may take"
     reason += ": declare a smaller context, or raise ROUNDHOUSE_ENGINES_MEMORY_MIB"
     large, full = replace(ONE, memory_mib=200), Blocked("m", 0, reason, failed=True)
     for old, actions in ((drains, (back,)), (replace(drains, draining=None), ())):
         assert comes_to(planned(ONE, old, failures={KEY: WAITS}), *actions, blocked=(failed,), wake_at=NOW + 5)
         assert comes_to(planned(large, old, host_mib=100), *actions, blocked=(full,))
-        again = NOW + PREFLIGHT_RECHECK_S
+        again = NOW + RECHECK_S
         assert comes_to(planned(ONE, old, preflights=bad), *actions, blocked=(unchecked,), wake_at=again)
     assert comes_to(planned(ONE, drains, preflights={}), Preflight("m", "new", "before a start"))
 
