@@ -58,6 +58,7 @@ SUBJECTS = (
         ("controller/residency.py", "controller/residents.py"),
         (
             "tests/unit/test_residents.py",
+            "tests/unit/test_residency_settle.py",
             "tests/unit/test_residency_rules.py",
             "tests/properties/test_residency.py",
         ),
