@@ -17,8 +17,8 @@ ABOUT = """
 mutmut changes the modules that decide, one expression at a time: a comparison's bound, an operator, a constant, an
 argument, a value that is assigned or returned. The module's own tests must fail for each. A mutant that survives is a
 failure of this campaign, unless it changes only the words of a message, or is listed with its reason in
-tests/campaigns/mutation_equivalents.toml: no test can or should tell it from the original. The score is of the rest. A
-mutant that runs into the limit of time counts as killed. Properties run with 12 derandomized examples each, so the seed
+tests/campaigns/mutation_equivalents_*.toml: no test can or should tell it from the original. The score is of the rest.
+A mutant that runs into the limit of time counts as killed. Properties run with 12 derandomized examples each, so the seed
 changes nothing. Functions with decorators, and what is outside of functions, are not mutated.
 """
 
@@ -58,6 +58,7 @@ SUBJECTS = (
         ("controller/residency.py", "controller/residents.py"),
         (
             "tests/unit/test_residents.py",
+            "tests/unit/test_residency_settle.py",
             "tests/unit/test_residency_rules.py",
             "tests/properties/test_residency.py",
         ),
@@ -103,14 +104,13 @@ SUBJECTS = (
     ),
 )
 
-EQUIVALENTS = Path(__file__).with_name("mutation_equivalents.toml")
+EQUIVALENTS = tuple(sorted(Path(__file__).parent.glob("mutation_equivalents_*.toml")))
 MutantKey = tuple[str, str, str, str]
 
 
-def read_equivalents(path: Path = EQUIVALENTS) -> dict[MutantKey, str]:
+def read_equivalents(paths: Sequence[Path] = EQUIVALENTS) -> dict[MutantKey, str]:
     """The reasons why mutants may survive, by path, function, and the lines before and after."""
-    with path.open("rb") as file:
-        entries = tomllib.load(file)["equivalent"]
+    entries = [entry for path in paths for entry in tomllib.loads(path.read_text())["equivalent"]]
     return {
         (entry["path"], entry["function"], entry["before"], after): entry["reason"]
         for entry in entries

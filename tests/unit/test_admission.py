@@ -53,6 +53,23 @@ def test_of_equals_the_one_that_had_the_same_beginning() -> None:
     assert where(harness.come(prefix=[9, 2])) == "a", "b has more inside"
 
 
+def test_of_two_the_one_that_had_the_same_beginning_also_for_who_waited() -> None:
+    harness = AdmissionHarness()
+    harness.table(route_of("m", ["a", "b"]))
+    assert [where(harness.come(prefix=[number])) for number in (1, 2)] == ["a", "b"]
+    waiting = harness.come(prefix=[2])
+    assert waiting.state == "waiting", "the one that it prefers is full, as the other one is"
+    assert who(harness.table(route_of("m", ["a", "b"], target=2))) == [(waiting, "b")]
+
+
+def test_what_the_only_replica_has_served_is_not_remembered() -> None:
+    harness = AdmissionHarness()
+    harness.table(route_of("m", ["a"]))
+    harness.leave(harness.come(prefix=[1]))
+    harness.table(route_of("m", ["a", "b"]))
+    assert where(harness.come(prefix=[1])) == "b"
+
+
 def test_affinity_for_a_replica_that_is_gone_is_none() -> None:
     harness = AdmissionHarness()
     harness.table(route_of("m", ["a", "b"]))
@@ -101,6 +118,8 @@ def test_beyond_the_bound_nobody_waits(limit: int | None, replicas: int, may_wai
     with pytest.raises(RoundhouseError) as refused:
         harness.come()
     assert refused.value.entry.code == "queue_full"
+    words = f"Every slot of the model 'm' is taken, and {may_wait} requests wait; no more may."
+    assert refused.value.message == words
     assert refused.value.headers() == {"retry-after": str(DEFAULT_RETRY_AFTER_S)}
     if may_wait:
         harness.leave(tickets[-1])
@@ -201,8 +220,9 @@ def test_a_loaded_model_without_a_replica_is_unreachable() -> None:
     inside, waiting = harness.come(), harness.come()
     assert who(harness.table(route_of("m", []))) == [(waiting, "engine_unreachable")]
     assert waiting.state == "gone"
-    with pytest.raises(RoundhouseError, match="no replica is ready"):
+    with pytest.raises(RoundhouseError, match="no replica is ready") as error:
         harness.come()
+    assert error.value.retry_after_s is None
     assert harness.leave(inside) == []
 
 
@@ -246,6 +266,18 @@ def test_nobody_owes_anything_for_what_was_served_while_nobody_else_came() -> No
         [(inside, _)] = harness.leave(inside)
         order.append(inside.tenant)
     assert order == ["alice", "bob", "alice", "bob"]
+
+
+def test_who_owes_goes_on_owing_while_somebody_is_inside() -> None:
+    harness = AdmissionHarness()
+    harness.table(route_of("m", ["a"], target=2))
+    greedy, steady = harness.come("alice"), harness.come("bob")
+    harness.now += 1_000
+    harness.leave(greedy)
+    filler = harness.come("carol")
+    waiting = {tenant: harness.come(tenant) for tenant in ("alice", "dave")}
+    assert who(harness.leave(filler)) == [(waiting["dave"], "a")]
+    assert who(harness.leave(steady)) == [(waiting["alice"], "a")]
 
 
 def test_a_storm_leaks_nothing() -> None:

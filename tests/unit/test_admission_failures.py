@@ -6,7 +6,7 @@ import pytest
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.status import ModelState
-from gateway.admission import Ticket
+from gateway.admission import Place, Ticket
 from gateway.breaker import FAILURES, FIRST_PAUSE_S
 from tests.support.admission import AdmissionHarness, route_of, where, who
 
@@ -275,3 +275,61 @@ def test_what_is_held_against_a_replica_goes_with_it() -> None:
     harness.table(route_of("m", ["b"]))
     harness.table(route_of("m", ["a", "b"]))
     assert {where(harness.come()) for _ in range(2)} == {"a", "b"}
+
+
+def test_who_comes_passes_every_retry_and_is_told_who_waits() -> None:
+    harness = AdmissionHarness()
+    harness.table(route_of("m", ["a", "b"], target=2))
+    tickets = [harness.come() for _ in range(4)]
+    for retried in (tickets[0], tickets[2]):
+        assert _again(harness, retried, refused=True) is None
+    newcomer = harness.come("bob")
+    assert (where(newcomer), newcomer.place) == ("a", Place(1, 3, 0))
+
+
+def test_a_retry_may_be_the_trial() -> None:
+    harness = AdmissionHarness()
+    harness.table(route_of("m", ["a", "b"]))
+    _leave_out(harness, "b")
+    ticket = harness.come()
+    harness.now += FIRST_PAUSE_S
+    assert _again(harness, ticket, refused=True) == "b"
+
+
+def test_an_answer_lets_in_past_a_replica_that_is_left_out() -> None:
+    harness = AdmissionHarness()
+    harness.table(route_of("m", ["a", "b", "c"]))
+    harness.come()
+    for name in ("b", "c"):
+        _leave_out(harness, name)
+    waiting = [harness.come(), harness.come()]
+    assert who(harness.admission.answered("b", harness.now)) == [(waiting[0], "b")]
+
+
+def test_past_a_retry_that_waits_others_go_in_while_a_third_replica_is_left_out() -> None:
+    harness = AdmissionHarness()
+    harness.table(route_of("m", ["a", "b", "c"]))
+    _leave_out(harness, "c")
+    retried, elsewhere = harness.come(), harness.come()
+    others = [harness.come(), harness.come()]
+    harness.admission.failed("a", harness.now)
+    endpoint, grants = harness.admission.again(retried, harness.now, refused=True)
+    assert (endpoint, who(grants)) == (None, [(others[0], "a")])
+    assert who(harness.leave(elsewhere)) == [(retried, "b")]
+
+
+def test_a_retry_is_told_when_all_that_is_left_is_left_out() -> None:
+    harness = AdmissionHarness()
+    harness.table(route_of("m", ["a", "b", "c"]))
+    _leave_out(harness, "c")
+    retried, _ = harness.come(), harness.come()
+    assert _again(harness, retried, refused=True) is None
+    assert who(harness.table(route_of("m", ["a", "c"]))) == [(retried, "engine_unreachable")]
+
+
+def test_one_that_had_the_same_beginning_and_is_left_out_is_not_preferred() -> None:
+    harness = AdmissionHarness()
+    harness.table(route_of("m", ["a", "b"]))
+    harness.leave(harness.come(prefix=[1]))
+    _leave_out(harness, "a")
+    assert where(harness.come(prefix=[1])) == "b"

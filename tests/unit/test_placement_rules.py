@@ -226,3 +226,20 @@ def test_what_would_make_it_fit_is_said_only_where_it_never_will() -> None:
         assert (hint in made.reason) is expected
         assert "GPU 0 has 0 of 1000 MiB" in made.reason
         assert not made.waiting
+
+
+def test_what_is_in_use_beyond_the_claims_is_named_unless_it_is_of_one_that_runs() -> None:
+    reason = "needs 800 MiB on each of 1 GPU; free: GPU 0 has 100 of 1000 MiB"
+    want, runs = replace(ONE, vram_mib=800), replica("run", {"A": 100})
+    ledger = Ledger({"A": 100})
+    own = replace(A, used_mib=900, processes=(GpuProcess(1, 900, "e", "run"),))
+    assert place(want, seen(own, replicas=(runs,)), ledger) == NoRoom(reason), "it holds more than it claims"
+    gone = seen(own, replicas=(replace(runs, phase=Phase.EXITED),))
+    held = "; memory that nobody claims is held by GPU 0: "
+    assert place(want, gone, ledger) == NoRoom(f"{reason}{held}process 1 (e), of run: 900 MiB")
+    unnamed = seen(replace(A, used_mib=900), replicas=(runs,))
+    words = "800 MiB, by processes that the driver does not name here"
+    assert place(want, unnamed, ledger) == NoRoom(f"{reason}{held}{words}")
+    exactly = place(replace(want, vram_mib=1_000), seen(replace(A, used_mib=900)), Ledger())
+    assert isinstance(exactly, NoRoom)
+    assert "held by GPU 0: 900 MiB" in exactly.reason

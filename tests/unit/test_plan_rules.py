@@ -39,6 +39,7 @@ TWO = replace(ONE, replicas=2)
 CHECKED = {("m", "new"): PreflightResult(True, NOW)}
 KEY = ReplicaKey("m", 0, "new")
 WAITS = Failure(2, NOW - 1, "boom", NOW + 5, 2)
+RECHECK_S = DesiredState(0, {}).preflight_recheck_s
 FIRST = ReplicaId("m", 0, "new", 1)
 
 
