@@ -93,8 +93,9 @@ def _test_files() -> list[str]:
 
 
 def test_every_campaign_is_in_the_index() -> None:
-    listed = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\)", (PAGES / "README.md").read_text(), re.MULTILINE)
-    assert listed == [(name, name) for name in NAMES]
+    listed = re.findall(r"^\| (\S+) \|", (PAGES / "README.md").read_text(), re.MULTILINE)
+    rows = [f"[{name}]({name}.md)" if (PAGES / f"{name}.md").exists() else name for name in NAMES]
+    assert listed == ["campaign", "---", *rows], "a campaign that was never run has no page to link to"
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in PAGES.glob("*.md") if path.name != "README.md"))
