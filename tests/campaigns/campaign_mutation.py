@@ -17,9 +17,9 @@ ABOUT = """
 mutmut changes the modules that decide, one expression at a time: a comparison's bound, an operator, a constant, an
 argument, a value that is assigned or returned. The module's own tests must fail for each. A mutant that survives is a
 failure of this campaign, unless it changes only the words of a message, or is listed with its reason in
-tests/campaigns/mutation_equivalents_*.toml: no test can or should tell it from the original. The score is of the rest.
-A mutant that runs into the limit of time counts as killed. Properties run with 12 derandomized examples each, so the seed
-changes nothing. Functions with decorators, and what is outside of functions, are not mutated.
+tests/campaigns/mutation_equivalents_*.toml: no test can or should tell it from the original. The score is of the
+rest. A mutant that runs into the limit of time counts as killed. Properties run with 12 derandomized examples each,
+so the seed changes nothing. Functions with decorators, and what is outside of functions, are not mutated.
 """
 
 
