@@ -41,19 +41,18 @@ class Share:
         """The one of its entries in the heap that counts; None while it has nobody waiting."""
 
 
-_Entry = tuple[float, int, int, Share]
-"""Counter, turn, serial number (no two entries are equal), share."""
+_Entry = tuple[float, int, Share]
+"""Counter, turn, share. No two shares have had the same turn, so that they are never compared."""
 
 
 class FairQueue:
     """The tickets that wait for one model, and the accounts of all who use it."""
 
-    __slots__ = ("_greatest", "_heap", "_keep", "_serial", "_shares", "_turn", "_virtual", "waiting")
+    __slots__ = ("_greatest", "_heap", "_keep", "_shares", "_turn", "_virtual", "waiting")
 
     def __init__(self) -> None:
         self._shares: dict[str, Share] = {}
         self._heap: list[_Entry] = []
-        self._serial = 0
         self._turn = 0
         self._virtual = 0.0
         self._greatest = 0.0
@@ -95,9 +94,9 @@ class FairQueue:
     def first(self) -> Ticket:
         """Whose turn it is. Somebody must be waiting."""
         heap = self._heap
-        while heap[0][3].entry is not heap[0]:
+        while heap[0][2].entry is not heap[0]:
             heappop(heap)
-        return next(chain.from_iterable(heap[0][3].ranks))
+        return next(chain.from_iterable(heap[0][2].ranks))
 
     def take(self, ticket: Ticket, cost: float) -> None:
         """`ticket`, which waited, goes in."""
@@ -180,8 +179,7 @@ class FairQueue:
             self._push(share)
 
     def _push(self, share: Share) -> None:
-        self._serial += 1
-        share.entry = (share.counter, share.turn, self._serial, share)
+        share.entry = (share.counter, share.turn, share)
         if len(self._heap) < 2 * len(self._shares) + _IDLE_KEPT:
             heappush(self._heap, share.entry)
         else:  # mostly entries that count no longer

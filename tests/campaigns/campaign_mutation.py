@@ -112,7 +112,7 @@ def read_equivalents(paths: Sequence[Path] = EQUIVALENTS) -> dict[MutantKey, str
     """The reasons why mutants may survive, by path, function, and the lines before and after."""
     entries = [entry for path in paths for entry in tomllib.loads(path.read_text())["equivalent"]]
     return {
-        (entry["path"], entry["function"], entry["before"], after): entry["reason"]
+        (*entry["at"].split(": "), entry["before"], after): entry["reason"]
         for entry in entries
         for after in entry["after"]
     }

@@ -154,8 +154,10 @@ def test_the_place_of_a_newcomer_is_where_the_order_has_it() -> None:
 
 def test_nobody_who_is_inside_or_waits_is_forgotten() -> None:
     queue = FairQueue()
-    inside = _ticket("inside")
-    queue.enter(inside, 1.0)
+    inside, brief = _ticket("inside"), _ticket("inside")
+    for ticket in (inside, brief):
+        queue.enter(ticket, 1.0)
+    queue.left(brief, 0.0)
     waiting = _join(queue, "waiting")[0]
     for number in range(1_000):
         for _ in range(2):

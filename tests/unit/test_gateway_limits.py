@@ -280,7 +280,9 @@ def test_of_two_limits_that_last_as_long_the_requests_are_named() -> None:
 )
 def test_headers_as_they_go_over_the_wire(declared: dict[str, int]) -> None:
     limits, who = Limits(), caller(**declared)
-    limits.enter(who, 2, 0.0)
+    unused = b"".join(name + b": " + value + b"\r\n" for name, value in Limits().headers(who, 1.0))
+    assert limits.lines(who, 1.0) == unused
+    limits.enter(who, 2, 1.0)
     headers = limits.headers(who, 1.0)
     assert limits.lines(who, 1.0) == b"".join(name + b": " + value + b"\r\n" for name, value in headers)
     assert limits.lines(ANONYMOUS, 1.0) == b""

@@ -30,6 +30,7 @@ from controller.state import (
     ReplicaId,
     ReplicaKey,
     Statement,
+    Use,
 )
 
 NOW = 10_000.0
@@ -86,6 +87,16 @@ def test_an_end_is_a_failure_and_is_not_followed_by_a_start_at_once(ready_since:
     gone = replace(seen(), phase=Phase.EXITED, exit=end, ready_since=ready_since)
     verdict = verdict_of_exit("stub", end, was_ready=ready_since is not None)
     assert comes_to(planned(ONE, gone), Remove(gone.id, gone.name, "ended", verdict))
+
+
+@pytest.mark.parametrize(("ready_since", "permanent"), [(None, True), (NOW - 10, False)])
+def test_an_end_is_explained_by_its_engine(ready_since: float | None, permanent: bool) -> None:
+    gone = replace(seen(), phase=Phase.EXITED, exit=Exit(1, log_tail="unknown argument"), ready_since=ready_since)
+    [removal] = planned(replace(ONE, backend="llama_server"), gone).actions
+    assert isinstance(removal, Remove)
+    assert removal.failure is not None
+    assert removal.failure.message.startswith("bad argument; the engine ended with exit code 1")
+    assert removal.failure.permanent is permanent
 
 
 def test_an_end_that_was_asked_for_or_is_not_known_is_no_failure() -> None:
@@ -199,6 +210,9 @@ def test_a_failure_is_waited_for_and_counted_on() -> None:
 def test_a_current_one_is_kept_and_its_start_deadline_watched() -> None:
     drains = seen(draining=Draining(NOW - 1, True))
     assert comes_to(planned(ONE, drains), Undrain(drains.id, drains.name, "wanted again"))
+    other = replace(drains, id=replace(drains.id, index=1), name="new-1")
+    pending = {"new-0": PendingOp(OpKind.START, FIRST)}
+    assert comes_to(planned(TWO, other, pending=pending), Undrain(other.id, other.name, "wanted again"))
     assert comes_to(planned(replace(ONE, start_timeout_s=50.0), starting()), wake_at=NOW + 30)
     both = (starting(0), starting(1, started_at=NOW - 45))
     assert comes_to(planned(replace(TWO, start_timeout_s=50.0), *both), wake_at=NOW + 5)
@@ -269,6 +283,10 @@ def test_one_is_replaced_at_a_time() -> None:
     assert comes_to(planned(TWO, old[1]), start(0)), "the missing one first"
     failed = Blocked("m", 0, "boom", failed=True, retry_at=NOW + 5)
     assert comes_to(planned(TWO, old[1], failures={KEY: WAITS}), blocked=(failed,), wake_at=NOW + 5)
+    last = {replace(KEY, index=1): WAITS}
+    assert comes_to(planned(TWO, old[0], failures=last), blocked=(replace(failed, index=1),), wake_at=NOW + 5)
+    last = {replace(KEY, index=1): replace(WAITS, retry_at=NOW)}
+    assert comes_to(planned(TWO, old[0], failures=last), beside, start(1, attempt=3))
     over = {KEY: replace(WAITS, retry_at=NOW)}
     assert comes_to(planned(TWO, old[1], failures=over, preflights={}), Preflight("m", "new", "before a start"))
 
@@ -324,3 +342,65 @@ def test_who_was_wanted_first_gets_the_room() -> None:
         made = plan(DesiredState(1, {each.name: each for each in models}), state, NOW)
         assert [action.model for action in made.actions] == [first.name]
         assert [each.model for each in made.blocked] == [each.name for each in models if each is not first]
+
+
+def test_of_two_that_have_room_on_one_gpu_the_first_that_was_wanted_starts_first() -> None:
+    a, m = (
+        replace(ONE, name=name, gpu_count=1, vram_mib=10, statement=Statement("load", since, "loaded"))
+        for name, since in (("a", NOW - 1), ("m", NOW - 2))
+    )
+    checked = CHECKED | {("a", "new"): PreflightResult(True, NOW)}
+    state = ObservedState(NOW, gpus=(Gpu("G", 0, "x", 100),), preflights=checked)
+    made = plan(DesiredState(3, {"a": a, "m": m}), state, NOW)
+    assert comes_to(made, start(claims={"G": 10}), blocked=(Blocked("a", 0, "GPU 0 is busy with m/0"),))
+
+
+RESTS = replace(ONE, autoload=True, idle_ttl_s=60.0, statement=Statement("autoload", 0.0, "a request asked for it"))
+LONG: dict[str, Any] = {"started_at": NOW - 600, "ready_since": NOW - 590}
+
+
+def test_what_rests_is_told_once_its_engine_goes() -> None:
+    idles = seen(**LONG)
+    made = planned(RESTS, idles)
+    reason = "unloaded: not used for 60 s; the next request loads it"
+    assert comes_to(made, Drain(idles.id, idles.name, reason, None))
+    assert made.desired is not None
+    assert (made.desired.models["m"].replicas, made.rested, made.woken) == (0, {}, ())
+    drained = replace(idles, draining=Draining(NOW - 1, True))
+    made = planned(RESTS, drained)
+    assert comes_to(made, Stop(idles.id, idles.name, f"{reason}; drained"))
+    assert made.rested == {"m": "not used for 60 s"}
+
+
+def test_what_nobody_waits_for_rests_unless_something_of_it_is_under_way() -> None:
+    want = replace(RESTS, memory_mib=200)
+    made = planned(want, host_mib=100)
+    assert (made.actions, made.rested) == ((), {"m": "no request waits for it any more"})
+    pending = {"m-9": PendingOp(OpKind.STOP, ReplicaId("m", 9, "old", 1))}
+    assert planned(want, host_mib=100, pending=pending).rested == {}
+
+
+def test_who_is_woken_is_told() -> None:
+    want = replace(RESTS, replicas=0, demand_replicas=1)
+    made = planned(want, uses={"m": Use(1, NOW - 5)})
+    assert comes_to(made, start())
+    assert made.woken == ("m",)
+
+
+@pytest.mark.parametrize("want", [ONE, TWO])
+def test_it_waits_until_another_model_has_left(want: DesiredModel) -> None:
+    want = replace(want, memory_mib=50, statement=Statement("load", NOW - 5, "loaded"))
+    other = replace(RESTS, name="x", memory_mib=90, idle_ttl_s=None)
+    idles = replace(seen(claims={HOST: 90}, **LONG), id=ReplicaId("x", 0, "new", 1), name="x-0")
+
+    def made(preflight: PreflightResult | None) -> Plan:
+        preflights = {("x", "new"): PreflightResult(True, NOW)} | ({("m", "new"): preflight} if preflight else {})
+        state = ObservedState(NOW, (idles,), host_mib=100, preflights=preflights)
+        return plan(DesiredState(3, {"m": want, "x": other}), state, NOW)
+
+    leaves = Drain(idles.id, "x-0", "unloaded: makes room for m; the next request loads it", None)
+    assert comes_to(made(PreflightResult(True, NOW)), leaves, blocked=(Blocked("m", 0, "waits until x left"),))
+    first = Blocked("m", 0, "waits for room, once it is known that it can be started")
+    assert comes_to(made(None), Preflight("m", "new", "before a start"), blocked=(first,))
+    failed = Blocked("m", 0, "no file", failed=True, retry_at=NOW + RECHECK_S)
+    assert comes_to(made(PreflightResult(False, NOW, "no file")), blocked=(failed,), wake_at=NOW + RECHECK_S)
