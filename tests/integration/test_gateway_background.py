@@ -86,7 +86,8 @@ async def test_a_stream_that_nobody_takes_goes_on_when_its_client_leaves() -> No
             client.write(request(target="/v1/responses", body=body))
             await until(lambda: len(here.running) == 1, "it runs")
             [run] = here.running.values()
-            await until(lambda: run._attempt._call is not None and run._attempt._call.is_paused, "the engine waits")
+            # None: the attempt waits for its slot, or for a connection.
+            await until(lambda: bool((call := getattr(run._attempt, "_call", None)) and call.is_paused), "it waits")
         over = await here.over(run.context.id)
         assert over.status == "completed"
         assert len(over.output_text) == 400 * 20_001
