@@ -120,15 +120,15 @@ async def test_a_cut_or_silent_end_is_wrong_while_the_gateway_is_there(answer: b
         assert clients.requests == len(clients.wrong)
 
 
-async def test_a_cut_is_excused_while_the_gateway_is_away_and_a_silent_end_is_not() -> None:
-    for cuts in (True, False):
-        async with _server(_event("The"), cuts=cuts) as url:
-            clients = CheckedClients(url, ("m",))
-            with clients.gateway_away():
-                async with clients.running(2):
-                    await until("both asked", lambda clients=clients: clients.requests > 3)  # type: ignore[misc]
-            assert bool(clients.cut) is cuts
-            assert bool(clients.wrong) is not cuts
+@pytest.mark.parametrize("cuts", [True, False])
+async def test_a_cut_is_excused_while_the_gateway_is_away_and_a_silent_end_is_not(cuts: bool) -> None:
+    async with _server(_event("The"), cuts=cuts) as url:
+        clients = CheckedClients(url, ("m",))
+        with clients.gateway_away():
+            async with clients.running(2):
+                await until("both asked", lambda: clients.requests > 3)
+        assert bool(clients.cut) is cuts
+        assert bool(clients.wrong) is not cuts
 
 
 async def test_answers_are_counted_by_model() -> None:

@@ -21,8 +21,10 @@ from ruamel.yaml import YAML
 from tests.support.goldens.product import (
     CACHE_ROLE,
     COMMAND,
+    JOURNAL_NAME,
     NETWORK_ROLE,
     PROBE_ROLE,
+    RESPONSES_NAME,
     SECRET_PREFIX,
     ControllerSettings,
     Database,
@@ -37,11 +39,9 @@ from tests.support.goldens.product import (
     replica_name,
     save_observed,
     started_by_up,
-    stored_file_name,
     up_files,
 )
 from tests.support.goldens.product import Journal as EventJournal
-from tests.support.goldens.product import journal_name as journal_file_name
 
 REPOSITORY: Final = Path(__file__).resolve().parents[3]
 _ONE_WORD: Final = frozenset(
@@ -94,9 +94,9 @@ def make_state_folder() -> Any:
         last_good.save(folder, {}, {}, 0.0)
         save_observed(folder, ObservedMemory().content())
         ProcessRuntime("golden", folder, Path(root) / "models")
-        journal = EventJournal(folder / journal_file_name)
+        journal = EventJournal(folder / JOURNAL_NAME)
         journal.close()
-        Database(folder / stored_file_name, max_bytes=2**20, retention_s=1.0, clock=lambda: 0.0).close()
+        Database(folder / RESPONSES_NAME, max_bytes=2**20, retention_s=1.0, clock=lambda: 0.0).close()
         store.close()
         kept = {
             f"{path.relative_to(folder)}{'/' if path.is_dir() else ''}": f"{path.stat().st_mode & 0o777:o}"

@@ -19,7 +19,7 @@ from controller.config import last_good
 from controller.config.json_schema import schema_text
 from controller.config.keys import SECRET_PREFIX
 from controller.config.parse import parse
-from controller.controller import JOURNAL_NAME as journal_name  # noqa: N811
+from controller.controller import JOURNAL_NAME
 from controller.engines import ENGINES
 from controller.engines.base import Engine, RenderContext
 from controller.engines.stub import StubDefinition
@@ -77,7 +77,7 @@ from gateway.metrics import LinkState
 from gateway.metrics import Metrics as GatewayMetrics
 from gateway.openapi import merge
 from gateway.responses.database import Database
-from gateway.responses.store import FILE_NAME as stored_file_name  # noqa: N811
+from gateway.responses.store import FILE_NAME as RESPONSES_NAME
 from gateway.responses.stored import Bounds, Stored
 from gateway.settings import GatewaySettings
 from worker.__main__ import LAUNCHERS, parse_engine
@@ -90,9 +90,11 @@ __all__ = [
     "ENGINES",
     "ERROR_CODES",
     "HOST",
+    "JOURNAL_NAME",
     "LAUNCHERS",
     "NETWORK_ROLE",
     "PROBE_ROLE",
+    "RESPONSES_NAME",
     "SECRET_PREFIX",
     "BaseModel",
     "Bounds",
@@ -153,7 +155,6 @@ __all__ = [
     "create_app",
     "create_gateway",
     "docker_context",
-    "journal_name",
     "last_good",
     "marks",
     "merge",
@@ -172,7 +173,6 @@ __all__ = [
     "save_observed",
     "schema_text",
     "started_by_up",
-    "stored_file_name",
     "table_keys",
     "up_files",
     "visible_gpus",

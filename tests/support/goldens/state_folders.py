@@ -19,6 +19,8 @@ from typing import Any, Final
 
 from tests.support.goldens.golden import FOLDER
 from tests.support.goldens.product import (
+    JOURNAL_NAME,
+    RESPONSES_NAME,
     Bounds,
     Database,
     Declared,
@@ -27,10 +29,8 @@ from tests.support.goldens.product import (
     ObservedMemory,
     Records,
     Store,
-    journal_name,
     last_good,
     resolve,
-    stored_file_name,
 )
 
 FOLDERS: Final = FOLDER / "state-folders"
@@ -61,7 +61,7 @@ def read_controller(folder: Path) -> Any:
         desired = resolve(declared, memory.overrides, memory.demand, Defaults(), generation=1, rested=memory.rested)
         observed = ObservedMemory.load(folder)
         needs = {name: observed.most(want, None) for name, want in desired.models.items()}
-        journal = Journal(folder / journal_name)
+        journal = Journal(folder / JOURNAL_NAME)
         try:
             entries = journal.after(0, 10_000)
         finally:
@@ -94,7 +94,7 @@ def read_controller(folder: Path) -> Any:
 
 def read_gateway(folder: Path, responses: list[str]) -> Any:
     """What a gateway reads of these stored responses in its folder: give it a copy."""
-    database = Database(folder / stored_file_name, max_bytes=2**30, retention_s=_FOR_EVER, clock=time.time)
+    database = Database(folder / RESPONSES_NAME, max_bytes=2**30, retention_s=_FOR_EVER, clock=time.time)
     try:
         return _plain(
             {

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from tests.support.goldens.product import Store, boot_id, journal_name, stored_file_name
+from tests.support.goldens.product import JOURNAL_NAME, RESPONSES_NAME, Store, boot_id
 from tests.support.goldens.state_folders import FOLDERS, INSTANCE, KEY, TENANT, copy_of, read_controller, read_gateway
 from tests.support.roundhouse_stack import REPOSITORY, RoundhouseStack
 from tests.support.wait import until
@@ -104,9 +104,9 @@ class Writer:
         """End both programs, engines left alone, and copy what they keep."""
         self.stack.kill("gateway", signal.SIGTERM)
         self.stack.kill("controller", signal.SIGTERM)
-        shutil.copytree(self.stack.state, to / "controller", ignore=shutil.ignore_patterns(*_AWAY, stored_file_name))
+        shutil.copytree(self.stack.state, to / "controller", ignore=shutil.ignore_patterns(*_AWAY, RESPONSES_NAME))
         (to / "gateway").mkdir()
-        shutil.copy(self.stack.state / stored_file_name, to / "gateway")
+        shutil.copy(self.stack.state / RESPONSES_NAME, to / "gateway")
         places = {str(self.stack.root): "/srv/roundhouse", sys.executable: "/opt/roundhouse/bin/python"}
         _clean(to, {**places, str(REPOSITORY): "/opt/roundhouse", boot_id(): "00000000-0000-4000-8000-000000000000"})
 
@@ -114,7 +114,7 @@ class Writer:
 def _clean(folder: Path, replaced: dict[str, str]) -> None:
     """Take this machine out of what is kept."""
     for path in (path for path in folder.rglob("*") if path.is_file()):
-        if path.name == journal_name:
+        if path.name == JOURNAL_NAME:
             with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as journal:
                 for old, new in replaced.items():
                     journal.execute("UPDATE entries SET message = replace(message, ?1, ?2)", (old, new))
