@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from controller.engines import ENGINES
+from controller.engines.base import Verdict
 from tests.fakes import fake_exllamav3, fake_torch
 from tests.support.clockwork_folders import write_tokenizer
 from tests.support.onnx_models import write_model
@@ -179,17 +180,20 @@ def test_a_file_of_another_kind(tmp_path: Path, engine: str) -> None:
 
 
 NAMES = {"ct2": "CTranslate2", "exllamav3": "ExLlamaV3", "llama_cpp": "llama-cpp-python", "litert_lm": "LiteRT-LM"}
-BROKEN: list[tuple[str, str, str, bool | None]] = [
-    ("ct2", "ctranslate2", "No module named 'libct2'", True),
-    ("exllamav3", "torch", "libcuda.so.1: cannot open shared object file", False),
+NO_CT2 = Verdict("CTranslate2 is not installed (extra `ct2`)", permanent=True)
+NO_CUDA = Verdict("ExLlamaV3 cannot be used here: it cannot be compiled, or lacks a library")
+NO_ONNX = Verdict("ONNX Runtime is not installed (extra `onnx`)", permanent=True)
+BROKEN: list[tuple[str, str, str, Verdict | None]] = [
+    ("ct2", "ctranslate2", "No module named 'libct2'", NO_CT2),
+    ("exllamav3", "torch", "libcuda.so.1: cannot open shared object file", NO_CUDA),
     ("llama_cpp", "llama_cpp", "libllama.so: cannot open shared object file", None),
     ("litert_lm", "litert_lm", "libLiteRt.so: cannot open shared object file", None),
-    ("onnx", "onnxruntime", "No module named 'onnxruntime'", True),
+    ("onnx", "onnxruntime", "No module named 'onnxruntime'", NO_ONNX),
 ]
-"""The package that is broken, why, and whether the controller takes it for permanent; None: it has nothing to say."""
+"""The package that is broken, why, and what the controller makes of it; None: it has nothing to say."""
 
 
-@pytest.mark.parametrize(("engine", "package", "reason", "permanent"), BROKEN)
+@pytest.mark.parametrize(("engine", "package", "reason", "verdict"), BROKEN)
 def test_without_its_package_it_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -197,7 +201,7 @@ def test_without_its_package_it_names_the_extra(
     engine: str,
     package: str,
     reason: str,
-    permanent: bool | None,
+    verdict: Verdict | None,
 ) -> None:
     model = model_for(engine)
     kind = "ModuleNotFoundError" if reason.startswith("No module") else "ImportError"
@@ -207,8 +211,7 @@ def test_without_its_package_it_names_the_extra(
     said = load_error(engine, model)
     name, extra = NAMES.get(engine, "ONNX Runtime"), engine.replace("_", "-")
     assert said == f"{name} cannot be used: {reason} (it is the extra `{extra}`)"
-    verdict = ENGINES[engine].explain(1, said)
-    assert (verdict and verdict.permanent) is permanent
+    assert ENGINES[engine].explain(1, said) == verdict
 
 
 @pytest.mark.parametrize(
