@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -219,6 +221,15 @@ def test_why_there_are_no_figures_is_said(error: str, reason: str) -> None:
     fake.fail(error)
     reader.read()
     assert (reader.reason or "").startswith("the GPUs cannot be read now: "), "there were GPUs"
+
+
+def test_a_host_without_the_library_says_so() -> None:
+    with suppress(OSError):
+        ctypes.CDLL("libnvidia-ml.so.1")
+        pytest.skip("this host has NVIDIA's library")
+    reader = NvmlReader()
+    assert (reader.read(), reader.error) == ((), None)
+    assert reader.reason == "no NVIDIA driver: libnvidia-ml.so.1 was not found"
 
 
 def test_why_a_driver_knows_no_gpu_is_said() -> None:
