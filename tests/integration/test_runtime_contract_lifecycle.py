@@ -141,6 +141,21 @@ async def test_an_engine_that_ignores_its_stop_signal_runs_for_its_grace_and_is_
     assert [pid for pid in pids if running(pid)] == []
 
 
+async def test_a_stop_whose_caller_leaves_at_once_can_be_made_again(engines: ContractEngines) -> None:
+    runtime = engines.runtime()
+    request = engines.request(engines.shell(f"trap '' TERM; {RUN}"))
+    await runtime.start(request)
+    pids = engines.pids(request.name)
+    stop = asyncio.create_task(runtime.stop(request.name, 3600))
+    await asyncio.sleep(0)
+    stop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stop
+    await runtime.stop(request.name, 0)
+    assert await runtime.list() == []
+    assert [pid for pid in pids if running(pid)] == []
+
+
 async def test_a_start_that_fails_says_why_and_leaves_nothing(engines: ContractEngines) -> None:
     runtime = engines.runtime()
     request, words = engines.unstartable()

@@ -25,7 +25,6 @@ from tests.support.wait import DEADLINE_S
 
 INSTANCE = "test1"
 OTHER_INSTANCE = "test2"
-STUBBORN = "trap '' TERM; exec sleep 600"
 
 
 class ProcessEngines:
