@@ -38,10 +38,10 @@ def idle(worker: Worker) -> bool:
     return worker.figure("requests_processing") + worker.figure("requests_deferred") == 0
 
 
-def begin(worker: Worker, engine: WorkerEngine, **fields: Any) -> list[http.client.HTTPConnection]:
-    """Requests that keep one slot at work; one of them is worked on by now."""
+def begin(worker: Worker, engine: WorkerEngine, **fields: Any) -> http.client.HTTPConnection:
+    """A request that keeps one slot at work, and is worked on by now."""
     path, body = engine.work
-    opened = [worker.open("POST", path, {**body, **fields}) for _ in range(engine.crowd)]
+    opened = worker.open("POST", path, {**body, **fields})
     eventually("it is worked on", lambda: worker.figure("requests_processing") > 0)
     return opened
 
@@ -54,11 +54,9 @@ def test_a_client_that_leaves_stops_the_work(worker: Worker, engine: WorkerEngin
     vectors = None if engine.chats else told(worker, path, **short)["data"]
     before = worker.figure(engine.counts)
     running = begin(worker, engine, stream=stream)
-    if engine.crowd == 1:
-        assert worker.figure("requests_processing") == 1
-        eventually("something is done", lambda: worker.figure(engine.counts) > before)
-    for connection in running:
-        leave(connection)
+    assert worker.figure("requests_processing") == 1
+    eventually("something is done", lambda: worker.figure(engine.counts) > before)
+    leave(running)
     eventually("nothing runs", lambda: idle(worker))
     assert worker.figure(engine.counts) - before < engine.whole
     if engine.chats:
@@ -91,22 +89,19 @@ def test_requests_are_worked_on_side_by_side(worker: Worker, engine: WorkerEngin
 def test_more_than_its_slots_wait_and_may_leave_and_counting_waits_for_none(
     worker: Worker, engine: WorkerEngine
 ) -> None:
-    running = [connection for _ in range(engine.slots) for connection in begin(worker, engine)]
+    running = [begin(worker, engine) for _ in range(engine.slots)]
     eventually("its slots are taken", lambda: worker.figure("requests_processing") == engine.slots)
     leaving = worker.open("POST", CHAT, {**SHORT, "stream": True})
-    eventually("one waits", lambda: worker.figure("requests_deferred") >= 1)
+    eventually("one waits", lambda: worker.figure("requests_deferred") == 1)
     staying = worker.open("POST", CHAT, SHORT)
-    eventually("two wait", lambda: worker.figure("requests_deferred") >= 2)
+    eventually("two wait", lambda: worker.figure("requests_deferred") == 2)
     if "prompts" in engine.apis:
         assert told(worker, f"{CHAT}/input_tokens")["input_tokens"] == engine.prompt_tokens
         assert worker.figure("requests_deferred") == 2
-    waiting = worker.figure("requests_deferred")
     leave(leaving)
-    eventually("it waits no more", lambda: worker.figure("requests_deferred") < waiting)
+    eventually("it waits no more", lambda: worker.figure("requests_deferred") == 1)
     assert worker.figure("requests_processing") == engine.slots
-    if engine.crowd == 1:
-        assert worker.figure("requests_deferred") == 1
-        leave(running.pop())
+    leave(running.pop())
     answer = json.loads(staying.getresponse().read())
     assert answer["choices"][0]["message"]["content"] == SAID
     for connection in running:
@@ -124,10 +119,10 @@ def test_a_signal_ends_it_with_work_running(worker: Worker, engine: WorkerEngine
     end_at_work(worker, engine, signal.SIGTERM)
 
 
-# Above, a request that does not stream waits where there is one slot. LiteRT-LM's `work` is too soon done for this.
-@each_engine(lambda engine: engine.slots == 1 and engine.crowd == 1)
+# Above, a request that does not stream waits where there is one slot.
+@each_engine(lambda engine: engine.slots == 1 and not engine.own_surface)
 def test_a_signal_ends_an_answer_that_does_not_stream(worker: Worker, engine: WorkerEngine) -> None:
-    [running] = begin(worker, engine)
+    running = begin(worker, engine)
     assert worker.stop() == 0
     whole = running.getresponse()
     assert (whole.status, json.loads(whole.read())["error"]["code"]) == (503, "model_unloading")
@@ -140,7 +135,7 @@ def test_so_does_ctrl_c(worker: Worker, engine: WorkerEngine) -> None:
 
 def end_at_work(worker: Worker, engine: WorkerEngine, number: signal.Signals) -> None:
     path, body = engine.work
-    stream = begin(worker, engine, stream=True)[0]
+    stream = begin(worker, engine, stream=True)
     speaks = engine.counts == "tokens_predicted_total"
     if speaks:
         response = stream.getresponse()

@@ -61,8 +61,6 @@ class WorkerEngine:
     """What lets every token be chosen, at a high temperature."""
     endless: dict[str, Any] = field(default_factory=dict)
     """With these fields, a conversation goes on for long with its busy worker."""
-    crowd: int = 1
-    """Requests for its `work` that keep one slot at work for seconds."""
     counts: str = "tokens_predicted_total"
     """The figure that grows with its work."""
     whole: int = 4000
@@ -119,16 +117,10 @@ ENGINES = {
             apis=frozenset({"chat"}),
             samples=frozenset({"seed", "repeat_penalty", "presence_penalty"}),
             wild={"top_k": 0},
-            # A prompt that takes a while to read, and then an answer at random, whose end is one token of 320.
-            endless={
-                "messages": [{"role": "user", "content": "x" * 3900}],
-                "temperature": 1000,
-                "top_k": 0,
-                "top_p": 1,
-            },
-            crowd=6,
-            counts="prompt_tokens_total",
-            whole=6 * 3903,
+            # The end is one token of 320, chosen at random: this seed's answer has 2,821 tokens, which take 2 s. In the
+            # answers of some other seeds LiteRT-LM aborts (SIGABRT in its `Tasks::Decode`), so the seed is fixed.
+            endless={"temperature": 1000, "top_k": 0, "top_p": 1, "seed": 579},
+            whole=2800,
         ),
         WorkerEngine(name="llama_server", slots=2, own_surface=True),
         WorkerEngine(
