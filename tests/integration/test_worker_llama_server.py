@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
+import os
 import re
 import signal
+import struct
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -130,8 +134,20 @@ def test_a_launcher_that_is_killed_leaves_no_server(start: Start) -> None:
     assert not any(map(alive, family))
 
 
+def knows_that_it_serves(worker: Worker) -> bool:
+    """Whether the launcher has word of that: a byte in a pipe, which it reads after the server's end. `/health` answers
+    a moment before."""
+    for descriptor in Path(f"/proc/{worker.process.pid}/fd").iterdir():
+        if str(descriptor.readlink()).startswith("pipe:"):
+            with os.fdopen(os.open(descriptor, os.O_RDONLY | os.O_NONBLOCK), "rb") as pipe:
+                if struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))) == (1,):
+                    return True
+    return False
+
+
 def test_a_server_that_is_killed_is_reported(start: Start) -> None:
     worker = start().ready()
+    eventually("the launcher knows that it serves", lambda: knows_that_it_serves(worker))
     _, server = worker.family()
     server.kill()
     assert worker.ended() == 1
