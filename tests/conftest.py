@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -44,6 +45,15 @@ def _append_to_path(folder: Path) -> None:
     folders = os.environ["PATH"].split(os.pathsep)
     if folder.is_dir() and str(folder) not in folders:
         os.environ["PATH"] = os.pathsep.join([*folders, str(folder)])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_sdks() -> None:
+    """Give connections of the SDKs 60 s in place of 5: on a busy machine, an event loop that is the test's and the
+    gateway's may not get to them sooner."""
+    for sdk in (sys.modules.get(name) for name in ("anthropic", "openai")):
+        if sdk is not None:
+            sdk.DEFAULT_TIMEOUT.connect = 60.0
 
 
 @pytest.fixture(scope="session")
