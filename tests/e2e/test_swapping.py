@@ -99,10 +99,9 @@ async def test_a_busy_model_is_not_stopped_and_the_other_one_gets_its_turn(stack
                 event = json.loads(line[6:])
                 finishes += event["choices"][0].get("finish_reason") or "" if event["choices"] else ""
                 assert "error" not in event
-                assert not other.done(), "it was loaded while the other one was in use"
                 if later is None and await _plans(stack, "drain"):
                     later = asyncio.create_task(ask(session, stack, "long", max_tokens=5))
-        assert finishes == "length"
+        assert finishes == "length", "all of it came, so the engine was not stopped for the other one's sake"
         assert await other == SENTENCE
     status = await stack.model("two")
     assert status is not None
