@@ -21,11 +21,11 @@ import uvicorn
 
 from controller.api.app import create_app
 from controller.api.stopping import Stopping
-from controller.controller import Controller
+from controller.assembly import Controller
 from controller.runtimes import open_runtime
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.settings import ControllerSettings, SettingsError, load_settings, split_address
-from controller.store import StateError, StateLockedError, Store
+from controller.storage.state_dir import StateError, StateLockedError, Store
 
 log = logging.getLogger("controller")
 

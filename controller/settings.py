@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from controller.config.words import words_of
+from controller.config.messages import words_of
 
 PREFIX = "ROUNDHOUSE_"
 SOCKET_NAME = "controller.sock"

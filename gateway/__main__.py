@@ -26,10 +26,10 @@ from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
 from gateway.app import Gateway, create_gateway, open_store
-from gateway.client_http import ClientConnection
-from gateway.client_reading import ClientLimits
-from gateway.responses.store import ResponseStore, StoreError
+from gateway.server.connection import ClientConnection
+from gateway.server.request_reader import ClientLimits
 from gateway.settings import GatewaySettings
+from gateway.stored_responses.store import ResponseStore, StoreError
 
 EXIT_SETTINGS = 2
 EXIT_PORT = 3

@@ -13,27 +13,27 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from gateway.admission import Admission
+from gateway.admission.admission import Admission
 from gateway.api import INFERENCE_GROUPS, admin, document, errors, health, models, stored_responses
 from gateway.api.declare import TAGS
-from gateway.controller_client import ControllerClient
-from gateway.controller_link import ControllerAddress, ControllerLink
-from gateway.cors import Cors
-from gateway.engine_http import EngineClient
-from gateway.front import FrontDoor, request_ids
-from gateway.gate import Gate
-from gateway.headers import HeaderLines
-from gateway.hosts import HostRule
-from gateway.inference import InferenceRoutes
-from gateway.ledger import Ledger
-from gateway.limits import Limits
-from gateway.live_routes import LiveRoutes
-from gateway.metrics import LinkState, Metrics
-from gateway.parts import Parts
-from gateway.responses.registry import Responses
-from gateway.responses.store import ResponseStore
-from gateway.responses.stored import Bounds
+from gateway.control.http_client import ControllerClient
+from gateway.control.inflight import Ledger
+from gateway.control.link import ControllerAddress, ControllerLink
+from gateway.exchange.dispatcher import InferenceRoutes
+from gateway.exchange.services import Parts
+from gateway.ingress.authenticator import Gate
+from gateway.ingress.cors import Cors
+from gateway.ingress.host_check import HostRule
+from gateway.ingress.middleware import FrontDoor, request_ids
+from gateway.ingress.response_headers import HeaderLines
+from gateway.metrics.registry import LinkState, Metrics
+from gateway.routing.live_routes import LiveRoutes
 from gateway.settings import MIB, GatewaySettings
+from gateway.stored_responses.records import Bounds
+from gateway.stored_responses.registry import Responses
+from gateway.stored_responses.store import ResponseStore
+from gateway.tenancy.rate_limits import Limits
+from gateway.upstream.client import EngineClient
 
 DESCRIPTION = """Declared language models behind one OpenAI-compatible address.
 

@@ -53,12 +53,12 @@ def dispatch(argv: Sequence[str]) -> int:
 
 
 def _launch(name: str, argv: Sequence[str]) -> int:
-    code: int = importlib.import_module(f"worker.{name}").run(argv[1:] if argv[:1] == ["--"] else argv)
+    code: int = importlib.import_module(f"worker.launchers.{name}").run(argv[1:] if argv[:1] == ["--"] else argv)
     return code
 
 
 def _serve(name: str, argv: Sequence[str]) -> int:
-    from worker import server
+    from worker.serving import server
 
     module, args = parse_engine(name, argv)
     try:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.byte_level import byte_alphabet
+from worker.text.byte_level import byte_alphabet
 
 if TYPE_CHECKING:
     import numpy as np

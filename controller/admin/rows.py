@@ -8,14 +8,14 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from controller.drains import GatewayView, inflight, present
 from controller.engines import ENGINES
 from controller.engines.load_fields import constraints
-from controller.estimates import Estimate, estimate
-from controller.masking import masked
+from controller.planning.draining import GatewayView, inflight, present
+from controller.redaction.patterns import masked
 from controller.schema.admin import GpuMemory, GpuModel, HeldBy, ModelConfigured, ModelLive
 from controller.schema.desired import Definition
 from controller.schema.status import GpuStatus, ModelState, ModelStatus
+from controller.sizing.estimator import Estimate, estimate
 from controller.state import DesiredModel
 
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any, get_args
 from fastapi import FastAPI, Header, Query
 from fastapi.responses import StreamingResponse
 
-from controller.admin.desk import Desk
+from controller.admin.service import Desk
 from controller.api.requests import errors
-from controller.journal import Journal
+from controller.journal.event_log import Journal
 from controller.schema.admin import HISTORY_KINDS, EventKind, History, JournalEntry
 
 HEARTBEAT_S = 10.0

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Response
 from fastapi.responses import StreamingResponse
 
-from controller.admin.desk import Desk
-from controller.admin.logs import MOST_LINES, LogReader
+from controller.admin.log_reader import MOST_LINES, LogReader
+from controller.admin.service import Desk
 from controller.api.requests import Name, errors
 from controller.schema.admin import AdminModel
 from controller.schema.errors import RoundhouseError

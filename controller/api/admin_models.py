@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Body, FastAPI, Query, Response
 from pydantic import BaseModel
 
-from controller.admin.desk import Desk
+from controller.admin.service import Desk
 from controller.api.examples import GPU_MEMORY, MODELS, ROW, example
 from controller.api.requests import Actor, Name, errors
 from controller.engines.load_fields import LoadValue

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Protocol
 
 from fastapi import Body, FastAPI
 
-from controller.admin.desk import NOT_YET
+from controller.admin.service import NOT_YET
 from controller.api.requests import errors
 from controller.schema.admin import Drift, DryRun, ProposedFiles
 from controller.schema.errors import RoundhouseError

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from controller import __version__
 from controller.api import admin_journal, admin_logs, admin_models, admin_plans, internal, link
 from controller.api.requests import declare_errors, known_parameters
-from controller.controller import Controller
+from controller.assembly import Controller
 
 
 def create_app(controller: Controller, registry: CollectorRegistry) -> FastAPI:

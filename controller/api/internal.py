@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import BaseModel, Field
 
 from controller import __version__
-from controller.admin.desk import NOT_YET
+from controller.admin.service import NOT_YET
 from controller.api.requests import Actor
 from controller.schema.errors import RoundhouseError
 from controller.schema.status import ControllerStatus, PlanView

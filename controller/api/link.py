@@ -10,7 +10,7 @@ from typing import Protocol
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 
-from controller.gateways import GatewayHub
+from controller.observe.gateway_hub import GatewayHub
 from controller.schema.routing import GatewayReport
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
-from controller.config.words import suggestion, words_of
-from controller.masking import masked_text
+from controller.config.messages import suggestion, words_of
+from controller.redaction.patterns import masked_text
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.schema.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
 

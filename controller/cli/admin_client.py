@@ -12,7 +12,7 @@ from urllib.parse import quote
 from pydantic import JsonValue
 
 from controller.cli.client import ControllerClient, Query, RefusedError
-from controller.cli.exits import Exit
+from controller.cli.exit_codes import Exit
 from controller.cli.sse import SseEvent, SseReader
 from controller.schema.admin import AdminModel, AdminModels, Drift, DryRun, GpuMemoryAnswer, History
 from controller.schema.status import ModelState, PlanView

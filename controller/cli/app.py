@@ -22,14 +22,14 @@ from controller.cli import (
     reset,
     schema,
     status,
-    top,
     unload,
-    up,
     validate,
     version,
 )
-from controller.cli.exits import CommandError, Exit
+from controller.cli.exit_codes import CommandError, Exit
 from controller.cli.output import say_error
+from controller.cli.top import command as top
+from controller.cli.up import command as up
 
 app = typer.Typer(
     name="roundhouse",

@@ -13,7 +13,7 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 from yarl import URL
 
-from controller.cli.exits import CommandError, Exit
+from controller.cli.exit_codes import CommandError, Exit
 from controller.cli.output import one_line
 from controller.schema.errors import ErrorBody, ErrorEnvelope
 from controller.schema.status import ControllerStatus

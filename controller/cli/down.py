@@ -8,14 +8,14 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from controller.cli import grace
-from controller.cli.exits import CommandError, Exit
+from controller.cli import stop_timeouts
+from controller.cli.exit_codes import CommandError, Exit
 from controller.cli.options import ControllerUrl, Json, Models, Runtime, State, settings_of
 from controller.cli.output import say, say_json
 
 if TYPE_CHECKING:
     from controller.cli.client import ControllerClient
-    from controller.cli.up_record import ProcessRecord
+    from controller.cli.up.record import ProcessRecord
     from controller.settings import ControllerSettings
 
 POLL_S = 0.1
@@ -55,18 +55,18 @@ class _Down:
 
     async def run(self) -> list[str]:
         """What was stopped, in words."""
-        from controller.cli.leftover_engines import stop_leftovers  # imports the controller's runtimes
-        from controller.cli.up_record import read_record, remove_record
+        from controller.cli.orphans import stop_leftovers  # imports the controller's runtimes
+        from controller.cli.up.record import read_record, remove_record
 
         settings = self._settings
-        controller_s = grace.of_controller(settings)
+        controller_s = stop_timeouts.of_controller(settings)
         record = read_record(settings.state)
         if record.up is not None and record.up.pid != os.getpid():
             # It stops its children in the right order, and their engines.
-            await self._end("roundhouse up", record.up, grace.of_up(settings), kill=False)
+            await self._end("roundhouse up", record.up, stop_timeouts.of_up(settings), kill=False)
         if "gateway" in record.children:
             # Before the engines: its running requests need them.
-            await self._end("gateway", record.children["gateway"], grace.of_gateway())
+            await self._end("gateway", record.children["gateway"], stop_timeouts.of_gateway())
         asked = await self._ask_controller()
         if "controller" in record.children:
             await self._end("controller", record.children["controller"], controller_s, tell=not asked)
@@ -92,7 +92,7 @@ class _Down:
     async def _until_gone(self, client: ControllerClient) -> None:
         """Ask until NoControllerError."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + grace.of_controller(self._settings)
+        deadline = loop.time() + stop_timeouts.of_controller(self._settings)
         while loop.time() < deadline:
             await client.status()
             await asyncio.sleep(POLL_S)
@@ -102,7 +102,7 @@ class _Down:
         self, name: str, record: ProcessRecord, within_s: float, *, tell: bool = True, kill: bool = True
     ) -> None:
         """End a recorded process: SIGTERM if it is to be told, and SIGKILL, if it may be, when that does not help."""
-        from controller.runtimes.process_groups import send
+        from controller.runtimes.process.groups import send
 
         if not record.alive():
             return

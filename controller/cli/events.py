@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.cli.complete import event_kinds, model_names
-from controller.cli.exits import Exit
+from controller.cli.completion import event_kinds, model_names
+from controller.cli.exit_codes import Exit
 from controller.cli.history import what_words
 from controller.cli.options import ControllerUrl, Follow, Json, Kinds, State, controller_url, kinds_of, named
 from controller.cli.output import say, time_words

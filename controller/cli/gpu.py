@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from controller.cli.exits import Exit
+from controller.cli.exit_codes import Exit
 from controller.cli.options import ControllerUrl, Json, State, controller_url
 from controller.cli.output import say, say_json, say_table
 

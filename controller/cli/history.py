@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.cli.complete import model_names
-from controller.cli.exits import Exit
+from controller.cli.completion import model_names
+from controller.cli.exit_codes import Exit
 from controller.cli.options import ControllerUrl, Json, Kinds, State, controller_url, kinds_of, named
 from controller.cli.output import one_line, plain_words, say, say_error, say_json, say_table, time_words
 

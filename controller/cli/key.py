@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from controller.cli.complete import key_scopes, model_names, service_tiers
-from controller.cli.exits import CommandError, Exit
+from controller.cli.completion import key_scopes, model_names, service_tiers
+from controller.cli.exit_codes import CommandError, Exit
 from controller.cli.options import Json
 from controller.cli.output import say, say_error, say_json
 
@@ -106,7 +106,7 @@ def new(
 def _check(name: str, fields: Mapping[str, Any]) -> None:
     """Raises CommandError with what `roundhouse validate` would say of such a key."""
     from controller.config.keys import validate_keys
-    from controller.config.told import told
+    from controller.config.problems import told
     from controller.config.tree import Place, Table, placed
 
     table = placed({"keys": {name: dict(fields)}}, Place("the command line"))

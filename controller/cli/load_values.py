@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from controller.cli.exits import CommandError, Exit
+from controller.cli.exit_codes import CommandError, Exit
 
 LoadScalar: TypeAlias = str | int | float | bool | None
 

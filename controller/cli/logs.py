@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from controller.cli.exits import Exit
+from controller.cli.exit_codes import Exit
 from controller.cli.options import ControllerUrl, Follow, Json, ModelArgument, State, controller_url
 from controller.cli.output import say_error, say_json_line, say_piece
 

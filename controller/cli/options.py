@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from controller.cli.complete import event_kinds, model_names
-from controller.cli.exits import CommandError, Exit
+from controller.cli.completion import event_kinds, model_names
+from controller.cli.exit_codes import CommandError, Exit
 
 if TYPE_CHECKING:
     from controller.settings import ControllerSettings

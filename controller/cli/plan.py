@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.cli.exits import CommandError, Exit
+from controller.cli.exit_codes import CommandError, Exit
 from controller.cli.options import ControllerUrl, Json, State, controller_url
 from controller.cli.output import one_line, say, say_json, say_table, value_words
 

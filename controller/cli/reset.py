@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.cli.exits import Exit
+from controller.cli.exit_codes import Exit
 from controller.cli.options import ControllerUrl, Json, ModelArgument, State, controller_url
 from controller.cli.output import say, say_json
 

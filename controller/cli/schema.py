@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from controller.cli.exits import CommandError, Exit
+from controller.cli.exit_codes import CommandError, Exit
 from controller.cli.options import Desired, Json, settings_of
 from controller.cli.output import say, say_json
 

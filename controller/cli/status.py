@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.cli.exits import Exit
+from controller.cli.exit_codes import Exit
 from controller.cli.gpu import gpu_label
 from controller.cli.options import ControllerUrl, Json, State, controller_url
 from controller.cli.output import STATE_COLOURS, ends_by_unload, one_line, say, say_json, say_table, time_words
@@ -99,7 +99,7 @@ def _row(model: ModelStatus) -> tuple[str, ...]:
 
 def _notes(seen: ControllerStatus) -> Iterator[str]:
     """What an operator should know beside the table."""
-    from controller.cli.troubles import troubles
+    from controller.cli.warnings import troubles
 
     yield from troubles(seen)
     for model in seen.models:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from controller.cli.admin_client import AdminClient, Transition
 from controller.cli.client import LostControllerError, NoControllerError
-from controller.cli.exits import CommandError, Exit
+from controller.cli.exit_codes import CommandError, Exit
 from controller.cli.output import counted, one_line, say_error
 from controller.schema.status import ModelState
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.cli.exits import Exit
+from controller.cli.exit_codes import Exit
 from controller.cli.options import ControllerUrl, Json, ModelArgument, NoWait, State, Timeout, controller_url
 from controller.cli.output import counted, say, say_blocked, say_error, say_json
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from controller.cli.exits import Exit
+from controller.cli.exit_codes import Exit
 from controller.cli.options import Json, Models, settings_of
 from controller.cli.output import counted, say, say_json
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller import __version__
-from controller.cli.exits import Exit
+from controller.cli.exit_codes import Exit
 from controller.cli.options import Json
 from controller.cli.output import say, say_json
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from controller.config.messages import kind_of, shown, suggestion, words_of
 from controller.config.tree import Place, Table, is_null, place_of, plain
 from controller.config.validate import field_name, located
-from controller.config.words import kind_of, shown, suggestion, words_of
 from controller.schema.keys import KeyDefinition, KeyName
 from controller.schema.status import Problem
 

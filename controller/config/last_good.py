@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from controller.atomic import write_atomic
+from controller.config.debounce import Settled
 from controller.config.keys import validate_keys
-from controller.config.settle import Settled
-from controller.config.told import told
+from controller.config.problems import told
 from controller.config.tree import Place, Table, placed
 from controller.config.validate import validate
 from controller.schema.status import SCHEMA_VERSION
+from controller.storage.atomic_write import write_atomic
 
 FILE_NAME: Final = "desired.json"
 

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from controller.config.keys import validate_keys
 from controller.config.merge import merge_all
+from controller.config.messages import kind_of, suggestion
+from controller.config.problems import told
 from controller.config.read import SUFFIXES, FolderSnapshot
-from controller.config.told import told
 from controller.config.tree import Table, is_null, plain
 from controller.config.validate import validate
-from controller.config.words import kind_of, suggestion
 from controller.config.yaml12 import read_document
 from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from controller.config.messages import meant_branch, suggestion, words_of
 from controller.config.paths import PathRefusedError, relative_to_models
 from controller.config.tree import Listing, Place, Table, known_part, place_of, plain
-from controller.config.words import meant_branch, suggestion, words_of
 from controller.engines import ENGINES, resolve_backend
 from controller.engines.base import Engine
 from controller.schema.desired import Definition, ModelName

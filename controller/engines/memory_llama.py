@@ -1,7 +1,7 @@
 """llama.cpp's memory, as it reports it itself: `model`, `KV`, `compute` and `output` buffer size. Pure.
 
 Read out of the sources that llama-cpp-python 0.3.36 carries, and fitted to its reports
-(tests/integration/test_memory_prediction.py).
+(tests/integration/controller/sizing/test_memory_prediction.py).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ async def open_runtime(settings: ControllerSettings, instance: str) -> Runtime:
     """
     if settings.runtime != "process":
         # The Docker client costs 60 ms and 20 MB to import: only who uses it pays.
-        from controller.runtimes.docker import open_docker
+        from controller.runtimes.docker.runtime import open_docker
 
         try:
             return await open_docker(
@@ -32,7 +32,7 @@ async def open_runtime(settings: ControllerSettings, instance: str) -> Runtime:
             if settings.runtime == "docker":
                 raise
             log.info("no Docker Engine answers (%s): engines run as processes", error)
-    from controller.runtimes.process import ProcessRuntime
+    from controller.runtimes.process.runtime import ProcessRuntime
 
     return ProcessRuntime(
         instance, settings.state.absolute(), settings.models.absolute(), log_mib=settings.engine_log_mib

@@ -19,7 +19,7 @@ from gateway.api import (
     responses,
     tokens,
 )
-from gateway.parts import Api
+from gateway.exchange.services import Api
 
 
 class InferenceGroup(Protocol):

@@ -14,10 +14,10 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from controller.schema.errors import RoundhouseError
-from gateway.asgi import ClientGoneError, Header, Receive, Scope, Send, read_body, request_id_of
-from gateway.controller_client import ControllerAnswer, ControllerClient, ControllerGoneError
-from gateway.lifetime import Lifetime
-from gateway.sse import end_of_events
+from gateway.api.deadline import Lifetime
+from gateway.control.http_client import ControllerAnswer, ControllerClient, ControllerGoneError
+from gateway.protocols.common.sse import end_of_events
+from gateway.server.asgi import ClientGoneError, Header, Receive, Scope, Send, read_body, request_id_of
 
 PATH: Final = "/v1/admin/{rest:path}"
 MAX_BODY_BYTES: Final = 1024 * 1024

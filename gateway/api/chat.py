@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import ChatCompletion, ChatCompletionRequest, InputTokens
-from gateway.parts import Api
+from gateway.exchange.services import Api
 
 _CHAT, _COUNT = APIS = (
     Api("/v1/chat/completions", streams=True),

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Completion, CompletionRequest
-from gateway.parts import Api
+from gateway.exchange.services import Api
 
 APIS = (Api("/v1/completions", streams=True),)
 

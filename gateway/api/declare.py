@@ -12,8 +12,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from controller.schema.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
-from gateway.asgi import Receive, Scope, Send
-from gateway.parts import Api
+from gateway.exchange.services import Api
+from gateway.server.asgi import Receive, Scope, Send
 
 _MODEL: Final[dict[str, Any]] = {
     "name": "model",

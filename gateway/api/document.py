@@ -10,8 +10,8 @@ from typing import Final
 from fastapi import FastAPI, Response
 
 from gateway.api.declare import admin_errors
-from gateway.controller_client import ControllerClient, ControllerGoneError
-from gateway.openapi import Document, decode, merge
+from gateway.api.openapi_merge import Document, decode, merge
+from gateway.control.http_client import ControllerClient, ControllerGoneError
 
 logger = logging.getLogger(__name__)
 

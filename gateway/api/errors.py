@@ -7,8 +7,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from controller.schema.errors import RoundhouseError
-from gateway.asgi import error_headers
-from gateway.error_form import error_body
+from gateway.protocols.error_form import error_body
+from gateway.server.asgi import error_headers
 
 
 def declare(app: FastAPI) -> None:

@@ -9,9 +9,9 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 
-from gateway.ledger import Ledger
-from gateway.live_routes import LiveRoutes
-from gateway.metrics import LinkState, Metrics
+from gateway.control.inflight import Ledger
+from gateway.metrics.registry import LinkState, Metrics
+from gateway.routing.live_routes import LiveRoutes
 
 
 class EngineHealth(BaseModel):

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import AnthropicMessage, MessagesRequest, MessagesTokensRequest, MessageTokens
-from gateway.parts import Api
+from gateway.exchange.services import Api
 
 _MESSAGES = Api("/v1/messages", streams=True)
 _COUNT = Api("/v1/messages/count_tokens", takes_slot=False)

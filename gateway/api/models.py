@@ -13,9 +13,9 @@ from controller.schema.admin import Capabilities, Modality
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from gateway.api.declare import ANY_OTHER, GATE, errors, listed
-from gateway.live_routes import LiveRoutes
-from gateway.readiness import find
-from gateway.ways import offered_paths
+from gateway.protocols.api_matrix import offered_paths
+from gateway.routing.availability import find
+from gateway.routing.live_routes import LiveRoutes
 
 RouterState = Literal["unloaded", "loading", "loaded"]
 _ROUTER_STATES: Final[dict[ModelState, RouterState]] = {

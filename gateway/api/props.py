@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
-from gateway.parts import Api
+from gateway.exchange.services import Api
 
 _PROPS = Api("/props", method="GET", takes_slot=False, is_native=True, body="none")
 _LORA = Api("/lora-adapters", method="GET", takes_slot=False, is_native=True, body="none")

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import CohereRanking, CohereRerankRequest, Ranking, RerankRequest
-from gateway.parts import Api
+from gateway.exchange.services import Api
 
 _V1, _ALIAS, _V2 = APIS = (Api("/v1/rerank"), Api("/rerank"), Api("/v2/rerank"))
 

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything, InputTokens, ResponsesRequest
-from gateway.parts import Api
+from gateway.exchange.services import Api
 
 _MAKE, _COUNT = APIS = (
     Api("/v1/responses", streams=True, state="made"),

@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller.schema.errors import RoundhouseError
 from gateway.api.declare import ANY_OTHER, GATE, errors, listed
-from gateway.dialects.errors import encoded
-from gateway.responses.pages import page
-from gateway.responses.registry import Responses
-from gateway.translation.conversation import Fields
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.errors import encoded
+from gateway.stored_responses.pagination import page
+from gateway.stored_responses.registry import Responses
 
 PATH: Final = "/v1/responses/{response_id}"
 MOST_ITEMS: Final = 100

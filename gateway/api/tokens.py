@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
-from gateway.parts import Api
+from gateway.exchange.services import Api
 
 _SAID = {
     "/tokenize": ("Tokens of a text", "The tokens of `content`."),

@@ -6,7 +6,7 @@ import statistics
 import time
 
 from controller.engines.stub import StubDefinition
-from controller.plan import plan
+from controller.planning.plan import plan
 from controller.state import (
     DesiredModel,
     DesiredState,

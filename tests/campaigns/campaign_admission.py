@@ -12,14 +12,14 @@ in any window. The same through a whole gateway over sockets, under storms of cl
 fail.
 """
 TESTS = (
-    "tests/properties/test_admission.py",
-    "tests/properties/test_admission_fairness.py",
-    "tests/properties/test_limits.py",
-    "tests/properties/test_gateway_routing.py",
-    "tests/unit/test_affinity.py",
-    "tests/integration/test_gateway_admission.py",
-    "tests/integration/test_gateway_faults.py",
-    "tests/integration/test_gateway_link.py",
+    "tests/properties/gateway/admission/test_admission.py",
+    "tests/properties/gateway/admission/test_fair_queue.py",
+    "tests/properties/gateway/tenancy/test_rate_limits.py",
+    "tests/properties/gateway/routing/test_routing.py",
+    "tests/unit/gateway/admission/test_prefix_affinity.py",
+    "tests/integration/gateway/test_admission.py",
+    "tests/integration/gateway/test_faults.py",
+    "tests/integration/gateway/test_link.py",
     "tests/e2e/test_gateway_load.py",
 )
 

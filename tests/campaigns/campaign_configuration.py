@@ -11,12 +11,12 @@ any text gives definitions or problems with a place, a file that is gone for a m
 as the last good state is read again as it was, and no secret is shown in any row, difference, log or problem.
 """
 TESTS = (
-    "tests/properties/test_config_parse.py",
-    "tests/properties/test_config_merge.py",
-    "tests/properties/test_config_settle.py",
-    "tests/properties/test_config_last_good.py",
-    "tests/properties/test_load_fields.py",
-    "tests/properties/test_masking.py",
+    "tests/properties/controller/config/test_parse.py",
+    "tests/properties/controller/config/test_merge.py",
+    "tests/properties/controller/config/test_debounce.py",
+    "tests/properties/controller/config/test_last_good.py",
+    "tests/properties/controller/engines/test_load_fields.py",
+    "tests/properties/controller/redaction/test_patterns.py",
 )
 
 

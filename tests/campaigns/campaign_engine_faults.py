@@ -11,10 +11,10 @@ each client gets a complete answer or an error in its family's form, nothing lea
 Errors of engines of any JSON, any bytes and any depth of nesting.
 """
 TESTS = (
-    "tests/integration/test_gateway_engine_faults.py",
-    "tests/integration/test_engine_http_faults.py",
-    "tests/integration/test_gateway_engine_failures.py",
-    "tests/properties/test_engine_errors.py",
+    "tests/integration/gateway/test_engine_faults.py",
+    "tests/integration/gateway/upstream/test_engine_http_faults.py",
+    "tests/integration/gateway/test_engine_failures.py",
+    "tests/properties/gateway/protocols/test_engine_errors.py",
 )
 
 

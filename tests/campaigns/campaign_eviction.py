@@ -11,7 +11,7 @@ or pinned is not evicted; models that are asked for without end take turns; requ
 another is in its place; one that needs the room of several gets it. Then real engines, with room for one of two.
 """
 TESTS = (
-    "tests/properties/test_residency.py",
+    "tests/properties/controller/planning/test_eviction.py",
     "tests/e2e/test_swapping.py",
 )
 

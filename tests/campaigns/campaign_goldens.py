@@ -18,13 +18,14 @@ from tests.campaigns.golden_changes import CHANGES, Change
 from tests.campaigns.record import REPOSITORY, Outcome, Table
 
 ABOUT = """
-What must never change by accident is written down in tests/golden, and compared exactly by tests/unit/test_goldens.py
-and tests/unit/test_golden_state_folders.py. In a copy of the work tree each subject is changed by a small patch of the
-product, one at a time: the golden of it must fail, as must nothing before the first patch.
+What must never change by accident is written down in tests/golden, and compared exactly by
+tests/unit/goldens/test_goldens.py and tests/unit/goldens/test_golden_state_folders.py. In a copy of the work tree each
+subject is changed by a small patch of the product, one at a time: the golden of it must fail, as must nothing before
+the first patch.
 """
 
-_GOLDENS: Final = "tests/unit/test_goldens.py"
-_STATE_FOLDERS: Final = "tests/unit/test_golden_state_folders.py"
+_GOLDENS: Final = "tests/unit/goldens/test_goldens.py"
+_STATE_FOLDERS: Final = "tests/unit/goldens/test_golden_state_folders.py"
 _OF_THE_PRODUCT: Final = (".ci", "images", "compose.yaml", "pyproject.toml")
 """Beside the packages."""
 

@@ -10,11 +10,11 @@ Generated GPUs, claims and models: placement never gives out more than there is,
 never empty, formulas grow with what they depend on, any bytes for a model file end in a size or an error in words.
 """
 TESTS = (
-    "tests/properties/test_memory.py",
-    "tests/properties/test_placement.py",
-    "tests/properties/test_gpu_readings.py",
-    "tests/unit/test_observed_memory.py",
-    "tests/unit/test_model_files.py",
+    "tests/properties/controller/engines/test_memory_formulas.py",
+    "tests/properties/controller/planning/test_placement.py",
+    "tests/properties/controller/runtimes/test_gpu_readings.py",
+    "tests/unit/controller/sizing/test_history.py",
+    "tests/unit/controller/runtimes/test_model_files.py",
 )
 
 

@@ -10,14 +10,14 @@ Generated definitions: the real parsers of llama-server and vLLM take the comman
 names, labels, logs and texts of engines: what is written is read, however it is cut.
 """
 TESTS = (
-    "tests/properties/test_llama_server_command.py",
-    "tests/properties/test_vllm_command.py",
-    "tests/properties/test_worker_text.py",
-    "tests/unit/test_worker_hf_vocabulary.py",
-    "tests/unit/test_worker_onnx.py",
-    "tests/unit/test_docker_labels.py",
-    "tests/unit/test_process_naming.py",
-    "tests/unit/test_log_parts.py",
+    "tests/properties/controller/engines/test_llama_server_command.py",
+    "tests/properties/controller/engines/test_vllm_command.py",
+    "tests/properties/worker/text/test_text.py",
+    "tests/unit/worker/hf/test_vocabulary.py",
+    "tests/unit/worker/engines/test_onnx.py",
+    "tests/unit/controller/runtimes/docker/test_labels.py",
+    "tests/unit/controller/runtimes/test_naming.py",
+    "tests/unit/controller/runtimes/test_logs.py",
 )
 
 

@@ -10,7 +10,7 @@ The plan's invariants hold from any observed state: 12,850 generated worlds of m
 under way and failures. Applying plans repeatedly ends in an empty plan and in what is declared, also when every apply
 is cut short after any prefix and the controller forgets what it did not store.
 """
-TESTS = ("tests/properties/test_plan.py",)
+TESTS = ("tests/properties/controller/planning/test_plan.py",)
 
 
 def run(seed: int) -> Outcome:

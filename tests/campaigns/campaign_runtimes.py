@@ -11,12 +11,12 @@ removals of one replica at once, four controllers that make one network at once.
 that leave no zombie, no open file and no record.
 """
 TESTS = (
-    "tests/integration/test_runtime_contract_lifecycle.py",
-    "tests/integration/test_runtime_contract_exits.py",
-    "tests/integration/test_runtime_contract_ownership.py",
-    "tests/integration/test_runtime_contract_logs.py",
-    "tests/integration/test_docker_runtime_daemon.py",
-    "tests/integration/test_process_runtime_endings.py",
+    "tests/integration/controller/runtimes/test_contract_lifecycle.py",
+    "tests/integration/controller/runtimes/test_contract_exits.py",
+    "tests/integration/controller/runtimes/test_contract_ownership.py",
+    "tests/integration/controller/runtimes/test_contract_logs.py",
+    "tests/integration/controller/runtimes/docker/test_daemon.py",
+    "tests/integration/controller/runtimes/process/test_endings.py",
 )
 
 

@@ -10,7 +10,7 @@ Generated sequences of loads, unloads, edits of the files, failures and restarts
 a model is what the last word that holds says, it survives a restart, and the states that are published follow one
 another as documented.
 """
-TESTS = ("tests/properties/test_statements.py",)
+TESTS = ("tests/properties/controller/desired/test_statements.py",)
 
 
 def run(seed: int) -> Outcome:

@@ -10,12 +10,12 @@ Generated conversations, answers and streams: what a dialect reads it writes aga
 what the whole answer says, one that breaks off ends as documented, and garbage harms nothing.
 """
 TESTS = (
-    "tests/properties/test_dialects.py",
-    "tests/properties/test_translation_messages.py",
-    "tests/properties/test_translation_responses.py",
-    "tests/properties/test_embeddings.py",
-    "tests/properties/test_rerank.py",
-    "tests/unit/test_dialect_thoughts.py",
+    "tests/properties/gateway/protocols/test_dialects.py",
+    "tests/properties/gateway/protocols/anthropic/test_messages.py",
+    "tests/properties/gateway/protocols/responses/test_responses.py",
+    "tests/properties/gateway/protocols/embeddings/test_embeddings.py",
+    "tests/properties/gateway/protocols/rerank/test_rerank.py",
+    "tests/unit/gateway/protocols/chat/test_reasoning.py",
 )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controller.runtimes.process_stat import Process
+from controller.runtimes.process.stat import Process
 from controller.schema.status import ModelState, ModelStatus
 from tests.support.campaign import RecordProperty, campaign_count, campaign_seed, record_figure
 from tests.support.checked_clients import CheckedClients

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.client_call import ClientCall
+from gateway.server.call import ClientCall
 from tests.fakes.fake_transport import FakeTransport
 
 

@@ -2,8 +2,8 @@
 
 It keeps to the real one's rules: the cache comes before the load and is paged, a job takes its pages when it starts
 and waits while there are none, `iterate` makes one token for every job at work, `cancel` gives pages back, and what a
-job held back (half a character, the end token) comes with its last result. `tests/unit/test_fake_exllamav3.py` holds
-it to the real signatures. It tells what it does on stderr.
+job held back (half a character, the end token) comes with its last result.
+`tests/unit/fakes/test_fake_exllamav3.py` holds it to the real signatures. It tells what it does on stderr.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A fake of the `pynvml` module (nvidia-ml-py): its names, its errors, GPUs that a test declares.
 
-Only what `controller.runtimes.nvml` calls, with the library's own parameters: tests/unit/test_nvml_interface.py holds
-both against the library that is installed. Errors are pynvml's own classes, handles are opaque, and nothing answers
-before `nvmlInit`, as in the library.
+Only what `controller.runtimes.nvml` calls, with the library's own parameters:
+tests/unit/controller/runtimes/test_nvml_interface.py holds both against the library that is installed. Errors are
+pynvml's own classes, handles are opaque, and nothing answers before `nvmlInit`, as in the library.
 """
 
 from __future__ import annotations

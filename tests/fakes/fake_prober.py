@@ -1,12 +1,12 @@
-"""A fake of `controller.probes.Prober`: a replica is ready as soon as the test says so, and no request is sent."""
+"""A fake of `controller.observe.prober.Prober`: a replica is ready as soon as the test says so; nothing is sent."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from controller.probes import Target
+from controller.observe.health import Vitals
+from controller.observe.prober import Target
 from controller.state import Health
-from controller.vitals import Vitals
 
 
 class FakeProber:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from aiohttp import web
 
-from controller.cli.announce import Announcer
-from controller.cli.exits import CommandError
+from controller.cli.exit_codes import CommandError
 from controller.cli.output import say_error
-from controller.cli.supervisor import ChildSpec
-from controller.cli.up_run import CONTROLLER_ENDS, GATEWAY_ENDS, UpRun, lock_and_check, program_specs
+from controller.cli.up.announce import Announcer
+from controller.cli.up.run import CONTROLLER_ENDS, GATEWAY_ENDS, UpRun, lock_and_check, program_specs
+from controller.cli.up.supervisor import ChildSpec
 from controller.settings import load_settings, split_address
 from tests.fakes.fake_control_api import FakeControlApi
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from controller.schema.routing import Endpoint, ModelRoute, RoutingTable, Stamp
 from controller.schema.status import ModelState
-from gateway.admission import Admission, Grant, Ticket
-from gateway.routing import Routes
+from gateway.admission.admission import Admission, Grant, Ticket
+from gateway.routing.table import Routes
 
 
 def route_of(

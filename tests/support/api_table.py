@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from controller.engines import ENGINES
-from gateway.request import InferenceRequest
-from gateway.ways import offered_paths, way_for
+from gateway.protocols.api_matrix import offered_paths, way_for
+from gateway.protocols.common.request import InferenceRequest
 from tests.fakes.fake_controller import route
 
 _NEEDED: dict[str, dict[str, Any]] = {"openai_remote": {"base_url": "http://x/v1"}, "stub": {}}

@@ -15,7 +15,7 @@ from typing import Any
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.runtimes.base import StartRequest
-from controller.runtimes.docker import DockerSetupError, open_docker
+from controller.runtimes.docker.runtime import DockerSetupError, open_docker
 from controller.runtimes.naming import replica_name
 from controller.schema.desired import Definition
 from controller.state import Phase, ReplicaId

@@ -17,9 +17,9 @@ import uvicorn
 
 from controller.api.app import create_app
 from controller.api.stopping import Stopping
-from controller.controller import Controller
+from controller.assembly import Controller
 from controller.settings import ControllerSettings
-from controller.store import Store
+from controller.storage.state_dir import Store
 from tests.fakes.fake_runtime import FakeRuntime
 from tests.support.wait import until
 

@@ -9,23 +9,23 @@ from typing import Any
 
 import aiohttp
 
-from controller.admin.desk import Desk
-from controller.estimates import Predictions
-from controller.gateways import GatewayHub
-from controller.journal import Journal
-from controller.lifecycle import LEGAL
-from controller.memory import WorkingMemory
-from controller.observed_memory import ObservedMemory
-from controller.operations import Operations
-from controller.reconciler import Reconciler, Round
-from controller.remotes import Remotes
-from controller.resolve import Defaults
+from controller.admin.service import Desk
+from controller.desired.resolve import Defaults
+from controller.desired.source import DesiredFiles
+from controller.journal.event_log import Journal
+from controller.observe.gateway_hub import GatewayHub
+from controller.observe.remote_health import Remotes
+from controller.reconcile.executor import Operations
+from controller.reconcile.operation_state import WorkingMemory
+from controller.reconcile.reconciler import Reconciler, Round
 from controller.runtimes.base import StartRequest
 from controller.schema.keys import Key
 from controller.schema.routing import GatewayReport, ModelRoute, Stamp
 from controller.schema.status import ModelState
-from controller.store import Store
-from controller.watch import DesiredFiles
+from controller.sizing.estimator import Predictions
+from controller.sizing.history import ObservedMemory
+from controller.status.state_machine import LEGAL
+from controller.storage.state_dir import Store
 from tests.fakes.fake_prober import FakeProber
 from tests.fakes.fake_runtime import FakeRuntime
 

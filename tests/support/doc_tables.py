@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from controller.cli.exits import Exit
+from controller.cli.exit_codes import Exit
 from controller.engines import ENGINES
 from controller.engines.base import Engine
 from controller.engines.load_fields import LoadField

@@ -21,9 +21,9 @@ import requests
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.runtimes.base import Runtime, StartRequest
-from controller.runtimes.docker import DockerRuntime
-from controller.runtimes.docker_containers import create
-from controller.runtimes.docker_spec import HostSide, container_config
+from controller.runtimes.docker.container_spec import HostSide, container_config
+from controller.runtimes.docker.containers import create
+from controller.runtimes.docker.runtime import DockerRuntime
 from controller.schema.desired import Definition
 from tests.support.docker_images import PREFIX, ensure_base, ensure_images
 from tests.support.require import require

@@ -8,11 +8,11 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from controller.conceal import Concealment
 from controller.config.parse import Parsed, parse
 from controller.config.read import read_folder
-from controller.dry_run import dry_run
-from controller.resolve import Declared, Defaults, resolve
+from controller.desired.resolve import Declared, Defaults, resolve
+from controller.redaction.redactor import Concealment
+from controller.reports.dry_run import dry_run
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.schema.admin import DryRun, ModelChange, ProposedFiles
 from controller.schema.desired import Definition

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from controller.schema.routing import Endpoint
-from gateway.engine_http import EngineCall, EngineClient, EngineFailureError, Headers
+from gateway.upstream.client import EngineCall, EngineClient, EngineFailureError, Headers
 from tests.fakes.fake_scripted_engine import ScriptedEngine
 from tests.support.wait import until
 

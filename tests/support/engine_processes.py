@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.runtimes.process_groups import START_ENV
-from controller.runtimes.process_records import Record
-from controller.runtimes.process_spawn import INSTANCE_ENV, REPLICA_ENV
-from controller.runtimes.process_stat import PROC, Process, read_stat
+from controller.runtimes.process.groups import START_ENV
+from controller.runtimes.process.records import Record
+from controller.runtimes.process.spawn import INSTANCE_ENV, REPLICA_ENV
+from controller.runtimes.process.stat import PROC, Process, read_stat
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
 

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from controller.schema.routing import ModelRoute
-from gateway.dialects.messages_over_chat import MESSAGES_OVER_CHAT
-from gateway.request import InferenceRequest, parse_request
+from gateway.protocols.anthropic.via_chat import MESSAGES_OVER_CHAT
+from gateway.protocols.common.request import InferenceRequest, parse_request
 from tests.fakes.fake_controller import route
 from tests.support.messages_schema import checked_events
 

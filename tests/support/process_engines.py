@@ -16,9 +16,9 @@ from controller.engines import engine_of
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.runtimes.base import Runtime, StartRequest
-from controller.runtimes.process import ProcessRuntime
-from controller.runtimes.process_records import Record
-from controller.runtimes.process_stat import read_stat, stats
+from controller.runtimes.process.records import Record
+from controller.runtimes.process.runtime import ProcessRuntime
+from controller.runtimes.process.stat import read_stat, stats
 from controller.schema.desired import Definition
 from tests.support.runtime_contract import request_for, running
 from tests.support.wait import DEADLINE_S

@@ -14,7 +14,7 @@ from openai.types.responses import Response
 
 from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
-from gateway.responses.store import ResponseStore
+from gateway.stored_responses.store import ResponseStore
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine

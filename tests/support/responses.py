@@ -12,7 +12,7 @@ import openresponses_types.types as open_responses
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel
 
-from gateway.translation.response_context import ResponseContext
+from gateway.protocols.responses.context import ResponseContext
 
 Fields = dict[str, Any]
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from worker.byte_level import byte_alphabet
 from worker.clockwork import (
     CHAT_TEMPLATE,
     CONTEXT,
@@ -16,6 +15,7 @@ from worker.clockwork import (
     make_weights,
     write_gguf,
 )
+from worker.text.byte_level import byte_alphabet
 
 Token = str | bytes
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4

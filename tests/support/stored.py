@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gateway.responses.database import Database
-from gateway.responses.stored import TOKEN_LENGTH, StoredResponse, id_of
+from gateway.stored_responses.database import Database
+from gateway.stored_responses.records import TOKEN_LENGTH, StoredResponse, id_of
 
 HOUR = 3600.0
 MIB = 1024 * 1024

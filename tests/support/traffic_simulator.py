@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
-from controller.actions import Start, Stop
 from controller.engines.stub import StubDefinition
+from controller.planning.actions import Start, Stop
 from controller.state import DesiredModel, DesiredState, Draining, Health, Phase, Statement, Use
 from tests.support.world import World
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from controller.actions import Action, Drain, Plan, Preflight, PullImage, Remove, Start, Stop, Undrain
-from controller.failures import next_failure
-from controller.plan import plan
+from controller.planning.actions import Action, Drain, Plan, Preflight, PullImage, Remove, Start, Stop, Undrain
+from controller.planning.backoff import next_failure
+from controller.planning.plan import plan
 from controller.state import (
     HOST,
     DesiredState,

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from worker.engine import Job
 from worker.errors import LoadError, RequestError
-from worker.hf_engine import HFEngine
-from worker.hf_folder import HFFolder
+from worker.hf.engine import HFEngine
+from worker.hf.folder import HFFolder
 from worker.preflight import check_file
-from worker.prompt_form import CHAT_FORMATS
 from worker.schema import GenerationRequest
+from worker.text.prompt_form import CHAT_FORMATS
 
 COMPUTE_TYPES: Final = (
     *("default", "auto", "int8", "int8_float32", "int8_float16", "int8_bfloat16"),

@@ -11,15 +11,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+from worker.bindings.exllama_batch import Answers, Batch
+from worker.bindings.extension_lock import compiling
 from worker.engine import Job
 from worker.errors import LoadError
-from worker.exllama_batch import Answers, Batch
-from worker.extension_lock import compiling
-from worker.hf_engine import HFEngine
-from worker.hf_folder import HFFolder
+from worker.hf.engine import HFEngine
+from worker.hf.folder import HFFolder
 from worker.preflight import check_file
-from worker.prompt_form import CHAT_FORMATS
 from worker.schema import GenerationRequest
+from worker.text.prompt_form import CHAT_FORMATS
 
 PAGE: Final = 256
 """Tokens of a cache page (`PAGE_SIZE`)."""

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from worker import litert_messages
-from worker.chat_template import variables
+from worker.bindings import litert_messages
 from worker.engine import Api, FinishReason, Job, Piece
 from worker.errors import LoadError, RequestError
 from worker.partial_engine import PartialEngine
 from worker.preflight import check_file
 from worker.schema import ChatRequest
+from worker.text.chat_template import variables
 
 MAGIC: Final = b"LITERTLM"
 BACKENDS: Final = ("cpu", "gpu")

@@ -11,18 +11,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from worker import grammars, tool_calls
+from worker.bindings.llama_prompts import Forms
+from worker.bindings.llama_vocabulary import LlamaVocabulary
 from worker.call_ids import call_id
-from worker.chat_template import variables
 from worker.engine import Api, FinishReason, Job, Piece
 from worker.errors import LoadError, RequestError
-from worker.llama_prompts import Forms
-from worker.llama_vocabulary import LlamaVocabulary
 from worker.preflight import KV_CACHE_TYPES, check_gguf
-from worker.prompt_form import PROMPT_FORMATS, Form, Prompt, calls_told, check_tools, shown_texts, thoughts_told
 from worker.schema import ChatRequest, CompletionRequest, GenerationRequest
-from worker.thoughts import is_open
-from worker.token_reader import TokenReader
+from worker.text import grammars, tool_calls
+from worker.text.chat_template import variables
+from worker.text.prompt_form import PROMPT_FORMATS, Form, Prompt, calls_told, check_tools, shown_texts, thoughts_told
+from worker.text.reasoning import is_open
+from worker.text.token_reader import TokenReader
 
 SAMPLING: Final = (
     *("top_p", "top_k", "min_p", "typical_p", "mirostat_mode", "mirostat_tau", "mirostat_eta"),

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from worker.embedding_tokenizer import EmbeddingTokenizer, find_tokenizer, load_tokenizer, positions
 from worker.engine import Api, Job
 from worker.errors import LoadError
+from worker.hf.embedding_tokenizer import EmbeddingTokenizer, find_tokenizer, load_tokenizer, positions
 from worker.partial_engine import PartialEngine
 from worker.preflight import check_file
 

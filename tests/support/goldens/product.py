@@ -8,48 +8,47 @@ from pydantic import BaseModel, ValidationError
 
 import gateway.__main__ as gateway_main
 from controller.api.app import create_app
-from controller.assess import assess
+from controller.assembly import JOURNAL_NAME
 from controller.cli.app import app as roundhouse_app
-from controller.cli.exits import Exit as CommandExit
-from controller.cli.up_record import LOCK_NAME as UP_LOCK
-from controller.cli.up_record import RECORD_NAME as UP_RECORD
-from controller.cli.up_run import CONTROLLER_ENDS, GATEWAY_ENDS, program_specs
-from controller.conceal import nothing_secret
+from controller.cli.exit_codes import Exit as CommandExit
+from controller.cli.up.record import LOCK_NAME as UP_LOCK
+from controller.cli.up.record import RECORD_NAME as UP_RECORD
+from controller.cli.up.run import CONTROLLER_ENDS, GATEWAY_ENDS, program_specs
 from controller.config import last_good
 from controller.config.json_schema import schema_text
 from controller.config.keys import SECRET_PREFIX
 from controller.config.parse import parse
-from controller.controller import JOURNAL_NAME
+from controller.desired.resolve import Declared, Defaults, resolve
+from controller.desired.source import DesiredFiles
 from controller.engines import ENGINES
 from controller.engines.base import Engine, RenderContext
 from controller.engines.stub import StubDefinition
-from controller.gateways import GatewayHub
-from controller.happenings import Trouble
-from controller.journal import Journal
-from controller.metrics import create_registry as controller_registry
-from controller.observed_memory import ObservedMemory
-from controller.observed_memory import save as save_observed
-from controller.plan import plan
-from controller.publish import routes, table_keys
-from controller.reconciler import Round
-from controller.recorder import Recorder
-from controller.resolve import Declared, Defaults, resolve
+from controller.journal.event_log import Journal
+from controller.journal.recorder import Recorder
+from controller.journal.round_events import Trouble
+from controller.observe.gateway_hub import GatewayHub
+from controller.planning.plan import plan
+from controller.reconcile.reconciler import Round
+from controller.redaction.redactor import nothing_secret
+from controller.reports.metrics import create_registry as controller_registry
 from controller.runtimes.base import StartRequest
-from controller.runtimes.docker_gpus import COMMAND
-from controller.runtimes.docker_labels import CACHE_ROLE, NETWORK_ROLE, PROBE_ROLE, own_labels
-from controller.runtimes.docker_spec import HostSide, container_config
-from controller.runtimes.docker_spec import render_context as docker_context
-from controller.runtimes.docker_user import Identity
+from controller.runtimes.docker.container_spec import HostSide, container_config
+from controller.runtimes.docker.container_spec import render_context as docker_context
+from controller.runtimes.docker.gpus import COMMAND
+from controller.runtimes.docker.labels import CACHE_ROLE, NETWORK_ROLE, PROBE_ROLE, own_labels
+from controller.runtimes.docker.user import Identity
 from controller.runtimes.naming import replica_name, replica_token
-from controller.runtimes.process import ProcessRuntime
-from controller.runtimes.process_records import Records
-from controller.runtimes.process_spawn import marks, visible_gpus
-from controller.runtimes.process_stat import boot_id
+from controller.runtimes.process.records import Records
+from controller.runtimes.process.runtime import ProcessRuntime
+from controller.runtimes.process.spawn import marks, visible_gpus
+from controller.runtimes.process.stat import boot_id
 from controller.schema.desired import Definition
 from controller.schema.errors import ERROR_CODES
 from controller.schema.override import Override
 from controller.schema.routing import GatewayReport, Stamp
 from controller.settings import ControllerSettings
+from controller.sizing.history import ObservedMemory
+from controller.sizing.history import save as save_observed
 from controller.state import (
     HOST,
     DesiredModel,
@@ -65,21 +64,22 @@ from controller.state import (
     ReplicaId,
     Statement,
 )
-from controller.store import Memory as StoredMemory
-from controller.store import Store
-from controller.watch import DesiredFiles
+from controller.status.model_status import assess
+from controller.status.routing_table import routes, table_keys
+from controller.storage.state_dir import Memory as StoredMemory
+from controller.storage.state_dir import Store
 from gateway.api.declare import admin_errors
+from gateway.api.openapi_merge import merge
 from gateway.app import create_gateway
-from gateway.dialects.base import Usage
-from gateway.ledger import Ledger
-from gateway.live_routes import LiveRoutes
-from gateway.metrics import LinkState
-from gateway.metrics import Metrics as GatewayMetrics
-from gateway.openapi import merge
-from gateway.responses.database import Database
-from gateway.responses.store import FILE_NAME as RESPONSES_NAME
-from gateway.responses.stored import Bounds, Stored
+from gateway.control.inflight import Ledger
+from gateway.metrics.registry import LinkState
+from gateway.metrics.registry import Metrics as GatewayMetrics
+from gateway.protocols.common.dialect import Usage
+from gateway.routing.live_routes import LiveRoutes
 from gateway.settings import GatewaySettings
+from gateway.stored_responses.database import Database
+from gateway.stored_responses.records import Bounds, Stored
+from gateway.stored_responses.store import FILE_NAME as RESPONSES_NAME
 from worker.__main__ import LAUNCHERS, parse_engine
 from worker.__main__ import dispatch as run_worker
 from worker.clockwork import main as clockwork_main

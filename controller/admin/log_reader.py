@@ -1,0 +1,135 @@
+"""Engines' logs of one model: the last lines, and what follows. Secrets are masked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from controller.redaction.redactor import Conceal
+from controller.runtimes.base import LogPart, RuntimeUnavailableError
+from controller.schema.errors import RoundhouseError
+
+POLL_S = 0.3
+MOST_LINES = 10_000
+MOST_ENDED = 5
+"""Engines that ended whose logs are looked at for one that holds anything."""
+AWAY = "roundhouse: the runtime does not answer; going on when it does\n"
+
+
+class LogSource(Protocol):
+    """The part of a runtime that has logs."""
+
+    async def log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
+        """What the engine wrote after `cursor`; None: no such log."""
+
+    async def logged(self, model: str) -> list[str]:
+        """Ended replicas whose logs are kept, the newest first."""
+
+
+@dataclass(slots=True)
+class _Log:
+    """A log that is being read. `born`: when its engine was created, since names are used again; None: long gone."""
+
+    born: float | None
+    lines: int = MOST_LINES
+    """Of what it holds already."""
+    cursor: str | None = None
+    ended: bool = False
+
+
+class LogReader:
+    """Reads logs of models. `replicas` tells of a model's engines that are there, by name, when each was created;
+    `conceal` hides what must not show."""
+
+    def __init__(
+        self,
+        source: LogSource,
+        *,
+        replicas: Callable[[str], Mapping[str, float]],
+        conceal: Conceal,
+    ) -> None:
+        self._source = source
+        self._replicas = replicas
+        self._conceal = conceal
+
+    async def open(self, model: str, replica: str | None, *, lines: int, follow: bool) -> AsyncIterator[str]:
+        """The text, part by part. What is there now is read at once; while following, a runtime that is away is told
+        of in a line.
+
+        Raises:
+            RoundhouseError: `unknown_replica`.
+            RuntimeUnavailableError: nothing can be read now.
+        """
+        there, ended = dict(self._replicas(model)), await self._source.logged(model)
+        if replica is not None and replica not in (*there, *ended):
+            raise RoundhouseError("unknown_replica", f"{model!r} has no replica {replica!r:.200}.", param="replica")
+        names = [replica] if replica is not None else sorted(there)
+        # Of those that ended, the last one that said anything: one that was called off as it began did not.
+        for tried in [names] if names or not ended else [[name] for name in ended[:MOST_ENDED]]:
+            logs = {name: _Log(there.get(name), lines) for name in tried}
+            reading = _Reading(self._source, self._conceal, model, logs)
+            if first := [text async for text in reading.parts()]:
+                break
+        return self._text(reading, first, model, replica, follow=follow)
+
+    async def _text(
+        self, reading: _Reading, first: list[str], model: str, replica: str | None, *, follow: bool
+    ) -> AsyncIterator[str]:
+        for text in first:
+            yield text
+        away = False
+        while follow:
+            await asyncio.sleep(POLL_S)
+            there = self._replicas(model)
+            reading.track({name: there[name] for name in sorted(there) if replica in (None, name)})
+            try:
+                async for text in reading.parts():
+                    yield text
+                away = False
+            except RuntimeUnavailableError:
+                if not away:
+                    yield AWAY
+                away = True
+
+
+class _Reading:
+    """The logs of one request."""
+
+    def __init__(self, source: LogSource, conceal: Conceal, model: str, logs: dict[str, _Log]) -> None:
+        self._source = source
+        self._conceal = conceal
+        self._model = model
+        self._logs = logs
+        self._named = set(logs)
+        """Every engine that was read, under whose names lines are told apart."""
+
+    def track(self, there: Mapping[str, float]) -> None:
+        """Read these engines from now on, new ones from their first line; of the others only what is left."""
+        for name, log in list(self._logs.items()):
+            if name not in there:
+                log.born = None
+                if log.ended:
+                    del self._logs[name]
+        for name, born in there.items():
+            if name not in self._logs or self._logs[name].born != born:
+                self._logs[name] = _Log(born)
+        self._named |= there.keys()
+
+    async def parts(self) -> AsyncIterator[str]:
+        """What was written since the last time."""
+        for name, log in self._logs.items():
+            if not log.ended and (text := await self._part(name, log)):
+                yield text
+
+    async def _part(self, name: str, log: _Log) -> str:
+        part = await self._source.log_after(name, log.cursor, log.lines)
+        # What it writes after this first look is new, also where there was no log yet.
+        log.lines = MOST_LINES
+        if part is None:
+            log.ended = log.born is None
+            return ""
+        log.cursor, log.ended = part.cursor, not part.running
+        prefix = f"{name} | " if len(self._named) > 1 else ""
+        return self._conceal(self._model, "".join(f"{prefix}{line}\n" for line in part.lines), name)

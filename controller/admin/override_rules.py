@@ -1,0 +1,110 @@
+"""What a load or an unload that somebody asks for comes to: a statement, nothing, or a refusal. Pure.
+
+A refusal changes nothing. The rules are seed 001's and DESIGN.md §4's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from controller.config.messages import words_of
+from controller.desired.resolve import with_params
+from controller.engines import ENGINES
+from controller.engines.load_fields import LoadValue
+from controller.engines.load_request import wrong_backend
+from controller.schema.errors import RoundhouseError
+from controller.schema.override import Override
+from controller.schema.status import ModelState
+from controller.state import DesiredModel
+
+LEAST_STEP_S = 1e-6
+"""Statements of one model differ in time by at least this, so that their times tell them apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One model as it is when something is asked of it."""
+
+    want: DesiredModel
+    raw: Mapping[str, Any]
+    """What the files say of it."""
+    state: ModelState
+    override: Override | None
+
+    def moment(self, now: float) -> float:
+        """The time of a statement that is made now."""
+        return now if self.override is None else max(now, self.override.at + LEAST_STEP_S)
+
+
+def decide_load(
+    standing: Standing, params: Mapping[str, LoadValue], replicas: int | None, *, actor: str, now: float
+) -> Override | None:
+    """The load to state; None: what stands is a load already. `params` are the request's own fields.
+
+    Raises:
+        RoundhouseError: `invalid_load_request` or `state_conflict`.
+    """
+    want = standing.want
+    stated = _checked_params(want, params)
+    _check_replicas(want, replicas)
+    if standing.state is ModelState.UNLOADING:
+        raise RoundhouseError("state_conflict", f"The model {want.name!r} is being unloaded; load it afterwards.")
+    plain = not stated and replicas is None
+    if standing.state in (ModelState.LOADED, ModelState.LOADING):
+        if not plain:
+            field = next(iter(params), "replicas")
+            message = f"The model {want.name!r} is {standing.state}; other values need an unload first."
+            raise RoundhouseError("invalid_load_request", message, param=field)
+        # What autoload brought would go when nobody asks for it; a load stays.
+        if want.statement.kind != "autoload":
+            return None
+    return Override.stating(
+        standing.raw,
+        model=want.name,
+        action="load",
+        at=standing.moment(now),
+        actor=actor,
+        replicas=replicas,
+        params=stated,
+    )
+
+
+def decide_unload(standing: Standing, *, hold: bool, actor: str, now: float) -> Override | None:
+    """The unload to state; None: the model is on its way already, or there, and nothing would bring it back."""
+    want, override = standing.want, standing.override
+    if override is not None and override.action == "unload" and override.hold == hold and want.replicas == 0:
+        return None
+    if want.replicas == 0 and not want.declared.autoload:
+        return None
+    return Override.stating(
+        standing.raw, model=want.name, action="unload", at=standing.moment(now), actor=actor, hold=hold
+    )
+
+
+def _checked_params(want: DesiredModel, params: Mapping[str, LoadValue]) -> dict[str, Any]:
+    """The load's parameters as definition fields."""
+    engine = ENGINES[want.backend]
+    foreign = wrong_backend(engine, params)
+    fault = foreign or next(iter(engine.load_faults(params)), None)
+    if fault is not None:
+        raise RoundhouseError("invalid_load_request", f"`{fault.field}` {fault.message}.", param=fault.field)
+    stated = engine.load_override(params)
+    try:
+        with_params(want.declared, stated)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = str(first["loc"][0]) if first["loc"] else next(iter(params))
+        message = f"`{field}` {words_of(first)}, with what the definition of {want.name!r} says."
+        raise RoundhouseError("invalid_load_request", message, param=field) from None
+    return stated
+
+
+def _check_replicas(want: DesiredModel, replicas: int | None) -> None:
+    most = want.declared.replica_max or want.declared.replicas
+    if replicas is not None and replicas > most:
+        message = f"`replicas` must be at most {most}, the model's replica_max; is {replicas}."
+        raise RoundhouseError("invalid_load_request", message, param="replicas")

@@ -1,0 +1,76 @@
+"""Ends the engines of an instance that no controller looks after."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from controller.cli.exit_codes import CommandError, Exit
+from controller.runtimes import open_runtime
+from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica
+from controller.settings import ControllerSettings
+from controller.state import Phase
+from controller.storage.state_dir import StateError, StateLockedError, Store
+
+IDENTITY_NAME = "identity.json"
+POLL_S = 0.1
+
+
+async def stop_leftovers(settings: ControllerSettings, *, grace_s: float, lock_wait_s: float) -> list[str]:
+    """Stop and forget every replica of the state folder's instance; their names.
+
+    Waits `lock_wait_s` for the state folder's lock, which a controller that is ending still holds. Raises CommandError
+    when the folder stays locked, or when a runtime that is named does not answer.
+    """
+    if not (settings.state / IDENTITY_NAME).exists():
+        return []
+    store = await _locked(settings.state, settings.instance, lock_wait_s)
+    try:
+        return [name for kind in _kinds(settings) for name in await _stop_all(settings, store.instance, kind, grace_s)]
+    finally:
+        store.close()
+
+
+async def _locked(state: Path, instance: str | None, wait_s: float) -> Store:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    while True:
+        try:
+            return Store.open(state, instance)
+        except StateLockedError as error:
+            if loop.time() >= deadline:
+                raise CommandError(str(error), Exit.LOCKED) from None
+        except StateError as error:
+            raise CommandError(str(error)) from None
+        await asyncio.sleep(POLL_S)
+
+
+def _kinds(settings: ControllerSettings) -> tuple[str, ...]:
+    # What was started with one runtime is still there when `auto` now chooses the other.
+    return ("process", "docker") if settings.runtime == "auto" else (settings.runtime,)
+
+
+async def _stop_all(settings: ControllerSettings, instance: str, kind: str, grace_s: float) -> list[str]:
+    try:
+        runtime = await open_runtime(settings.model_copy(update={"runtime": kind}), instance)
+    except RuntimeUnavailableError as error:
+        if settings.runtime == "auto":
+            return []
+        raise CommandError(f"the {kind} runtime cannot be asked what runs: {error}") from None
+    try:
+        stopped: list[str] = []
+        while replicas := await runtime.list():
+            await asyncio.gather(*(_stop(runtime, replica, grace_s) for replica in replicas))
+            stopped += (replica.name for replica in replicas)
+        return sorted(set(stopped))
+    except RuntimeUnavailableError as error:
+        raise CommandError(f"the {kind} runtime does not answer: {error}") from None
+    finally:
+        await runtime.close()
+
+
+async def _stop(runtime: Runtime, replica: SeenReplica, grace_s: float) -> None:
+    if replica.phase is Phase.RUNNING:
+        await runtime.stop(replica.name, grace_s)
+    else:
+        await runtime.remove(replica.name)

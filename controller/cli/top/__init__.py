@@ -1,0 +1,1 @@
+"""`roundhouse top`: where its figures come from, and how they are shown."""

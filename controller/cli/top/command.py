@@ -1,0 +1,119 @@
+"""`roundhouse top`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.cli.exit_codes import CommandError, Exit
+from controller.cli.options import ControllerUrl, Json, State, controller_url, settings_of
+from controller.cli.output import STATE_COLOURS, say, say_json, say_table, table_of
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from controller.cli.top.source import TopSource
+    from controller.cli.top.view import TopView
+
+
+def top(
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.1, max=3600, metavar="SECONDS", help="Time between two looks.")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one table and end; without a terminal always.")] = False,
+    gateway: Annotated[
+        str | None,
+        typer.Option(
+            "--gateway",
+            metavar="URL",
+            help="Gateway whose metrics tell tokens/s; default: by the host and port of `up`.",
+        ),
+    ] = None,
+    controller: ControllerUrl = None,
+    state: State = None,
+    as_json: Json = False,
+) -> int:
+    """A live table of the models.
+
+    Their state, replicas, requests, tokens per second and memory, the busiest first, until Ctrl-C. Tokens are counted
+    when a request ends; without a gateway that can be reached the column shows `-`.
+    """
+    url = controller_url(controller, state)
+    watched = gateway or _gateway_url()
+    if once or as_json or not sys.stdout.isatty():
+        view = asyncio.run(_once(url, watched, interval))
+        if as_json:
+            say_json(view.as_json())
+        else:
+            _print(view)
+        return Exit.DONE
+    with suppress(KeyboardInterrupt):  # the only way to end it
+        asyncio.run(_live(url, watched, interval))
+    return Exit.DONE
+
+
+def _gateway_url() -> str:
+    from controller.settings import url_of
+
+    settings = settings_of()
+    return url_of(settings.host, settings.port)
+
+
+async def _once(url: str, gateway: str, interval_s: float) -> TopView:
+    from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
+    from controller.cli.top.source import TopSource
+
+    async with AdminClient(url) as client, TopSource(client, gateway) as source:
+        if await source.begin():
+            await asyncio.sleep(interval_s)
+        return await source.look()
+
+
+async def _live(url: str, gateway: str, interval_s: float) -> None:
+    """Until it is cancelled. A controller that goes away is waited for, with the last table on show."""
+    from rich.live import Live
+
+    from controller.cli.admin_client import AdminClient
+    from controller.cli.top.source import TopSource
+
+    async with AdminClient(url) as client, TopSource(client, gateway) as source:
+        view, note = await source.look(), ""
+        with Live(_screen(view, note), screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(_screen(view, note), refresh=True)
+                await asyncio.sleep(interval_s)
+                view, note = await _next(source, view)
+
+
+async def _next(source: TopSource, view: TopView) -> tuple[TopView, str]:
+    """The next look; or the last one, and why there is no newer."""
+    try:
+        return await source.look(), ""
+    except CommandError as error:
+        return view, str(error)
+
+
+def _screen(view: TopView, note: str) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
+    from controller.cli.top.view import COLUMNS
+
+    lines = [Text(line) for line in view.gpu_lines()]
+    lines += [Text(line, style="red") for line in (*view.trouble_lines(), note) if line]
+    return Group(*lines, table_of(COLUMNS, view.rows(), STATE_COLOURS))
+
+
+def _print(view: TopView) -> None:
+    from controller.cli.top.view import COLUMNS
+
+    for line in (*view.gpu_lines(), *view.trouble_lines()):
+        say(line)
+    if view.seen.models:
+        say_table(COLUMNS, view.rows(), STATE_COLOURS)
+    else:
+        say("no models are declared")

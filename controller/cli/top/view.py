@@ -1,0 +1,79 @@
+"""What `roundhouse top` shows, as text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controller.cli.gpu import gpu_label, mib_words
+from controller.cli.warnings import troubles
+from controller.schema.admin import AdminModel, AdminModels, GpuMemoryAnswer, ListContext
+
+COLUMNS = ("MODEL", "STATE", "READY", "IN FLIGHT", "QUEUE", "TOKENS/S", "MEMORY")
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class TopView:
+    """One look at everything. `rates` is None while tokens per second are not known."""
+
+    seen: AdminModels
+    memory: GpuMemoryAnswer
+    rates: Mapping[str, float] | None
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table, the busiest first."""
+        return [self._row(model) for model in sorted(self.seen.models, key=_busiest_first)]
+
+    def trouble_lines(self) -> list[str]:
+        """What to know before the table is believed; none while all is well."""
+        return list(troubles(self.seen))
+
+    def gpu_lines(self) -> list[str]:
+        """One line per GPU; none where there are no figures."""
+        return [f"GPU {gpu_label(gpu)} {gpu.name}: {gpu.used_over_total}" for gpu in self.memory.gpus]
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for scripts."""
+        return {
+            "models": [self._json(model) for model in sorted(self.seen.models, key=_busiest_first)],
+            "gpus": [gpu.model_dump(mode="json") for gpu in self.memory.gpus],
+            **self.seen.model_dump(mode="json", include=set(ListContext.model_fields)),
+        }
+
+    def _rate(self, model: AdminModel) -> float | None:
+        return None if self.rates is None else self.rates.get(model.name, 0.0)
+
+    def _row(self, model: AdminModel) -> tuple[str, ...]:
+        rate = self._rate(model)
+        return (
+            model.name,
+            model.runtime_state.value,
+            f"{model.loaded_replicas}/{model.replicas}",
+            _count(model.inflight_requests),
+            _count(model.queue_depth),
+            UNKNOWN if rate is None else f"{rate:.1f}",
+            mib_words(model.vram_estimate_mib),
+        )
+
+    def _json(self, model: AdminModel) -> dict[str, Any]:
+        return {
+            "name": model.name,
+            "runtime_state": model.runtime_state.value,
+            "loaded_replicas": model.loaded_replicas,
+            "replicas": model.replicas,
+            "inflight_requests": model.inflight_requests,
+            "queue_depth": model.queue_depth,
+            "tokens_per_s": self._rate(model),
+            "vram_estimate_mib": model.vram_estimate_mib,
+        }
+
+
+def _busiest_first(model: AdminModel) -> tuple[int, bool, str]:
+    waiting = (model.inflight_requests or 0) + (model.queue_depth or 0)
+    return (-waiting, model.runtime_state == "unloaded", model.name)
+
+
+def _count(number: int | None) -> str:
+    return UNKNOWN if number is None else str(number)

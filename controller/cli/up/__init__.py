@@ -1,0 +1,1 @@
+"""`roundhouse up`: the supervised processes, their record, and what the operator is told."""

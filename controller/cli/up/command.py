@@ -1,0 +1,57 @@
+"""`roundhouse up`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from controller.cli.exit_codes import CommandError, Exit
+from controller.cli.options import Desired, Json, Models, Runtime, State, settings_of
+
+
+def up(
+    desired: Desired = None,
+    state: State = None,
+    models: Models = None,
+    runtime: Runtime = None,
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="ADDRESS", help="Address that the gateway listens on.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port that it listens on; 0 takes a free one."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Serve the models, in the foreground.
+
+    Starts the controller and the gateway and keeps them running; when the first model can be used, it says how. Ctrl-C
+    ends them and every engine; a second Ctrl-C does not wait for running requests. Every option is also a setting
+    (docs/settings.md), in the environment as ROUNDHOUSE_DESIRED and so on.
+    """
+    given = {"desired": desired, "state": state, "models": models, "runtime": runtime, "host": host, "port": port}
+    settings = settings_of(**given)
+    check_folder(settings.desired)
+
+    from controller.cli.up.announce import Announcer
+    from controller.cli.up.port_check import free_port
+    from controller.cli.up.run import UpRun, lock_and_check, program_specs  # aiohttp and the runtimes
+
+    lock = lock_and_check(settings.state)
+    try:
+        settings = settings.model_copy(update={"port": free_port(settings.host, settings.port)})
+        run = UpRun(settings, program_specs(settings, os.environ), Announcer(as_json))
+        return asyncio.run(run.run())
+    finally:
+        os.close(lock)
+
+
+def check_folder(desired: Path) -> None:
+    """Raises CommandError when there is no such folder: a typing error, most likely."""
+    if not desired.is_dir():
+        hint = "--desired or ROUNDHOUSE_DESIRED names the folder of the desired-state files"
+        raise CommandError(f"there is no folder {desired}; {hint}", Exit.USAGE)

@@ -1,0 +1,119 @@
+"""Watches a fresh `up` until its first model can be used, and says how to use it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from controller.cli.client import ControllerClient
+from controller.cli.exit_codes import CommandError
+from controller.cli.up.announce import Announcer
+from controller.schema.status import ControllerStatus, ModelState
+
+FIRST_POLL_S: Final = 0.2
+LAST_POLL_S: Final = 2.0
+EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
+    "/v1/completions": {"prompt": "Hello"},
+    "/v1/embeddings": {"input": "Hello"},
+}
+"""A request to try, by API, the best first."""
+
+
+class FirstModel:
+    """Announces each failed model once, and the first that is served; then it is done."""
+
+    def __init__(self, controller_url: str, gateway_url: str, desired: Path, models: Path, say: Announcer) -> None:
+        self._controller_url = controller_url
+        self._gateway_url = gateway_url
+        self._desired = desired
+        self._models = models
+        self._say = say
+        self._failed: dict[str, str] = {}
+        self._told_empty = False
+
+    async def run(self) -> None:
+        """Return when the first model was announced."""
+        timeout = aiohttp.ClientTimeout(total=5)
+        async with (
+            ControllerClient(self._controller_url) as controller,
+            aiohttp.ClientSession(timeout=timeout, trust_env=False) as gateway,
+        ):
+            # Nobody tells this process of a change, so it asks: often for the seconds that matter, then less and less.
+            pause_s = FIRST_POLL_S
+            while not await self._look(controller, gateway):
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 1.05, LAST_POLL_S)
+
+    async def _look(self, controller: ControllerClient, gateway: aiohttp.ClientSession) -> bool:
+        try:
+            seen = await controller.status()
+        except CommandError:
+            return False  # it is starting, or being started again: the supervisor says so
+        self._tell_failures(seen)
+        if not any(model.state is ModelState.LOADED for model in seen.models):
+            self._tell_empty(seen)
+            return False
+        served = await self._served(gateway)
+        if served is None:
+            return False
+        name, api = served
+        self._say.result("ready", try_line(name, api, self._gateway_url), model=name, url=self._gateway_url)
+        self._say.result("hint", real_model_line(self._desired, self._models))
+        return True
+
+    def _tell_failures(self, seen: ControllerStatus) -> None:
+        for model in seen.models:
+            if model.state is not ModelState.FAILED:
+                self._failed.pop(model.name, None)
+            elif model.name not in self._failed:
+                self._failed[model.name] = model.last_error or "no reason is known"
+                self._say.note(f"{model.name} failed: {self._failed[model.name].splitlines()[0]}")
+
+    def _tell_empty(self, seen: ControllerStatus) -> None:
+        nothing = seen.observed_at is not None and not any(model.wanted_replicas for model in seen.models)
+        if nothing and not self._told_empty and not seen.desired_problems:
+            self._say.note(f"no model is to be loaded; {self._gateway_url} answers, and {self._desired} is watched")
+            self._told_empty = True
+
+    async def _served(self, gateway: aiohttp.ClientSession) -> tuple[str, str] | None:
+        """A loaded model and an API that it offers, as the gateway says; None: none yet."""
+        try:
+            async with gateway.get(f"{self._gateway_url}/v1/models") as response:
+                listed = (await response.json())["data"] if response.status == 200 else []
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError):
+            return None
+        return first_choice(listed)
+
+
+def first_choice(listed: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """Of the gateway's list the loaded model with the best API to try; None while one that is being loaded has a better
+    one, or there is none."""
+    for api in EXAMPLES:
+        offering = [model for model in listed if api in model.get("apis", ())]
+        for model in offering:
+            if model.get("state") == ModelState.LOADED:
+                return str(model["id"]), api
+        if any(model.get("state") == ModelState.LOADING for model in offering):
+            return None
+    return None
+
+
+def try_line(name: str, api: str, url: str) -> str:
+    """One line with a request to paste into a shell."""
+    body = json.dumps({"model": name, **EXAMPLES[api]})
+    return f"{name} is ready. Try: curl {url}{api} -H 'content-type: application/json' -d '{body}'"
+
+
+def real_model_line(desired: Path, models: Path) -> str:
+    """One line that leads to a real model."""
+    file = "gemma-3-4b-it-Q4_K_M.gguf"
+    return (
+        f"For a real model: `hf download ggml-org/gemma-3-4b-it-GGUF {file} --local-dir {models}`, then write "
+        f"`models: {{gemma: {{model_path: {file}}}}}` into {desired / 'local.yaml'}."
+    )

@@ -1,0 +1,186 @@
+"""Keeps the processes of `roundhouse up` running, and ends them in order.
+
+Each child leads a session of its own: a Ctrl-C in the terminal reaches `up` alone, which ends them one after the other.
+They write to this process's stderr themselves, so that they can go on writing when it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from controller.cli.exit_codes import Exit
+
+FIRST_DELAY_S: Final = 0.5
+MAX_DELAY_S: Final = 30.0
+STABLE_S: Final = 60.0
+"""A child that ran this long starts counting its failures anew."""
+_STDERR: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """What an exit code of a child means that starting it again cannot help."""
+
+    exit: Exit
+    words: str
+    at_first_only: bool = False
+    """True: only when the child never ran before; later it may pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """One process to keep running."""
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    fatal: Mapping[int, Fatal] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why everything ends, and what `up` then exits with."""
+
+    exit: Exit
+    words: str | None = None
+
+
+def restart_delay_s(failures: int) -> float:
+    """How long to wait before the next start after so many failures in a row (1 or more)."""
+    return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 20))
+
+
+class Child:
+    """One supervised process: started, started again when it fails, ended once."""
+
+    def __init__(self, spec: ChildSpec, *, say: Callable[[str], None], started: Callable[[], None]) -> None:
+        """`say` takes a line for the operator; `started` is called after every start."""
+        self.spec = spec
+        self.exit_code: int | None = None
+        """Of the last process that ended."""
+        self._say = say
+        self._started = started
+        self._process: Process | None = None
+        self._ending = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        """None: it does not run now."""
+        running = self._process is not None and self._process.returncode is None
+        return self._process.pid if running and self._process is not None else None
+
+    async def run(self) -> Ending | None:
+        """Keep it running. Returns why everything must end, or None when this child was told to."""
+        loop = asyncio.get_running_loop()
+        failures = starts = 0
+        while not self._ending.is_set():
+            began = loop.time()
+            code = await self._run_once()
+            starts += 1
+            if self._ending.is_set():
+                break
+            if (ending := self._ending_of(code, first=starts == 1)) is not None:
+                return ending
+            failures = 1 if loop.time() - began >= STABLE_S else failures + 1
+            delay = restart_delay_s(failures)
+            self._say(f"the {self.spec.name} {how_ended(code)}; it is started again in {delay:g} s")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), delay)
+        return None
+
+    async def _run_once(self) -> int:
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.spec.argv, env=dict(self.spec.env), stdin=DEVNULL, stdout=_STDERR, start_new_session=True
+            )
+        except OSError as error:
+            self._say(f"the {self.spec.name} cannot be started: {error.strerror or error}")
+            return 1
+        if self._ending.is_set():
+            # Everything was told to end while this one was being started: nobody knew it to tell it so.
+            self.kill()
+        self._started()
+        self.exit_code = await self._process.wait()
+        return self.exit_code
+
+    def _ending_of(self, code: int, *, first: bool) -> Ending | None:
+        if code == 0:
+            return Ending(Exit.DONE, f"the {self.spec.name} was told to end")
+        fatal = self.spec.fatal.get(code)
+        if fatal is None or (fatal.at_first_only and not first):
+            return None
+        return Ending(fatal.exit, f"the {self.spec.name} ended: {fatal.words}")
+
+    def begin_end(self) -> None:
+        """From now on it is not started again."""
+        self._ending.set()
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the process itself, if it runs."""
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL to its whole session's process group."""
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def ended(self, within_s: float) -> bool:
+        """Whether it ends within that time."""
+        if self._process is None:
+            return True
+        try:
+            await asyncio.wait_for(self._process.wait(), within_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+def how_ended(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+class Supervisor:
+    """The children of one `up`."""
+
+    def __init__(
+        self, specs: Sequence[ChildSpec], *, say: Callable[[str], None], changed: Callable[[Mapping[str, int]], None]
+    ) -> None:
+        """`changed` takes the running children's pids by name after every start."""
+        self._changed = changed
+        self.children = {spec.name: Child(spec, say=say, started=self._started) for spec in specs}
+        self._tasks: list[asyncio.Task[Ending | None]] = []
+
+    def _started(self) -> None:
+        self._changed({name: child.pid for name, child in self.children.items() if child.pid is not None})
+
+    async def run(self, told: asyncio.Event) -> Ending:
+        """Run all of them until `told` is set or one ends for good. They still run then: end them."""
+        self._tasks = [asyncio.create_task(child.run(), name=name) for name, child in self.children.items()]
+        waiting = asyncio.create_task(told.wait())
+        done, _ = await asyncio.wait([*self._tasks, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        for child in self.children.values():
+            child.begin_end()
+        endings = [ending for task in self._tasks if task in done and (ending := task.result()) is not None]
+        # Of several that ended at once the failure is the news.
+        return max(endings, key=lambda ending: ending.exit, default=Ending(Exit.DONE))
+
+    async def finished(self) -> None:
+        """Wait until no child runs any more."""
+        await asyncio.gather(*self._tasks)

@@ -1,0 +1,138 @@
+"""pydantic's errors in plain words. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from pydantic import TypeAdapter
+
+from controller.redaction.patterns import is_secret, masked_text
+from controller.schema.desired import ModelName
+from controller.schema.keys import KeyName
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_SHOWN_CHARS: Final = 60
+_SECRETS_BELOW: Final = ("env", "extra_args")
+_NAME_WORDS: Final[Mapping[str, str]] = {
+    TypeAdapter(name).json_schema()[
+        "pattern"
+    ]: f"must begin with a letter or digit and hold only letters, digits and {others}"
+    for name, others in ((ModelName, ". _ : / @ + -"), (KeyName, ". _ @ -"))
+}
+"""Of each pattern of names, what it says."""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`; did you mean ...?` for the nearest known word, else nothing."""
+    words = sorted(known)
+    near = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.6)
+    near = near or [each for each in words if each.endswith(f"_{word.lower()}")]
+    return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def kind_of(value: object) -> str:
+    """What sort of value it is."""
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, (int, float)):
+        return "a number"
+    if isinstance(value, str):
+        return "a string"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "null" if value is None else "a list"
+
+
+def shown(value: object) -> str:
+    """The value itself when it is short and simple, else its sort."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, str) and len(value) <= _SHOWN_CHARS and value.isprintable():
+        return f"`{masked_text(value)}`"
+    return kind_of(value)
+
+
+_Shown: TypeAlias = Callable[[object], str]
+_Words: TypeAlias = Callable[[Any, Mapping[str, Any], _Shown], str]
+"""Of a value, pydantic's context, and how values are shown."""
+
+
+def _must_be(expected: str) -> _Words:
+    return lambda value, _, shown: f"must be {expected}, is {shown(value)}"
+
+
+def _string(value: object, _: Mapping[str, Any], _shown: _Shown) -> str:
+    quotes = ": put it in quotes" if isinstance(value, (bool, int, float)) else ""
+    return f"must be a string, is {kind_of(value)}{quotes}"
+
+
+def _pattern(value: object, ctx: Mapping[str, Any], shown: _Shown) -> str:
+    pattern = str(ctx["pattern"])
+    if pattern in _NAME_WORDS:
+        return f"{_NAME_WORDS[pattern]}; is {shown(value)}"
+    if pattern.startswith("^https?://"):
+        return f"must be an http:// or https:// address without a query, is {shown(value)}"
+    return f"must have the form {pattern}, is {shown(value)}"
+
+
+def _one_of(value: object, ctx: Mapping[str, Any], shown: _Shown) -> str:
+    expected = str(ctx["expected"])
+    near = suggestion(value, expected.replace(" or ", ", ").replace("'", "").split(", ")) if type(value) is str else ""
+    return f"must be {expected.replace(chr(39), '`')}, is {shown(value)}{near}"
+
+
+_WORDS: Final[Mapping[str, _Words]] = {
+    "missing": lambda _value, _ctx, _shown: "is required",
+    "string_type": _string,
+    "string_pattern_mismatch": _pattern,
+    "literal_error": _one_of,
+    "enum": _one_of,
+    "string_too_short": lambda _value, ctx, _shown: f"must have at least {ctx['min_length']} character(s)",
+    "string_too_long": lambda _value, ctx, _shown: f"must have at most {ctx['max_length']} characters",
+    "too_short": lambda _value, ctx, _shown: f"must have at least {ctx['min_length']} item(s)",
+    "too_long": lambda _value, ctx, _shown: f"must have at most {ctx['max_length']} items",
+    "greater_than": lambda value, ctx, shown: f"must be more than {ctx['gt']:g}, is {shown(value)}",
+    "greater_than_equal": lambda value, ctx, shown: f"must be at least {ctx['ge']:g}, is {shown(value)}",
+    "less_than": lambda value, ctx, shown: f"must be less than {ctx['lt']:g}, is {shown(value)}",
+    "less_than_equal": lambda value, ctx, shown: f"must be at most {ctx['le']:g}, is {shown(value)}",
+    "value_error": lambda _value, ctx, _shown: str(ctx["error"]),
+    **{f"bool_{end}": _must_be("true or false") for end in ("type", "parsing")},
+    **{f"int_{end}": _must_be("a whole number") for end in ("type", "parsing", "from_float", "parsing_size")},
+    **{f"float_{end}": _must_be("a number") for end in ("type", "parsing")},
+    **{name: _must_be("a list") for name in ("list_type", "tuple_type")},
+    "dict_type": _must_be("a mapping"),
+}
+
+
+def words_of(error: ErrorDetails, *, hidden: bool | None = None) -> str:
+    """One error as the second half of a sentence whose first half names the field.
+
+    The value is shown where it is no secret; where secrets stand, only what sort of value it is. `hidden`: whether it
+    is one; None: its name tells.
+    """
+    known = _WORDS.get(error["type"])
+    if known is None:
+        return error["msg"][:1].lower() + error["msg"][1:]
+    if hidden is None:
+        hidden = _is_hidden(error)
+    return known(error["input"], error.get("ctx", {}), kind_of if hidden else shown)
+
+
+def _is_hidden(error: ErrorDetails) -> bool:
+    steps = [step for step in error["loc"] if isinstance(step, str)]
+    return any(step in _SECRETS_BELOW or is_secret(step, error["input"]) for step in steps)
+
+
+def meant_branch(branches: Mapping[str, Sequence[ErrorDetails]]) -> Sequence[ErrorDetails] | None:
+    """Of a union's branches, each with its errors, those of the first whose own type the value has; None: of none."""
+    for errors in branches.values():
+        # A type error on an item within the branch is no objection to the branch itself.
+        if not any(error["type"].endswith("_type") and isinstance(error["loc"][-1], str) for error in errors):
+            return errors
+    return None

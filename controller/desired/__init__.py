@@ -1,0 +1,1 @@
+"""What is wanted: the files and the overrides, resolved to a desired state."""

@@ -1,0 +1,88 @@
+"""What differs between two declared states, model by model and field by field. Pure.
+
+A mapping (`env`) is taken apart, so that one sees which of its keys changed: `env.HF_TOKEN`. Secrets are masked on both
+sides and still count: one that changed reads `***` before and after. Of keys only the names of fields are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import JsonValue
+
+from controller.redaction.patterns import masked, secrets_of
+from controller.schema.admin import FieldChange, KeyChange
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One model that the files declare otherwise than before. Fields are in name order; null is: not declared."""
+
+    model: str
+    change: Literal["added", "removed", "edited"]
+    fields: tuple[FieldChange, ...]
+
+
+def edits(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[Edit]:
+    """The models that differ, in name order. Both are declared states: per model what the files say."""
+    found = []
+    for model in sorted(before.keys() | after.keys()):
+        old, new = before.get(model), after.get(model)
+        if old is None and new is not None:
+            found.append(Edit(model, "added", _changes({}, new)))
+        elif old is not None and new is None:
+            found.append(Edit(model, "removed", _changes(old, {})))
+        elif old is not None and new is not None and old != new:
+            found.append(Edit(model, "edited", _changes(old, new)))
+    return found
+
+
+def key_edits(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[KeyChange]:
+    """The keys that differ, in name order. Both are per key what the files say."""
+    found = []
+    for name in sorted(before.keys() | after.keys()):
+        old, new = before.get(name), after.get(name)
+        if old == new:
+            continue
+        change: Literal["added", "removed", "edited"] = (
+            "added" if old is None else "removed" if new is None else "edited"
+        )
+        old, new = old or {}, new or {}
+        fields = [each for each in sorted(old.keys() | new.keys()) if old.get(each) != new.get(each)]
+        found.append(KeyChange(key=name, change=change, fields=fields))
+    return found
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[FieldChange, ...]:
+    # A secret that moved to where it is not known as one is no less secret.
+    secrets = secrets_of(before) | secrets_of(after)
+    shown_before, shown_after = masked(before, secrets), masked(after, secrets)
+    return tuple(
+        change
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+        for change in _field(name, before, after, shown_before, shown_after)
+    )
+
+
+def _field(
+    name: str,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    shown_before: Mapping[str, JsonValue],
+    shown_after: Mapping[str, JsonValue],
+) -> Iterator[FieldChange]:
+    """The change of one field that differs, or of the keys of a mapping that differ."""
+    old, new = before.get(name, {}), after.get(name, {})
+    view_old, view_new = shown_before.get(name, {}), shown_after.get(name, {})
+    mappings = all(isinstance(each, Mapping) for each in (old, new, view_old, view_new))
+    if not mappings or not (old or new):
+        yield FieldChange(field=name, before=shown_before.get(name), after=shown_after.get(name))
+        return
+    assert isinstance(view_old, Mapping)
+    assert isinstance(view_new, Mapping)
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            yield FieldChange(field=f"{name}.{key}", before=view_old.get(key), after=view_new.get(key))

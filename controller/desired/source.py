@@ -1,0 +1,332 @@
+"""Everything that wakes the loop: desired-state files, runtime events. And the desired state that the files make.
+
+Events are the fast path only: the reconciler's resync timer reads the files again whether or not anything was seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from watchfiles import awatch
+
+from controller.config.debounce import Settled, settle
+from controller.config.last_good import LastGoodError, load, save
+from controller.config.parse import Parsed, parse
+from controller.config.read import read_folder
+from controller.desired.resolve import Declared, Defaults, resolve, standing
+from controller.runtimes.base import Runtime, RuntimeUnavailableError
+from controller.schema.override import Override, Rested, ended, field_digest, restated
+from controller.schema.routing import GatewayReport, Stamp
+from controller.schema.status import Problem
+from controller.state import DesiredState
+from controller.storage.state_dir import Memory, Store
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+DEBOUNCE_MS = 50
+RETRY_S = 1.0
+GATEWAYS_HEARD = 64
+"""Gateways whose demand is remembered; each start of one is another."""
+
+
+class DesiredFiles:
+    """The desired state: files, overrides and demand, in the order in which they rule."""
+
+    def __init__(
+        self,
+        folder: Path,
+        models: Path,
+        store: Store,
+        defaults: Defaults,
+        *,
+        resync_s: float,
+        clock: Callable[[], float],
+        learn: Callable[[Mapping[str, Mapping[str, Any]]], None] = lambda _: None,
+        edited: Callable[[Settled | None, Settled, Mapping[str, Sequence[str]]], None] = lambda *_: None,
+    ) -> None:
+        """`learn` takes note of secrets: it is given every model's fields, and every load's, before they come into
+        force. `edited` is told of each edit: what was in force, what is, and by model what it ended of its statement.
+        """
+        self._learn = learn
+        self._edited = edited
+        self._folder = folder
+        self._models = models
+        self._store = store
+        self._defaults = defaults
+        self._resync_s = resync_s
+        self._clock = clock
+        self._reading = asyncio.Lock()
+        self._read_at = 0.0
+        self._memory = self._stored = store.memory()
+        self._settled: Settled | None = None
+        self._since: dict[str, tuple[str, float]] = {}
+        self._generation = 0
+        self._heard: dict[str, dict[str, float]] = {}
+        """Demand as each gateway last told it, by its own clock."""
+        self._quiet: dict[str, tuple[int, Stamp | None]] = {}
+        """Models that were unloaded: the revision that holds it, and the first table that tells of it."""
+        self._problems: tuple[Problem, ...] = ()
+        self.revision = 0
+        """Counts every change of what `state` answers."""
+
+    @property
+    def memory(self) -> Memory:
+        """What is kept for the next controller."""
+        return self._memory
+
+    @property
+    def settled(self) -> Settled | None:
+        """What the files declare, as it is in force; None: nothing was ever valid."""
+        return self._settled
+
+    def since(self, name: str) -> float:
+        """Unix time since when the files say what they say of the model."""
+        return self._since.get(name, ("", self._clock()))[1]
+
+    def all_since(self) -> dict[str, float]:
+        """The same of every model."""
+        return {name: since for name, (_, since) in self._since.items()}
+
+    def override(self, name: str) -> Override | None:
+        """The runtime statement that stands for the model."""
+        override = self._memory.overrides.get(name)
+        if override is None or self._settled is None or name not in self._settled.declared:
+            return None
+        return standing(override, self._settled.definitions[name], self._settled.declared[name])
+
+    def state_override(self, override: Override) -> None:
+        """Let an operator's statement rule."""
+        self._learn({override.model: override.params})
+        change: dict[str, object] = {"overrides": {**self._memory.overrides, override.model: override}}
+        if override.action == "unload":
+            self._quiet[override.model] = (self.revision + 1, None)
+            change["demand"] = _without(self._memory.demand, [override.model])
+        self._keep(change | {"rested": _without(self._memory.rested, [override.model])})
+
+    def rest(self, models: Mapping[str, str]) -> None:
+        """Want these `autoload` models no more until the next request for each; to each the reason."""
+        if models:
+            rested = {name: Rested(at=self._clock(), reason=reason) for name, reason in models.items()}
+            demand = _without(self._memory.demand, models)
+            self._keep({"rested": {**self._memory.rested, **rested}, "demand": demand})
+
+    def awake(self, models: Sequence[str]) -> None:
+        """Want these again: requests wait for them."""
+        if models:
+            demand = self._memory.demand | dict.fromkeys(models, self._clock())
+            self._keep({"rested": _without(self._memory.rested, models), "demand": demand})
+
+    def drop_override(self, name: str) -> bool:
+        """Let the files rule again. Whether there was a statement."""
+        if name not in self._memory.overrides:
+            return False
+        self._keep({"overrides": {key: each for key, each in self._memory.overrides.items() if key != name}})
+        return True
+
+    def recover(self) -> None:
+        """Take the last good state as what is in force, before the files are read for the first time."""
+        self._learn({name: override.params for name, override in self._memory.overrides.items()})
+        try:
+            self._settled = load(self._store.folder, self._models)
+        except LastGoodError as error:
+            log.warning("the last good state cannot be used: %s", error)
+        if self._settled is not None:
+            self._learn(self._settled.declared)
+            self._generation += 1
+            self._note_edits(self._settled)
+
+    async def refresh(self, now: float) -> None:
+        """Read the files if it is time to, though nothing was seen to change."""
+        due = self._read_at + self._resync_s
+        confirm = self.wake_at()
+        if now >= (due if confirm is None else min(due, confirm)):
+            await self.read()
+
+    async def read(self) -> None:
+        """Read the files. A bad file changes nothing but `problems`."""
+        # One at a time: an older snapshot must not come into force after a newer one.
+        async with self._reading:
+            snapshot = await asyncio.to_thread(read_folder, self._folder)
+            self._take(parse(snapshot, self._models))
+
+    def _take(self, parsed: Parsed) -> None:
+        before, now = self._settled, self._clock()
+        self._settled = settle(before, parsed, now)
+        self._read_at = now
+        if parsed.problems != self._problems:
+            self._problems = parsed.problems
+            for problem in parsed.problems:
+                log.error("%s", problem)
+            log.info("the desired state is %s", "broken; what was last good rules" if parsed.problems else "good")
+        if self._settled is not None and (before is None or _differ(before, self._settled)):
+            self._learn(self._settled.declared)
+            self._generation += 1
+            self._note_edits(self._settled)
+            self._edited(before, self._settled, self._end_statements(before, self._settled))
+            if parsed.ok:
+                self._save(self._settled)
+
+    def _save(self, settled: Settled) -> None:
+        try:
+            save(self._store.folder, settled.declared, settled.declared_keys, self._clock())
+        except OSError as error:
+            log.warning("the last good state is not stored, so a restart would not know it: %s", error)
+
+    def _note_edits(self, settled: Settled) -> None:
+        now = self._clock()
+        self.revision += 1
+        edited = {name: field_digest(declared) for name, declared in settled.declared.items()}
+        self._since = {
+            name: known if (known := self._since.get(name)) and known[0] == digest else (digest, now)
+            for name, digest in edited.items()
+        }
+
+    def _end_statements(self, before: Settled | None, settled: Settled) -> dict[str, list[str]]:
+        """What an edit ended stays ended, even if the edit is taken back. Returns it by model, as `ended` names it."""
+        overrides: dict[str, Override] = {}
+        ends: dict[str, list[str]] = {}
+        for name, override in self._memory.overrides.items():
+            definition = settled.definitions.get(name)
+            left = standing(override, definition, settled.declared[name]) if definition is not None else None
+            if left is not None:
+                overrides[name] = left
+            if gone := ended(override, left):
+                ends[name] = gone
+        was = before.declared if before is not None else {}
+        demand = {name: at for name, at in self._memory.demand.items() if _still_counts(name, was, settled)}
+        rested = {name: rest for name, rest in self._memory.rested.items() if _still_counts(name, was, settled)}
+        self._keep({"overrides": overrides, "demand": demand, "rested": rested})
+        return ends
+
+    def state(self, now: float) -> DesiredState | None:
+        """What is wanted now; None: no valid files were ever read."""
+        if self._settled is None:
+            return None
+        declared = {
+            name: Declared(definition, self._settled.declared[name], self.since(name))
+            for name, definition in self._settled.definitions.items()
+        }
+        desired = resolve(
+            declared,
+            self._memory.overrides,
+            self._memory.demand,
+            self._defaults,
+            generation=self._generation,
+            paused=self._memory.paused,
+            rested=self._memory.rested,
+        )
+        return replace(desired, revision=self.revision, keys=self._settled.keys)
+
+    def problems(self) -> list[Problem]:
+        """What is wrong with the files."""
+        return list(self._problems)
+
+    def wake_at(self) -> float | None:
+        """When a model that vanished from the files, or the last key, may be taken as removed."""
+        return self._settled.wake_at if self._settled is not None else None
+
+    def remember(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
+        """Keep what was loaded and ready."""
+        self._keep({"loaded_once": sorted(loaded_once), "ready_since": ready_since})
+
+    def pause(self, paused: bool) -> None:
+        """Observe and never act, over restarts."""
+        self._keep({"paused": paused})
+
+    def published(self, revision: int, stamp: Stamp) -> None:
+        """The table of that stamp holds what was wanted at that revision."""
+        for name, (unloaded_at, since) in self._quiet.items():
+            if since is None and revision >= unloaded_at:
+                self._quiet[name] = (unloaded_at, stamp)
+
+    def ask_for(self, report: GatewayReport) -> bool:
+        """Take a gateway's demand for autoload models. Whether it was new."""
+        heard = self._heard.pop(report.gateway_id, {})
+        self._heard[report.gateway_id] = dict(report.demand)
+        for oldest in list(self._heard)[:-GATEWAYS_HEARD]:
+            del self._heard[oldest]
+        fresh = [
+            name
+            for name, at in report.demand.items()
+            if not self._is_before_unload(name, report.stamp) and self._is_fresh(name, at, heard.get(name))
+        ]
+        if not fresh:
+            return False
+        for name in fresh:
+            self._quiet.pop(name, None)
+        self.awake(fresh)
+        return True
+
+    def _is_before_unload(self, name: str, stamp: Stamp | None) -> bool:
+        """Whether a gateway may tell of requests that came before the model was unloaded: it does not know of that."""
+        if name not in self._quiet:
+            return False
+        _, since = self._quiet[name]
+        return since is None or stamp is None or stamp < since
+
+    def _is_fresh(self, name: str, at: float, heard: float | None) -> bool:
+        """Whether a request came that was not known. Gateways tell the last one again and again, and an unload ends
+        what was asked before it, as a rest does. Their clocks are compared with ours only where nothing was heard of
+        them."""
+        if heard is not None:
+            return at > heard
+        override, rested = self._memory.overrides.get(name), self._memory.rested.get(name)
+        ends = [each.at for each in (override, rested) if each is not None]
+        return name not in self._memory.demand and all(at > end for end in ends)
+
+    def _keep(self, change: Mapping[str, object]) -> None:
+        before, self._memory = self._memory, self._memory.model_copy(update=dict(change))
+        ruling = ("overrides", "demand", "rested", "paused")
+        self.revision += any(getattr(before, each) != getattr(self._memory, each) for each in ruling)
+        if self._memory != self._stored:
+            try:
+                self._store.remember(self._memory)
+                self._stored = self._memory
+            except OSError as error:
+                log.warning("the controller's memory is not stored, so a restart would not know it: %s", error)
+
+
+def _still_counts(name: str, was: Mapping[str, Mapping[str, Any]], settled: Settled) -> bool:
+    """Whether what requests asked of a model, or that they do not, still counts after an edit."""
+    definition = settled.definitions.get(name)
+    if definition is None or not definition.autoload:
+        return False
+    return not restated(was.get(name), settled.declared[name])
+
+
+def _without(entries: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
+    return {name: entry for name, entry in entries.items() if name not in names}
+
+
+def _differ(before: Settled, after: Settled) -> bool:
+    return (before.declared, before.declared_keys) != (after.declared, after.declared_keys)
+
+
+async def follow_files(files: DesiredFiles, folder: Path, wake: Callable[[], None], stop: asyncio.Event) -> None:
+    """Read the files whenever something in the folder changes."""
+    while not stop.is_set():
+        try:
+            async for _ in awatch(folder, debounce=DEBOUNCE_MS, step=10, stop_event=stop, recursive=False):
+                await files.read()
+                wake()
+        except (OSError, RuntimeError) as error:
+            log.warning("the folder %s cannot be watched and is read from time to time: %s", folder, error)
+            await asyncio.sleep(RETRY_S)
+
+
+async def follow_runtime(runtime: Runtime, wake: Callable[[], None]) -> None:
+    """Wake whenever an engine may have changed."""
+    while True:
+        try:
+            async for _ in runtime.events():
+                wake()
+        except RuntimeUnavailableError as error:
+            log.warning("no events: %s", error)
+        await asyncio.sleep(RETRY_S)

@@ -1,0 +1,222 @@
+"""What happened, in order: kept over restarts, followed while it happens.
+
+Ids grow for ever. An entry's id is the Unix time in milliseconds, or one more than the newest id where that is
+greater; so ids do not go back when the file is lost, damaged, or could not be written for a while, and a client that
+resumes after an id misses nothing that there still is.
+
+The journal never takes the controller down. Entries that cannot be written (a full disk, a read-only one) stay in
+memory, bounded, and are written when that is possible again. A damaged file is moved aside and a new one begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pydantic import JsonValue
+
+from controller.journal.database import Bounds, JournalFile, NewerJournalError, is_damaged, move_aside
+from controller.journal.entry import NewEntry
+from controller.schema.admin import HISTORY_KINDS, JournalEntry
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+KEEP: Final = 10_000
+UNWRITTEN: Final = 1_000
+"""Entries of history, and of the rest, kept in memory while the file cannot be written."""
+PRUNE_EVERY: Final = 100
+RETRY_S: Final = 30.0
+FOLLOWED_AT_ONCE: Final = 500
+
+
+class Journal:
+    """The newest entries: `keep` of history, and as many of the rest, which come more often.
+
+    Used on one event loop; every call but `following` returns in well below a millisecond.
+    """
+
+    def __init__(self, path: Path, *, keep: int = KEEP) -> None:
+        self._path = path
+        self._keep = keep
+        self._unwritten: list[JournalEntry] = []
+        self._broken = False
+        """Whether the last write failed, which was said in the log."""
+        self._retry_at = 0.0
+        self._given_up = False
+        self._unpruned = PRUNE_EVERY
+        self._changed = asyncio.Event()
+        self._file: JournalFile | None = None
+        self._newest = 0
+        self._lost = 0
+        """The newest id that went without the file's knowledge; 0: none did."""
+        self._newest = self._bounds().newest
+
+    @property
+    def newest(self) -> int:
+        """The id of the newest entry; 0 before the first."""
+        return self._newest
+
+    @property
+    def oldest(self) -> int:
+        """The id of the oldest entry that there still is; 0: there is none."""
+        return self._bounds().oldest or (self._unwritten[0].id if self._unwritten else 0)
+
+    def lacks_after(self, entry_id: int) -> bool:
+        """Whether entries newer than that one were there and are no longer, or the id is none of this journal's."""
+        lost = max(self._lost, self._bounds().lost)
+        # Before its first entry there may have been another journal.
+        return entry_id > self._newest or entry_id < (lost or self.oldest - 1)
+
+    def record(self, entries: Iterable[NewEntry], now: float) -> list[JournalEntry]:
+        """Write down what happened at `now` (Unix time), in this order, and wake who follows."""
+        made = [self._made(entry, now) for entry in entries]
+        if made:
+            self._unwritten.extend(made)
+            self._write(now)
+            self._bound_memory()
+            self._changed.set()
+            self._changed = asyncio.Event()
+        return made
+
+    def _made(self, entry: NewEntry, now: float) -> JournalEntry:
+        self._newest = max(self._newest + 1, int(now * 1000))
+        return JournalEntry(
+            id=self._newest,
+            at=now,
+            kind=entry.kind,
+            model=entry.model,
+            actor=_clean(entry.actor),
+            message=_clean(entry.message),
+            details={key: _clean_value(value) for key, value in entry.details.items()},
+        )
+
+    def after(self, entry_id: int, limit: int) -> list[JournalEntry]:
+        """Entries newer than that one, the oldest first."""
+        if entry_id >= self._newest:
+            return []
+        found = self._try(lambda file: file.after(entry_id, limit), list[JournalEntry]())
+        return [*found, *(entry for entry in self._unwritten if entry.id > entry_id)][:limit]
+
+    def page(self, kinds: Collection[str], model: str | None, before: int | None, limit: int) -> list[JournalEntry]:
+        """Entries of these kinds (none named: of all) and of this model (None: of all), the newest first.
+
+        `before`: only those older than the entry of this id.
+        """
+        found = [
+            entry
+            for entry in reversed(self._unwritten)
+            if (not kinds or entry.kind in kinds)
+            and (model is None or entry.model == model)
+            and (before is None or entry.id < before)
+        ]
+        found += self._try(lambda file: file.page(sorted(kinds), model, before, limit), [])
+        return found[:limit]
+
+    async def following(self, after: int) -> list[JournalEntry]:
+        """The entries newer than that one, the oldest first, as soon as there is one. At most `FOLLOWED_AT_ONCE`."""
+        while not (found := self.after(after, FOLLOWED_AT_ONCE)):
+            await self._changed.wait()
+        return found
+
+    def close(self) -> None:
+        """Close the file. What is recorded later stays in memory."""
+        self._given_up = True
+        self._let_go()
+
+    # The file, and what happens when it fails.
+
+    def _write(self, now: float) -> None:
+        # Later than a whole pause ahead: the clock was set back.
+        if self._broken and now < self._retry_at <= now + RETRY_S:
+            return
+        if self._try(self._insert, False):
+            if self._broken:
+                log.info("the journal is written again")
+            self._broken = False
+        else:
+            self._retry_at = now + RETRY_S
+
+    def _bound_memory(self) -> None:
+        most = min(UNWRITTEN, self._keep)
+        if len(self._unwritten) <= most:
+            return
+        history = [entry.id for entry in self._unwritten if entry.kind in HISTORY_KINDS]
+        rest = [entry.id for entry in self._unwritten if entry.kind not in HISTORY_KINDS]
+        surplus = {*history[:-most], *rest[:-most]}
+        self._unwritten = [entry for entry in self._unwritten if entry.id not in surplus]
+        self._lost = max(self._lost, *surplus, 0)
+
+    def _bounds(self) -> Bounds:
+        return self._try(JournalFile.bounds, Bounds())
+
+    def _insert(self, file: JournalFile) -> bool:
+        self._unpruned += len(self._unwritten)
+        prune = self._unpruned >= min(PRUNE_EVERY, self._keep)
+        file.insert(self._unwritten, keep=self._keep if prune else None, lost=self._lost)
+        self._unwritten.clear()
+        if prune:
+            self._unpruned = 0
+        return True
+
+    def _try(self, work: Callable[[JournalFile], T], otherwise: T) -> T:
+        """What `work` makes of the file, or of a new one where it is damaged; `otherwise` when that fails."""
+        for _ in range(2):
+            if self._given_up:
+                break
+            try:
+                if self._file is None:
+                    self._file = JournalFile(self._path)
+                return work(self._file)
+            except (sqlite3.Error, OSError) as error:
+                if not self._replaced(error):
+                    break
+        return otherwise
+
+    def _replaced(self, error: sqlite3.Error | OSError) -> bool:
+        """Move a damaged file aside. False: it is not damaged, or stays where it is; then memory must do."""
+        if isinstance(error, sqlite3.Error) and is_damaged(error):
+            self._let_go()
+            try:
+                aside = move_aside(self._path)
+            except OSError as refused:
+                error = refused
+            else:
+                self._lost = max(self._lost, self._unwritten[0].id - 1 if self._unwritten else self._newest)
+                log.warning("the journal was damaged (%s); it is now %s, and a new one is begun", error, aside.name)
+                return True
+        if isinstance(error, NewerJournalError):
+            self._given_up = True
+        if not self._broken:
+            log.warning("the journal is kept in memory only, for %s cannot be used: %s", self._path, error)
+        self._broken = True
+        return False
+
+    def _let_go(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _clean(text: str) -> str:
+    """Text that is valid Unicode: an engine's log may hold halves of characters."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _clean_value(value: Any) -> JsonValue:
+    """A value that is valid JSON."""
+    if isinstance(value, str):
+        return _clean(value)
+    if isinstance(value, Mapping):
+        return {_clean(str(key)): _clean_value(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_clean_value(each) for each in value]
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return _clean(str(value))

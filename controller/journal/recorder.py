@@ -1,0 +1,91 @@
+"""Writes the journal: what rounds, edits, statements and gateways come to, as it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from pydantic import JsonValue
+
+from controller.config.debounce import Settled
+from controller.desired.config_diff import Edit, edits, key_edits
+from controller.journal.entry import NewEntry
+from controller.journal.event_log import Journal
+from controller.journal.round_events import RoundLike, Trouble, happenings, troubles
+from controller.planning.draining import GatewayView
+from controller.redaction.redactor import Conceal
+from controller.schema.admin import KeyChange
+from controller.schema.override import is_whole
+
+
+class Recorder:
+    """One controller's hand in the journal."""
+
+    def __init__(self, journal: Journal, clock: Callable[[], float], conceal: Conceal) -> None:
+        self._conceal = conceal
+        self._journal = journal
+        self._clock = clock
+        self._trouble = Trouble()
+
+    def began(self, version: str, instance: str) -> None:
+        """A controller came up."""
+        self._one(NewEntry("controller", "controller", f"the controller of {instance} started (version {version})"))
+
+    def ended(self) -> None:
+        """It goes down in order."""
+        self._one(NewEntry("controller", "controller", "the controller stopped"))
+
+    def said(self, message: str, actor: str, details: Mapping[str, JsonValue]) -> None:
+        """Somebody said something about all models."""
+        self._one(NewEntry("statement", actor, message, details=details))
+
+    def gateway(self, gateway_id: str, connected: bool) -> None:
+        """A gateway came or went."""
+        word = "connected" if connected else "disconnected"
+        self._one(NewEntry("gateway", gateway_id, f"gateway {gateway_id} is {word}", details={"connected": connected}))
+
+    def edited(self, before: Settled | None, after: Settled, ended: Mapping[str, Sequence[str]]) -> None:
+        """The files say something else; `ended`: model to what that ended of its runtime statement."""
+        if before is None:
+            return
+        changed = edits(before.declared, after.declared)
+        entries = [_edit(each, ended.get(each.model, ())) for each in changed]
+        entries += [_key_edit(each) for each in key_edits(before.declared_keys, after.declared_keys)]
+        self._journal.record(entries, self._clock())
+
+    def round(self, before: RoundLike | None, after: RoundLike, gateways: Iterable[GatewayView]) -> None:
+        """A round was complete."""
+        leaving: dict[str, dict[str, float]] = {}
+        for view in gateways:
+            for replica, requests in view.report.leaving.items():
+                leaving.setdefault(replica, {}).update(requests)
+        self._journal.record(happenings(before, after, leaving, self._conceal), self._clock())
+
+    def trouble(self, trouble: Trouble) -> None:
+        """What keeps the controller from its work now."""
+        found = troubles(self._trouble, trouble)
+        self._trouble = trouble
+        self._journal.record(found, self._clock())
+
+    def _one(self, entry: NewEntry) -> None:
+        self._journal.record([entry], self._clock())
+
+
+def _edit(edit: Edit, ended: Sequence[str]) -> NewEntry:
+    fields = ", ".join(change.field for change in edit.fields)
+    words = {"added": "declared", "removed": "no longer declared", "edited": f"edited: {fields}"}[edit.change]
+    whole = is_whole(ended)
+    details: dict[str, JsonValue] = {
+        "change": edit.change,
+        "fields": [change.model_dump(mode="json") for change in edit.fields],
+        "ended_statement": whole,
+        "ends": list(ended),
+    }
+    what = "its runtime statement" if whole else f"{', '.join(ended)} of its load"
+    end = f"; this ended {what}" if ended else ""
+    return NewEntry("file", "files", f"{words}{end}", edit.model, details)
+
+
+def _key_edit(edit: KeyChange) -> NewEntry:
+    words = {"added": "declared", "removed": "no longer declared", "edited": f"edited: {', '.join(edit.fields)}"}
+    details = edit.model_dump(mode="json")
+    return NewEntry("file", "files", f"the key {edit.key} is {words[edit.change]}", details=details)

@@ -1,0 +1,1 @@
+"""What is seen from outside of engines, remote models and gateways."""

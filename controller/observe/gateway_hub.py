@@ -1,0 +1,139 @@
+"""The gateways that are, or were, connected: tables go down to them, their reports come up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from controller.planning.draining import FORGET_S, GatewayView
+from controller.schema.keys import Key
+from controller.schema.routing import GatewayReport, ModelRoute, RoutingTable, Stamp
+
+log = logging.getLogger(__name__)
+
+
+class GatewayHub:
+    """Holds the current routing table and the last report of every gateway."""
+
+    def __init__(
+        self,
+        instance: str,
+        epoch: int,
+        *,
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+        told: Callable[[str, bool], None] = lambda *_: None,
+    ) -> None:
+        """`told` is given each gateway that connected (True) or is gone (False)."""
+        self._told = told
+        self._instance = instance
+        self._epoch = epoch
+        self._wake = wake
+        self._clock = clock
+        self._links: dict[str, int] = {}
+        self._views: dict[str, GatewayView] = {}
+        self._last_used: dict[str, float] = {}
+        self._changed = asyncio.Event()
+        self._reported = asyncio.Event()
+        self.table: RoutingTable | None = None
+
+    @property
+    def views(self) -> tuple[GatewayView, ...]:
+        """Every gateway that may still hold requests."""
+        return tuple(self._views.values())
+
+    @property
+    def last_used(self) -> Mapping[str, float]:
+        """Model of the current table to Unix time of its last use, by every gateway that ever told."""
+        return self._last_used
+
+    @property
+    def connected(self) -> list[str]:
+        """Ids of the gateways whose link is up."""
+        return sorted(self._links)
+
+    def publish(self, models: tuple[ModelRoute, ...], keys: tuple[Key, ...] = ()) -> Stamp:
+        """Make these routes and keys the current table, if they differ from it. The stamp of the current table."""
+        names = {route.name for route in models}
+        self._last_used = {name: at for name, at in self._last_used.items() if name in names}
+        if self.table is not None and (self.table.models, self.table.keys) == (models, keys):
+            return self.table.stamp
+        seq = 1 if self.table is None else self.table.stamp.seq + 1
+        stamp = Stamp(epoch=self._epoch, seq=seq)
+        self.table = RoutingTable(instance=self._instance, stamp=stamp, models=models, keys=keys)
+        self._changed.set()
+        self._changed = asyncio.Event()
+        return self.table.stamp
+
+    def rekey(self, keys: tuple[Key, ...]) -> None:
+        """The current table with these keys: what is known of models is what was. Nothing where there is no table."""
+        if self.table is not None:
+            self.publish(self.table.models, keys)
+
+    async def next_table(self, after: Stamp | None) -> RoutingTable:
+        """The current table as soon as it is newer than `after`."""
+        while self.table is None or (after is not None and self.table.stamp <= after):
+            await self._changed.wait()
+        return self.table
+
+    async def taken(self) -> None:
+        """Return once every connected gateway works by the current table, or a newer one."""
+        while not self._is_taken():
+            await self._reported.wait()
+
+    def _is_taken(self) -> bool:
+        if self.table is None:
+            return False
+        reports = [self._views[gateway].report for gateway in self._links if gateway in self._views]
+        return all(report.stamp is not None and self.table.stamp <= report.stamp for report in reports)
+
+    def report(self, report: GatewayReport) -> None:
+        """Take a report. The first one of a link announces its gateway."""
+        known = self._views.get(report.gateway_id)
+        self._views[report.gateway_id] = GatewayView(report)
+        now = self._clock()
+        for name, at in report.last_used.items():
+            # No later than now: a clock may have been set back.
+            self._last_used[name] = min(now, max(at, self._last_used.get(name, at)))
+        self._reported.set()
+        self._reported = asyncio.Event()
+        if known is None or known.lost_at is not None or _matters(known.report, report):
+            self._wake()
+
+    def link_up(self, gateway_id: str) -> None:
+        """A gateway opened a link."""
+        self._links[gateway_id] = self._links.get(gateway_id, 0) + 1
+        log.info("gateway %s is connected", gateway_id)
+        if self._links[gateway_id] == 1:
+            self._told(gateway_id, True)
+
+    def link_down(self, gateway_id: str) -> None:
+        """A link ended: from now on this gateway's counts are unknown."""
+        self._links[gateway_id] -= 1
+        if self._links[gateway_id]:
+            return
+        del self._links[gateway_id]
+        view = self._views.get(gateway_id)
+        if view is not None and view.report.ending:
+            del self._views[gateway_id]
+        elif view is not None:
+            self._views[gateway_id] = replace(view, lost_at=self._clock())
+        log.warning("gateway %s is disconnected", gateway_id)
+        self._told(gateway_id, False)
+        self._wake()
+
+    def forget_lost(self) -> None:
+        """Drop gateways that have been gone for so long that they hold no request any more."""
+        now = self._clock()
+        for gateway_id, view in list(self._views.items()):
+            if view.lost_at is not None and now - view.lost_at >= FORGET_S:
+                del self._views[gateway_id]
+
+
+def _matters(before: GatewayReport, now: GatewayReport) -> bool:
+    """Whether a report changes what is decided: who holds what, under which table, and what is asked for."""
+    return (before.stamp, before.demand, before.failed) != (now.stamp, now.demand, now.failed) or any(
+        name not in now.inflight for name in before.inflight
+    )

@@ -1,0 +1,200 @@
+"""Asks engines and remotes how they are. One task per replica; what the answers mean is `controller.observe.health`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from controller.engines.base import Probe
+from controller.observe.health import Outcome, Vitals, after, context_length_in, metric_sum
+
+log = logging.getLogger(__name__)
+
+STARTING_INTERVAL_S = 0.05
+SLOWEST_STARTING_INTERVAL_S = 1.0
+STARTING_GROWTH = 1.05
+"""From probe to probe of an engine that starts: each pause is a twentieth of what the start has taken so far, so that a
+ready engine waits no longer for being seen."""
+FIRST_TOKEN_TIMEOUT_S = 300.0
+"""The first token may compile kernels."""
+MODELS_PATH = "/v1/models"
+"""Every engine lists its one model there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One engine to probe, or one remote (then `probe.ready_path` is empty: its health is all there is to ask)."""
+
+    base_url: str
+    probe: Probe
+    token: str | None = field(default=None, repr=False)
+    ready_since: float | None = field(default=None, compare=False)
+    """Known from an earlier controller: an adopted engine need not give a first token again, which could queue behind
+    the requests that it serves."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    target: Target
+    task: asyncio.Task[None]
+    nudge: asyncio.Event = field(default_factory=asyncio.Event)
+    probed: asyncio.Event = field(default_factory=asyncio.Event)
+    told: bool = False
+    """The engine was asked what it serves, and answered."""
+    vitals: Vitals = field(default_factory=Vitals)
+
+
+class Prober:
+    """Keeps the vitals of all targets; wakes the reconciler when one's health or idleness changes."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        interval_s: float,
+        timeout_s: float,
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._session = session
+        self._interval_s = interval_s
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(2.0, timeout_s))
+        self._wake = wake
+        self._clock = clock
+        self._watched: dict[str, _Watched] = {}
+
+    def track(self, targets: Mapping[str, Target], keep: Collection[str] = ()) -> None:
+        """Probe exactly these from now on, and go on with those in `keep`. One whose address changed is a new one."""
+        for name, watched in list(self._watched.items()):
+            if targets.get(name) != watched.target and name not in keep:
+                watched.task.cancel()
+                del self._watched[name]
+        for name, target in targets.items():
+            if name not in self._watched:
+                task = asyncio.create_task(self._run(name), name=f"probe {name}")
+                self._watched[name] = _Watched(target, task, vitals=Vitals(ready_since=target.ready_since))
+
+    async def first_round(self) -> None:
+        """Wait until every target was probed once. Bounded: an engine that hangs is not waited for."""
+        waits = [asyncio.ensure_future(watched.probed.wait()) for watched in self._watched.values()]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=self._timeout.total)
+            for wait in late:
+                wait.cancel()
+
+    def vitals(self, name: str) -> Vitals:
+        """What is known of one target; fresh vitals for one that is not tracked."""
+        watched = self._watched.get(name)
+        return watched.vitals if watched else Vitals()
+
+    def nudge(self, name: str) -> None:
+        """Probe one target now: a gateway could not reach it, or a drain wants to know whether it is idle."""
+        watched = self._watched.get(name)
+        if watched is not None:
+            watched.nudge.set()
+
+    async def close(self) -> None:
+        """Stop probing."""
+        tasks = [watched.task for watched in self._watched.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._watched.clear()
+
+    async def _run(self, name: str) -> None:
+        watched = self._watched[name]
+        pause = STARTING_INTERVAL_S
+        while True:
+            watched.nudge.clear()
+            try:
+                outcome = await self._probe(watched)
+            except Exception as fault:
+                # Whatever one engine answers must not end its own probing.
+                log.exception("the probe of %s failed", name)
+                outcome = Outcome(healthy=False, error=f"internal error: {fault!r}")
+            before = watched.vitals
+            watched.vitals = after(before, outcome, self._clock())
+            watched.probed.set()
+            if before.health is not watched.vitals.health:
+                log.info("%s is %s%s", name, watched.vitals.health, f": {outcome.error}" if outcome.error else "")
+            if _published(before) != _published(watched.vitals):
+                self._wake()
+            if watched.vitals.ready_since is None:
+                pause = min(pause * STARTING_GROWTH, SLOWEST_STARTING_INTERVAL_S)
+            else:
+                pause = self._interval_s
+            try:
+                async with asyncio.timeout(pause):
+                    await watched.nudge.wait()
+            except TimeoutError:
+                continue
+
+    async def _probe(self, watched: _Watched) -> Outcome:
+        target = watched.target
+        try:
+            status, text = await self._get(target, target.probe.health_path)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            return Outcome(healthy=False, reached=False, error=f"health: {error or type(error).__name__}")
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            return Outcome(healthy=False, error=f"health: {error or type(error).__name__}")
+        if status != 200:
+            # vLLM answers 503 here once its engine is dead; a server that is still loading answers 503 as well.
+            dead = "EngineDead" in text
+            return Outcome(healthy=False, dead=dead, error=f"health: HTTP {status}")
+        if watched.vitals.ready_since is None and target.probe.ready_path:
+            if fault := await self._first_token(target):
+                return Outcome(healthy=True, error=fault)
+            return Outcome(healthy=True, generated=True, context_length=await self._context_length(watched))
+        busy, progress = await self._figures(target)
+        context_length = await self._context_length(watched)
+        return Outcome(healthy=True, generated=True, busy=busy, progress=progress, context_length=context_length)
+
+    async def _context_length(self, watched: _Watched) -> int | None:
+        """Asked once: it holds for an engine's life."""
+        if watched.told:
+            return None
+        try:
+            status, text = await self._get(watched.target, MODELS_PATH)
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
+        watched.told = status < 500
+        return context_length_in(text) if status == 200 else None
+
+    async def _first_token(self, target: Target) -> str | None:
+        timeout = aiohttp.ClientTimeout(total=FIRST_TOKEN_TIMEOUT_S, sock_connect=2.0)
+        url, body = target.base_url + target.probe.ready_path, dict(target.probe.ready_body)
+        try:
+            async with self._session.post(url, json=body, headers=_headers(target), timeout=timeout) as answer:
+                text = await answer.text(errors="replace")
+                return None if answer.status == 200 else f"first token: HTTP {answer.status}: {text[:300]}"
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            return f"first token: {error or type(error).__name__}"
+
+    async def _figures(self, target: Target) -> tuple[float | None, float | None]:
+        probe = target.probe
+        if probe.metrics_path is None:
+            return None, None
+        try:
+            status, text = await self._get(target, probe.metrics_path)
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None, None
+        if status != 200:
+            return None, None
+        return metric_sum(text, probe.busy_metrics), metric_sum(text, probe.progress_metrics)
+
+    async def _get(self, target: Target, path: str) -> tuple[int, str]:
+        async with self._session.get(target.base_url + path, headers=_headers(target), timeout=self._timeout) as answer:
+            return answer.status, await answer.text(errors="replace")
+
+
+def _published(vitals: Vitals) -> tuple[object, ...]:
+    """What somebody waits for."""
+    return vitals.health, vitals.idle, vitals.context_length
+
+
+def _headers(target: Target) -> dict[str, str]:
+    return {"Authorization": f"Bearer {target.token}"} if target.token else {}

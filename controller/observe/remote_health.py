@@ -1,0 +1,134 @@
+"""Models that are served elsewhere: their keys, and whether they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from controller.engines import ENGINES
+from controller.engines.base import Remote
+from controller.redaction.patterns import masked_text
+from controller.state import DesiredModel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Watched:
+    remote: Remote
+    task: asyncio.Task[None]
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    error: str | None = None
+
+
+class Remotes:
+    """Asks each remote's health path from time to time, and reads its key afresh each time."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, *, interval_s: float, timeout_s: float, wake: Callable[[], None]
+    ) -> None:
+        self._session = session
+        self._interval_s = interval_s
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._wake = wake
+        self._watched: dict[str, _Watched] = {}
+
+    def track(self, models: Iterable[DesiredModel]) -> None:
+        """Ask exactly these from now on."""
+        wanted = {model.name: ENGINES[model.backend].remote(model.definition) for model in models}
+        for name, watched in list(self._watched.items()):
+            if wanted.get(name) != watched.remote:
+                watched.task.cancel()
+                del self._watched[name]
+        for name, remote in wanted.items():
+            if remote is not None and name not in self._watched:
+                self._watched[name] = _Watched(remote, asyncio.create_task(self._run(name), name=f"remote {name}"))
+
+    async def first_round(self) -> None:
+        """Wait until every remote was asked once. Bounded: one that hangs is not waited for."""
+        waits = [asyncio.ensure_future(watched.asked.wait()) for watched in self._watched.values()]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=self._timeout.total)
+            for wait in late:
+                wait.cancel()
+
+    def errors(self) -> dict[str, str | None]:
+        """Remote model to its last error; None: it is well; absent: not asked yet."""
+        return {name: watched.error for name, watched in self._watched.items() if watched.asked.is_set()}
+
+    def ask_anew(self, name: str) -> None:
+        """Forget what a remote last said."""
+        if watched := self._watched.pop(name, None):
+            watched.task.cancel()
+
+    def knows(self, name: str) -> bool:
+        """Whether this name is a remote model's."""
+        return name in self._watched
+
+    def token(self, name: str) -> str | None:
+        """The key for a remote model; None: it needs none, or it cannot be read."""
+        key, _ = _key(self._watched[name].remote)
+        return key
+
+    async def close(self) -> None:
+        """Stop asking."""
+        tasks = [watched.task for watched in self._watched.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, name: str) -> None:
+        watched = self._watched[name]
+        while True:
+            try:
+                error = await self._ask(watched.remote)
+            except Exception as fault:
+                # Whatever one remote brings out must not take its own watch, or the others' controller, away.
+                log.exception("asking the remote model %s failed", name)
+                error = f"internal error: {fault!r}"
+            # The address may hold a user and a password.
+            error = masked_text(error) if error is not None else None
+            changed = error != watched.error or not watched.asked.is_set()
+            watched.error = error
+            watched.asked.set()
+            if changed:
+                log.info("remote model %s: %s", name, error or "well")
+                self._wake()
+            await asyncio.sleep(self._interval_s)
+
+    async def _ask(self, remote: Remote) -> str | None:
+        key, problem = _key(remote)
+        if problem is not None:
+            return problem
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        url = remote.base_url + remote.health_path
+        try:
+            async with self._session.get(url, headers=headers, timeout=self._timeout) as answer:
+                if answer.status == 200:
+                    return None
+                hint = "; its key was refused" if answer.status in (401, 403) else ""
+                return f"{url} answers HTTP {answer.status}{hint}"
+        except TimeoutError:
+            return f"{url} does not answer in time"
+        except (aiohttp.ClientError, OSError) as error:
+            return f"{url} cannot be reached: {error}"
+
+
+def _key(remote: Remote) -> tuple[str | None, str | None]:
+    """The key, or what is wrong with it."""
+    if remote.api_key_env is not None:
+        key = os.environ.get(remote.api_key_env, "").strip()
+        return (key, None) if key else (None, f"environment variable {remote.api_key_env} (api_key_env) is not set")
+    if remote.api_key_file is not None:
+        try:
+            key = Path(remote.api_key_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            return None, f"api_key_file {remote.api_key_file} cannot be read: {error}"
+        return (key, None) if key else (None, f"api_key_file {remote.api_key_file} is empty")
+    return None, None

@@ -1,0 +1,233 @@
+"""Replicas onto GPUs, and into main memory. Pure.
+
+Invariant: on no GPU do the claims ever exceed its memory, nor in main memory those of engines without GPUs; and a
+replica whose need is not known shares its GPUs with nobody. One replica per GPU loads or stops at a time, because
+engines that size themselves by free memory mis-measure each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from controller.planning.gpu_holders import held_by
+from controller.state import HOST, DesiredModel, Gpu, Need, ObservedReplica, ObservedState, OpKind, Phase
+
+RELEASE_S: Final = 60.0
+"""How long the memory of an engine that is gone may still be in use before that is a failure."""
+FOREIGN_USE: Final = 0.1
+"""Share of a GPU's memory that others may use while the GPU still counts as empty for a whole-GPU claim."""
+_UNKNOWN: Final = Need()
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Claims as they add up while one plan is made."""
+
+    claimed: dict[str, int] = field(default_factory=dict)
+    """GPU uuid, or HOST, to MiB."""
+    busy: dict[str, str] = field(default_factory=dict)
+    """GPU uuid to the replica that loads or stops there."""
+    released: dict[str, int] = field(default_factory=dict)
+    """GPU uuid to MiB still in use by replicas that are counted as gone."""
+    models: dict[str, set[str]] = field(default_factory=dict)
+    """GPU uuid to the models that have a replica there."""
+
+    @classmethod
+    def of(cls, observed: ObservedState) -> Ledger:
+        """Claims of all that is not seen gone, and of all that is about to come."""
+        ledger = cls()
+        seen = set()
+        # In the order of their names, so that whoever counts as busy is the same in whatever order they were seen.
+        for replica in sorted(observed.replicas, key=lambda each: each.name):
+            seen.add(replica.name)
+            operation = observed.pending.get(replica.name)
+            if replica.phase is Phase.EXITED or (replica.phase is Phase.CREATED and operation is None):
+                continue
+            unsettled = replica.ready_since is None or operation is not None
+            ledger.add(replica.claims, model=replica.id.model, busy_with=replica.name if unsettled else None)
+        for name, operation in sorted(observed.pending.items()):
+            if name not in seen and operation.kind is OpKind.START:
+                ledger.add(operation.claims, model=operation.id.model, busy_with=name)
+        return ledger
+
+    def add(self, claims: Mapping[str, int], *, model: str | None = None, busy_with: str | None = None) -> None:
+        """Book a replica's claims."""
+        for uuid, mib in claims.items():
+            self.claimed[uuid] = self.claimed.get(uuid, 0) + mib
+            if model is not None:
+                self.models.setdefault(uuid, set()).add(model)
+            if busy_with is not None and uuid != HOST:
+                self.busy[uuid] = busy_with
+
+    def busy_beside(self, replica: ObservedReplica) -> str | None:
+        """Another one that loads or stops on one of its GPUs."""
+        others = (self.busy.get(uuid, replica.name) for uuid in replica.claims)
+        return next((name for name in others if name != replica.name), None)
+
+    def without(self, claims: Iterable[Mapping[str, int]]) -> Ledger:
+        """This ledger as if some replicas were gone."""
+        models = {uuid: set(names) for uuid, names in self.models.items()}
+        copy = Ledger(dict(self.claimed), dict(self.busy), dict(self.released), models)
+        for each in claims:
+            for uuid, mib in each.items():
+                copy.claimed[uuid] = copy.claimed.get(uuid, 0) - mib
+                copy.released[uuid] = copy.released.get(uuid, 0) + mib
+        return copy
+
+    def without_replicas(self, replicas: Iterable[ObservedReplica], observed: ObservedState) -> Ledger:
+        """The same, with what they hold of the GPUs, which may be more or less than what they claim."""
+        copy = self.without(())
+        for replica in replicas:
+            for uuid, mib in replica.claims.items():
+                copy.claimed[uuid] = copy.claimed.get(uuid, 0) - mib
+        for replica in replicas:
+            for uuid, mib in replica.claims.items():
+                held = self._held(replica, uuid, mib, observed)
+                copy.released[uuid] = copy.released.get(uuid, 0) + held
+        return copy
+
+    def _held(self, replica: ObservedReplica, uuid: str, claim: int, observed: ObservedState) -> int:
+        gpu = next((gpu for gpu in observed.gpus or () if gpu.uuid == uuid), None)
+        if gpu is None:
+            return claim
+        known = [each.mib for each in gpu.processes or () if each.replica == replica.name and each.mib is not None]
+        if known:
+            return sum(known)
+        # What nobody else has claimed is most likely its own.
+        return max(claim, gpu.used_mib - (self.claimed.get(uuid, 0) - claim))
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where one replica goes: GPU uuid, or HOST, to MiB; empty where it has no GPU and nothing else is known of it."""
+
+    claims: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """Why a replica goes nowhere now. `waiting`: it only has to wait for its turn."""
+
+    reason: str
+    waiting: bool = False
+
+
+def place(model: DesiredModel, observed: ObservedState, ledger: Ledger) -> Placed | NoRoom:
+    """Best fit: the GPUs with the least room that is still enough, those first where nothing is loading, then those
+    where no other replica of the model is."""
+    if model.gpu_count == 0:
+        return _in_main_memory(model, observed, ledger)
+    gpus = observed.gpus
+    if gpus is None:
+        return NoRoom("the GPUs cannot be read now, so nothing is placed on them", waiting=True)
+    if model.gpu_count > len(gpus):
+        return NoRoom(f"needs {_gpus(model.gpu_count)}, this host has {len(gpus) or 'none'}")
+    allowed = _allowed(model, gpus)
+    if isinstance(allowed, NoRoom):
+        return allowed
+    need = need_of(model, observed)
+    fitting = sorted(
+        (gpu for gpu in allowed if _fits(need, gpu, ledger)),
+        key=lambda gpu: (
+            gpu.uuid in ledger.busy,
+            model.name in ledger.models.get(gpu.uuid, ()),
+            _room(gpu, ledger),
+            gpu.label,
+        ),
+    )
+    if len(fitting) < model.gpu_count:
+        return _no_room(model.gpu_count, need, allowed, observed, ledger)
+    chosen = sorted(fitting[: model.gpu_count], key=lambda gpu: gpu.index)
+    for gpu in chosen:
+        if gpu.uuid in ledger.busy:
+            return NoRoom(f"GPU {gpu.label} is busy with {ledger.busy[gpu.uuid]}", waiting=True)
+    return Placed({gpu.uuid: need.on(gpu) or gpu.total_mib for gpu in chosen})
+
+
+def need_of(model: DesiredModel, observed: ObservedState) -> Need:
+    """What a replica takes: as declared, else as observed or predicted (DESIGN.md §3)."""
+    known = observed.needs.get(model.name, _UNKNOWN)
+    if model.vram_mib is not None:
+        known = replace(known, per_gpu_mib=model.vram_mib, gpu_share=None)
+    return known if model.memory_mib is None else replace(known, host_mib=model.memory_mib)
+
+
+def _in_main_memory(model: DesiredModel, observed: ObservedState, ledger: Ledger) -> Placed | NoRoom:
+    need = need_of(model, observed).host_mib
+    if need is None:
+        return Placed({})
+    total = observed.host_mib
+    if total is not None and ledger.claimed.get(HOST, 0) + need > total:
+        room = max(0, total - ledger.claimed.get(HOST, 0))
+        reason = f"needs {need} MiB of main memory; free: {room} of the {total} MiB that engines may take"
+        if need > total:
+            reason = f"{reason}: declare a smaller context, or raise ROUNDHOUSE_ENGINES_MEMORY_MIB"
+        return NoRoom(reason)
+    return Placed({HOST: need})
+
+
+def _allowed(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
+    allowed = _chosen(model, gpus)
+    if isinstance(allowed, NoRoom) or model.gpu_count == 1:
+        return allowed
+    whole = [gpu for gpu in allowed if gpu.mig is None]
+    if len(whole) < model.gpu_count <= len(allowed):
+        # CUDA shows a process one instance at most.
+        return NoRoom(f"needs {_gpus(model.gpu_count)} as wholes, and those here are MIG instances")
+    return whole
+
+
+def _chosen(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
+    if not model.gpu_choice:
+        return list(gpus)
+    by_name = {gpu.uuid: gpu for gpu in gpus} | {gpu.label: gpu for gpu in gpus}
+    missing = [name for name in model.gpu_choice if name not in by_name]
+    if missing:
+        return NoRoom(f"this host has no GPU {', '.join(missing)}")
+    return list({by_name[name].uuid: by_name[name] for name in model.gpu_choice}.values())
+
+
+def _room(gpu: Gpu, ledger: Ledger) -> int:
+    # Memory that is used and not claimed belongs to others, or to an engine that is gone and has not released it yet.
+    return gpu.total_mib - max(ledger.claimed.get(gpu.uuid, 0), _used(gpu, ledger))
+
+
+def _used(gpu: Gpu, ledger: Ledger) -> int:
+    return max(0, gpu.used_mib - ledger.released.get(gpu.uuid, 0))
+
+
+def _fits(need: Need, gpu: Gpu, ledger: Ledger) -> bool:
+    mib = need.on(gpu)
+    if mib is not None:
+        return _room(gpu, ledger) >= mib
+    return not ledger.claimed.get(gpu.uuid) and _used(gpu, ledger) <= gpu.total_mib * FOREIGN_USE
+
+
+def _no_room(count: int, need: Need, allowed: list[Gpu], observed: ObservedState, ledger: Ledger) -> NoRoom:
+    reason = _shortage(count, need, allowed, ledger)
+    promised = [gpu for gpu in allowed if _fits(need, replace(gpu, used_mib=0), ledger)]
+    if len(promised) < count:
+        return NoRoom(reason)
+    staying = {replica.name for replica in observed.replicas if replica.phase is Phase.RUNNING}
+    held = [(gpu, held_by(gpu, staying, expected_mib=ledger.claimed.get(gpu.uuid, 0))) for gpu in promised]
+    named = "; ".join(f"GPU {gpu.label}: {holder}" for gpu, holder in held if holder is not None)
+    late = all(observed.at - observed.left_at.get(gpu.uuid, -RELEASE_S) >= RELEASE_S for gpu in promised)
+    return NoRoom(f"{reason}; memory that nobody claims is held by {named}" if named else reason, waiting=not late)
+
+
+def _shortage(count: int, need: Need, allowed: list[Gpu], ledger: Ledger) -> str:
+    rooms = ", ".join(f"GPU {gpu.label} has {max(0, _room(gpu, ledger))} of {gpu.total_mib} MiB" for gpu in allowed)
+    needs = {gpu.uuid: mib for gpu in allowed if (mib := need.on(gpu)) is not None}
+    if not needs:
+        return f"needs {_gpus(count)} of its own, for what it takes is not known (`vram_mib`); free: {rooms}"
+    wanted = "" if need.gpu_share is None else f", {need.gpu_share:.0%} of the largest".replace("%", " %")
+    shortage = f"needs {max(needs.values())} MiB{wanted} on each of {_gpus(count)}; free: {rooms}"
+    if sum(gpu.total_mib >= needs[gpu.uuid] for gpu in allowed) >= count:
+        return shortage
+    return f"{shortage}: a shorter context, a smaller cache type or more GPUs (`gpus`) would make it fit"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"

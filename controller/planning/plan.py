@@ -1,0 +1,342 @@
+"""`plan(desired, observed, now) -> Plan`: the one place where Roundhouse decides what to do. Pure.
+
+Every replica is first put into one bucket, by what it is and by what is wanted; then each bucket gets its action.
+The same input gives the same plan; a plan applied in part, in any prefix, leads to a state whose own plan goes on.
+Apply, dry run, status and metrics all use this function.
+
+Invariants, held by tests/properties/controller/planning/test_plan.py:
+- repeated plan and apply ends in a state whose plan is empty;
+- on no GPU do claims exceed memory;
+- nothing is drained for a replacement before the replacement's preflight succeeded;
+- a roll takes one replica at a time: of n that serve, n - 1 go on serving;
+- nothing is started before its backoff is over;
+- a model is let go only as controller/planning/eviction.py allows;
+- no action names a replica that was not observed as ours.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from controller.engines.base import Verdict
+from controller.planning.actions import Action, Blocked, Drain, Plan, Preflight, PullImage, Remove, Start, Stop, Undrain
+from controller.planning.backoff import verdict_of_exit
+from controller.planning.classify import Buckets, classify
+from controller.planning.eviction import settle
+from controller.planning.placement import Ledger, NoRoom, Placed, place
+from controller.state import (
+    HOST,
+    DesiredModel,
+    DesiredState,
+    Health,
+    ObservedReplica,
+    ObservedState,
+    PendingOp,
+    ReplicaId,
+    ReplicaKey,
+)
+
+VANISHED_DRAIN_S = 300.0
+"""Drain deadline of a model that is no longer declared, so that its own is not known any more."""
+
+
+def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
+    """What to do now. O(replicas + models); `now` is Unix time in seconds."""
+    replicas: dict[str, list[ObservedReplica]] = defaultdict(list)
+    for replica in observed.replicas:
+        replicas[replica.id.model].append(replica)
+    pending: dict[str, list[tuple[str, PendingOp]]] = defaultdict(list)
+    for name, operation in observed.pending.items():
+        pending[operation.id.model].append((name, operation))
+    ledger = Ledger.of(observed)
+    residency = settle(desired, observed, ledger, now)
+    desired = residency.desired
+    turns = []
+    # First what frees, then what claims: an engine that leaves makes room within the same plan only once it is gone.
+    for name in sorted(desired.models.keys() | replicas.keys() | pending.keys()):
+        want, waits = desired.models.get(name), residency.waits.get(name)
+        turn = _Turn(want, observed, ledger, now, desired.preflight_recheck_s, waits)
+        turn.buckets = classify(turn.want, replicas[name], pending[name], now)
+        turn.clear()
+        turns.append(turn)
+    for turn in sorted(turns, key=lambda each: residency.line(each.want)):
+        turn.fill()
+    actions = tuple(action for turn in turns for action in turn.actions)
+    wakes = [wake for wake in (*residency.wakes, *(wake for turn in turns for wake in turn.wakes)) if wake > now]
+    ends = {action.id.model for action in actions if isinstance(action, Stop)}
+    stay = {replica.id.model for replica in observed.replicas} - ends
+    return Plan(
+        desired.generation,
+        actions,
+        tuple(blocked for turn in turns for blocked in turn.blocked),
+        min(wakes, default=None),
+        desired,
+        {name: reason for name, reason in residency.resting.items() if name not in stay and not pending[name]},
+        residency.woken,
+    )
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One model's turn in one plan."""
+
+    want: DesiredModel | None
+    observed: ObservedState
+    ledger: Ledger
+    now: float
+    preflight_recheck_s: float
+    waits: str | None = None
+    """The room that it waits for, in words."""
+    buckets: Buckets = field(default_factory=Buckets)
+    actions: list[Action] = field(default_factory=list)
+    blocked: list[Blocked] = field(default_factory=list)
+    wakes: list[float] = field(default_factory=list)
+    failing: set[ReplicaKey] = field(default_factory=set)
+    """Keys whose failure this plan itself reports: when to try again is known to the next one."""
+
+    # What leaves.
+
+    def clear(self) -> None:
+        """Everything that has ended, is broken or is not wanted."""
+        for replica in self.buckets.ended:
+            end = self._end_of(replica)
+            self.actions.append(Remove(replica.id, replica.name, "ended", end))
+            if end is not None:
+                self.failing.add(replica.id.key)
+        for replica in self.buckets.half_created:
+            self.actions.append(Remove(replica.id, replica.name, "half-created, and nothing is creating it"))
+        for replica, reason in self.buckets.broken:
+            self.actions.append(Stop(replica.id, replica.name, reason, Verdict(reason)))
+            self.failing.add(replica.id.key)
+        for replica in self.buckets.surplus:
+            self._retire(replica, self._surplus_reason())
+
+    def _end_of(self, replica: ObservedReplica) -> Verdict | None:
+        if self.want is None or replica.exit is None or self.want.replicas == 0 or replica.draining is not None:
+            return None
+        return verdict_of_exit(self.want.backend, replica.exit, was_ready=replica.ready_since is not None)
+
+    def _surplus_reason(self) -> str:
+        if self.want is None:
+            return "the model is no longer declared"
+        if not self.want.runs:
+            return "the model is served elsewhere now"
+        return f"unloaded: {self.want.statement.reason}" if self.want.replicas == 0 else "more replicas than declared"
+
+    def _retire(self, replica: ObservedReplica, reason: str) -> None:
+        """Drain, then stop; at once where nothing was ever routed."""
+        draining = replica.draining
+        deadline = self._drain_deadline(self.now if draining is None else draining.since)
+        if replica.ready_since is None:
+            self._stop(replica, reason)
+        elif draining is None:
+            self.actions.append(Drain(replica.id, replica.name, reason, deadline))
+        elif draining.idle:
+            self._stop(replica, f"{reason}; drained")
+        elif deadline is not None and self.now >= deadline:
+            self._stop(replica, f"{reason}; its drain deadline has passed")
+        elif deadline is not None:
+            self.wakes.append(deadline)
+
+    def _stop(self, replica: ObservedReplica, reason: str) -> None:
+        """End it, unless another one loads or stops on its GPUs: engines measure the memory that is free meanwhile."""
+        other = self.ledger.busy_beside(replica)
+        if other is None:
+            self.actions.append(Stop(replica.id, replica.name, reason))
+            self.ledger.busy.update(dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), replica.name))
+        else:
+            waits = f"it is stopped once {other} is done on its GPU"
+            self.blocked.append(Blocked(replica.id.model, replica.id.index, waits))
+
+    def _drain_deadline(self, since: float) -> float | None:
+        """None: an operator's unload, which waits as long as it takes."""
+        if self.want is None:
+            return since + VANISHED_DRAIN_S
+        if self.want.replicas == 0 and not self.want.drain_ends:
+            return None
+        return since + self.want.drain_timeout_s
+
+    # What comes.
+
+    def fill(self) -> None:
+        """Every wanted index gets its replica; outdated ones are replaced one at a time."""
+        want = self.want
+        if want is None or not want.runs:
+            return
+        if self._hold_together(want):
+            return
+        self._keep_current(want)
+        rolling = self._coming(want)
+        for index in range(want.replicas):
+            old = self.buckets.outdated.get(index)
+            if index in self.buckets.current:
+                if old is not None:
+                    self._retire_replaced(self.buckets.current[index], old)
+                    rolling = True
+            elif old is None:
+                self._start(want, index, "no replica at this index")
+                rolling = True
+            elif not rolling:
+                self._replace(want, index, old)
+                rolling = True
+
+    def _coming(self, want: DesiredModel) -> bool:
+        """Whether a replica is on its way, or failed on it: until it serves, no other one is replaced."""
+        current = self.buckets.current.values()
+        if any(replica is None or replica.health is not Health.READY for replica in current):
+            return True
+        missing = set(range(want.replicas)) - self.buckets.outdated.keys() - self.buckets.current.keys()
+        keys = (ReplicaKey(want.name, index, want.spec_hash) for index in missing)
+        failures = (self.observed.failures.get(key) for key in keys)
+        return any(failure is not None and failure.waits(self.now) for failure in failures)
+
+    def _keep_current(self, want: DesiredModel) -> None:
+        for current in self.buckets.current.values():
+            if current is None:
+                continue
+            if current.draining is not None:
+                self.actions.append(Undrain(current.id, current.name, "wanted again"))
+            elif current.ready_since is None and current.started_at is not None:
+                self.wakes.append(current.started_at + want.start_timeout_s)
+
+    def _hold_together(self, want: DesiredModel) -> bool:
+        """Until a model is first loaded, its replicas come all or not at all."""
+        if want.replicas < 2 or want.name in self.observed.loaded_once or self.buckets.outdated:
+            return False
+        for index in range(want.replicas):
+            key = ReplicaKey(want.name, index, want.spec_hash)
+            failure = self.observed.failures.get(key)
+            if failure is None or not failure.waits(self.now):
+                continue
+            self._give_up(f"all or nothing: replica {index} failed")
+            self._wait(index, failure.error, failure.retry_at, failed=True)
+            return True
+        return self._too_many(want)
+
+    def _too_many(self, want: DesiredModel) -> bool:
+        scratch = self.ledger.without(())
+        for index in range(want.replicas):
+            if index in self.buckets.current:
+                continue
+            placed = place(want, self.observed, scratch)
+            if self.waits is not None:
+                self._await_room(want, index, self.waits)
+                return True
+            if isinstance(placed, Placed):
+                scratch.add(placed.claims, model=want.name)
+            elif not placed.waiting:
+                self._give_up(f"all or nothing: no room for replica {index}")
+                self._wait(index, placed.reason, None, failed=True)
+                return True
+        return False
+
+    def _give_up(self, reason: str) -> None:
+        for current in self.buckets.current.values():
+            if current is not None:
+                self._retire(current, reason)
+
+    def _retire_replaced(self, current: ObservedReplica | None, old: ObservedReplica) -> None:
+        if current is not None and current.health is Health.READY:
+            self._retire(old, "replaced by a replica of the edited definition")
+
+    def _replace(self, want: DesiredModel, index: int, old: ObservedReplica) -> None:
+        """New one ready first where memory allows, else old one drained first."""
+        if self._backs_off(want, index):
+            self._take_back(old)
+            return
+        # One failed probe does not make an engine useless: what has served may serve again.
+        serving = old.ready_since is not None and old.draining is None
+        alongside = place(want, self.observed, self.ledger)
+        instead = place(want, self.observed, self.ledger.without([old.claims]))
+        if serving and isinstance(alongside, NoRoom) and alongside.waiting:
+            self._wait(index, alongside.reason, None)
+        elif isinstance(alongside, NoRoom) and isinstance(instead, NoRoom):
+            self._wait(index, instead.reason, None, failed=not instead.waiting)
+            self._take_back(old)
+        elif not self._checked(want, index):
+            result = self.observed.preflights.get((want.name, want.spec_hash))
+            if result is not None and not result.ok:
+                self._take_back(old)
+        elif serving and isinstance(alongside, Placed):
+            self._issue_start(want, index, alongside, "the definition was edited; the old replica serves until then")
+        else:
+            self._retire(old, "the definition was edited" + ("; no room for both" if serving else ""))
+
+    def _take_back(self, old: ObservedReplica) -> None:
+        """Let an old replica serve on: what was to replace it cannot start."""
+        if old.draining is not None:
+            self.actions.append(Undrain(old.id, old.name, "what was to replace it cannot start"))
+
+    def _start(self, want: DesiredModel, index: int, reason: str) -> None:
+        if self._backs_off(want, index):
+            return
+        placed = place(want, self.observed, self.ledger)
+        if self.waits is not None:
+            self._await_room(want, index, self.waits)
+        elif isinstance(placed, NoRoom):
+            self._wait(index, placed.reason, None, failed=not placed.waiting)
+        elif self._checked(want, index):
+            self._issue_start(want, index, placed, reason)
+
+    def _await_room(self, want: DesiredModel, index: int, room: str) -> None:
+        """Nobody leaves for it before it is known that it can be started."""
+        self._checked(want, index)
+        result = self.observed.preflights.get((want.name, want.spec_hash))
+        if result is None or result.ok:
+            self._wait(index, room, None)
+
+    def _issue_start(self, want: DesiredModel, index: int, placed: Placed, reason: str) -> None:
+        key = ReplicaKey(want.name, index, want.spec_hash)
+        failure = self.observed.failures.get(key)
+        gone = (*self.buckets.ended, *self.buckets.half_created, *(replica for replica, _ in self.buckets.broken))
+        earlier = (*(replica.id for replica in gone), *self.buckets.busy)
+        attempts = [each.attempt for each in earlier if each.key == key]
+        attempt = 1 + max([failure.attempt if failure else 0, *attempts])
+        self.ledger.add(placed.claims, model=want.name, busy_with=f"{want.name}/{index}")
+        self.actions.append(Start(ReplicaId(want.name, index, want.spec_hash, attempt), reason, placed.claims))
+
+    def _backs_off(self, want: DesiredModel, index: int) -> bool:
+        key = ReplicaKey(want.name, index, want.spec_hash)
+        if key in self.failing:
+            return True
+        failure = self.observed.failures.get(key)
+        if failure is None or not failure.waits(self.now):
+            return False
+        self._wait(index, failure.error, failure.retry_at, failed=True)
+        return True
+
+    def _checked(self, want: DesiredModel, index: int) -> bool:
+        """Whether a fresh preflight says that the start can succeed; else what to do about it."""
+        key = (want.name, want.spec_hash)
+        result = self.observed.preflights.get(key)
+        fresh = result is not None and result.is_fresh(self.now, self.preflight_recheck_s)
+        if not fresh and key not in self.observed.preflighting:
+            self._once(Preflight(want.name, want.spec_hash, "before a start"))
+        if result is None:
+            return False
+        if result.missing_image is not None:
+            self._pull(want, index, result.missing_image)
+        elif not result.ok:
+            recheck_at = result.at + self.preflight_recheck_s
+            self._wait(index, result.error or "preflight failed", recheck_at, failed=True)
+        return fresh and result.ok
+
+    def _pull(self, want: DesiredModel, index: int, image: str) -> None:
+        failure = self.observed.pulls.get(image)
+        if failure is not None and failure.waits(self.now):
+            self._wait(index, failure.error, failure.retry_at, failed=True)
+        elif image in self.observed.pulls and failure is None:
+            self._wait(index, f"image {image} is being pulled", None)
+        else:
+            self._once(PullImage(want.name, image, "the image is not on this host"))
+
+    def _once(self, action: Action) -> None:
+        if action not in self.actions:
+            self.actions.append(action)
+
+    def _wait(self, index: int, reason: str, retry_at: float | None, *, failed: bool = False) -> None:
+        name = self.want.name if self.want is not None else ""
+        self.blocked.append(Blocked(name, index, reason, failed, retry_at))
+        if retry_at is not None:
+            self.wakes.append(retry_at)

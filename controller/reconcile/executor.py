@@ -1,0 +1,216 @@
+"""Actions carried out: each becomes a task that is started and never awaited by the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from controller.engines.base import Verdict
+from controller.planning.actions import Action, Drain, Preflight, PullImage, Remove, Start, Stop, Undrain
+from controller.planning.backoff import next_failure, with_tail
+from controller.planning.draining import Drain as DrainUnderWay
+from controller.reconcile.operation_state import WorkingMemory
+from controller.reconcile.preflight import preflight
+from controller.redaction.redactor import Conceal, nothing_secret
+from controller.runtimes.base import Runtime, RuntimeUnavailableError, StartError, StartRequest
+from controller.runtimes.naming import replica_name, replica_token
+from controller.state import DesiredState, ObservedReplica, OpKind, PendingOp
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+
+REFUSED_PAUSE_S = 2.0
+"""An end that the runtime refused stays under way this long, so that it is not issued again at once."""
+
+
+class Operations:
+    """Issues actions against one runtime and remembers, in `memory`, what is under way and what failed."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        memory: WorkingMemory,
+        *,
+        instance: str,
+        secret: bytes,
+        stop_timeout_s: float,
+        wake: Callable[[], None],
+        clock: Clock,
+        conceal: Conceal = nothing_secret,
+    ) -> None:
+        self._conceal = conceal
+        self._runtime = runtime
+        self._memory = memory
+        self._instance = instance
+        self._secret = secret
+        self._stop_timeout_s = stop_timeout_s
+        self._wake = wake
+        self._clock = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pulls: set[asyncio.Task[None]] = set()
+        self._issued: Counter[str] = Counter()
+
+    def issued(self) -> dict[str, int]:
+        """How many actions of each kind were begun."""
+        return dict(self._issued)
+
+    def token(self, name: str) -> str:
+        """A replica's own token."""
+        return replica_token(self._secret, name)
+
+    def issue(self, action: Action, desired: DesiredState, replicas: dict[str, ObservedReplica]) -> None:
+        """Begin one action of a plan for `desired`; `replicas` are the observed ones by name."""
+        log.info("%s %s: %s", action.kind, getattr(action, "name", None) or _subject(action), action.reason)
+        self._issued[action.kind] += 1
+        match action:
+            case Preflight():
+                self._preflight(action, desired)
+            case PullImage():
+                self._pull(action)
+            case Start():
+                self._start(action, desired)
+            case Drain():
+                self._memory.drains[action.name] = DrainUnderWay(since=self._clock())
+            case Undrain():
+                self._memory.drains.pop(action.name, None)
+            case Stop() | Remove():
+                self._end(action, replicas[action.name])
+
+    async def settled(self) -> None:
+        """Wait until nothing is under way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def give_up_pulls(self) -> None:
+        """Wait for no image any more: the controller ends."""
+        for task in self._pulls:
+            task.cancel()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _preflight(self, action: Preflight, desired: DesiredState) -> None:
+        model = desired.models[action.model]
+        key = (action.model, action.spec_hash)
+        mark = self._memory.preflighting[key] = object()
+
+        async def work() -> None:
+            result = await preflight(self._runtime, model, conceal=self._conceal, clock=self._clock)
+            if self._memory.preflighting.get(key) is not mark:
+                return
+            del self._memory.preflighting[key]
+            known = self._memory.preflights.get(key)
+            if result.error is not None and (known is None or known.error != result.error):
+                log.warning("%s cannot be started: %s", action.model, result.error)
+            self._memory.preflights[key] = result
+            self._wake()
+
+        self._spawn(work())
+
+    def _pull(self, action: PullImage) -> None:
+        previous = self._memory.pulls.get(action.image)
+        if action.image in self._memory.pulls and previous is None:
+            return  # asked for by another model, and under way
+        self._memory.pulls[action.image] = None
+
+        async def work() -> None:
+            try:
+                await self._runtime.pull(action.image)
+                self._memory.pulls.pop(action.image, None)
+                self._memory.preflights.clear()
+            except Exception as error:
+                if not isinstance(error, StartError | RuntimeUnavailableError):
+                    log.exception("the pull of %s failed", action.image)
+                words = f"image {action.image} is missing and cannot be pulled: {error}"
+                verdict = Verdict(self._conceal(action.model, words))
+                self._memory.pulls[action.image] = next_failure(previous, verdict, 0, self._clock(), ready_for_s=None)
+            self._wake()
+
+        task = self._spawn(work())
+        self._pulls.add(task)
+        task.add_done_callback(self._pulls.discard)
+
+    def _start(self, action: Start, desired: DesiredState) -> None:
+        model = desired.models[action.id.model]
+        name = replica_name(self._instance, action.id)
+        self._memory.begin(name, PendingOp(OpKind.START, action.id, action.claims, self._clock()))
+        request = StartRequest(
+            id=action.id,
+            name=name,
+            definition=model.definition,
+            served_name=model.name,
+            image=model.image,
+            token=self.token(name),
+            claims=action.claims,
+        )
+
+        async def work() -> None:
+            try:
+                await self._runtime.start(request)
+            except (StartError, RuntimeUnavailableError) as error:
+                self._start_failed(action, name, str(error), permanent=getattr(error, "permanent", False))
+            except Exception as fault:
+                log.exception("start of %s failed", name)
+                self._start_failed(action, name, f"internal error: {fault!r}", permanent=False)
+            finally:
+                self._memory.finish(name, self._clock())
+                self._wake()
+
+        self._spawn(work())
+
+    def _start_failed(self, action: Start, name: str, message: str, *, permanent: bool) -> None:
+        message = self._conceal(action.model, message, name)
+        log.warning("start of %s failed: %s", name, message)
+        self._memory.fail(action.id, Verdict(message, permanent), self._clock())
+
+    def _end(self, action: Stop | Remove, replica: ObservedReplica) -> None:
+        """A failure counts from the moment its end is issued, so that it counts once."""
+        now = self._clock()
+        kind = OpKind.STOP if isinstance(action, Stop) else OpKind.REMOVE
+        if action.failure is not None and action.name not in self._memory.counted:
+            self._memory.counted.add(action.name)
+            ready_for = None if replica.ready_since is None else now - replica.ready_since
+            self._memory.fail(action.id, action.failure, now, ready_for_s=ready_for)
+            log.warning("%s failed: %s", action.name, action.failure.message)
+            # The next plan knows when to try again, which can be now.
+            self._wake()
+        self._memory.begin(action.name, PendingOp(kind, action.id, replica.claims, now))
+
+        async def work() -> None:
+            try:
+                if isinstance(action, Stop):
+                    await self._explain(action)
+                    await self._runtime.stop(action.name, self._stop_timeout_s)
+                else:
+                    await self._runtime.remove(action.name)
+            except RuntimeUnavailableError as error:
+                log.warning("%s of %s was refused and will be issued again: %s", action.kind, action.name, error)
+                await asyncio.sleep(REFUSED_PAUSE_S)
+            except Exception:
+                log.exception("%s of %s failed and will be issued again", action.kind, action.name)
+                await asyncio.sleep(REFUSED_PAUSE_S)
+            finally:
+                self._memory.finish(action.name, self._clock())
+                self._wake()
+
+        self._spawn(work())
+
+    async def _explain(self, action: Stop) -> None:
+        """Add the engine's last log lines to the failure that ended it, before they are gone."""
+        failure = self._memory.failures.get(action.id.key)
+        if action.failure is None or failure is None or failure.error != action.failure.message:
+            return
+        tail = self._conceal(action.model, await self._runtime.log_tail(action.name), action.name)
+        self._memory.failures[action.id.key] = replace(failure, error=with_tail(failure.error, tail))
+
+
+def _subject(action: Action) -> str:
+    return f"{action.id.model}/{action.id.index}" if isinstance(action, Start) else action.model

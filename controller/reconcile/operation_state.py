@@ -1,0 +1,141 @@
+"""What the controller knows beyond what it can observe: operations under way, failures, drains.
+
+All of it is lost when the controller dies, except what `controller.storage.state_dir.Memory` keeps; the plan of a new
+controller then finds the same replicas and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from controller.engines.base import Verdict
+from controller.planning.backoff import forgiven, next_failure
+from controller.planning.draining import Drain
+from controller.state import (
+    HOST,
+    DesiredModel,
+    DesiredState,
+    Failure,
+    ObservedReplica,
+    ObservedState,
+    OpKind,
+    PendingOp,
+    Phase,
+    PreflightResult,
+    ReplicaId,
+    ReplicaKey,
+)
+
+CLOCK_SLACK_S = 60.0
+"""An end this far in the future was written before the clock was set back."""
+
+
+@dataclass(slots=True)
+class WorkingMemory:
+    """One controller's own state. Changed on its event loop only."""
+
+    pending: dict[str, PendingOp] = field(default_factory=dict)
+    preflights: dict[tuple[str, str], PreflightResult] = field(default_factory=dict)
+    preflighting: dict[tuple[str, str], object] = field(default_factory=dict)
+    """Those under way, each with a mark of its own: what is asked anew while it runs takes no answer of the old one."""
+    pulls: dict[str, Failure | None] = field(default_factory=dict)
+    failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
+    drains: dict[str, Drain] = field(default_factory=dict)
+    loaded_once: set[str] = field(default_factory=set)
+    left_at: dict[str, float] = field(default_factory=dict)
+    """GPU uuid to when a replica was last seen to be gone from it."""
+    counted: set[str] = field(default_factory=set)
+    """Replicas whose failure was counted: an end that is refused is issued again, and is no second failure."""
+
+    def told(self, observed: ObservedState) -> ObservedState:
+        """An observation, and what is known here."""
+        return replace(
+            observed,
+            pending=dict(self.pending),
+            preflights=dict(self.preflights),
+            preflighting=frozenset(self.preflighting),
+            pulls=dict(self.pulls),
+            failures=dict(self.failures),
+            loaded_once=frozenset(self.loaded_once),
+            left_at=dict(self.left_at),
+        )
+
+    def note_left(self, before: Iterable[ObservedReplica], after: Iterable[ObservedReplica], now: float) -> None:
+        """Of two observations, which GPUs something has left in between."""
+        still = {replica.name for replica in after if replica.phase is not Phase.EXITED}
+        for replica in before:
+            if replica.phase is not Phase.EXITED and replica.name not in still:
+                self.left_at.update(dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), now))
+
+    def begin(self, name: str, operation: PendingOp) -> None:
+        """Remember an operation that is being issued. At most one per replica."""
+        known = self.pending.get(name)
+        assert known is None or known.finished_at is not None, f"{name} has an operation under way"
+        self.pending[name] = operation
+
+    def finish(self, name: str, now: float) -> None:
+        """The operation ended, well or not; it still counts until an observation that begins later."""
+        self.pending[name] = replace(self.pending[name], finished_at=now)
+
+    def forget_settled(self, began_at: float) -> None:
+        """Drop the operations that had ended before an observation began: it has seen what they did."""
+        settled = [
+            name
+            for name, operation in self.pending.items()
+            if operation.finished_at is not None
+            and (operation.finished_at < began_at or operation.finished_at > began_at + CLOCK_SLACK_S)
+        ]
+        for name in settled:
+            del self.pending[name]
+
+    def fail(self, replica: ReplicaId, verdict: Verdict, now: float, *, ready_for_s: float | None = None) -> Failure:
+        """Count a failure towards the replica key's backoff."""
+        failure = next_failure(self.failures.get(replica.key), verdict, replica.attempt, now, ready_for_s=ready_for_s)
+        self.failures[replica.key] = failure
+        return failure
+
+    def prune(self, desired: DesiredState, replicas: Iterable[ObservedReplica], now: float) -> None:
+        """Forget what no longer matters: failures of edited or proven definitions, drains of replicas that are gone, or
+        that are to serve on while the controller is paused."""
+        replicas = list(replicas)
+        wanted = {name for name, model in desired.models.items() if model.replicas}
+        # One that rests is the same when a request wants it again.
+        current = {
+            (name, model.spec_hash) for name, model in desired.models.items() if model.replicas or model.demand_replicas
+        }
+        proven = {replica.id.key for replica in replicas if forgiven(replica, now)}
+        self.failures = {
+            key: failure
+            for key, failure in self.failures.items()
+            if (key.model, key.spec_hash) in current and key not in proven
+        }
+        self.preflights = {key: result for key, result in self.preflights.items() if key in current}
+        names = {replica.name for replica in replicas}
+        staying = {each.name for each in replicas if desired.paused and _is_wanted(each, desired)}
+        self.drains = {name: drain for name, drain in self.drains.items() if name in names - staying}
+        self.counted &= names
+        images = {model.image for model in desired.models.values()}
+        self.pulls = {image: state for image, state in self.pulls.items() if state is None or image in images}
+        # One that is revoked while it drains serves on with what is left.
+        serving = {replica.id.model for replica in replicas if replica.ready_since is not None}
+        self.loaded_once &= wanted | serving
+
+    def try_anew(self, model: DesiredModel) -> None:
+        """Forget what went wrong with a model, for somebody asks for it anew: its replicas come all or not at all."""
+        self.failures = {key: failure for key, failure in self.failures.items() if key.model != model.name}
+        self.preflights = {key: result for key, result in self.preflights.items() if key[0] != model.name}
+        self.preflighting = {key: mark for key, mark in self.preflighting.items() if key[0] != model.name}
+        self.loaded_once.discard(model.name)
+        if model.image is not None and self.pulls.get(model.image) is not None:
+            del self.pulls[model.image]
+
+    def stopping(self, name: str) -> bool:
+        """Whether the replica is being stopped or removed."""
+        operation = self.pending.get(name)
+        return operation is not None and operation.kind is not OpKind.START
+
+
+def _is_wanted(replica: ObservedReplica, desired: DesiredState) -> bool:
+    want = desired.models.get(replica.id.model)
+    return want is not None and replica.id.index < want.replicas

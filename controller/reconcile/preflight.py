@@ -1,0 +1,29 @@
+"""Whether a model could be started as it is defined. Reads only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from controller.redaction.redactor import Conceal
+from controller.runtimes.base import Runtime, RuntimeUnavailableError
+from controller.state import DesiredModel, PreflightResult
+
+log = logging.getLogger(__name__)
+
+
+async def preflight(
+    runtime: Runtime, model: DesiredModel, *, conceal: Conceal, clock: Callable[[], float]
+) -> PreflightResult:
+    """What the host says. Every failure is an answer, and shows no secret."""
+    try:
+        result = await runtime.preflight(model.name, model.definition, model.image)
+    except RuntimeUnavailableError as error:
+        result = PreflightResult(False, clock(), str(error))
+    except Exception as fault:
+        log.exception("the preflight of %s failed", model.name)
+        result = PreflightResult(False, clock(), f"internal error: {fault!r}")
+    if result.error is None:
+        return result
+    return replace(result, error=conceal(model.name, result.error))

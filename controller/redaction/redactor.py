@@ -1,0 +1,64 @@
+"""Keeps secrets of definitions and loads out of what is said of models: the one place that knows what is secret.
+
+An engine may print what it was started with long after the files say something else, so secrets of earlier definitions
+are remembered as long as the controller lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from controller.redaction.patterns import secrets_of, without_secrets
+
+REMEMBERED: Final = 200
+"""Secrets per model; the oldest are forgotten first."""
+
+
+class Conceal(Protocol):
+    """Hides secrets in a text about a model; `replica` names the engine that wrote it, if one did."""
+
+    def __call__(self, model: str, text: str, replica: str | None = None) -> str:
+        """The text as it may be shown."""
+
+
+def nothing_secret(model: str, text: str, replica: str | None = None) -> str:
+    """For hosts whose engines know no secrets."""
+    del model, replica
+    return text
+
+
+class Concealment:
+    """What one controller knows to be secret. `token` gives a replica's own."""
+
+    def __init__(self, token: Callable[[str], str]) -> None:
+        self._token = token
+        self._known: dict[str, dict[str, None]] = {}
+
+    def learn(self, declared: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take note of the secrets of fields, by model: what the files declare, or what a load sets."""
+        for model, fields in declared.items():
+            known = self._known.setdefault(model, {})
+            current = secrets_of(fields)
+            for secret in sorted(current):
+                known.pop(secret, None)
+                known[secret] = None
+            for oldest in list(known)[: -max(REMEMBERED, len(current))]:
+                del known[oldest]
+
+    def text(self, model: str, text: str, replica: str | None = None) -> str:
+        """The text as it may be shown."""
+        return without_secrets(text, self._secrets(model, replica))
+
+    def _secrets(self, model: str, replica: str | None) -> frozenset[str]:
+        secrets = frozenset(self._known.get(model, ()))
+        return secrets if replica is None else secrets | {self._token(replica)}
+
+    def with_proposed(self, declared: Mapping[str, Mapping[str, Any]]) -> Conceal:
+        """The same, and the secrets of what somebody only proposes, which are not remembered."""
+        proposed = {model: secrets_of(fields) for model, fields in declared.items()}
+
+        def text(model: str, text: str, replica: str | None = None) -> str:
+            return without_secrets(text, self._secrets(model, replica) | proposed.get(model, frozenset()))
+
+        return text

@@ -1,0 +1,1 @@
+"""What operators can ask for beside the rows of models: drift, dry runs, rounds, metrics."""

@@ -1,0 +1,236 @@
+"""What runs differently from what the files declare. Pure.
+
+Differences of definition, override, statement, image and arguments, what is missing, and what is too much. What a
+replica would be started with now (`Rendered`) is asked of the runtime elsewhere (`controller.reports.drift_detector`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from pydantic import JsonValue
+
+from controller.planning.actions import Blocked
+from controller.redaction.patterns import masked, masked_field
+from controller.redaction.redactor import Conceal
+from controller.runtimes.base import Rendered
+from controller.schema.admin import DriftItem
+from controller.state import DesiredModel, DesiredState, Health, ObservedReplica, ObservedState, Phase
+
+
+def drift(
+    desired: DesiredState,
+    observed: ObservedState,
+    rendered: Mapping[str, Rendered],
+    *,
+    file_since: Mapping[str, float],
+    conceal: Conceal,
+    blocked: Iterable[Blocked] = (),
+    now: float,
+) -> list[DriftItem]:
+    """Every difference, in name order. Replicas that have ended run nothing, and are left out.
+
+    `rendered`: by replica name; absent: not known, and then neither image nor arguments are compared.
+    `file_since`: model to Unix time since when the files say what they say. `since` of an item that no statement or
+    file dates is `now`.
+    """
+    replicas: dict[str, list[ObservedReplica]] = defaultdict(list)
+    for replica in observed.replicas:
+        if replica.phase is not Phase.EXITED:
+            replicas[replica.id.model].append(replica)
+    reasons: dict[tuple[str, int | None], str] = {}
+    for item in blocked:
+        reasons.setdefault((item.model, item.index), item.reason)
+    items: list[DriftItem] = []
+    for name in sorted(desired.models.keys() | replicas.keys()):
+        want = desired.models.get(name)
+        alive = sorted(replicas[name], key=lambda each: (each.health is not Health.READY, each.id))
+        if want is None:
+            items += [_undeclared(replica, "the model is no longer declared", now) for replica in alive]
+            continue
+        since = file_since.get(name, want.statement.since)
+        items += _stated(want)
+        items += _missing(want, alive, reasons, observed, conceal, now)
+        for replica, surplus in _placed(want, alive):
+            items += (
+                [_undeclared(replica, surplus, now)]
+                if surplus
+                else _differences(want, replica, rendered, since, conceal, now)
+            )
+    return items
+
+
+def _placed(want: DesiredModel, alive: Sequence[ObservedReplica]) -> Iterator[tuple[ObservedReplica, str | None]]:
+    """Each replica, with why it is too much, or None where it stands at a wanted place."""
+    taken: set[int] = set()
+    for replica in sorted(alive, key=lambda each: each.id.spec_hash != want.spec_hash):
+        index = replica.id.index
+        if not want.runs:
+            yield replica, "the model is served elsewhere"
+        elif want.replicas == 0:
+            yield replica, f"the model is not wanted: {want.statement.reason}"
+        elif index >= want.replicas:
+            yield replica, f"more than the {want.replicas} wanted"
+        elif index in taken and replica.id.spec_hash == want.spec_hash:
+            yield replica, "another replica stands at its place"
+        else:
+            yield replica, None
+        taken.add(index)
+
+
+def _stated(want: DesiredModel) -> Iterator[DriftItem]:
+    """What a runtime statement changes of the files."""
+    statement, declared = want.statement, want.declared
+    if statement.kind not in ("load", "unload"):
+        return
+    count = declared.replicas if declared.enabled else 0
+    if want.replicas != count:
+        files = f"the files say replicas: {count}" if declared.enabled else "the files say enabled: false"
+        yield DriftItem(
+            model=want.name,
+            replica=None,
+            kind="statement",
+            declared=count,
+            running=want.replicas,
+            since=statement.since,
+            message=f"{statement.reason}, replicas wanted: {want.replicas}; {files}",
+        )
+    if not want.replicas:
+        return
+    before = declared.model_dump(mode="json")
+    shown, stated = masked(before), masked(dict(want.params))
+    for field in sorted(want.params):
+        if before.get(field) != want.params[field]:
+            yield DriftItem(
+                model=want.name,
+                replica=None,
+                kind="override",
+                field=field,
+                declared=shown.get(field),
+                running=stated[field],
+                since=statement.since,
+                message=f"{field} was set by a load: {statement.reason}",
+            )
+
+
+def _missing(
+    want: DesiredModel,
+    alive: Sequence[ObservedReplica],
+    reasons: Mapping[tuple[str, int | None], str],
+    observed: ObservedState,
+    conceal: Conceal,
+    now: float,
+) -> Iterator[DriftItem]:
+    def absent(index: int, running: str | None, reason: str) -> DriftItem:
+        words = conceal(want.name, f"replica {index} does not serve: {reason}")
+        return DriftItem(
+            model=want.name,
+            replica=f"{want.name}/{index}",
+            kind="missing",
+            declared="ready",
+            running=running,
+            since=now,
+            message=words,
+        )
+
+    if not want.runs:
+        error = observed.remotes.get(want.name)
+        if want.replicas and error is not None:
+            yield absent(0, "failing", error)
+        return
+    ready = {each.id.index for each in alive if each.phase is Phase.RUNNING and each.health is Health.READY}
+    for index in range(want.replicas):
+        if index in ready:
+            continue
+        there = next((each for each in alive if each.id.index == index), None)
+        running = None if there is None else there.health.value if there.phase is Phase.RUNNING else there.phase.value
+        reason = reasons.get((want.name, index)) or reasons.get((want.name, None))
+        yield absent(index, running, reason or ("no engine runs" if there is None else f"it is {running}"))
+
+
+def _differences(
+    want: DesiredModel,
+    replica: ObservedReplica,
+    rendered: Mapping[str, Rendered],
+    file_since: float,
+    conceal: Conceal,
+    now: float,
+) -> Iterator[DriftItem]:
+    """One replica at a wanted place: what it runs, against what it would be started with."""
+    name = replica.name
+    if replica.id.spec_hash != want.spec_hash:
+        # A load has parameters of its own, and rules since it was said.
+        since = max(file_since, want.statement.since) if want.statement.kind == "load" else file_since
+        yield DriftItem(
+            model=want.name,
+            replica=name,
+            kind="definition",
+            declared=want.spec_hash,
+            running=replica.id.spec_hash,
+            since=since,
+            message=f"{name} runs an older definition",
+        )
+        return
+    now_rendered = rendered.get(name)
+    if now_rendered is None:
+        return
+    image = now_rendered.image_id
+    if image is not None and replica.image_id is not None and image != replica.image_id:
+        yield DriftItem(
+            model=want.name,
+            replica=name,
+            kind="image",
+            declared=image,
+            running=replica.image_id,
+            since=now,
+            message=f"{want.image or 'its image'} names another image than the one that {name} runs",
+        )
+    if replica.argv and now_rendered.argv != replica.argv:
+        wanted, running = _differing(now_rendered.argv, replica.argv, lambda word: conceal(want.name, word, name))
+        yield DriftItem(
+            model=want.name,
+            replica=name,
+            kind="arguments",
+            declared=wanted,
+            running=running,
+            since=now,
+            message=f"{name} was started with other arguments than it would be now",
+        )
+
+
+def _undeclared(replica: ObservedReplica, reason: str, now: float) -> DriftItem:
+    return DriftItem(
+        model=replica.id.model,
+        replica=replica.name,
+        kind="undeclared",
+        declared=None,
+        running=replica.health.value if replica.phase is Phase.RUNNING else replica.phase.value,
+        since=now,
+        message=f"{replica.name} runs, and {reason}",
+    )
+
+
+def _differing(
+    declared: Sequence[str], running: Sequence[str], conceal: Callable[[str], str]
+) -> tuple[list[JsonValue], list[JsonValue]]:
+    """The words of each command line that the other one does not have there, each with its flag; secrets are masked."""
+    kept: tuple[set[int], set[int]] = (set(), set())
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, declared, running, autojunk=False).get_opcodes():
+        if tag == "equal":
+            continue
+        for words, places, begin, end in ((declared, kept[0], a, b), (running, kept[1], c, d)):
+            if begin < end:
+                places.update(range(begin, end))
+                # A value alone says little: the flag before it comes along.
+                if begin and not words[begin].startswith("-") and words[begin - 1].startswith("-"):
+                    places.add(begin - 1)
+    return _shown(declared, kept[0], conceal), _shown(running, kept[1], conceal)
+
+
+def _shown(words: Sequence[str], places: set[int], conceal: Callable[[str], str]) -> list[JsonValue]:
+    # Masked as a whole: whether a word is secret may depend on the one before it.
+    safe = masked_field("argv", list(words))
+    assert isinstance(safe, list)
+    return [conceal(str(safe[place])) for place in sorted(places)]

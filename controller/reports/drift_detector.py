@@ -1,0 +1,109 @@
+"""Looks for drift: asks the runtime what replicas would be started with now, and remembers since when they differ."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+from controller.reconcile.reconciler import Round
+from controller.redaction.redactor import Conceal
+from controller.reports.drift import drift
+from controller.runtimes.base import Rendered, Runtime, RuntimeUnavailableError, SeenReplica
+from controller.schema.admin import Drift, DriftItem
+from controller.state import DesiredModel, ObservedReplica, Phase
+
+AT_A_TIME: Final = 4
+"""Questions to the runtime at a time: looking for drift must not hold up what matters more."""
+
+Key: TypeAlias = tuple[str, str | None, str, str | None]
+"""Model, replica, kind and field: what stays the same of a difference while it lasts."""
+
+log = logging.getLogger(__name__)
+
+
+class DriftWatch:
+    """One controller's memory of what differs. `file_since`: model to Unix time since when the files say what they say.
+
+    Times that neither a file nor a statement gives are those of the first check that saw the difference.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        file_since: Callable[[], Mapping[str, float]],
+        clock: Callable[[], float],
+        conceal: Conceal,
+    ) -> None:
+        self._conceal = conceal
+        self._runtime = runtime
+        self._file_since = file_since
+        self._clock = clock
+        self._first_seen: dict[Key, float] = {}
+        self._rendered: dict[str, Rendered] = {}
+        self._checking = asyncio.Lock()
+        self._free = asyncio.Semaphore(AT_A_TIME)
+
+    async def check(self, seen: Round) -> Drift:
+        """What differs at the end of a round. Callers that come together wait for one another."""
+        async with self._checking:
+            self._rendered = await self._ask(seen)
+            now = self._clock()
+            found = drift(
+                seen.desired,
+                seen.observed,
+                self._rendered,
+                file_since=self._file_since(),
+                conceal=self._conceal,
+                blocked=seen.plan.blocked,
+                now=now,
+            )
+            # What is gone is forgotten: should it come back, it is new.
+            self._first_seen = {_key(item): self._first_seen.get(_key(item), item.since) for item in found}
+            return Drift(items=[self._dated(item) for item in found], checked_at=now)
+
+    def _dated(self, item: DriftItem) -> DriftItem:
+        if item.kind in ("definition", "override", "statement"):
+            return item
+        return item.model_copy(update={"since": self._first_seen[_key(item)]})
+
+    async def _ask(self, seen: Round) -> dict[str, Rendered]:
+        asked = [
+            (replica, want)
+            for replica in seen.observed.replicas
+            if (want := seen.desired.models.get(replica.id.model)) is not None
+            and replica.phase is not Phase.EXITED
+            and replica.id.spec_hash == want.spec_hash
+        ]
+        answers = await asyncio.gather(*(self._ask_one(replica, want) for replica, want in asked))
+        return {replica.name: answer for (replica, _), answer in zip(asked, answers, strict=True) if answer is not None}
+
+    async def _ask_one(self, replica: ObservedReplica, want: DesiredModel) -> Rendered | None:
+        async with self._free:
+            try:
+                return await self._runtime.rendered(_seen(replica), want.definition, want.image)
+            except RuntimeUnavailableError as error:
+                log.debug("whether %s has drifted is not known: %s", replica.name, error)
+                # Unknown is not the same as equal: what was known last stands.
+                return self._rendered.get(replica.name)
+
+
+def _key(item: DriftItem) -> Key:
+    return item.model, item.replica, item.kind, item.field
+
+
+def _seen(replica: ObservedReplica) -> SeenReplica:
+    return SeenReplica(
+        id=replica.id,
+        name=replica.name,
+        phase=replica.phase,
+        created_at=replica.created_at,
+        started_at=replica.started_at,
+        base_url=replica.base_url,
+        claims=replica.claims,
+        exit=replica.exit,
+        image_id=replica.image_id,
+        argv=replica.argv,
+    )

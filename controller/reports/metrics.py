@@ -1,0 +1,89 @@
+"""The controller's Prometheus metrics, read from its last round when they are scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from controller.reconcile.reconciler import Reconciler
+from controller.schema.status import ModelState
+from controller.state import Gpu
+
+
+class RoundCollector(Collector):
+    """Gauges of the last complete round, and counters of actions issued."""
+
+    def __init__(self, reconciler: Reconciler, actions: Callable[[], dict[str, int]]) -> None:
+        self._reconciler = reconciler
+        self._actions = actions
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by each scrape."""
+        yield self._counter("roundhouse_controller_actions", "Actions issued, by kind.", self._actions())
+        up = GaugeMetricFamily("roundhouse_controller_observation_ok", "1 while the last observation was complete.")
+        up.add_metric([], float(self._reconciler.error is None and self._reconciler.round is not None))
+        yield up
+        done = self._reconciler.round
+        if done is None:
+            return
+        paused = GaugeMetricFamily("roundhouse_controller_paused", "1 while the controller is paused.")
+        paused.add_metric([], float(done.desired.paused))
+        yield paused
+        state = GaugeMetricFamily("roundhouse_model_state", "1 for the state a model is in.", labels=["model", "state"])
+        wanted = GaugeMetricFamily("roundhouse_model_replicas_wanted", "Replicas wanted now.", labels=["model"])
+        loaded = GaugeMetricFamily("roundhouse_model_replicas_loaded", "Replicas that serve now.", labels=["model"])
+        for status in done.statuses:
+            for each in ModelState:
+                state.add_metric([status.name, each.value], float(status.state is each))
+            wanted.add_metric([status.name], status.wanted_replicas)
+            loaded.add_metric([status.name], status.loaded_replicas)
+        yield from (state, wanted, loaded)
+        blocked = GaugeMetricFamily("roundhouse_controller_blocked", "Wanted replicas that cannot be started now.")
+        blocked.add_metric([], len(done.plan.blocked))
+        yield blocked
+        if done.observed.gpus:
+            yield from _of_gpus(done.observed.gpus, {each.name: each.id.model for each in done.observed.replicas})
+
+    def _counter(self, name: str, text: str, values: dict[str, int]) -> Metric:
+        family = CounterMetricFamily(name, text, labels=["kind"])
+        for kind, value in sorted(values.items()):
+            family.add_metric([kind], value)
+        return family
+
+
+def _of_gpus(gpus: Iterable[Gpu], models: Mapping[str, str]) -> Iterator[Metric]:
+    """`models`: replica to model. What is not known has no sample."""
+    used = GaugeMetricFamily("roundhouse_gpu_used_mib", "GPU memory in use, MiB.", labels=["gpu", "uuid"])
+    total = GaugeMetricFamily("roundhouse_gpu_total_mib", "GPU memory, MiB.", labels=["gpu", "uuid"])
+    busy = GaugeMetricFamily(
+        "roundhouse_gpu_utilization_ratio", "Share of the last moments in which it worked.", labels=["gpu", "uuid"]
+    )
+    held = GaugeMetricFamily(
+        "roundhouse_gpu_model_used_mib",
+        "GPU memory that a model's engines hold, MiB, where the driver tells.",
+        labels=["gpu", "uuid", "model"],
+    )
+    for gpu in gpus:
+        labels = [gpu.label, gpu.uuid]
+        used.add_metric(labels, gpu.used_mib)
+        total.add_metric(labels, gpu.total_mib)
+        if gpu.utilization_percent is not None:
+            busy.add_metric(labels, gpu.utilization_percent / 100)
+        of_model: dict[str, int] = {}
+        for process in gpu.processes or ():
+            model = models.get(process.replica or "")
+            if model is not None and process.mib is not None:
+                of_model[model] = of_model.get(model, 0) + process.mib
+        for model, mib in sorted(of_model.items()):
+            held.add_metric([*labels, model], mib)
+    yield from (used, total, busy, held)
+
+
+def create_registry(reconciler: Reconciler, actions: Callable[[], dict[str, int]]) -> CollectorRegistry:
+    """A registry of this controller's metrics alone."""
+    registry = CollectorRegistry()
+    registry.register(RoundCollector(reconciler, actions))
+    return registry

@@ -1,0 +1,103 @@
+"""Rounds as operators read them. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from controller import __version__
+from controller.planning.actions import Action, Start
+from controller.planning.plan import plan
+from controller.reconcile.reconciler import Round
+from controller.schema.status import (
+    ActionView,
+    BlockedView,
+    ControllerStatus,
+    GpuProcessView,
+    GpuStatus,
+    PlanView,
+    Problem,
+)
+from controller.state import Gpu, ObservedState, Phase, PreflightResult
+
+
+def status_view(
+    done: Round | None, *, instance: str, runtime: str, problems: list[Problem], error: str | None, gateways: list[str]
+) -> ControllerStatus:
+    """The answer of `roundhouse status`."""
+    status = ControllerStatus(
+        instance=instance,
+        version=__version__,
+        runtime=runtime,
+        generation=done.desired.generation if done else 0,
+        observation_error=error,
+        desired_problems=problems,
+        gateways=gateways,
+    )
+    if done is None:
+        return status
+    return status.model_copy(
+        update={
+            "paused": done.desired.paused,
+            "observed_at": done.observed.at,
+            "models": list(done.statuses),
+            "gpus": gpu_statuses(done.observed),
+        }
+    )
+
+
+def gpu_statuses(observed: ObservedState) -> list[GpuStatus] | None:
+    """The GPUs' figures; None: unknown."""
+    if observed.gpus is None:
+        return None
+    claimed: dict[str, int] = {}
+    for replica in observed.replicas:
+        if replica.phase is Phase.EXITED:
+            continue
+        for uuid, mib in replica.claims.items():
+            claimed[uuid] = claimed.get(uuid, 0) + mib
+    return [
+        GpuStatus(
+            uuid=gpu.uuid,
+            index=gpu.index,
+            name=gpu.name,
+            total_mib=gpu.total_mib,
+            used_mib=gpu.used_mib,
+            claimed_mib=claimed.get(gpu.uuid, 0),
+            utilization_percent=gpu.utilization_percent,
+            processes=_processes(gpu),
+            mig=gpu.mig,
+        )
+        for gpu in observed.gpus
+    ]
+
+
+def _processes(gpu: Gpu) -> list[GpuProcessView] | None:
+    if gpu.processes is None:
+        return None
+    return [
+        GpuProcessView(pid=each.pid, name=each.name, used_mib=each.mib, replica=each.replica) for each in gpu.processes
+    ]
+
+
+def plan_view(done: Round, now: float) -> PlanView:
+    """The answer of `roundhouse plan`: what is left to do after the last round.
+
+    A definition that was not looked at yet counts as startable, for otherwise all that one would see of an edit is that
+    it will be looked at.
+    """
+    wanted = [(model.name, model.spec_hash) for model in done.desired.models.values() if model.runs and model.replicas]
+    known = {key: result for key, result in done.observed.preflights.items() if not result.ok}
+    assumed = {key: PreflightResult(True, now) for key in wanted} | known
+    left = plan(done.desired, replace(done.observed, preflights=assumed), now)
+    return PlanView(
+        generation=done.desired.generation,
+        paused=done.desired.paused,
+        actions=[_action(action) for action in left.actions],
+        blocked=[BlockedView(model=item.model, index=item.index, reason=item.reason) for item in left.blocked],
+        wake_at=left.wake_at,
+    )
+
+
+def _action(action: Action) -> ActionView:
+    replica = f"{action.id.model}/{action.id.index}" if isinstance(action, Start) else getattr(action, "name", None)
+    return ActionView(kind=action.kind, model=action.model, replica=replica, reason=action.reason)

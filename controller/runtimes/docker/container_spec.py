@@ -1,0 +1,171 @@
+"""From a request and a rendered launch to the body of `POST /containers/create`. Pure.
+
+Field names are those of the Docker Engine API, 1.41 (https://docs.docker.com/reference/api/engine/version/v1.41/).
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from controller.engines.base import Launch, RenderContext
+from controller.runtimes.base import StartRequest
+from controller.runtimes.docker.labels import CACHE_ROLE, own_labels, write_labels
+from controller.runtimes.docker.user import Identity
+
+PORT: Final = 8000
+"""Where every engine listens, in its container."""
+MODELS: Final = PurePosixPath("/models")
+CACHE: Final = PurePosixPath("/cache")
+PIDS_LIMIT: Final = 4096
+"""Processes and threads of one engine. vLLM on many cores has some hundreds."""
+TMP_BYTES: Final = 2**30
+
+_RESERVED_ENV: Final = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+"""Which GPUs an engine sees follows from its claims and from nothing else."""
+_MIB: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class HostSide:
+    """What all containers of one runtime share."""
+
+    instance: str
+    network: str
+    published: bool
+    """True: engines are reached by a port on 127.0.0.1; false: by their container's name on the network."""
+    models: Mapping[str, Any]
+    """The models folder as the daemon must be told of it: `Type` and `Source` of a mount."""
+    log_mib: int
+
+    @property
+    def cache_volume(self) -> str:
+        """The volume that keeps what engines compile."""
+        return f"rh-{self.instance}-cache"
+
+
+def cache_dir(identity: Identity) -> PurePosixPath:
+    """A user's own folder in the cache volume, as its engines see it."""
+    return CACHE / str(identity.uid)
+
+
+def render_context(served_name: str, identity: Identity, images: Mapping[str, str]) -> RenderContext:
+    """The world as an engine in a container sees it."""
+    return RenderContext(
+        runtime="docker",
+        served_name=served_name,
+        models_root=MODELS,
+        host="0.0.0.0",  # noqa: S104 - of the container; who reaches it is decided by its network
+        port=PORT,
+        cache_dir=cache_dir(identity),
+        images=images,
+    )
+
+
+def container_config(
+    request: StartRequest, launch: Launch, identity: Identity, host: HostSide, now: float
+) -> dict[str, Any]:
+    """The whole container: what it runs, and all that it may not do."""
+    assert launch.image is not None, "preflight refuses a definition without an image"
+    config: dict[str, Any] = {
+        "Image": launch.image,
+        # The engine's own program, not an image's wrapper: drift compares it word by word.
+        "Entrypoint": [launch.argv[0]],
+        "Cmd": list(launch.argv[1:]),
+        "Env": _environment(request, launch, identity),
+        "User": identity.user,
+        "Labels": write_labels(host.instance, request, now),
+        # The controller probes; an image's own check would run a program in the container every few seconds.
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": _host_config(request, launch, identity, host),
+    }
+    if host.published:
+        config["ExposedPorts"] = {f"{PORT}/tcp": {}}
+    return config
+
+
+def hardened(cap_add: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The restrictions that every container of ours has, as part of its HostConfig."""
+    return {
+        "CapDrop": ["ALL"],
+        "CapAdd": list(cap_add),
+        "SecurityOpt": ["no-new-privileges"],
+        "ReadonlyRootfs": True,
+        "RestartPolicy": {"Name": "no"},
+        "Init": True,
+    }
+
+
+def bounded_log(mib: int) -> dict[str, Any]:
+    """Two files that together hold at most `mib` MiB (2 at least), whatever the daemon's default driver is."""
+    return {"Type": "json-file", "Config": {"max-size": f"{max(1, mib // 2)}m", "max-file": "2"}}
+
+
+def cache_folder_archive(uid: int, gid: int) -> bytes:
+    """A tar with one folder, the user's own, to be unpacked in the cache volume.
+
+    The daemon unpacks it into a container that has not started yet. So a volume that only root may write to serves any
+    user, without running anything as root, and whatever the image has in it.
+    """
+    folder = tarfile.TarInfo(str(uid))
+    folder.type, folder.mode, folder.uid, folder.gid = tarfile.DIRTYPE, 0o700, uid, gid
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.addfile(folder)
+    return packed.getvalue()
+
+
+def _environment(request: StartRequest, launch: Launch, identity: Identity) -> list[str]:
+    home = str(cache_dir(identity))
+    env = {
+        "HOME": home,
+        "XDG_CACHE_HOME": home,
+        # Libraries ask for the user's name, and /etc/passwd does not know every number.
+        "USER": "roundhouse",
+        "LOGNAME": "roundhouse",
+        **launch.env,
+    }
+    if launch.token_env is not None:
+        env[launch.token_env] = request.token
+    # A word without "=" removes the image's own variable. With claims the daemon's GPU driver sets the other one.
+    words = [f"{key}={value}" for key, value in env.items() if key not in _RESERVED_ENV]
+    gpus = [] if request.gpus else ["NVIDIA_VISIBLE_DEVICES=void"]
+    return [*words, "CUDA_VISIBLE_DEVICES", *gpus]
+
+
+def _host_config(request: StartRequest, launch: Launch, identity: Identity, host: HostSide) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        **hardened(identity.cap_add),
+        "PidsLimit": PIDS_LIMIT,
+        "NetworkMode": host.network,
+        "Mounts": [_models_mount(host), _cache_mount(host)],
+        "Tmpfs": {"/tmp": f"rw,nosuid,nodev,exec,mode=1777,size={TMP_BYTES}"},  # noqa: S108 - the container's own
+        "LogConfig": bounded_log(host.log_mib),
+    }
+    if host.published:
+        config["PortBindings"] = {f"{PORT}/tcp": [{"HostIp": "127.0.0.1", "HostPort": ""}]}
+    if launch.shm_bytes is not None:
+        config["ShmSize"] = launch.shm_bytes
+    if request.definition.memory_mib is not None:
+        # With no swap beyond it: an engine that swaps is slower than one that is started again.
+        limit = request.definition.memory_mib * _MIB
+        config.update(Memory=limit, MemorySwap=limit)
+    if request.gpus:
+        config["DeviceRequests"] = [
+            {"DeviceIDs": sorted(request.gpus), "Capabilities": [["gpu", "compute", "utility"]]}
+        ]
+    return config
+
+
+def _models_mount(host: HostSide) -> dict[str, Any]:
+    return {**host.models, "Target": str(MODELS), "ReadOnly": True}
+
+
+def _cache_mount(host: HostSide) -> dict[str, Any]:
+    # NoCopy: else the first image's /cache would decide who may write to the volume.
+    options = {"NoCopy": True, "Labels": own_labels(host.instance, CACHE_ROLE)}
+    return {"Type": "volume", "Source": host.cache_volume, "Target": str(CACHE), "VolumeOptions": options}

@@ -1,0 +1,139 @@
+"""What is done to one container, as blocking functions of a client. Only containers of ours are ever touched."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import docker
+from docker.errors import APIError, NotFound
+
+from controller.runtimes.base import StartError
+from controller.runtimes.docker.client import refusal
+from controller.runtimes.docker.container_spec import CACHE, cache_folder_archive
+from controller.runtimes.docker.error_messages import start_error
+from controller.runtimes.docker.inspect import phase_of
+from controller.runtimes.docker.labels import REPLICA_ROLE, UnreadableLabelsError, is_own, own_filter, read_labels
+from controller.state import Phase
+
+Inspected = Mapping[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+def labels_of(inspected: Inspected) -> Mapping[str, str]:
+    """A container's labels."""
+    return (inspected.get("Config") or {}).get("Labels") or {}
+
+
+def own_containers(client: docker.APIClient, instance: str) -> list[Inspected]:
+    """All containers of this instance, in any state, helpers among them."""
+    found: list[Inspected] = []
+    for row in client.containers(all=True, filters={"label": own_filter(instance)}):
+        with suppress(NotFound):  # it went away in between
+            found.append(client.inspect_container(row["Id"]))
+    return found
+
+
+def find_replica(client: docker.APIClient, instance: str, name: str) -> Inspected | None:
+    """The replica of this name; None when there is none, or when what has the name is not ours to touch."""
+    inspected = inspect(client, name)
+    if inspected is None:
+        return None
+    if not is_own_replica(inspected, instance):
+        log.warning("container %s is not of this Roundhouse (%s): it is left alone", name, instance)
+        return None
+    return inspected
+
+
+def inspect(client: docker.APIClient, name: str) -> Inspected | None:
+    """A container by its exact name or its id; None when there is none."""
+    try:
+        inspected: Inspected = client.inspect_container(name)
+    except NotFound:
+        return None
+    return inspected
+
+
+def is_own_replica(inspected: Inspected, instance: str) -> bool:
+    """Whether it is a replica of this instance, with labels that this version understands."""
+    labels = labels_of(inspected)
+    if not is_own(labels, instance, REPLICA_ROLE):
+        return False
+    try:
+        read_labels(labels)
+    except UnreadableLabelsError:
+        return False
+    return True
+
+
+def create(client: docker.APIClient, name: str, config: Mapping[str, Any]) -> str:
+    """Create a container; its id."""
+    created: Mapping[str, Any] = client.create_container_from_config(dict(config), name)  # type: ignore[no-untyped-call]
+    return str(created["Id"])
+
+
+def start_replica(client: docker.APIClient, instance: str, name: str, config: Mapping[str, Any]) -> None:
+    """Create and start a replica; one that was created before is started, one that began is left as it is.
+
+    Raises StartError, after which nothing of it is left.
+    """
+    inspected = _create(client, instance, name, config)
+    if phase_of(inspected) is not Phase.CREATED:
+        return
+    container_id = str(inspected["Id"])
+    uid, _, gid = str(inspected["Config"]["User"]).partition(":")
+    try:
+        _make_cache_folder(client, container_id, int(uid), int(gid or uid))
+        client.start(container_id)
+    except APIError as error:
+        refused = refusal(error)
+        with suppress(APIError):
+            client.remove_container(container_id, v=True)
+        raise start_error(refused.message, str(config["Image"])) from error
+
+
+def _make_cache_folder(client: docker.APIClient, container_id: str, uid: int, gid: int) -> None:
+    """The user's folder on the cache volume, which the instance's containers share."""
+    archive = cache_folder_archive(uid, gid)
+    try:
+        client.put_archive(container_id, str(CACHE), archive)
+    except APIError as error:
+        if "file exists" not in str(error.explanation):
+            raise
+        # Another start made the folder between the daemon's look and its mkdir (seen on 20.10). Now it is there.
+        client.put_archive(container_id, str(CACHE), archive)
+
+
+def _create(client: docker.APIClient, instance: str, name: str, config: Mapping[str, Any]) -> Inspected:
+    try:
+        container_id = create(client, name, config)
+    except APIError as error:
+        if error.status_code != 409:
+            raise start_error(refusal(error).message, str(config["Image"])) from error
+        return _with_that_name(client, instance, name, refusal(error).message)
+    inspected: Inspected = client.inspect_container(container_id)
+    return inspected
+
+
+def _with_that_name(client: docker.APIClient, instance: str, name: str, message: str) -> Inspected:
+    inspected = inspect(client, name)
+    if inspected is None:
+        raise StartError(f"the container {name} is just being removed (Docker: {message})")
+    if not is_own_replica(inspected, instance):
+        raise StartError(
+            f"the name {name} is taken by a container that is not of this Roundhouse: rename or remove that container"
+        )
+    return inspected
+
+
+def forget(client: docker.APIClient, container_id: str) -> None:
+    """Remove an ended container and its anonymous volumes. One that is gone, or going, is no error."""
+    try:
+        client.remove_container(container_id, v=True)
+    except APIError as error:
+        if error.status_code == 404 or (error.status_code == 409 and "in progress" in str(error.explanation)):
+            return
+        raise

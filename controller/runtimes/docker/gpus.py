@@ -1,0 +1,191 @@
+"""The host's GPUs for a controller in a container, where NVIDIA's library is not: a small container reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import docker
+from docker.errors import APIError
+
+from controller.runtimes.docker.client import Daemon, RefusedError, refusal
+from controller.runtimes.docker.container_spec import bounded_log, hardened
+from controller.runtimes.docker.containers import Inspected, create, inspect, labels_of
+from controller.runtimes.docker.error_messages import no_gpu_support
+from controller.runtimes.docker.inspect import phase_of
+from controller.runtimes.docker.labels import PROBE_ROLE, is_own, own_labels
+from controller.runtimes.nvml import Reading
+from controller.state import Gpu, Phase
+
+INTERVAL_S: Final = 2
+"""Between two readings."""
+STALE_S: Final = 15.0
+"""A probe that is silent for longer hangs, as the library does with a GPU that fell off the bus."""
+ABSENT_RECHECK_S: Final = 600.0
+"""How long "no GPU" is believed."""
+MAX_BACKOFF_S: Final = 60.0
+FIRST_READING_S: Final = 5.0
+"""How long a new probe's first reading is awaited."""
+COMMAND: Final = ("/opt/roundhouse/bin/python", "-m", "controller.runtimes.nvml", "--interval", str(INTERVAL_S))
+ALL_GPUS: Final[tuple[Mapping[str, Any], ...]] = ({"Count": -1, "Capabilities": [["gpu", "utility"]]},)
+
+_MIB: Final = 2**20
+
+log = logging.getLogger(__name__)
+
+
+class GpuProbe:
+    """Keeps the probe container going and reads its last line. Its name is `rh-<instance>-gpu-probe`."""
+
+    def __init__(
+        self,
+        daemon: Daemon,
+        instance: str,
+        image: str,
+        *,
+        command: Sequence[str] = COMMAND,
+        devices: Sequence[Mapping[str, Any]] = ALL_GPUS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._daemon = daemon
+        self._instance = instance
+        self._image = image
+        self._command = tuple(command)
+        self._devices = devices
+        self._clock = clock
+        self._name = f"rh-{instance}-gpu-probe"
+        self._lock = asyncio.Lock()
+        self._begun = False
+        self._worked = False
+        self._failures = 0
+        self._not_before = clock()
+        self._line = ""
+        self._new_at = 0.0
+        self._problem: str | None = None
+        self._absence: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the last reading has no figures, as a sentence; None: it has, or there was none."""
+        if self._problem is not None:
+            return f"the GPUs cannot be read now: {self._problem}"
+        return self._absence
+
+    async def read(self) -> tuple[Gpu, ...] | None:
+        """The GPUs; empty: there are none; None: there were some and they cannot be read now."""
+        async with self._lock:
+            if not self._begun:
+                # What an earlier controller left may be of another image.
+                await self._daemon.call(self._remove)
+                self._begun = True
+            if self._clock() < self._not_before:
+                return self._unread()
+            seen = await self._daemon.call(lambda client: inspect(client, self._name))
+            if seen is None:
+                return await self._first_reading()
+            return await self._reading_of(seen)
+
+    async def close(self) -> None:
+        """Remove the probe: without a controller it serves nobody."""
+        async with self._lock:
+            if self._begun:
+                await self._daemon.call(self._remove)
+
+    async def _first_reading(self) -> tuple[Gpu, ...] | None:
+        try:
+            await self._daemon.call(self._start)
+        except RefusedError as error:
+            if no_gpu_support(error.message):
+                self._worked, self._problem = False, None
+                self._absence = f"this Docker Engine has no NVIDIA support: {error.message}"
+                self._not_before = self._clock() + ABSENT_RECHECK_S
+                return ()
+            return await self._failed(error.message)
+        self._line, self._new_at = "", self._clock()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + FIRST_READING_S
+        while loop.time() < deadline:
+            seen = await self._daemon.call(lambda client: inspect(client, self._name))
+            if seen is None or phase_of(seen) is not Phase.RUNNING or await self._last_line(seen):
+                break
+            await asyncio.sleep(0.1)
+        return self._unread() if seen is None else await self._reading_of(seen)
+
+    async def _reading_of(self, seen: Inspected) -> tuple[Gpu, ...] | None:
+        if not is_own(labels_of(seen), self._instance, PROBE_ROLE):
+            return await self._failed(f"the name {self._name} is taken by a container that is not of this Roundhouse")
+        line = await self._last_line(seen)
+        if phase_of(seen) is not Phase.RUNNING:
+            return await self._failed(f"the probe ended with exit code {seen['State'].get('ExitCode')}")
+        if line != self._line:
+            self._line, self._new_at = line, self._clock()
+        elif (silent_s := self._clock() - self._new_at) > STALE_S:
+            return await self._failed(f"the probe has said nothing for {silent_s:.0f} s")
+        _, _, text = line.partition(" ")
+        if not text:
+            return self._unread()
+        try:
+            reading = Reading.from_line(text)
+        except ValueError as error:
+            return await self._failed(str(error))
+        self._failures = 0
+        if reading.gpus is None:
+            return self._unread(reading.error)
+        self._worked, self._problem = self._worked or bool(reading.gpus), None
+        self._absence = None if reading.gpus else reading.error or "no NVIDIA GPU was found"
+        return reading.gpus
+
+    async def _failed(self, problem: str) -> tuple[Gpu, ...] | None:
+        await self._daemon.call(self._remove)
+        self._failures += 1
+        self._not_before = self._clock() + min(MAX_BACKOFF_S, 2.0 ** min(self._failures, 10))
+        return self._unread(problem)
+
+    def _unread(self, problem: str | None = None) -> tuple[Gpu, ...] | None:
+        if problem is not None and problem != self._problem:
+            self._problem = problem
+            log.warning("the GPUs cannot be read: %s", problem)
+        return None if self._worked else ()
+
+    async def _last_line(self, seen: Inspected) -> str:
+        """The time that the daemon wrote down, a space, the probe's line; empty before its first."""
+
+        def work(client: docker.APIClient) -> str:
+            data: bytes = client.logs(seen["Id"], stdout=True, stderr=False, timestamps=True, tail=1)
+            return data.decode(errors="replace").strip()
+
+        return await self._daemon.call(work)
+
+    def _start(self, client: docker.APIClient) -> None:
+        config = {
+            "Image": self._image,
+            "Entrypoint": list(self._command),
+            "Cmd": [],
+            "User": "0:0",
+            "Labels": own_labels(self._instance, PROBE_ROLE),
+            "Healthcheck": {"Test": ["NONE"]},
+            "HostConfig": {
+                **hardened(),
+                "NetworkMode": "none",
+                # The library names the processes that use a GPU by the host's numbers.
+                "PidMode": "host",
+                "PidsLimit": 64,
+                "Memory": 256 * _MIB,
+                "LogConfig": bounded_log(2),
+                "DeviceRequests": [dict(each) for each in self._devices],
+            },
+        }
+        container_id = create(client, self._name, config)
+        try:
+            client.start(container_id)
+        except APIError as error:
+            client.remove_container(container_id, force=True, v=True)
+            raise refusal(error) from error
+
+    def _remove(self, client: docker.APIClient) -> None:
+        seen = inspect(client, self._name)
+        if seen is not None and is_own(labels_of(seen), self._instance, PROBE_ROLE):
+            client.remove_container(str(seen["Id"]), force=True, v=True)

@@ -1,0 +1,51 @@
+"""Images of engines, as blocking functions of a client."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import docker
+from docker.errors import APIError, DockerException, NotFound
+from docker.utils import parse_repository_tag
+
+from controller.runtimes.docker.client import refusal
+from controller.runtimes.docker.error_messages import pull_error
+
+BUILT_HERE = "roundhouse/"
+"""Prefix of the images that `make images` builds."""
+
+
+def image_is_there(client: docker.APIClient, image: str) -> bool:
+    """Whether an image can be run without pulling it."""
+    return image_id(client, image) is not None
+
+
+def image_id(client: docker.APIClient, image: str) -> str | None:
+    """Id of the image that a reference names now; None when there is none."""
+    try:
+        inspected: Mapping[str, Any] = client.inspect_image(image)  # type: ignore[no-untyped-call]
+    except NotFound:
+        return None
+    return str(inspected["Id"])
+
+
+def is_built_here(image: str) -> bool:
+    """Whether an image is one of ours, which no registry serves: whoever holds that name there is a stranger."""
+    return image.startswith(BUILT_HERE)
+
+
+def pull(client: docker.APIClient, image: str, stopped: threading.Event) -> None:
+    """Fetch an image until it is there or `stopped` is set. Raises StartError."""
+    repository, tag = parse_repository_tag(image)
+    try:
+        for progress in client.pull(repository, tag=tag or "latest", stream=True, decode=True):
+            if stopped.is_set():
+                return
+            if "error" in progress:
+                raise pull_error(str(progress["error"]), image)
+    except APIError as error:
+        raise pull_error(refusal(error).message, image) from error
+    except DockerException as error:  # of the credentials' store
+        raise pull_error(str(error), image) from error

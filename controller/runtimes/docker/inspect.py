@@ -1,0 +1,82 @@
+"""What `docker inspect` says of a container, as a replica. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from controller.runtimes.base import SeenReplica
+from controller.runtimes.docker.container_spec import PORT
+from controller.runtimes.docker.labels import read_labels
+from controller.state import Exit, Phase
+
+_PHASES: Final[Mapping[str, Phase]] = {
+    "created": Phase.CREATED,
+    "running": Phase.RUNNING,
+    "paused": Phase.RUNNING,
+    "restarting": Phase.RUNNING,
+    "exited": Phase.EXITED,
+    "dead": Phase.EXITED,
+    "removing": Phase.EXITED,
+}
+_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+-]\d\d:?\d\d)?")
+
+
+def phase_of(inspected: Mapping[str, Any]) -> Phase:
+    """Created, running or exited; an unknown status counts by whether the daemon says that it runs."""
+    state = inspected.get("State") or {}
+    known = _PHASES.get(str(state.get("Status", "")).lower())
+    return known or (Phase.RUNNING if state.get("Running") else Phase.EXITED)
+
+
+def seen_replica(inspected: Mapping[str, Any], log_tail: str, *, published: bool) -> SeenReplica:
+    """One container that carries our labels. Raises UnreadableLabelsError."""
+    labels = read_labels(inspected["Config"].get("Labels") or {})
+    state = inspected.get("State") or {}
+    name = str(inspected["Name"]).removeprefix("/")
+    phase = phase_of(inspected)
+    return SeenReplica(
+        id=labels.id,
+        name=name,
+        phase=phase,
+        created_at=parse_time(inspected.get("Created")) or 0.0,
+        started_at=parse_time(state.get("StartedAt")),
+        base_url=_base_url(inspected, name, published=published) if phase is Phase.RUNNING else None,
+        claims=labels.claims,
+        exit=_exit(state, log_tail) if phase is Phase.EXITED else None,
+        image_id=inspected.get("Image") or None,
+        argv=tuple(word for word in (inspected.get("Path"), *(inspected.get("Args") or ())) if word is not None),
+    )
+
+
+def _exit(state: Mapping[str, Any], log_tail: str) -> Exit:
+    code = state.get("ExitCode")
+    return Exit(code if isinstance(code, int) else None, oom=bool(state.get("OOMKilled")), log_tail=log_tail)
+
+
+def _base_url(inspected: Mapping[str, Any], name: str, *, published: bool) -> str | None:
+    if not published:
+        return f"http://{name}:{PORT}"
+    ports = (inspected.get("NetworkSettings") or {}).get("Ports") or {}
+    for binding in ports.get(f"{PORT}/tcp") or ():
+        if binding.get("HostPort"):
+            return f"http://127.0.0.1:{binding['HostPort']}"
+    return None
+
+
+def parse_time(text: object) -> float | None:
+    """Unix seconds of an RFC 3339 time, which may have nanoseconds; None for the daemon's zero and for what is none."""
+    match = _TIME.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return None
+    whole, fraction, zone = match.groups()
+    zone = "+00:00" if zone in (None, "Z", "z") else zone
+    try:
+        moment = datetime.fromisoformat(f"{whole.upper().replace(' ', 'T')}{zone}")
+    except ValueError:
+        return None
+    if moment.year <= 1:
+        return None
+    return moment.astimezone(UTC).timestamp() + float(fraction or 0)

@@ -1,0 +1,166 @@
+"""What engines wrote: read from the daemon while there is a container, from the state folder afterwards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import docker
+from docker.errors import APIError
+
+from controller.runtimes.base import LogPart
+from controller.runtimes.docker.inspect import parse_time, phase_of
+from controller.runtimes.ended_logs import KeptLogs
+from controller.runtimes.logs import PART_BYTES, Given, kept_part, last_lines, plain_lines
+from controller.runtimes.process.logs import EXIT_LINES, plain_tail
+from controller.state import Phase
+
+READ_LINES: Final = 400
+"""Records read for a tail: an engine's line may be several, and a progress bar is many."""
+
+_RECORD_BYTES: Final = 16 * 1024
+"""The daemon cuts longer lines into several records, and writes the time before each."""
+_TIME: Final = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) ")
+
+
+def read_log(client: docker.APIClient, container_id: str, records: int = READ_LINES) -> bytes:
+    """The last part of a container's output; empty where the daemon has none (never started, going away). Blocks."""
+    try:
+        data: bytes = client.logs(container_id, stdout=True, stderr=True, stream=False, tail=records)
+    except APIError:
+        return b""
+    return data
+
+
+class ExitTails:
+    """Log tails of ended containers, each read once; where two threads meet, twice."""
+
+    def __init__(self) -> None:
+        self._tails: dict[tuple[str, str], str] = {}
+
+    def tail(self, client: docker.APIClient, inspected: Mapping[str, Any]) -> str:
+        """The last lines of an ended container."""
+        # The time of its end is part of the key: somebody may start it again by hand.
+        key = (str(inspected["Id"]), str((inspected.get("State") or {}).get("FinishedAt")))
+        if key not in self._tails:
+            self._tails[key] = plain_tail(read_log(client, key[0], 2 * EXIT_LINES), EXIT_LINES)
+        return self._tails[key]
+
+    def keep_only(self, container_ids: set[str]) -> None:
+        """Forget the containers that are gone."""
+        self._tails = {key: tail for key, tail in self._tails.items() if key[0] in container_ids}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a follower is: the latest time that the daemon wrote before a line given, and how many with that time."""
+
+    time: str = ""
+    """RFC 3339 with nine digits, which sort as text; empty: nothing was given."""
+    count: int = 0
+    given: Given = field(default_factory=Given)
+
+    @classmethod
+    def parse(cls, cursor: str | None) -> Place | None:
+        """None: at the beginning, or the text is no cursor of ours."""
+        match = re.fullmatch(r"([\d:.TZ-]{30}|)_(\d{1,9})_(\S+)", cursor or "", re.ASCII)
+        given = Given.parse(match[3]) if match else None
+        if match is None or given is None or (match[1] and parse_time(match[1]) is None):
+            return None
+        return cls(match[1], int(match[2]), given)
+
+    def __str__(self) -> str:
+        return f"{self.time}_{self.count}_{self.given}"
+
+    def since(self) -> float | None:
+        """For the daemon's filter, which includes it: never later than `time`, which has more digits than a float."""
+        moment = parse_time(f"{self.time[:26]}Z") if self.time else None
+        return None if moment is None else moment - 1e-5
+
+    def then(self, records: Sequence[Record]) -> Place:
+        """The place after these records, which were all given."""
+        latest = max((each.time for each in records), default="")
+        if not latest:
+            return self
+        count = sum(1 for each in records if each.time == latest)
+        given = self.given.then(b"".join(each.data for each in records))
+        return Place(latest, count + (self.count if latest == self.time else 0), given)
+
+    def after(self, records: Sequence[Record]) -> list[Record]:
+        """Those of the records that were not given yet."""
+        new, seen = [], 0
+        for each in records:
+            if each.time == self.time and seen < self.count:
+                seen += 1
+            elif each.time >= self.time:
+                new.append(each)
+        return new
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line, with its end where it has one."""
+
+    time: str
+    data: bytes
+
+
+def records_in(data: bytes) -> list[Record]:
+    """Output with timestamps, as lines with the time of their first record."""
+    return [_record(line) for line in re.findall(rb"[^\n]*\n|[^\n]+", data)]
+
+
+def _record(line: bytes) -> Record:
+    match = _TIME.match(line)
+    if match is None:
+        return Record("", line)
+    rest, parts = line[match.end() :], []
+    while len(rest) > _RECORD_BYTES and (inner := _TIME.match(rest, _RECORD_BYTES)):
+        parts.append(rest[:_RECORD_BYTES])
+        rest = rest[inner.end() :]
+    return Record(match[1].decode(), b"".join([*parts, rest]))
+
+
+def log_part(client: docker.APIClient, inspected: Mapping[str, Any], cursor: str | None, lines: int) -> LogPart | None:
+    """What a container wrote after `cursor`, at first its last lines: whole ones, each once. Blocks.
+
+    None: it is being removed and nothing was read yet; what it wrote was kept before that.
+    """
+    place = Place.parse(cursor)
+    ended = phase_of(inspected) is Phase.EXITED
+    # At first more than was asked for: a long line is several records, and the last one may be unfinished.
+    limits: dict[str, Any] = {"tail": 2 * lines + 1} if place is None else {"since": place.since()}
+    try:
+        data: bytes = client.logs(
+            str(inspected["Id"]), stdout=True, stderr=True, stream=False, timestamps=True, **limits
+        )
+    except APIError:  # it is being removed: the rest comes with the next look
+        return None if place is None else LogPart((), cursor or "", running=True)
+    new = (place or Place()).after(records_in(data))
+    given = _fitting(new, ended=ended, most=len(data) if place is None else PART_BYTES)
+    text = b"".join(each.data for each in given)
+    shown = last_lines(text[-PART_BYTES:], lines) if place is None else tuple(plain_lines(text[:PART_BYTES]))
+    return LogPart(shown, str((place or Place()).then(given)), running=not ended or len(given) < len(new))
+
+
+def _fitting(records: Sequence[Record], *, ended: bool, most: int) -> Sequence[Record]:
+    """The whole lines among the first `most` bytes; one at least, so that it goes on after a line that is longer."""
+    if records and not ended and not records[-1].data.endswith(b"\n") and len(records[-1].data) < PART_BYTES:
+        records = records[:-1]
+    size = 0
+    for count, each in enumerate(records):
+        size += len(each.data)
+        if count and size > most:
+            return records[:count]
+    return records
+
+
+def saved_part(kept: KeptLogs, name: str, cursor: str | None, lines: int) -> LogPart | None:
+    """The same of a container that is gone; None: nothing is known of it."""
+    place, data = Place.parse(cursor), kept.read(name)
+    if data is None:
+        return LogPart((), str(place), running=False) if place else None
+    given = place.given if place else None
+    return kept_part(data, given, lines, str(Place(place.time if place else "", 0, Given.of(data))))

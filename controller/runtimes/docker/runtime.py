@@ -1,0 +1,348 @@
+"""Replicas as containers of one Docker daemon. docs/docker.md tells what each is given and what is kept from it."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import docker
+
+from controller.engines import engine_of
+from controller.engines.base import Launch
+from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.runtimes.docker.client import Daemon, RefusedError, detached
+from controller.runtimes.docker.container_spec import HostSide, container_config, render_context
+from controller.runtimes.docker.containers import (
+    Inspected,
+    find_replica,
+    forget,
+    labels_of,
+    own_containers,
+    start_replica,
+)
+from controller.runtimes.docker.error_messages import start_error
+from controller.runtimes.docker.events import EventWatch
+from controller.runtimes.docker.gpus import GpuProbe
+from controller.runtimes.docker.images import image_id, image_is_there, is_built_here, pull
+from controller.runtimes.docker.inspect import phase_of, seen_replica
+from controller.runtimes.docker.labels import REPLICA_ROLE, ROLE, UnreadableLabelsError, is_own, own_filter
+from controller.runtimes.docker.logs import ExitTails, log_part, read_log, saved_part
+from controller.runtimes.docker.memory import host_mib, pids_of
+from controller.runtimes.docker.network import ensure_network, remove_network
+from controller.runtimes.docker.self_inspect import DockerSetupError, Surroundings, look_around
+from controller.runtimes.docker.stop import end
+from controller.runtimes.docker.user import UNPRIVILEGED, Identity, choose_identity, entries_to_read
+from controller.runtimes.ended_logs import KeptLogs
+from controller.runtimes.gpu_owners import GpuOwners
+from controller.runtimes.model_files import check_files
+from controller.runtimes.naming import is_replica_name
+from controller.runtimes.nvml import NvmlReader
+from controller.runtimes.process.logs import plain_tail
+from controller.schema.desired import Definition
+from controller.state import Gpu, Phase, PreflightResult
+
+__all__ = ["DockerRuntime", "DockerSetupError", "open_docker"]
+
+LOOK_TIMEOUT_S: Final = 10
+ACT_TIMEOUT_S: Final = 120
+"""A start with GPUs may take half a minute where the driver does not stay loaded."""
+CLOSE_S: Final = 5.0
+"""How long closing may take to tidy up."""
+
+log = logging.getLogger(__name__)
+
+
+async def open_docker(
+    *,
+    instance: str,
+    models: Path,
+    state: Path,
+    images: Mapping[str, str],
+    engines_network: str,
+    log_mib: int = 16,
+    docker_url: str | None = None,
+) -> DockerRuntime:
+    """A runtime whose daemon answers. Raises RuntimeUnavailableError, or DockerSetupError as one of its kind."""
+    runtime = DockerRuntime(
+        instance=instance,
+        models=models,
+        state=state,
+        images=images,
+        engines_network=engines_network,
+        log_mib=log_mib,
+        docker_url=docker_url,
+    )
+    try:
+        await runtime.surroundings()
+    except BaseException:
+        await runtime.close()
+        raise
+    return runtime
+
+
+class DockerRuntime:
+    """Starts, sees and ends containers. `images`: by kind, `llama-server`, `worker` and `controller`.
+
+    `engines_network`: name of the network that engines join. `log_mib`: most that is kept of each engine's output.
+    """
+
+    kind = "docker"
+
+    def __init__(
+        self,
+        *,
+        instance: str,
+        models: Path,
+        state: Path,
+        images: Mapping[str, str],
+        engines_network: str,
+        log_mib: int = 16,
+        docker_url: str | None = None,
+        nvml: NvmlReader | None = None,
+    ) -> None:
+        self._instance = instance
+        self._models = models
+        self._images = images
+        self._network = engines_network
+        self._making_network = asyncio.Lock()
+        self._log_mib = log_mib
+        # Looking must not wait behind starting, which may take long: each has its own threads.
+        self._looks = Daemon(docker_url, timeout_s=LOOK_TIMEOUT_S, threads=4)
+        self._acts = Daemon(docker_url, timeout_s=ACT_TIMEOUT_S, threads=12)
+        self._nvml = nvml or NvmlReader()
+        self._probe = GpuProbe(self._acts, instance, images.get("controller", "roundhouse/controller:latest"))
+        self._probed = False
+        self._owners = GpuOwners(self._processes)
+        self._tails = ExitTails()
+        self._saved = KeptLogs(state / "logs" / "ended")
+        self._watches: set[EventWatch] = set()
+        self._pulls: set[threading.Event] = set()
+        self._unreadable: set[str] = set()
+        self._around: Surroundings | None = None
+        self._around_lock = asyncio.Lock()
+
+    async def surroundings(self) -> Surroundings:
+        """Where this controller is, as the daemon sees it; asked once."""
+        async with self._around_lock:
+            if self._around is None:
+                models, network = self._models, self._network
+                self._around = await self._looks.call(lambda client: look_around(client, models, network))
+            return self._around
+
+    # Seeing
+
+    async def list(self) -> list[SeenReplica]:
+        """Every replica of this instance, in any phase."""
+        published = (await self.surroundings()).published
+
+        def look(client: docker.APIClient) -> list[tuple[Inspected, str]]:
+            ours = [each for each in own_containers(client, self._instance) if _is_replica(each, self._instance)]
+            self._tails.keep_only({str(each["Id"]) for each in ours})
+            ended = Phase.EXITED
+            return [(each, self._tails.tail(client, each) if phase_of(each) is ended else "") for each in ours]
+
+        seen: list[SeenReplica] = []
+        for inspected, tail in await self._looks.call(look):
+            try:
+                seen.append(seen_replica(inspected, tail, published=published))
+            except UnreadableLabelsError as error:
+                self._report_unreadable(inspected, error)
+        return seen
+
+    def _report_unreadable(self, inspected: Inspected, error: UnreadableLabelsError) -> None:
+        if inspected["Id"] not in self._unreadable:
+            self._unreadable.add(inspected["Id"])
+            log.warning("container %s is left alone, its labels cannot be read: %s", inspected["Name"], error)
+
+    async def log_tail(self, name: str, lines: int = 50) -> str:
+        """The engine's last log lines, also of one that was removed; empty when there are none."""
+
+        def read(client: docker.APIClient) -> bytes | None:
+            found = find_replica(client, self._instance, name)
+            return None if found is None else read_log(client, found["Id"], max(lines, 400))
+
+        data = await self._looks.call(read)
+        return plain_tail((self._saved.read(name) or b"") if data is None else data, lines)
+
+    async def logged(self, model: str) -> builtins.list[str]:
+        """Names of the model's replicas that are gone and whose logs are kept, the newest first."""
+        return await asyncio.to_thread(self._saved.names, self._instance, model)
+
+    async def log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
+        """What the engine wrote after `cursor`; a cursor that cannot be read counts as none."""
+        if not is_replica_name(self._instance, name):
+            return None
+
+        def read(client: docker.APIClient) -> LogPart | None:
+            found = find_replica(client, self._instance, name)
+            return None if found is None else log_part(client, found, cursor, lines)
+
+        part = await self._looks.call(read)
+        return part or await asyncio.to_thread(saved_part, self._saved, name, cursor, lines)
+
+    async def rendered(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
+        """What it would be started with now; an image that is not there has no id."""
+        try:
+            launch, _ = await self._launch(replica.id.model, definition, image)
+        except (ValueError, TypeError, KeyError, AssertionError, OSError, StartError):
+            return None
+        named = launch.image
+        return Rendered(launch.argv, named and await self._looks.call(lambda client: image_id(client, named)))
+
+    async def gpus(self) -> tuple[Gpu, ...] | None:
+        """The host's GPUs: by NVIDIA's library, or by the probe where a container keeps the library from us."""
+        around = await self.surroundings()
+        gpus = await asyncio.to_thread(self._nvml.read)
+        self._probed = gpus == () and around.container_id is not None
+        return await self._owners.named(await self._probe.read() if self._probed else gpus)
+
+    async def _processes(self) -> dict[str, builtins.list[int]]:
+        def look(client: docker.APIClient) -> dict[str, builtins.list[int]]:
+            ours = [each for each in own_containers(client, self._instance) if _is_replica(each, self._instance)]
+            running = (each for each in ours if phase_of(each) is Phase.RUNNING)
+            return {str(each["Name"]).removeprefix("/"): pids_of(client, each["Id"]) for each in running}
+
+        return await self._looks.call(look)
+
+    async def host_mib(self, name: str) -> int | None:
+        """Main memory that a container holds, in MiB; None: it does not run, or the daemon does not say."""
+
+        def look(client: docker.APIClient) -> int | None:
+            found = find_replica(client, self._instance, name)
+            return None if found is None else host_mib(client, found["Id"])
+
+        return await self._looks.call(look)
+
+    def gpu_error(self) -> str | None:
+        """Why there are no figures of GPUs."""
+        return self._probe.reason if self._probed else self._nvml.reason
+
+    async def events(self) -> AsyncIterator[None]:
+        """Yields whenever a container of ours may have changed, and when the daemon was lost or found."""
+        watch = EventWatch(self._acts.connect, [*own_filter(self._instance), f"{ROLE}={REPLICA_ROLE}"])
+        self._watches.add(watch)
+        try:
+            async for event in watch.wakeups():
+                yield event
+        finally:
+            await watch.close()
+            self._watches.discard(watch)
+
+    # Before a start
+
+    async def preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+        """Whether a replica could be started: its files and its image are there, and the definition renders."""
+        image = image or engine_of(definition).image(definition, self._images)
+        error = await asyncio.to_thread(self._wrong_with, model, definition)
+        if error is None and image is None:
+            error = f"no container image is known for {model}: set its `image`"
+        if error is not None or image is None:
+            return PreflightResult(False, time.time(), error)
+        try:
+            there = await self._looks.call(lambda client: image_is_there(client, image))
+        except RefusedError as refused:
+            return PreflightResult(False, time.time(), str(start_error(refused.message, image)))
+        if not there and is_built_here(image):
+            return PreflightResult(False, time.time(), f"image {image} is missing: `make images` builds it")
+        if not there:
+            return PreflightResult(False, time.time(), f"image {image} is missing", missing_image=image)
+        return PreflightResult(True, time.time())
+
+    def _wrong_with(self, model: str, definition: Definition) -> str | None:
+        engine = engine_of(definition)
+        try:
+            if wrong := check_files(self._models, engine.files(definition)):
+                return wrong
+            engine.render(definition, render_context(model, Identity(UNPRIVILEGED, UNPRIVILEGED), self._images))
+        except (ValueError, TypeError, KeyError) as error:
+            return f"the definition of {model} cannot be turned into a command line: {error}"
+        return None
+
+    async def pull(self, image: str) -> None:
+        """Fetch an image, however long that takes. Raises StartError with the registry's own reason."""
+        stopped = threading.Event()
+        self._pulls.add(stopped)
+        try:
+            await detached(lambda: self._acts.run(lambda client: pull(client, image, stopped)), f"pull {image}")
+        finally:
+            stopped.set()
+            self._pulls.discard(stopped)
+
+    # Starting and ending
+
+    async def start(self, request: StartRequest) -> None:
+        """Start a replica; one of that name that exists is not started twice."""
+        around = await self.surroundings()
+        host = HostSide(self._instance, self._network, around.published, around.models, self._log_mib)
+        launch, identity = await self._launch(request.served_name, request.definition, request.image)
+        if launch.image is None:
+            raise StartError(f"no container image is known for {request.served_name}: set its `image`", permanent=True)
+        config = container_config(request, launch, identity, host, time.time())
+
+        # One at a time: the daemon takes two networks of one name, and then starts nothing on either (seen on 20.10).
+        async with self._making_network:
+            await self._acts.call(
+                lambda client: ensure_network(client, self._network, self._instance, published=around.published)
+            )
+        await self._acts.call(lambda client: start_replica(client, self._instance, request.name, config))
+
+    async def _launch(self, model: str, definition: Definition, image: str | None) -> tuple[Launch, Identity]:
+        engine = engine_of(definition)
+        paths = [check.path for check in engine.files(definition)]
+        identity = choose_identity(await asyncio.to_thread(entries_to_read, self._models, paths))
+        launch = engine.render(definition, render_context(model, identity, self._images))
+        return replace(launch, image=image or launch.image), identity
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        """End a replica and forget it. Its whole process tree ends with its container."""
+        inspected = await self._find(name)
+        if inspected is None:
+            return
+        if phase_of(inspected) is Phase.RUNNING:
+            await end(self._looks, inspected, grace_s)
+        await self._forget(name, str(inspected["Id"]))
+
+    async def remove(self, name: str) -> None:
+        """Forget a replica that has ended or never began. One that runs is left as it is."""
+        inspected = await self._find(name)
+        if inspected is None:
+            return
+        if phase_of(inspected) is Phase.RUNNING:
+            log.warning("%s runs and is not removed: only a stop ends it", name)
+            return
+        await self._forget(name, str(inspected["Id"]))
+
+    async def _find(self, name: str) -> Inspected | None:
+        return await self._looks.call(lambda client: find_replica(client, self._instance, name))
+
+    async def _forget(self, name: str, container_id: str) -> None:
+        data = await self._looks.call(lambda client: read_log(client, container_id))
+        await asyncio.to_thread(self._saved.save, name, data)
+        await self._acts.call(lambda client: forget(client, container_id))
+
+    async def close(self) -> None:
+        """Release connections and what serves only a running controller. Engines run on."""
+        for stopped in tuple(self._pulls):
+            stopped.set()
+        for watch in tuple(self._watches):
+            await watch.close()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._probe.close()
+                await self._looks.call(lambda client: remove_network(client, self._network, self._instance))
+        except (RuntimeUnavailableError, TimeoutError) as error:
+            log.debug("left behind on close: %s", error)
+        self._nvml.close()
+        self._looks.close()
+        self._acts.close()
+
+
+def _is_replica(inspected: Inspected, instance: str) -> bool:
+    return is_own(labels_of(inspected), instance, REPLICA_ROLE)

@@ -1,0 +1,71 @@
+"""The ends of ended replicas' logs, of both runtimes: `<state>/logs/ended/<name>.log`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from controller.runtimes.naming import names_of
+from controller.storage.atomic_write import write_atomic
+
+KEPT_BYTES: Final = 64 * 1024
+"""Of an ended replica's log."""
+KEPT_LOGS: Final = 50
+"""How many ended replicas' logs are kept; the oldest go first."""
+
+log = logging.getLogger(__name__)
+
+
+class KeptLogs:
+    """The folder, readable by the controller's user alone. Names are not checked here: they are the callers' own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, name: str, data: bytes) -> None:
+        """Keep the last part, from the start of a line; the oldest files go.
+
+        Without success when the disk is full: that must not keep a replica from being forgotten.
+        """
+        if not data:
+            return
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomic(self.path(name), _last(data), durable=False)
+        except OSError as error:
+            log.warning("the log of %s is not kept: %s", name, error.strerror or error)
+        for path in self._newest_first()[KEPT_LOGS:]:
+            path.unlink(missing_ok=True)
+
+    def read(self, name: str) -> bytes | None:
+        """What was kept; None: nothing was."""
+        try:
+            return self.path(name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def names(self, instance: str, model: str) -> list[str]:
+        """The model's replicas whose logs are kept, the newest first."""
+        ours = names_of(instance, model)
+        return [path.stem for path in self._newest_first() if ours.fullmatch(path.stem)]
+
+    def path(self, name: str) -> Path:
+        """Where a replica's log is kept."""
+        return self._folder / f"{name}.log"
+
+    def _newest_first(self) -> list[Path]:
+        times = {}
+        for path in self._folder.glob("*.log"):
+            try:
+                times[path] = path.stat().st_mtime
+            except FileNotFoundError:  # it went meanwhile
+                continue
+        return sorted(times, key=times.__getitem__, reverse=True)
+
+
+def _last(data: bytes) -> bytes:
+    if len(data) <= KEPT_BYTES:
+        return data
+    _, _, rest = data[-KEPT_BYTES - 1 :].partition(b"\n")
+    return rest or data[-KEPT_BYTES:]

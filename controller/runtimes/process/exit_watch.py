@@ -1,0 +1,87 @@
+"""Being told when a process ends, without asking again and again: pidfds in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from controller.runtimes.process.stat import Process, alive
+
+POLL_S: Final = 0.05
+"""How often a process is looked at where the kernel, or a seccomp filter, gives no pidfds."""
+NO_PIDFDS: Final = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES})
+
+
+class ExitWatch:
+    """Calls back in the event loop, once for each process that it was given and that ended.
+
+    A process that had ended before is reported too, at the loop's next turn. Use it in one event loop only.
+    """
+
+    def __init__(self, on_exit: Callable[[Process], None]) -> None:
+        self._on_exit = on_exit
+        self._loop = asyncio.get_running_loop()
+        self._fds: dict[Process, int] = {}
+        self._timers: dict[Process, asyncio.Handle] = {}
+
+    def add(self, process: Process) -> None:
+        """Watch a process; one that is watched already is watched once."""
+        if process in self._fds or process in self._timers:
+            return
+        try:
+            fd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            self._soon(process)
+            return
+        except OSError as error:
+            if error.errno not in NO_PIDFDS:
+                raise
+            self._poll(process)
+            return
+        if not alive(process):  # ended, or the pid is somebody else's by now
+            os.close(fd)
+            self._soon(process)
+            return
+        self._fds[process] = fd
+        self._loop.add_reader(fd, self._ended, process)
+
+    def discard(self, process: Process) -> None:
+        """Watch it no longer."""
+        if (fd := self._fds.pop(process, None)) is not None:
+            self._loop.remove_reader(fd)
+            os.close(fd)
+        if (timer := self._timers.pop(process, None)) is not None:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Watch nothing any longer."""
+        for process in (*self._fds, *self._timers):
+            self.discard(process)
+
+    def _soon(self, process: Process) -> None:
+        self._timers[process] = self._loop.call_soon(self._ended, process)
+
+    def _poll(self, process: Process) -> None:
+        self._timers[process] = self._loop.call_later(POLL_S, self._poll if alive(process) else self._ended, process)
+
+    def _ended(self, process: Process) -> None:
+        self.discard(process)
+        self._on_exit(process)
+
+
+async def wait_any(processes: Iterable[Process], timeout_s: float) -> None:
+    """Return when one of the processes has ended, or after `timeout_s` seconds."""
+    ended = asyncio.Event()
+    watch = ExitWatch(lambda _: ended.set())
+    try:
+        for process in processes:
+            watch.add(process)
+        async with asyncio.timeout(timeout_s):
+            await ended.wait()
+    except TimeoutError:
+        return
+    finally:
+        watch.close()

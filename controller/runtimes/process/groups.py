@@ -1,0 +1,143 @@
+"""Which processes belong to a replica, and how they are ended. Linux: /proc and pidfds.
+
+An engine leads a session of its own, so that its children are found by the session's number. That alone is not
+enough: numbers are given out again, children may start sessions of their own, and some overwrite their environment
+(vLLM's, with setproctitle). So a process counts as the replica's when it is
+
+- the leader, by pid and start time; or
+- in the leader's session, while the leader still holds its pid; afterwards, when its working folder or its output
+  are the replica's too; or
+- anywhere, with the replica's start id in its environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from controller.runtimes.process.exit_watch import NO_PIDFDS, wait_any
+from controller.runtimes.process.stat import PROC, Process, alive, read_stat, stats
+
+START_ENV: Final = "ROUNDHOUSE_START"
+"""Environment variable of an engine that holds its start id."""
+RESCAN_S: Final = 1.0
+"""How long after SIGKILL until the processes are counted again, should no end be seen before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a replica's processes are known by."""
+
+    start_id: str
+    work_dir: Path
+    log: Path
+    leader: Process | None
+    """None: not known, the start was interrupted."""
+
+
+def members(mark: Mark, known: Collection[Process] = ()) -> list[Process]:
+    """Every process of a replica that runs, those included that are `known` to be its own.
+
+    A process that is about to end shows no mark any longer, and may still hold memory; so in the session, which it
+    still shows, it counts. Should the session be somebody else's by now, no harm is done: it is ending anyway.
+    """
+    seen = {stat.process.pid: stat for stat in stats()}
+    session = mark.leader.pid if mark.leader else None
+    holder = seen.get(session) if session is not None else None
+    kept = holder is not None and holder.process == mark.leader
+    found = []
+    for stat in seen.values():
+        if stat.ended or stat.process.pid == os.getpid():
+            continue
+        pid = stat.process.pid
+        in_session = session is not None and stat.session == session
+        if (
+            stat.process in known
+            or (in_session and (kept or stat.exiting or _at_home(pid, mark)))
+            or _marked(pid, mark.start_id)
+        ):
+            found.append(stat.process)
+    return found
+
+
+def find_leader(mark: Mark) -> Process | None:
+    """The engine of an interrupted start: the process with its start id that leads a session."""
+    for process in members(mark):
+        stat = read_stat(process.pid)
+        if stat is not None and stat.process == process and stat.session == process.pid:
+            return process
+    return None
+
+
+def _marked(pid: int, start_id: str) -> bool:
+    try:
+        environ = (PROC / str(pid) / "environ").read_bytes()
+    except OSError:  # it ended meanwhile, or it is another user's
+        return False
+    return f"{START_ENV}={start_id}".encode() in environ.split(b"\0")
+
+
+def _at_home(pid: int, mark: Mark) -> bool:
+    for link, target in (("cwd", mark.work_dir), ("fd/1", mark.log), ("fd/2", mark.log)):
+        try:
+            if (PROC / str(pid) / link).readlink() == target:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def send(process: Process, signum: signal.Signals) -> None:
+    """Signal exactly this process: nothing happens when it is gone, even if its pid was given out again.
+
+    Raises PermissionError when it belongs to another user.
+    """
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    except OSError as error:
+        if error.errno not in NO_PIDFDS:
+            raise
+        if alive(process):
+            os.kill(process.pid, signum)
+        return
+    try:
+        if alive(process):
+            signal.pidfd_send_signal(fd, signum)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(fd)
+
+
+async def end(mark: Mark, grace_s: float, reap: Callable[[], object]) -> None:
+    """End every process of a replica: SIGTERM, after `grace_s` SIGKILL. Returns when all are gone, however long it
+    takes: a process that is stuck in a driver still holds its memory.
+
+    `reap` is called whenever one may have ended, to collect our own child.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + grace_s
+    signum = signal.SIGTERM
+    known: set[Process] = set()
+    told: set[Process] = set()
+    while living := await asyncio.to_thread(members, mark, known):
+        known.update(living)
+        if signum is signal.SIGTERM and loop.time() >= deadline:
+            signum = signal.SIGKILL
+            told.clear()
+        # What an engine starts to clean up behind itself is left to it, as long as it lives.
+        if not told or mark.leader not in living:
+            for process in set(living) - told:
+                send(process, signum)
+            told.update(living)
+        left = deadline - loop.time() if signum is signal.SIGTERM else RESCAN_S
+        await wait_any(living, max(0.0, left))
+        reap()
+    reap()

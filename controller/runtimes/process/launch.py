@@ -1,0 +1,163 @@
+"""From a request to a running engine, with a record of it at every moment in between."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from controller.engines import engine_of
+from controller.engines.base import Launch, RenderContext
+from controller.runtimes.base import Rendered, StartError, StartRequest
+from controller.runtimes.model_files import check_files
+from controller.runtimes.nvml import NvmlReader
+from controller.runtimes.process.logs import Logs
+from controller.runtimes.process.preflight import check_program
+from controller.runtimes.process.records import Record, Records
+from controller.runtimes.process.spawn import Child, free_port, inherited, marks, spawn, visible_gpus
+from controller.runtimes.process.stat import Process, boot_id, read_stat
+from controller.schema.desired import Definition
+from controller.state import Gpu
+
+
+class Launcher:
+    """Renders, records and spawns engines. Its methods block: call them in a thread."""
+
+    def __init__(
+        self,
+        instance: str,
+        records: Records,
+        logs: Logs,
+        nvml: NvmlReader,
+        *,
+        work: Path,
+        cache: Path,
+        models: Path,
+        host: str,
+        python: str,
+    ) -> None:
+        self._instance = instance
+        self._records = records
+        self._logs = logs
+        self._nvml = nvml
+        self._work = work
+        self._cache = cache
+        self._models = models
+        self._host = host
+        for folder in (work, cache):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = {"python": python, "llama-server": shutil.which("llama-server")}
+        self._executables = {name: path for name, path in found.items() if path}
+        self._choosing = threading.Lock()
+
+    def preflight(self, model: str, definition: Definition) -> str | None:
+        """Why an engine could not be started; None: it could."""
+        engine = engine_of(definition)
+        try:
+            if wrong := check_files(self._models, engine.files(definition)):
+                return wrong
+            return check_program(self._render(definition, model, port=1).argv)
+        except (ValueError, TypeError, KeyError) as error:
+            return f"the definition of {model} cannot be turned into a command line: {error}"
+        except OSError as error:
+            return f"the program of {model} cannot be looked at: {error}"
+
+    def rendered(self, record: Record, definition: Definition) -> Rendered | None:
+        """What a replica would be started with now, at its own address; None: the definition does not render."""
+        try:
+            return Rendered(self._render(definition, record.model, record.port, record.host).argv)
+        except (ValueError, TypeError, KeyError, AssertionError):
+            return None
+
+    def start(self, request: StartRequest, children: MutableMapping[str, Child]) -> Process | None:
+        """Start an engine, our child from then on; None: there is a record of that name. Raises StartError."""
+        try:
+            visible = visible_gpus(self._claimed(request.gpus))
+            with self._choosing:
+                record, launch = self._intent(request)
+                if not self._records.create(record):
+                    return None
+            try:
+                return self._spawn(record, launch, request.token, visible, children)
+            except BaseException:
+                self._undo(request.name)
+                raise
+        except OSError as error:
+            raise StartError(f"{request.name} cannot be started: {error}") from error
+
+    def _intent(self, request: StartRequest) -> tuple[Record, Launch]:
+        port = free_port(self._host, {record.port for record in self._records.all()})
+        launch = self._render(request.definition, request.served_name, port)
+        record = Record(
+            instance=self._instance,
+            name=request.name,
+            model=request.id.model,
+            index=request.id.index,
+            spec_hash=request.id.spec_hash,
+            attempt=request.id.attempt,
+            start_id=secrets.token_hex(16),
+            boot_id=boot_id(),
+            host=self._host,
+            port=port,
+            argv=launch.argv,
+            claims=dict(request.claims),
+            created_at=time.time(),
+        )
+        return record, launch
+
+    def _spawn(
+        self,
+        record: Record,
+        launch: Launch,
+        token: str,
+        visible: Mapping[str, str],
+        children: MutableMapping[str, Child],
+    ) -> Process:
+        work = self._work / record.name
+        work.mkdir(mode=0o700, exist_ok=True)
+        env = inherited(os.environ) | dict(launch.env) | dict(visible)
+        env |= marks(self._instance, record.name, record.start_id)
+        if launch.token_env is not None:
+            env[launch.token_env] = token
+        output = self._logs.open(record.name)
+        try:
+            child = spawn(launch.argv, env, work, output)
+        finally:
+            os.close(output)
+        stat = read_stat(child.pid)
+        assert stat is not None, "a child that was not reaped has its entry"
+        children[record.name] = child
+        self._records.begun(record.name, stat.process)
+        return stat.process
+
+    def _undo(self, name: str) -> None:
+        self._logs.retire(name)
+        shutil.rmtree(self._work / name, ignore_errors=True)
+        self._records.remove(name)
+
+    def _render(self, definition: Definition, served_name: str, port: int, host: str | None = None) -> Launch:
+        context = RenderContext(
+            runtime="process",
+            served_name=served_name,
+            models_root=PurePosixPath(self._models),
+            host=host or self._host,
+            port=port,
+            cache_dir=PurePosixPath(self._cache),
+            executables=self._executables,
+        )
+        return engine_of(definition).render(definition, context)
+
+    def _claimed(self, uuids: Sequence[str]) -> list[Gpu]:
+        if not uuids:
+            return []
+        gpus = self._nvml.read()
+        if gpus is None:
+            raise StartError(f"the GPUs cannot be read: {self._nvml.error}")
+        by_uuid = {gpu.uuid: gpu for gpu in gpus}
+        if missing := sorted(set(uuids) - set(by_uuid)):
+            raise StartError(f"GPU {missing[0]} is not there")
+        return [by_uuid[uuid] for uuid in uuids]

@@ -1,0 +1,210 @@
+"""Engines' output: one bounded file per replica, and a tail that outlives it."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from controller.runtimes.base import LogPart
+from controller.runtimes.ended_logs import KEPT_BYTES, KeptLogs
+from controller.runtimes.logs import PART_BYTES, Given, kept_part, last_lines, plain_lines, whole
+from controller.storage.atomic_write import write_atomic
+
+TAIL_BYTES: Final = 8 * 1024
+TAIL_LINES: Final = 50
+EXIT_LINES: Final = 400
+"""Lines that tell of an end: vLLM repeats the traceback of a child in each of its processes."""
+_LINE_BYTES: Final = 160
+
+
+def plain_tail(data: bytes, lines: int = TAIL_LINES) -> str:
+    """The last lines as text: no terminal codes, a progress bar as its last state, and not much longer than lines
+    usually are."""
+    tail = "\n".join(last_lines(data, lines)).encode()[-_limit(lines) :]
+    return tail.decode(errors="ignore")
+
+
+def _limit(lines: int) -> int:
+    return max(TAIL_BYTES, lines * _LINE_BYTES)
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a follower is: in which file, told by when the log was last cut (0: never), how far, and after what."""
+
+    cut_at: int
+    offset: int
+    given: Given
+
+    @classmethod
+    def parse(cls, cursor: str | None) -> Place | None:
+        """None: at the beginning, or the text is no cursor of ours."""
+        match = re.fullmatch(r"(\d{1,20})_(\d{1,18})_(\S+)", cursor or "", re.ASCII)
+        given = Given.parse(match[3]) if match else None
+        return cls(int(match[1]), int(match[2]), given) if match and given else None
+
+    def __str__(self) -> str:
+        return f"{self.cut_at}_{self.offset}_{self.given}"
+
+
+class Logs:
+    """The folder of logs. Engines append (O_APPEND) and are never told of what is done here.
+
+    An engine's open log carries a lock (flock) that its children share, from before they exist: a log that can be
+    locked has no process left that writes to it.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder = folder
+        self._limit = limit_bytes
+        # Nobody reads on while a log is cut: the copy would be taken for new lines.
+        self._moving = threading.Lock()
+        ended = folder / "ended"
+        for each in (folder, ended):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.kept = KeptLogs(ended)
+
+    def path(self, name: str) -> Path:
+        """Where an engine writes."""
+        return self._folder / f"{name}.log"
+
+    def open(self, name: str) -> int:
+        """A file descriptor for an engine's stdout and stderr, locked."""
+        fd = os.open(self.path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return fd
+
+    def written_to(self, name: str) -> bool:
+        """Whether some process still holds the log as its output."""
+        try:
+            with self.path(name).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def bound(self, name: str) -> None:
+        """Keep the last part of a log that has grown too long, half of the limit, beside a new empty one.
+
+        Lines written while it is copied are lost.
+        """
+        path = self.path(name)
+        try:
+            if path.stat().st_size <= self._limit:
+                return
+        except FileNotFoundError:
+            return
+        with self._moving:
+            _write(self._earlier(name), _last(path, self._limit // 2))
+            os.truncate(path, 0)
+
+    def tail(self, name: str, lines: int = TAIL_LINES) -> str:
+        """The last lines, also of a replica that is gone."""
+        return plain_tail(self._last_bytes(name, 4 * _limit(lines)), lines)
+
+    def retire(self, name: str) -> None:
+        """Keep a tail of an ended replica's log, and no more."""
+        with self._moving:
+            self.kept.save(name, self._current_bytes(name, KEPT_BYTES))
+            self._earlier(name).unlink(missing_ok=True)
+            self.path(name).unlink(missing_ok=True)
+
+    def after(self, name: str, cursor: str | None, lines: int, *, ended: bool) -> LogPart | None:
+        """What was written after `cursor`, at first the last lines. `ended`: nothing will be written any more.
+
+        Whole lines, each once. A line that is being written while the log is cut may be torn. None: there is no log.
+        """
+        place = Place.parse(cursor)
+        with self._moving:
+            try:
+                with self.path(name).open("rb") as file:
+                    return self._part(name, file, place, lines, ended=ended)
+            except FileNotFoundError:
+                return self._kept_part(name, place, lines)
+
+    def _part(self, name: str, file: BinaryIO, place: Place | None, lines: int, *, ended: bool) -> LogPart:
+        cut_at = self._cut_at(name)
+        if place is None:
+            data = _last_of(file, PART_BYTES)
+            end = file.tell()  # it grows meanwhile
+            if len(data) == end:
+                data = _last(self._earlier(name), PART_BYTES - end) + data
+            part = whole(data, ended=ended)
+            offset = max(0, end - (len(data) - len(part)))
+            return LogPart(last_lines(part, lines), str(Place(cut_at, offset, Given.of(part))), not ended)
+        size = file.seek(0, os.SEEK_END)
+        if place.cut_at != cut_at or place.offset > size:
+            part = whole(place.given.rest_of(_last(self._earlier(name), PART_BYTES)), ended=False)
+            return LogPart(tuple(plain_lines(part)), str(Place(cut_at, 0, place.given.then(part))), running=True)
+        file.seek(place.offset)
+        part = whole(file.read(PART_BYTES + 1), ended=ended)
+        offset = place.offset + len(part)
+        # Behind a cut, what was given before it need not be what stands before this.
+        given = place.given.then(part) if place.offset or not part else Given.of(part)
+        cursor = str(Place(cut_at, offset, given))
+        return LogPart(tuple(plain_lines(part)), cursor, running=not ended or offset < size)
+
+    def _kept_part(self, name: str, place: Place | None, lines: int) -> LogPart | None:
+        data = self.kept.read(name)
+        if data is None:
+            return LogPart((), str(place), running=False) if place else None
+        return kept_part(data, place.given if place else None, lines, str(Place(0, 0, Given.of(data))))
+
+    def _cut_at(self, name: str) -> int:
+        try:
+            return self._earlier(name).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def _last_bytes(self, name: str, count: int) -> bytes:
+        # A name comes again: what an earlier engine of that name wrote is not of the one that is there.
+        if self.path(name).exists():
+            return self._current_bytes(name, count)
+        return (self.kept.read(name) or b"")[-count:]
+
+    def _current_bytes(self, name: str, count: int) -> bytes:
+        data = _last(self.path(name), count)
+        if len(data) < count:
+            data = _last(self._earlier(name), count - len(data)) + data
+        return data
+
+    def _earlier(self, name: str) -> Path:
+        return self._folder / f"{name}.log.1"
+
+
+def _last(path: Path, count: int) -> bytes:
+    """At most the last `count` bytes; where that is not the whole file, from the start of a line."""
+    try:
+        with path.open("rb") as file:
+            return _last_of(file, count)
+    except FileNotFoundError:
+        return b""
+
+
+def _last_of(file: BinaryIO, count: int) -> bytes:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - count))
+    data = file.read(count)
+    if size > count:
+        _, newline, rest = data.partition(b"\n")
+        return rest if newline and rest else data
+    return data
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace a file. Without success when the disk is full: that must not keep what is written elsewhere."""
+    try:
+        write_atomic(path, data, durable=False)
+    except OSError as error:
+        log.warning("log lines are lost: %s: %s", path, error.strerror or error)

@@ -1,0 +1,338 @@
+"""Replicas as processes of this host: the embedded default, which needs no Docker.
+
+Engines outlive the controller. What is known of them is in `<state>/replicas/<name>.json`; their output is in
+`<state>/logs/<name>.log`. docs/process.md tells the whole life of a replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import logging
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from weakref import WeakValueDictionary
+
+from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.runtimes.gpu_owners import GpuOwners
+from controller.runtimes.naming import is_replica_name
+from controller.runtimes.nvml import NvmlReader
+from controller.runtimes.process.exit_watch import POLL_S, ExitWatch
+from controller.runtimes.process.groups import Mark, end, find_leader, members
+from controller.runtimes.process.launch import Launcher
+from controller.runtimes.process.logs import EXIT_LINES, Logs
+from controller.runtimes.process.memory import host_mib
+from controller.runtimes.process.records import Record, Records
+from controller.runtimes.process.spawn import Child
+from controller.runtimes.process.stat import Process, alive, boot_id
+from controller.schema.desired import Definition
+from controller.state import Exit, Gpu, Phase, PreflightResult
+
+UNSEEN_S: Final = 10.0
+"""How long an interrupted start may hold its log without being found: between fork and exec, which takes moments."""
+
+log = logging.getLogger(__name__)
+
+
+class ProcessRuntime:
+    """Starts, sees and ends engines as processes. One object per event loop; one controller per state folder."""
+
+    kind = "process"
+
+    def __init__(
+        self,
+        instance: str,
+        state: Path,
+        models: Path,
+        *,
+        python: str = sys.executable,
+        log_mib: int = 16,
+        host: str = "127.0.0.1",
+        nvml: NvmlReader | None = None,
+    ) -> None:
+        state = state.resolve()
+        self._instance = instance
+        self._work = state / "work"
+        self._records = Records(state / "replicas", instance)
+        self._logs = Logs(state / "logs", log_mib * 2**20)
+        self._nvml = nvml or NvmlReader()
+        self._owners = GpuOwners(self._processes)
+        self._launcher = Launcher(
+            instance,
+            self._records,
+            self._logs,
+            self._nvml,
+            work=self._work,
+            cache=state / "cache",
+            models=models.resolve(),
+            host=host,
+            python=python,
+        )
+        self._children: dict[str, Child] = {}
+        self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._watch: ExitWatch | None = None
+        self._listeners: set[asyncio.Event] = set()
+        self._closed = False
+
+    # Seeing
+
+    async def list(self) -> list[SeenReplica]:
+        """Every replica of this instance. Children of an engine that has ended are ended now; until they are gone,
+        it counts as running, since they hold its memory."""
+        with _state_errors():
+            looked = await asyncio.to_thread(self._look)
+        watch = self._exits()
+        for seen, record, lingers in looked:
+            if lingers:
+                self._sweep(record)
+            elif seen.phase is Phase.RUNNING and record.leader is not None:
+                watch.add(record.leader)
+        return [seen for seen, _, _ in looked]
+
+    def _look(self) -> tuple[tuple[SeenReplica, Record, bool], ...]:
+        now_boot = boot_id()
+        return tuple(self._see(record, now_boot) for record in self._records.all())
+
+    def _see(self, record: Record, now_boot: str) -> tuple[SeenReplica, Record, bool]:
+        self._logs.bound(record.name)
+        if record.leader is None:
+            record = self._found(record)
+            if record.leader is None:
+                return self._seen(record, Phase.CREATED), record, False
+        if record.ended:
+            return self._seen(record, Phase.EXITED), record, False
+        same_boot = record.boot_id == now_boot
+        if same_boot and record.leader is not None and alive(record.leader):
+            return self._seen(record, Phase.RUNNING), record, False
+        code = self._reap(record.name)  # not before: it would be asked too early
+        if same_boot and members(self._mark(record)):
+            return self._seen(record, Phase.RUNNING), record, True
+        record = self._records.update(record.name, ended=True, exit_code=code) or record
+        return self._seen(record, Phase.EXITED), record, False
+
+    def _found(self, record: Record) -> Record:
+        """Complete the record of a start that was interrupted after its engine had begun to run."""
+        leader = find_leader(self._mark(record))
+        if leader is None:
+            return record
+        log.debug("%s is process %d, which its record did not say yet", record.name, leader.pid)
+        return self._records.begun(record.name, leader) or record
+
+    def _seen(self, record: Record, phase: Phase) -> SeenReplica:
+        exited = phase is Phase.EXITED
+        return SeenReplica(
+            id=record.id,
+            name=record.name,
+            phase=phase,
+            created_at=record.created_at,
+            started_at=record.started_at,
+            base_url=None if phase is Phase.CREATED else f"http://{record.host}:{record.port}",
+            claims=record.claims,
+            exit=Exit(record.exit_code, log_tail=self._logs.tail(record.name, EXIT_LINES)) if exited else None,
+            argv=record.argv,
+        )
+
+    def _mark(self, record: Record) -> Mark:
+        leader = record.leader if record.boot_id == boot_id() else None
+        return Mark(record.start_id, self._work / record.name, self._logs.path(record.name), leader)
+
+    async def log_tail(self, name: str, lines: int = 50) -> str:
+        """The engine's last log lines, also of one that is gone; empty when there are none."""
+        with _state_errors():
+            return await asyncio.to_thread(self._logs.tail, name, lines)
+
+    async def logged(self, model: str) -> builtins.list[str]:
+        """Names of the model's replicas that are gone and whose logs are kept, the newest first."""
+        with _state_errors():
+            return await asyncio.to_thread(self._logs.kept.names, self._instance, model)
+
+    async def log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
+        """What the engine wrote after `cursor`; a cursor that cannot be read counts as none."""
+        if not is_replica_name(self._instance, name):
+            return None
+        with _state_errors():
+            return await asyncio.to_thread(self._log_after, name, cursor, lines)
+
+    def _log_after(self, name: str, cursor: str | None, lines: int) -> LogPart | None:
+        record = self._records.get(name)  # first: what it wrote before it ended is there then
+        part = self._logs.after(name, cursor, lines, ended=record is None or record.ended)
+        return LogPart((), cursor or "", running=True) if part is None and record is not None else part
+
+    async def rendered(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
+        """What it would be started with now; None also when it has no record any more."""
+        with _state_errors():
+            record = await asyncio.to_thread(self._records.get, replica.name)
+        return None if record is None else self._launcher.rendered(record, definition)
+
+    async def gpus(self) -> tuple[Gpu, ...] | None:
+        """The host's GPUs."""
+        return await self._owners.named(await asyncio.to_thread(self._nvml.read))
+
+    async def _processes(self) -> dict[str, builtins.list[int]]:
+        def look() -> dict[str, list[int]]:
+            running = (record for record in self._records.all() if not record.ended)
+            return {each.name: [process.pid for process in members(self._mark(each))] for each in running}
+
+        with _state_errors():
+            return await asyncio.to_thread(look)
+
+    async def host_mib(self, name: str) -> int | None:
+        """Main memory that an engine and its children hold, in MiB; None: it does not run."""
+
+        def look() -> int | None:
+            record = self._records.get(name)
+            return None if record is None else host_mib(members(self._mark(record)))
+
+        with _state_errors():
+            return await asyncio.to_thread(look)
+
+    def gpu_error(self) -> str | None:
+        """Why there are no figures of GPUs."""
+        return self._nvml.reason
+
+    def events(self) -> AsyncIterator[None]:
+        """Yields whenever an engine has ended; several ends may be one event."""
+        changed = asyncio.Event()
+        self._listeners.add(changed)
+        return self._events(changed)
+
+    async def _events(self, changed: asyncio.Event) -> AsyncIterator[None]:
+        try:
+            while not self._closed:
+                await changed.wait()
+                changed.clear()
+                if not self._closed:
+                    yield
+        finally:
+            self._listeners.discard(changed)
+
+    def _exits(self) -> ExitWatch:
+        if self._watch is None:
+            self._watch = ExitWatch(self._on_exit)
+        return self._watch
+
+    def _on_exit(self, process: Process) -> None:
+        for child in tuple(self._children.values()):  # a start may add one meanwhile, in its thread
+            if child.pid == process.pid:
+                child.poll()
+        self._notify()
+
+    def _notify(self) -> None:
+        for changed in self._listeners:
+            changed.set()
+
+    # Starting and ending
+
+    async def preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+        """Whether an engine could be started: files, program and packages are there, and the definition renders."""
+        error = await asyncio.to_thread(self._launcher.preflight, model, definition)
+        return PreflightResult(error is None, time.time(), error)
+
+    async def pull(self, image: str) -> None:
+        """Processes have no images."""
+        raise StartError("the process runtime has no images")
+
+    async def start(self, request: StartRequest) -> None:
+        """Start an engine; one that has a record is not started again."""
+
+        async def work() -> None:
+            async with self._lock(request.name):
+                leader = await asyncio.to_thread(self._launcher.start, request, self._children)
+            if leader is not None:
+                self._exits().add(leader)
+
+        # A cancelled caller must not leave a start that others believe to be over.
+        await asyncio.shield(self._task(f"start {request.name}", work()))
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        """End an engine and all its processes, however long that takes, and forget it."""
+        with _state_errors():
+            async with self._lock(name):
+                if (record := await asyncio.to_thread(self._records.get, name)) is not None:
+                    await self._end(record, grace_s)
+
+    async def remove(self, name: str) -> None:
+        """Forget a replica that has ended or never began. One that runs is left as it is."""
+        with _state_errors():
+            async with self._lock(name):
+                record = await asyncio.to_thread(self._records.get, name)
+                if record is None:
+                    return
+                if record.leader is not None and record.boot_id == boot_id() and alive(record.leader):
+                    log.warning("%s runs and is not removed: only a stop ends it", name)
+                    return
+                await self._end(record, 0.0)
+
+    async def _end(self, record: Record, grace_s: float) -> None:
+        name = record.name
+        deadline = asyncio.get_running_loop().time() + UNSEEN_S
+        while True:
+            # An interrupted start may have left a child that holds the log and is not yet the engine: no mark shows.
+            unseen = record.leader is None and await asyncio.to_thread(self._logs.written_to, name)
+            await end(self._mark(record), grace_s, lambda: self._reap(name))
+            if not unseen or asyncio.get_running_loop().time() >= deadline:
+                break
+            await asyncio.sleep(POLL_S)
+        await asyncio.to_thread(self._forget, name)
+
+    def _reap(self, name: str) -> int | None:
+        child = self._children.get(name)
+        return child.poll() if child else None
+
+    def _forget(self, name: str) -> None:
+        """The record goes last: until then, a crash leaves something that can be ended again."""
+        self._reap(name)
+        self._children.pop(name, None)
+        self._logs.retire(name)
+        shutil.rmtree(self._work / name, ignore_errors=True)
+        self._records.remove(name)
+
+    def _sweep(self, record: Record) -> None:
+        """End what an engine left behind, once."""
+        key = f"sweep {record.name}"
+        if key in self._tasks or self._lock(record.name).locked():
+            return
+
+        async def work() -> None:
+            try:
+                async with self._lock(record.name):
+                    await end(self._mark(record), 0.0, lambda: self._reap(record.name))
+            except OSError as error:
+                log.warning("what %s left behind cannot be ended: %s", record.name, error)
+            self._notify()
+
+        self._task(key, work())
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._busy.setdefault(name, asyncio.Lock())
+
+    def _task(self, key: str, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[key] = task
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+        return task
+
+    async def close(self) -> None:
+        """Stop watching. Engines run on."""
+        self._closed = True
+        self._notify()
+        if self._watch is not None:
+            self._watch.close()
+        for task in tuple(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._nvml.close()
+
+
+@contextmanager
+def _state_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeUnavailableError(f"the processes of this host cannot be looked after: {error}") from error

@@ -1,0 +1,109 @@
+"""Starting an engine's process: its environment, its port, its session. And its end, as its parent learns it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from controller.runtimes.base import StartError
+from controller.runtimes.process.groups import START_ENV
+from controller.state import Gpu
+
+REPLICA_ENV: Final = "ROUNDHOUSE_REPLICA"
+INSTANCE_ENV: Final = "ROUNDHOUSE_INSTANCE"
+
+_INHERITED: Final = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE"),
+        *("LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+        *("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "OMP_NUM_THREADS"),
+        *("CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH", "CUDA_MODULE_LOADING"),
+    }
+)
+"""What an engine gets of the controller's environment: where things are. No proxies, no settings, no secrets."""
+
+_PORT_TRIES: Final = 32
+
+
+def inherited(controller: Mapping[str, str]) -> dict[str, str]:
+    """The part of the controller's environment that engines may see."""
+    kept = {key: value for key, value in controller.items() if key in _INHERITED or key.startswith("LC_")}
+    # What a Python engine prints to a file would else be held back, and be lost when it is killed.
+    return {"PYTHONUNBUFFERED": "1"} | kept
+
+
+def marks(instance: str, name: str, start_id: str) -> dict[str, str]:
+    """What an engine's processes are found by."""
+    return {INSTANCE_ENV: instance, REPLICA_ENV: name, START_ENV: start_id}
+
+
+def visible_gpus(gpus: Sequence[Gpu]) -> dict[str, str]:
+    """CUDA sees these GPUs (by index, in PCI order) and MIG instances (by uuid) and no others; none hides all."""
+    in_order = sorted(gpus, key=lambda gpu: (gpu.index, gpu.mig or 0))
+    names = [str(gpu.index) if gpu.mig is None else gpu.uuid for gpu in in_order]
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(names)}
+
+
+def free_port(host: str, taken: Collection[int]) -> int:
+    """A port that nothing listens on and that no other engine was given. Raises StartError.
+
+    Somebody else may take it before the engine does: the engine then says so and ends, and is started anew.
+    """
+    for _ in range(_PORT_TRIES):
+        try:
+            with socket.create_server((host, 0)) as probe:
+                port: int = probe.getsockname()[1]
+        except OSError as error:
+            raise StartError(f"no port can be had on {host}: {error.strerror or error}") from error
+        if port not in taken:
+            return port
+    raise StartError(f"no port is free on {host}")
+
+
+def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: int) -> Child:
+    """Start a program that leads its own session and has no tie to us: it survives our death. Raises StartError."""
+    try:
+        # The runtime reaps it, perhaps long after this object: Popen would complain on being dropped.
+        process = subprocess.Popen(
+            argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+        raise StartError(f"{argv[0]} cannot be started: {error.strerror}", permanent=True) from error
+    except ValueError as error:
+        raise StartError(f"the command line or environment cannot be passed: {error}", permanent=True) from error
+    except OSError as error:
+        raise StartError(f"{argv[0]} cannot be started: {error.strerror or error}") from error
+    process.returncode = 0
+    return Child(process.pid)
+
+
+class Child:
+    """A process that we started and must reap. Thread-safe."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+        self._reaped = False
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        """The exit code once it has ended, negative for a signal; None while it runs. Reaps it."""
+        with self._lock:
+            if not self._reaped:
+                self._reap()
+            return self._code
+
+    def _reap(self) -> None:
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:  # somebody else reaped it: the code is lost
+            self._reaped = True
+            return
+        if pid:
+            self._reaped = True
+            self._code = os.waitstatus_to_exitcode(status)

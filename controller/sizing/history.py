@@ -1,0 +1,205 @@
+"""What replicas were seen to take, remembered over restarts: by model, parameters, replica count and kind of GPU.
+
+`<state>/observed-memory.json` holds it. It is no more than a better guess, so a file that is damaged, or of a newer
+Roundhouse, is begun anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from controller.engines import spec_hash
+from controller.state import DesiredModel, Gpu, Need
+from controller.storage.atomic_write import write_atomic
+
+FILE_NAME: Final = "observed-memory.json"
+SCHEMA_VERSION: Final = 1
+LOADS_KEPT: Final = 3
+"""Of each kind. What the largest of them took is believed: one took less perhaps because it served less."""
+KINDS_KEPT: Final = 16
+"""Of each model."""
+CPU: Final = "cpu"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What one replica takes."""
+
+    per_gpu_mib: int | None
+    """On each of its GPUs at most; None: it has none, or nobody could tell."""
+    host_mib: int | None
+    """Of main memory, mapped model files included."""
+    replicas: int
+    """How many the model had then."""
+    at: float
+    """Unix time of the last look."""
+
+    def of_replica(self, gpus: int) -> int | None:
+        """MiB on so many GPUs together; of none: of main memory."""
+        if gpus == 0:
+            return self.host_mib
+        return None if self.per_gpu_mib is None else self.per_gpu_mib * gpus
+
+
+class _Load(BaseModel):
+    """The most that one replica was seen to take."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    replica: str
+    per_gpu_mib: int | None = Field(default=None, ge=0)
+    host_mib: int | None = Field(default=None, ge=0)
+    at: float
+
+
+class _Kind(BaseModel):
+    """The last loads of a model with the same parameters, replica count and kind of GPU, the oldest first."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str
+    digest: str
+    gpu: str
+    replicas: int = Field(ge=1)
+    loads: list[_Load] = Field(min_length=1)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    schema_version: int = SCHEMA_VERSION
+    kinds: list[_Kind] = Field(default_factory=list)
+
+
+class ObservedMemory:
+    """What is known of all models. Looking up is pure; nothing is written before `saved` is asked for."""
+
+    def __init__(self, kinds: Iterable[_Kind] = ()) -> None:
+        self._kinds = list(kinds)
+        """The one that was seen last comes last."""
+        self.revision = 0
+        """Counts changes."""
+
+    @classmethod
+    def load(cls, folder: Path) -> ObservedMemory:
+        """What an earlier controller left in its state folder."""
+        path = folder / FILE_NAME
+        try:
+            content = json.loads(path.read_bytes())
+            if content["schema_version"] > SCHEMA_VERSION:
+                log.warning("%s is of a newer Roundhouse: what models take is observed anew", path)
+                return cls()
+            return cls(_File.model_validate(content).kinds)
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            reason = "not what is written here" if isinstance(error, ValidationError) else error
+            log.warning("%s cannot be used (%s): what models take is observed anew", path, reason)
+            return cls()
+
+    def content(self) -> bytes:
+        """The file, as it is to be."""
+        return _File(kinds=self._kinds).model_dump_json().encode()
+
+    def need(self, want: DesiredModel, gpu_type: str | None) -> Observed | None:
+        """What one replica took on such a GPU (its name; None: without one). None: that was never seen.
+
+        Seen with as many replicas as now, else with another number.
+        """
+        replicas = want.replicas or want.declared.replicas
+        digest = _digest(want)
+        kinds = [each for each in self._kinds if _same(each, want.name, digest, gpu_type)]
+        kind = next((each for each in kinds if each.replicas == replicas), kinds[-1] if kinds else None)
+        return _observed(kind) if kind is not None else None
+
+    def most(self, want: DesiredModel, gpus: tuple[Gpu, ...] | None) -> Observed | None:
+        """What one replica took on that of the GPUs that it may use on which it took the most."""
+        if want.gpu_count == 0:
+            return self.need(want, None)
+        allowed = [gpu for gpu in gpus or () if not want.gpu_choice or {gpu.uuid, gpu.label} & set(want.gpu_choice)]
+        found = [self.need(want, name) for name in sorted({gpu.name for gpu in allowed})]
+        return max(
+            (each for each in found if each is not None and each.per_gpu_mib is not None),
+            key=lambda each: each.per_gpu_mib or 0,
+            default=None,
+        )
+
+    def needs(self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None) -> Mapping[str, Need]:
+        """Model to what a replica of it was seen to take, of those that were seen at all."""
+        seen = {want.name: self.most(want, gpus) for want in models if want.runs}
+        return {name: Need(each.per_gpu_mib, each.host_mib) for name, each in seen.items() if each is not None}
+
+    def knows(self, replica: str) -> float | None:
+        """Unix time at which the replica was last looked at; None: it was not."""
+        return max((load.at for kind in self._kinds for load in kind.loads if load.replica == replica), default=None)
+
+    def took(
+        self,
+        want: DesiredModel,
+        replica: str,
+        gpu_type: str | None,
+        *,
+        per_gpu_mib: int | None,
+        host_mib: int | None,
+        at: float,
+    ) -> None:
+        """Remember what a replica of such a definition holds now; the most of its looks counts."""
+        digest, replicas = _digest(want), max(1, want.replicas)
+        before = next(
+            (each for each in self._kinds if _same(each, want.name, digest, gpu_type) and each.replicas == replicas),
+            None,
+        )
+        loads = before.loads if before is not None else []
+        known = next((load for load in loads if load.replica == replica), None)
+        if known is not None:
+            per_gpu_mib, host_mib = _most(known.per_gpu_mib, per_gpu_mib), _most(known.host_mib, host_mib)
+        load = _Load(replica=replica, per_gpu_mib=per_gpu_mib, host_mib=host_mib, at=at)
+        kept = [*(each for each in loads if each is not known), load][-LOADS_KEPT:]
+        kind = _Kind(model=want.name, digest=digest, gpu=gpu_type or CPU, replicas=replicas, loads=kept)
+        others = [each for each in self._kinds if each is not before]
+        of_model = [each for each in others if each.model == want.name]
+        dropped = of_model[: max(0, len(of_model) - KINDS_KEPT + 1)]
+        self._kinds = [*(each for each in others if each not in dropped), kind]
+        self.revision += 1
+
+    def keep_only(self, models: Collection[str]) -> None:
+        """Forget models that are declared no longer."""
+        kept = [each for each in self._kinds if each.model in models]
+        if len(kept) != len(self._kinds):
+            self._kinds = kept
+            self.revision += 1
+
+
+def save(folder: Path, content: bytes) -> None:
+    """Replace the file. Raises OSError."""
+    # Not worth a wait for the disk: what is lost by a power cut is seen again.
+    write_atomic(folder / FILE_NAME, content, durable=False)
+
+
+def _digest(want: DesiredModel) -> str:
+    # As for engines, without the image that settings name: an upgrade does not make what is known worthless.
+    return spec_hash(want.definition, None, want.name)
+
+
+def _same(kind: _Kind, model: str, digest: str, gpu_type: str | None) -> bool:
+    return (kind.model, kind.digest, kind.gpu) == (model, digest, gpu_type or CPU)
+
+
+def _observed(kind: _Kind) -> Observed:
+    per_gpu = host = None
+    for load in kind.loads:
+        per_gpu, host = _most(per_gpu, load.per_gpu_mib), _most(host, load.host_mib)
+    return Observed(per_gpu, host, kind.replicas, kind.loads[-1].at)
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    return max((each for each in (one, other) if each is not None), default=None)

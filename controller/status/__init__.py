@@ -1,0 +1,1 @@
+"""What operators and gateways are told of models: states, loads, the routing table. Pure."""

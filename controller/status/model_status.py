@@ -1,0 +1,175 @@
+"""(desired, observed, plan) -> what operators and clients are told of each model. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Final
+
+from controller.planning.actions import Blocked, Plan
+from controller.schema.status import ModelState, ModelStatus, ReplicaStatus, StatementView
+from controller.state import (
+    DesiredModel,
+    DesiredState,
+    Health,
+    ObservedReplica,
+    ObservedState,
+    OpKind,
+    Phase,
+    ReplicaKey,
+    Statement,
+)
+from controller.status.load_stage import model_progress
+
+PAUSED: Final = "the controller is paused and does not act; `roundhouse resume` lets it"
+
+
+def assess(desired: DesiredState, observed: ObservedState, plan: Plan) -> tuple[ModelStatus, ...]:
+    """The status of every declared model, and of every model that still has replicas, in name order.
+
+    `plan` is the plan of the same desired and observed state: what it could not do is the reason of a failure.
+    """
+    replicas: dict[str, list[ObservedReplica]] = defaultdict(list)
+    for replica in observed.replicas:
+        replicas[replica.id.model].append(replica)
+    pending: dict[str, set[OpKind]] = defaultdict(set)
+    for operation in observed.pending.values():
+        if operation.finished_at is None or operation.kind is OpKind.START:
+            pending[operation.id.model].add(operation.kind)
+    blocked: dict[str, list[Blocked]] = defaultdict(list)
+    for item in plan.blocked:
+        blocked[item.model].append(item)
+    names = sorted(desired.models.keys() | replicas.keys())
+    statuses = (
+        _model(desired.models.get(name), name, replicas[name], pending[name], blocked[name], observed) for name in names
+    )
+    return tuple(_paused(status) if desired.paused else status for status in statuses)
+
+
+def _paused(status: ModelStatus) -> ModelStatus:
+    if status.state not in (ModelState.LOADING, ModelState.UNLOADING):
+        return status
+    return status.model_copy(update={"blocked": [*status.blocked, PAUSED]})
+
+
+def _model(
+    want: DesiredModel | None,
+    name: str,
+    replicas: list[ObservedReplica],
+    pending: set[OpKind],
+    blocked: list[Blocked],
+    observed: ObservedState,
+) -> ModelStatus:
+    ready = sum(1 for replica in replicas if serves(replica))
+    error, retry_at = _last_error(want, blocked, observed)
+    if want is not None and want.runs and _all_run_again(want, replicas):
+        error, retry_at = None, None
+    if want is None:
+        state = ModelState.UNLOADING
+        statement = Statement("file", observed.at, "no longer declared")
+    else:
+        statement = want.statement
+        state = (
+            _remote_state(want, observed)
+            if not want.runs
+            else _state(want, replicas, ready, pending, blocked, observed)
+        )
+    return ModelStatus(
+        name=name,
+        backend=want.backend if want else "",
+        state=state,
+        aliases=list(want.definition.aliases) if want else [],
+        wanted_replicas=want.replicas if want else 0,
+        loaded_replicas=ready if want is None or want.runs else int(state is ModelState.LOADED),
+        statement=StatementView(kind=statement.kind, since=statement.since, reason=statement.reason),
+        replicas=[_replica(want, replica, observed.inflight) for replica in sorted(replicas, key=lambda r: r.id)],
+        last_error=error,
+        retry_at=retry_at,
+        blocked=[item.reason for item in blocked],
+        progress=model_progress(want, replicas, observed.progress) if want and state is ModelState.LOADING else None,
+    )
+
+
+def _all_run_again(want: DesiredModel, replicas: list[ObservedReplica]) -> bool:
+    """Whether every wanted replica serves as declared: what went wrong before is over."""
+    current = [replica for replica in replicas if serves(replica) and replica.id.spec_hash == want.spec_hash]
+    return 0 < want.replicas <= len(current)
+
+
+def serves(replica: ObservedReplica) -> bool:
+    """Whether new requests are routed to it."""
+    return (
+        replica.phase is Phase.RUNNING
+        and replica.health is Health.READY
+        and replica.draining is None
+        and replica.base_url is not None
+    )
+
+
+def _state(
+    want: DesiredModel,
+    replicas: list[ObservedReplica],
+    ready: int,
+    pending: set[OpKind],
+    blocked: list[Blocked],
+    observed: ObservedState,
+) -> ModelState:
+    running = any(replica.phase is Phase.RUNNING for replica in replicas)
+    if want.replicas == 0:
+        leaving = running or bool(pending & {OpKind.START, OpKind.STOP})
+        return ModelState.UNLOADING if leaving else ModelState.UNLOADED
+    if ready >= want.replicas or (ready > 0 and want.name in observed.loaded_once):
+        return ModelState.LOADED
+    # `loading` only during an attempt: an engine that is coming up, or a start that nothing stands in the way of.
+    attempt = OpKind.START in pending or any(
+        replica.phase is Phase.RUNNING and replica.id.spec_hash == want.spec_hash and replica.ready_since is None
+        for replica in replicas
+    )
+    failed = any(item.failed for item in blocked)
+    return ModelState.FAILED if failed and not attempt else ModelState.LOADING
+
+
+def _remote_state(want: DesiredModel, observed: ObservedState) -> ModelState:
+    if want.replicas == 0:
+        return ModelState.UNLOADING if want.name in observed.draining_remotes else ModelState.UNLOADED
+    if want.name not in observed.remotes:
+        return ModelState.LOADING
+    return ModelState.LOADED if observed.remotes[want.name] is None else ModelState.FAILED
+
+
+def _last_error(
+    want: DesiredModel | None, blocked: list[Blocked], observed: ObservedState
+) -> tuple[str | None, float | None]:
+    if want is None or want.replicas == 0:
+        return None, None
+    if not want.runs:
+        return observed.remotes.get(want.name), None
+    for item in blocked:
+        if item.failed:
+            return item.reason, item.retry_at
+    failures = (observed.failures.get(ReplicaKey(want.name, index, want.spec_hash)) for index in range(want.replicas))
+    failure = next((each for each in failures if each is not None), None)
+    return (failure.error, failure.retry_at) if failure else (None, None)
+
+
+def _replica(want: DesiredModel | None, replica: ObservedReplica, inflight: Mapping[str, int | None]) -> ReplicaStatus:
+    return ReplicaStatus(
+        name=replica.name,
+        index=replica.id.index,
+        attempt=replica.id.attempt,
+        phase=_phase(replica),
+        spec_hash=replica.id.spec_hash,
+        outdated=want is not None and replica.id.spec_hash != want.spec_hash,
+        endpoint=replica.base_url,
+        inflight=inflight.get(replica.name),
+        started_at=replica.started_at,
+        claims=dict(replica.claims),
+    )
+
+
+def _phase(replica: ObservedReplica) -> str:
+    if replica.phase is Phase.EXITED:
+        return "ended"
+    if replica.draining is not None:
+        return "draining"
+    return "starting" if replica.phase is Phase.CREATED else replica.health.value

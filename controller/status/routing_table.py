@@ -1,0 +1,110 @@
+"""The routing table's models, from what is desired, observed and assessed, and its keys. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+
+from pydantic import SecretStr
+
+from controller.engines import ENGINES
+from controller.engines.base import Engine
+from controller.schema.keys import Key, KeyDefinition
+from controller.schema.routing import Endpoint, ModelRoute
+from controller.schema.status import ModelState, ModelStatus
+from controller.state import DesiredModel, DesiredState, ObservedReplica, ObservedState
+from controller.status.model_status import serves
+
+Tokens = Callable[[str], str | None]
+"""Replica name (or a remote model's name) to the secret that its endpoint expects."""
+
+
+def routes(
+    desired: DesiredState, observed: ObservedState, statuses: Iterable[ModelStatus], tokens: Tokens
+) -> tuple[ModelRoute, ...]:
+    """One route per declared model, in name order; a model that is no longer declared is not routed to."""
+    serving: dict[str, list[ObservedReplica]] = defaultdict(list)
+    for replica in observed.replicas:
+        if serves(replica):
+            serving[replica.id.model].append(replica)
+    return tuple(
+        _route(desired.models[status.name], status, serving[status.name], tokens)
+        for status in statuses
+        if status.name in desired.models
+    )
+
+
+def _route(want: DesiredModel, status: ModelStatus, replicas: list[ObservedReplica], tokens: Tokens) -> ModelRoute:
+    engine = ENGINES[want.backend]
+    remote = engine.remote(want.definition)
+    endpoints: tuple[Endpoint, ...] = ()
+    if status.state is ModelState.LOADED:
+        if remote is not None:
+            token = tokens(want.name)
+            secret = SecretStr(token) if token else None
+            endpoints = (Endpoint(replica=want.name, base_url=remote.base_url, api_prefix="", token=secret),)
+        else:
+            endpoints = tuple(_endpoint(replica, tokens) for replica in sorted(replicas, key=lambda each: each.name))
+    return ModelRoute(
+        name=want.name,
+        backend=want.backend,
+        state=status.state,
+        created=int(want.statement.since),
+        aliases=tuple(want.definition.aliases),
+        served_name=(remote.model or want.name) if remote else want.name,
+        endpoints=endpoints,
+        target_inflight=engine.target_inflight(want.definition),
+        queue_limit=want.definition.queue_limit,
+        notices_leaving=engine.notices_leaving,
+        apis=engine.apis(want.definition),
+        # Nobody waits for a model that an operator is unloading, also if the next request may load it again.
+        autoload=want.autoload and not (status.state is ModelState.UNLOADING and want.statement.kind == "unload"),
+        reason=_why_not(want) if status.state is ModelState.UNLOADED else None,
+        last_error=status.last_error,
+        retry_at=status.retry_at,
+        progress=status.progress,
+        capabilities=engine.capabilities(want.definition),
+        thinking_control=engine.thinking_control(want.definition),
+        max_tokens_field=engine.max_tokens_field(want.definition),
+        context_length=_context_length(engine, want, replicas),
+        takes_dimensions=engine.takes_dimensions,
+        shortens_embeddings=want.definition.matryoshka,
+    )
+
+
+def _context_length(engine: Engine, want: DesiredModel, replicas: list[ObservedReplica]) -> int | None:
+    """What every engine that serves takes; while none has told, as declared."""
+    told = [replica.context_length for replica in replicas if replica.context_length is not None]
+    return min(told) if told else engine.context_length(want.definition)
+
+
+def _why_not(want: DesiredModel) -> str:
+    """Why it is not loaded, as clients are told; who unloaded it is not their business."""
+    return "an operator unloaded it" if want.statement.kind == "unload" else want.statement.reason
+
+
+def _endpoint(replica: ObservedReplica, tokens: Tokens) -> Endpoint:
+    assert replica.base_url is not None
+    token = tokens(replica.name)
+    return Endpoint(replica=replica.name, base_url=replica.base_url, token=SecretStr(token) if token else None)
+
+
+def table_keys(keys: Mapping[str, KeyDefinition]) -> tuple[Key, ...]:
+    """The keys as gateways are told them, in name order."""
+    return tuple(_key(name, keys[name]) for name in sorted(keys))
+
+
+def _key(name: str, key: KeyDefinition) -> Key:
+    return Key(
+        name=name,
+        sha256=key.sha256,
+        tenant=key.tenant or name,
+        scopes=tuple(key.scopes),
+        models=None if key.models is None else tuple(key.models),
+        weight=key.weight,
+        service_tiers=tuple(key.service_tiers),
+        requests_per_minute=key.requests_per_minute,
+        tokens_per_minute=key.tokens_per_minute,
+        concurrency=key.concurrency,
+        expires_at=None if key.expires is None else key.expires.timestamp(),
+    )

@@ -1,0 +1,1 @@
+"""The state folder, and files that are replaced as a whole."""

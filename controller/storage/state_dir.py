@@ -1,0 +1,166 @@
+"""The state folder: who this instance is, and the little that must outlive the controller. No database of what runs.
+
+One lock, atomic replaces, `schema_version` in every file:
+
+    lock            held by the one controller (or `roundhouse down`) that may act
+    identity.json   instance id, the secret that replica tokens are derived from
+    epoch.json      counts controller starts; orders routing tables
+    memory.json     paused, autoload demand and rest, models and replicas that were ready, runtime overrides
+
+`observed-memory.json`, a guess that may be lost, is controller.sizing.history's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from controller.schema.override import Override, Rested
+from controller.schema.status import SCHEMA_VERSION
+from controller.storage.atomic_write import write_atomic
+
+
+class StateError(Exception):
+    """The state folder cannot be used. The message is for the operator."""
+
+
+class StateLockedError(StateError):
+    """Another controller works on this state folder."""
+
+
+class Identity(BaseModel):
+    """Who this instance is: labels and names carry `instance`, replica tokens come from `secret`."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    schema_version: int = SCHEMA_VERSION
+    instance: str = Field(pattern=r"^[a-z0-9]{1,16}$")
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"Identity(instance={self.instance!r})"
+
+
+class Epoch(BaseModel):
+    """How often a controller was started on this folder."""
+
+    schema_version: int = SCHEMA_VERSION
+    epoch: int = 0
+
+
+class Memory(BaseModel):
+    """What a restarted controller must still know and cannot observe."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    schema_version: int = SCHEMA_VERSION
+    paused: bool = False
+    demand: dict[str, float] = Field(default_factory=dict)
+    loaded_once: list[str] = Field(default_factory=list)
+    ready_since: dict[str, float] = Field(default_factory=dict)
+    overrides: dict[str, Override] = Field(default_factory=dict)
+    rested: dict[str, Rested] = Field(default_factory=dict)
+
+
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
+
+
+class Store:
+    """An opened and locked state folder."""
+
+    def __init__(self, folder: Path, lock: int, identity: Identity) -> None:
+        self.folder = folder
+        self.identity = identity
+        self._lock = lock
+
+    @classmethod
+    def open(cls, folder: Path, instance: str | None = None) -> Store:
+        """Lock the folder, making it if it is missing. Raises StateError.
+
+        `instance` names a new folder's instance; a folder that has a name keeps it.
+        """
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StateError(f"state folder {folder} cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(lock)
+            raise StateLockedError(f"state folder {folder} is in use by process {holder}") from error
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        try:
+            return cls(folder, lock, _identity(folder, instance))
+        except StateError:
+            os.close(lock)
+            raise
+
+    @property
+    def instance(self) -> str:
+        """This instance's id, as labels carry it."""
+        return self.identity.instance
+
+    @property
+    def secret(self) -> bytes:
+        """Key of the replica tokens."""
+        return bytes.fromhex(self.identity.secret)
+
+    def next_epoch(self) -> int:
+        """This controller start's number, greater than every earlier one's."""
+        epoch = _read(self.folder / "epoch.json", Epoch) or Epoch()
+        epoch = Epoch(epoch=epoch.epoch + 1)
+        _write(self.folder / "epoch.json", epoch)
+        return epoch.epoch
+
+    def memory(self) -> Memory:
+        """What the last controller left."""
+        return _read(self.folder / "memory.json", Memory) or Memory()
+
+    def remember(self, memory: Memory) -> None:
+        """Keep what the next controller must know."""
+        _write(self.folder / "memory.json", memory)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._lock)
+
+
+def _identity(folder: Path, instance: str | None) -> Identity:
+    path = folder / "identity.json"
+    identity = _read(path, Identity)
+    if identity is None:
+        try:
+            identity = Identity(instance=instance or secrets.token_hex(3), secret=secrets.token_hex(32))
+        except ValidationError as error:
+            raise StateError(f"instance {instance!r} is not 1 to 16 lower case letters and digits") from error
+        _write(path, identity)
+    elif instance is not None and instance != identity.instance:
+        raise StateError(f"{path} says instance {identity.instance}, the settings say {instance}")
+    return identity
+
+
+def _read(path: Path, model: type[AnyModel]) -> AnyModel | None:
+    try:
+        content: Mapping[str, Any] = json.loads(path.read_bytes())
+        version = content["schema_version"]
+        if version > SCHEMA_VERSION:
+            raise StateError(f"{path} was written by a newer Roundhouse (schema_version {version})")
+        return model.model_validate(content)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise StateError(f"{path} is damaged ({error}); restore it or move it away") from error
+
+
+def _write(path: Path, model: BaseModel) -> None:
+    write_atomic(path, model.model_dump_json().encode())

@@ -1,0 +1,200 @@
+"""Who may go into which replica now, who waits, in which order, and who is refused. Pure: `now` is monotonic seconds.
+
+Whatever may make room answers with `Grant`s: whoever can go in now. They are inside already, so the caller must hand
+them on, or leave for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from controller.schema.routing import Endpoint, ModelRoute
+from gateway.admission.circuit_breaker import Breaker
+from gateway.admission.model_queue import Line, Replica
+from gateway.admission.retry_state import MAX_BREAKS
+from gateway.admission.ticket import Grant, Place, Ticket
+from gateway.routing.table import Routes
+
+__all__ = ["Admission", "Grant", "Place", "Ticket"]
+
+_NOBODY: Final[Sequence[Grant]] = ()
+
+
+class Admission:
+    """The slots of all replicas, and the line before each model.
+
+    Invariant: at most `target_inflight` tickets are inside a replica, unless a new table lowered that; and nobody waits
+    who could go in, except for a trial that came due since the last call (see `tick`).
+    """
+
+    def __init__(self, queue_limit: int) -> None:
+        """`queue_limit`: requests that may wait per replica where the model does not say."""
+        self._queue_limit = queue_limit
+        self._lines: dict[str, Line] = {}
+        self._replicas: dict[str, Replica] = {}
+        self.depths: dict[str, int] = {}
+        """Model to tickets that wait; never holds a zero. Always the same object, and not to be changed."""
+
+    def table(self, routes: Routes, now: float) -> Sequence[Grant]:
+        """A new routing table is in force. Call it before anything arrives under it.
+
+        Who waits for a model that is gone, or is not being loaded, waits on: see `waiting`.
+        """
+        for replica in self._replicas.values():
+            replica.routed = False
+        for route in routes.models.values():
+            line = self._lines.setdefault(route.name, Line(route.name, self.depths))
+            line.route(route, [self._routed(endpoint, line) for endpoint in route.endpoints], self._queue_limit)
+        for line in self._lines.values():
+            if line.model not in routes.models:
+                line.route(None, (), self._queue_limit)
+        for replica in list(self._replicas.values()):
+            self._forget_if_gone(replica)
+        for line in list(self._lines.values()):
+            self._forget_if_empty(line)
+        return self.tick(now)
+
+    def arrive(self, ticket: Ticket, route: ModelRoute, now: float) -> Endpoint | None:
+        """`ticket` comes, for a model of the table in force. The replica it is inside from now on; None: it waits.
+
+        Either way it must `leave` some time. `ticket.place` says where it stands.
+
+        Raises:
+            RoundhouseError: `queue_full`, or `engine_unreachable` where the model is loaded and no replica is to be
+                had. The ticket is still new; with `queue_full` it has its `place`.
+        """
+        assert ticket.state == "new"
+        ticket.line = line = self._lines[route.name]
+        return line.arrive(ticket, now)
+
+    def leave(self, ticket: Ticket, now: float) -> Sequence[Grant]:
+        """`ticket` is done, or its client is gone: wherever it is, it is nowhere now. Harmless when repeated."""
+        state = ticket.state
+        if state == "inside":
+            ticket.state = "gone"
+            line = ticket.line
+            line.leave(ticket, now)
+            if not ticket.replica.routed:
+                self._forget_if_gone(ticket.replica)
+                self._forget_if_empty(line)
+            return line.serve(now) if line.fair.waiting else _NOBODY
+        if state == "waiting":
+            ticket.line.give_up(ticket)
+            self._forget_if_empty(ticket.line)
+        ticket.state = "gone"
+        return _NOBODY
+
+    def again(self, ticket: Ticket, now: float, *, refused: bool) -> tuple[Endpoint | None, Sequence[Grant]]:
+        """The try failed before the first byte: the ticket gives up its slot, and its next endpoint is answered.
+
+        None: none has room, or the model is being loaded anew, so it waits, in front of its tenant's others. The grants
+        are those of others. `refused`: the replica did not accept the connection; else it accepted and closed it. Call
+        `failed` first.
+        The next try must open a connection of its own where one has broken: a second stale one would prove nothing.
+
+        Raises:
+            RoundhouseError: `engine_unreachable`: nothing is left to try. The ticket has its slot until it leaves.
+        """
+        assert ticket.state == "inside"
+        line, replica = ticket.line, ticket.replica
+        tries, name = ticket.tries, replica.endpoint.replica
+        ticket.tries = tries.after_refusal(name) if refused else tries.after_break(name)
+        if ticket.tries.breaks >= MAX_BREAKS or (line.loaded and not line.open_to(ticket.tries, now)):
+            raise line.unreachable(ticket.tries, now)
+        line.leave(ticket, now)
+        line.wait_again(ticket)
+        self._forget_if_gone(replica)
+        grants = line.serve(now)
+        for number, (each, endpoint) in enumerate(grants):
+            if each is ticket and isinstance(endpoint, Endpoint):
+                del grants[number]
+                return endpoint, grants
+        return None, grants
+
+    def choose(self, route: ModelRoute, now: float) -> Endpoint:
+        """The replica for a request that takes no slot: the one with the least inside.
+
+        Raises:
+            RoundhouseError: `engine_unreachable`.
+        """
+        return self._lines[route.name].choose(now)
+
+    def failed(self, replica: str, now: float) -> Sequence[Grant]:
+        """A connection to `replica` failed: was refused, broke, spoke garbage or ended within an answer.
+
+        Call it before `again` or `leave`. The grants are those for whom nothing is left to try.
+        """
+        found = self._replicas.get(replica)
+        if found is None:
+            return _NOBODY
+        if found.breaker is None:
+            found.breaker = Breaker()
+        found.breaker.failed(now)
+        found.line.count_broken()
+        return found.line.serve(now)
+
+    def answered(self, replica: str, now: float) -> Sequence[Grant]:
+        """The first byte of an answer came from `replica`: it is well, whatever was seen of it before."""
+        found = self._replicas.get(replica)
+        if found is None or found.breaker is None:
+            return _NOBODY
+        found.breaker = None
+        found.line.count_broken()
+        return found.line.serve(now)
+
+    def tick(self, now: float) -> Sequence[Grant]:
+        """Time has passed: a replica that was left out may be due for a trial. To be called about every second."""
+        return [grant for line in self._lines.values() if line.fair.waiting for grant in line.serve(now)]
+
+    def waiting(self, model: str) -> list[Ticket]:
+        """Who waits for `model`, in the order in which they would go."""
+        line = self._lines.get(model)
+        return line.waiting() if line else []
+
+    @property
+    def taken(self) -> dict[str, int]:
+        """Replica to tickets inside, those that left the table included; never holds a zero."""
+        return {name: replica.inside for name, replica in self._replicas.items() if replica.inside}
+
+    @property
+    def taken_by_model(self) -> dict[str, int]:
+        """Model to tickets inside; never holds a zero."""
+        return {line.model: line.inside for line in self._lines.values() if line.inside}
+
+    def __repr__(self) -> str:
+        return f"Admission({'; '.join(map(self._told, self._lines.values()))})"
+
+    def _told(self, line: Line) -> str:
+        parts = [_told_of(replica) for replica in line.replicas]
+        leaving = (each for each in self._replicas.values() if each.line is line and not each.routed)
+        parts += [_told_of(replica) for replica in leaving]
+        waiting = " ".join(f"{tenant} {count}" for tenant, count in sorted(line.fair.by_tenant().items()))
+        if waiting:
+            parts.append(f"waiting {waiting}")
+        return f"{line.model}: {', '.join(parts)}" if parts else line.model
+
+    def _routed(self, endpoint: Endpoint, line: Line) -> Replica:
+        replica = self._replicas.get(endpoint.replica)
+        if replica is None:
+            replica = self._replicas[endpoint.replica] = Replica(endpoint, line)
+        replica.endpoint = endpoint
+        replica.line = line
+        replica.routed = True
+        return replica
+
+    def _forget_if_gone(self, replica: Replica) -> None:
+        if not replica.routed and not replica.inside:
+            self._replicas.pop(replica.endpoint.replica, None)
+
+    def _forget_if_empty(self, line: Line) -> None:
+        if not line.routed and not line.inside and not line.fair.waiting:
+            self._lines.pop(line.model, None)
+
+
+def _told_of(replica: Replica) -> str:
+    told = f"{replica.endpoint.replica} {replica.inside}"
+    if not replica.routed:
+        return f"{told} leaving"
+    left_out = replica.breaker is not None and replica.breaker.is_open
+    return f"{told}/{replica.line.target}{' left out' if left_out else ''}"

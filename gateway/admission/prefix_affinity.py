@@ -1,0 +1,136 @@
+"""Which replica has a request's beginning in its cache, as far as can be guessed from what went where. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, Generic, TypeVar
+
+from gateway.protocols.common.conversation import Assistant, Image, Part, Prompt, System, Text, ToolResult, Turn, User
+
+MOST_KEYS: Final = 32
+"""Of one request. What is alike for that long is one conversation, or one document."""
+BLOCK: Final = 512
+"""Characters of a prompt that get one key."""
+_WHOLE: Final = 2048
+"""A longer text is known by its length, its beginning and its end."""
+_NODES: Final = 64
+"""Values looked at in one message."""
+
+ReplicaT = TypeVar("ReplicaT")
+
+
+class Affinity(Generic[ReplicaT]):
+    """The replica that each beginning last went to; the longest unused are forgotten."""
+
+    __slots__ = ("_last", "_size")
+
+    def __init__(self, size: int) -> None:
+        """`size`: keys to remember."""
+        self._size = size
+        self._last: OrderedDict[int, ReplicaT] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def matches(self, prefix: Sequence[int]) -> Iterator[ReplicaT]:
+        """Replicas that had a beginning of this request, the longest first; some come up more than once."""
+        last = self._last
+        for key in prefix:
+            replica = last.get(key)
+            if replica is not None:
+                yield replica
+
+    def went(self, prefix: Sequence[int], replica: ReplicaT) -> None:
+        """A request with these beginnings went to `replica`."""
+        last = self._last
+        for key in prefix:  # the shortest last: it suits most, so it is forgotten last
+            last[key] = replica
+            last.move_to_end(key)
+        while len(last) > self._size:
+            last.popitem(last=False)
+
+
+def prefix_keys(fields: Mapping[str, Any], read: Prompt | None = None) -> list[int]:
+    """The keys of a decoded request body, the longest beginning first; empty for one that has no text that we know.
+
+    Before all, where the client says which requests belong together (`prompt_cache_key`), that. Then one for each of
+    the leading `messages`, with all before it; or for each block of a `prompt`, where that is a string; or for each
+    turn of the request as a translation has `read` it.
+    Equal beginnings give equal keys within this process; different ones nearly always different keys.
+    """
+    keys = _beginnings(fields, read)
+    told = fields.get("prompt_cache_key")
+    return [hash(("prompt_cache_key", told)), *keys] if told and isinstance(told, str) else keys
+
+
+def _beginnings(fields: Mapping[str, Any], read: Prompt | None) -> list[int]:
+    messages = fields.get("messages")
+    if isinstance(messages, list):
+        digests = [_digest(message) for message in messages[:MOST_KEYS]]
+        return _cumulated([_digest_of_any(fields["system"]), *digests] if "system" in fields else digests)
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str):
+        ends = range(BLOCK, min(len(prompt), BLOCK * MOST_KEYS) + 1, BLOCK)
+        return _cumulated([hash(prompt[end - BLOCK : end]) for end in ends])
+    return _cumulated([_digest_of_turn(turn) for turn in read.turns[:MOST_KEYS]]) if read is not None else []
+
+
+def _cumulated(parts: list[int]) -> list[int]:
+    keys = []
+    key = 0
+    for part in parts:
+        key = hash((key, part))
+        keys.append(key)
+    keys.reverse()
+    return keys
+
+
+def _digest(message: object) -> int:
+    if isinstance(message, dict) and len(message) == 2:  # nearly all
+        content = message.get("content")
+        role = message.get("role")
+        if isinstance(role, str) and isinstance(content, str) and len(content) <= _WHOLE and len(role) <= _WHOLE:
+            return hash((role, content))
+    return _digest_of_any(message)
+
+
+def _digest_of_turn(turn: Turn) -> int:
+    match turn:
+        case System():
+            return hash(("system", _short(turn.text)))
+        case Assistant():
+            calls = [(call.name, _short(call.arguments)) for call in turn.calls[:_NODES]]
+            return hash(("assistant", _short(turn.text), _short(turn.thought), *calls))
+        case User() | ToolResult():
+            return hash((type(turn), *[(type(part), _short(_words(part))) for part in turn.parts[:_NODES]]))
+
+
+def _words(part: Part) -> str:
+    if isinstance(part, Text):
+        return part.text
+    return part.url if isinstance(part, Image) else part.data
+
+
+def _short(text: str) -> object:
+    return text if len(text) <= _WHOLE else (len(text), text[: _WHOLE // 2], text[-_WHOLE // 2 :])
+
+
+def _digest_of_any(value: object) -> int:
+    seen: list[object] = []
+    ahead = [value]
+    while ahead and len(seen) < _NODES:
+        each = ahead.pop()
+        if isinstance(each, str) and len(each) > _WHOLE:
+            seen.append(_short(each))
+        elif isinstance(each, dict):
+            seen.append(len(each))
+            ahead.extend(islice(each.values(), _NODES))
+            ahead.extend(islice(each, _NODES))
+        elif isinstance(each, list):
+            seen.append(len(each))
+            ahead.extend(each[:_NODES])
+        else:
+            seen.append(each)
+    return hash(tuple(seen))

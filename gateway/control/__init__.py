@@ -1,0 +1,1 @@
+"""The link to the controller: routing tables down, reports up."""

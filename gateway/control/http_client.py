@@ -1,0 +1,94 @@
+"""Single HTTP requests to the controller. The link has a connection of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from gateway.control.link import ControllerAddress
+
+CONNECT_TIMEOUT_S: Final = 2.0
+
+
+class ControllerGoneError(Exception):
+    """The controller cannot be reached, or went away. The text is plain; the cause is the client library's error."""
+
+
+class ControllerAnswer:
+    """An answer whose headers have come. Leaving its context closes the connection."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+        """By name in any case."""
+
+    async def __aenter__(self) -> ControllerAnswer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._response.close()
+
+    async def read(self) -> bytes:
+        """The next bytes as they come; empty at the end.
+
+        Raises:
+            ControllerGoneError: the answer broke off.
+        """
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise ControllerGoneError(
+                "the connection to the controller ended before its answer was complete"
+            ) from error
+
+
+class ControllerClient:
+    """Asks the controller, for as long as its context is entered. Each request has a connection of its own: a kept one
+    may have gone stale with the controller, and a load must not be sent twice to find out."""
+
+    def __init__(self, address: ControllerAddress) -> None:
+        self._address = address
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> ControllerClient:
+        # Not in __init__: aiohttp's sessions belong to a running event loop.
+        self._session = aiohttp.ClientSession(
+            connector=self._address.connector(),
+            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes = b"") -> ControllerAnswer:
+        """Send a request and wait, without a limit, for the answer's headers.
+
+        `target` is the path with its query, percent-encoded; it is sent as it is.
+
+        Raises:
+            ControllerGoneError: it cannot be reached, or ended before it answered.
+        """
+        url = URL(self._address.base + target, encoded=True)
+        sent = {**headers, "accept-encoding": "identity"}
+        try:
+            response = await self._session.request(method, url, data=body or None, headers=sent, allow_redirects=False)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise ControllerGoneError("the controller accepts no connection") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ControllerGoneError(
+                "the controller ended before it answered; it may have taken the request"
+            ) from error
+        return ControllerAnswer(response)

@@ -1,0 +1,252 @@
+"""The WebSocket to the controller: routing tables come down, reports go up, for ever.
+
+Without the link the gateway works by the last table it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import aiohttp
+from pydantic import ValidationError
+
+from controller.schema.routing import RoutingTable
+from controller.schema.status import SCHEMA_VERSION
+from gateway.control.inflight import Ledger
+from gateway.control.report_schedule import ReportTimer
+from gateway.metrics.registry import LinkState
+from gateway.routing.live_routes import LiveRoutes
+from gateway.routing.table import Routes
+
+logger = logging.getLogger(__name__)
+
+LINK_PATH = "/internal/link"
+FIRST_RETRY_S = 0.1
+LONGEST_RETRY_S = 2.0
+PING_S = 10.0
+"""A controller that answers no ping for half of this is gone."""
+STARTING_ATTEMPTS = 5
+"""Attempts, over some two seconds, in which a controller that starts with the gateway may come up."""
+HANDSHAKE_S = 5.0
+GOODBYE_S = 1.0
+"""How long the controller may take to answer a closing frame."""
+MAX_TABLE_BYTES = 64 * 1024 * 1024
+MOST_PROBLEMS = 5
+"""Of a table that cannot be read, as the log tells them."""
+
+
+def retry_delay(attempt: int, jitter: float) -> float:
+    """Seconds before reconnection `attempt` (0 is the first). `jitter` in [0, 1) spreads several gateways."""
+    longest: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(attempt, 16))
+    return longest * (0.5 + jitter / 2)
+
+
+class Verdict(Enum):
+    """What to do with a table."""
+
+    APPLY = "apply"
+    REPEATED = "repeated"
+    OLDER = "older"
+    OTHER_INSTANCE = "of another instance"
+
+
+def judge(current: Routes | None, table: RoutingTable, *, first_of_connection: bool) -> Verdict:
+    """Whether `table` replaces `current`.
+
+    Stamps order the tables of one instance. Another instance is believed only with the first table of a connection:
+    then the controller at our address was replaced, by one with a state folder of its own. Within a connection a
+    change of instance is an error of the sender.
+    """
+    if current is None:
+        return Verdict.APPLY
+    if table.instance != current.instance:
+        return Verdict.APPLY if first_of_connection else Verdict.OTHER_INSTANCE
+    if current.stamp < table.stamp:
+        return Verdict.APPLY
+    return Verdict.REPEATED if table.stamp == current.stamp else Verdict.OLDER
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerAddress:
+    """Where to connect. `unix_path` is None for TCP; `base` has no slash at its end."""
+
+    base: str
+    unix_path: str | None
+
+    @classmethod
+    def parse(cls, setting: str) -> ControllerAddress:
+        """From `http://host:port` or `unix:/path`."""
+        if setting.startswith("unix:"):
+            return cls("http://controller", setting.removeprefix("unix:"))
+        return cls(setting, None)
+
+    @property
+    def url(self) -> str:
+        """Of the link."""
+        return self.base + LINK_PATH
+
+    def connector(self) -> aiohttp.BaseConnector:
+        """What aiohttp connects through: as many connections as are asked for, none kept after its use."""
+        if self.unix_path:
+            return aiohttp.UnixConnector(self.unix_path, limit=0, force_close=True)
+        return aiohttp.TCPConnector(limit=0, force_close=True)
+
+
+class ControllerLink:
+    """Keeps the connection, applies tables, sends reports."""
+
+    def __init__(
+        self,
+        address: ControllerAddress,
+        gateway_id: str,
+        *,
+        live: LiveRoutes,
+        ledger: Ledger,
+        state: LinkState,
+        now: Callable[[], float],
+        jitter: Callable[[], float],
+    ) -> None:
+        """`now` gives monotonic seconds, `jitter` numbers in [0, 1)."""
+        self._address = address
+        self._gateway_id = gateway_id
+        self._live = live
+        self._ledger = ledger
+        self._state = state
+        self._now = now
+        self._jitter = jitter
+        self._timer = ReportTimer(now)
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._ending = False
+        ledger.on_change = self._timer.soon
+        ledger.on_demand = self._timer.at_once
+
+    async def run(self) -> None:
+        """Connect, serve the connection, reconnect; until cancelled."""
+        attempt = 0
+        while True:
+            try:
+                async with aiohttp.ClientSession(connector=self._address.connector()) as session:
+                    tables = await self._connect_and_serve(session)
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                tables = 0
+                self._log_unreachable(attempt, error)
+            except Exception:  # applying a table calls much of the gateway: a bug there must not end the link
+                tables = 0
+                logger.exception("the connection to the controller failed; trying on")
+            attempt = 0 if tables else attempt + 1
+            await asyncio.sleep(retry_delay(attempt, self._jitter()))
+
+    async def say_goodbye(self) -> None:
+        """Tell the controller, if it is there, that nothing is inside and nothing will be: its drains need not wait."""
+        self._ending = not self._ledger.inflight
+        if self._socket is not None and self._ending:
+            try:
+                async with asyncio.timeout(GOODBYE_S):
+                    await self._socket.send_str(self._report())
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                logger.info("the controller was not told of the end: %s", error or type(error).__name__)
+
+    def _report(self) -> str:
+        report = self._ledger.report(self._gateway_id, self._live.current_or_none)
+        return report.model_copy(update={"ending": self._ending}).model_dump_json()
+
+    async def _connect_and_serve(self, session: aiohttp.ClientSession) -> int:
+        """Serve one connection to its end. Returns how many tables it brought."""
+        async with asyncio.timeout(HANDSHAKE_S):
+            socket = await session.ws_connect(
+                self._address.url,
+                heartbeat=PING_S,
+                max_msg_size=MAX_TABLE_BYTES,
+                timeout=aiohttp.ClientWSTimeout(ws_close=GOODBYE_S),
+            )
+        self._state.connected = self._state.ever_connected = True
+        logger.info("connected to the controller")
+        self._socket = socket
+        self._timer.at_once()
+        sender = asyncio.create_task(self._send_reports(socket))
+        try:
+            return await self._receive_tables(socket)
+        finally:
+            self._socket = None
+            self._state.connected = False
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+            await socket.close()
+            logger.warning("the connection to the controller ended; requests go on by the last table")
+
+    async def _receive_tables(self, socket: aiohttp.ClientWebSocketResponse) -> int:
+        tables = 0
+        async for message in socket:
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                continue
+            table = read_table(message.data)
+            if table is not None:
+                self._take(table, first_of_connection=tables == 0)
+                tables += 1
+        return tables
+
+    def _take(self, table: RoutingTable, *, first_of_connection: bool) -> None:
+        current = self._live.current_or_none
+        verdict = judge(current, table, first_of_connection=first_of_connection)
+        if verdict in (Verdict.OLDER, Verdict.OTHER_INSTANCE):
+            logger.warning("ignored a routing table that is %s: %s %s", verdict.value, table.instance, table.stamp)
+            return
+        if verdict is Verdict.APPLY:
+            if current is not None and current.instance != table.instance:
+                logger.warning("the controller is another instance now: %s, was %s", table.instance, current.instance)
+            self._live.apply(table)
+            self._ledger.forget_absent(self._live.current)
+        self._state.table_at = self._now()
+        self._timer.at_once()  # drains wait for it
+
+    async def _send_reports(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        try:
+            while True:
+                await self._timer.due()
+                await socket.send_str(self._report())
+        except (aiohttp.ClientError, OSError):
+            pass  # the connection ended, which whoever receives sees too
+        except Exception:
+            logger.exception("a report to the controller failed; connecting anew")
+            await socket.close()
+
+    def _log_unreachable(self, attempt: int, error: Exception) -> None:
+        # Once per absence; it is tried every two seconds after that. One that is just starting too is not absent.
+        if attempt == (0 if self._state.ever_connected else STARTING_ATTEMPTS):
+            where = self._address.unix_path or self._address.url
+            logger.warning("no controller at %s (%s); trying on", where, error or type(error).__name__)
+
+
+def read_table(text: str) -> RoutingTable | None:
+    """The table in a message; None, with a line in the log, for what this gateway cannot read."""
+    try:
+        fields = json.loads(text)
+        if not isinstance(fields, dict) or fields.get("kind") != "table":
+            return None
+        version = fields.get("schema_version")
+        if not isinstance(version, int) or version > SCHEMA_VERSION:
+            logger.error(
+                "the controller speaks schema version %s and this gateway %s: upgrade the gateway. "
+                "Requests go on by the last table.",
+                version,
+                SCHEMA_VERSION,
+            )
+            return None
+        return RoutingTable.model_validate(fields)
+    except ValidationError as error:
+        logger.error("unreadable routing table: %s", _plain(error))  # noqa: TRY400 - the traceback would show tokens
+    except (ValueError, RecursionError) as error:
+        logger.error("unreadable routing table: %s", error)  # noqa: TRY400 - the traceback would say no more
+    return None
+
+
+def _plain(error: ValidationError) -> str:
+    """What is wrong and where, without the input, which may hold an engine's token."""
+    found = error.errors(include_input=False, include_url=False, include_context=False)
+    told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found[:MOST_PROBLEMS]]
+    return "; ".join(told) + (f"; and {len(found) - MOST_PROBLEMS} more" if len(found) > MOST_PROBLEMS else "")

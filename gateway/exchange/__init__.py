@@ -1,0 +1,1 @@
+"""One inference request, from the client to an engine and back."""

@@ -1,0 +1,47 @@
+"""What remains of a request when it is over: its key's limits are settled, and it is counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.exchange.attempt import Attempt
+from gateway.exchange.client_response import Answer
+from gateway.metrics.registry import CLIENT_GONE_STATUS, Metrics
+from gateway.tenancy.api_keys import Caller
+from gateway.tenancy.rate_limits import Entry
+
+
+@dataclass(slots=True)
+class Account:
+    """One request's. Times are monotonic seconds."""
+
+    model: str
+    """The model's own name, or `UNKNOWN_MODEL`."""
+    begun_at: float
+    tries: int = 0
+    """How often it was sent to an engine."""
+    entry: Entry | None = None
+    """What it takes of its key's limits."""
+
+    def close(
+        self, metrics: Metrics, path: str, caller: Caller, answer: Answer, attempt: Attempt | None, now: float
+    ) -> None:
+        """The request is over; `attempt` is the last one, if it has come to an answer."""
+        usage = attempt.usage if attempt is not None else None
+        if self.entry is not None:
+            used = usage.prompt + usage.completion if usage is not None else None
+            passed = attempt.passed if attempt is not None else 0
+            failed = attempt is None or answer.status >= 400
+            self.entry.settle(now, used, sent=self.tries > 0, failed=failed, passed=passed)
+        series = metrics.series(self.model, path)
+        first_at, begun_at = answer.first_byte_at, self.begun_at
+        first_s = None if first_at is None else first_at - begun_at
+        series.finished(answer.status or CLIENT_GONE_STATUS, now - begun_at, first_s, usage)
+        if self.tries > 1:
+            series.retried(self.tries - 1)
+        if answer.client_gone:
+            series.client_left()
+        if answer.broken_off is not None:
+            series.broke_off(answer.broken_off)
+        if caller.name is not None:
+            metrics.key(caller.name).finished(usage)

@@ -1,0 +1,197 @@
+"""One try of a request at one replica: it is inside from the choice of the replica until its last byte."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import Endpoint
+from gateway.exchange.body_relay import EventRelay, GatheringRelay, Relay, WholeRelay
+from gateway.exchange.client_response import Answer
+from gateway.exchange.services import Parts
+from gateway.protocols.common.dialect import Events, Gathering, Usage
+from gateway.server.asgi import Header
+from gateway.upstream.client import BrokenError, EngineCall, EngineFailureError
+
+logger = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """Whose attempt it is. Told one of these, once, unless the attempt was cancelled."""
+
+    def attempt_done(self) -> None:
+        """The client's answer is complete."""
+
+    def attempt_failed(self, failure: EngineFailureError, replica: str, *, resent: bool) -> None:
+        """The engine's side failed before any part of an answer came: another try may be made. `resent`: a kept
+        connection broke before, and the request was sent again."""
+
+    def fail(self, error: RoundhouseError) -> None:
+        """The engine's side failed, and there must be no other try."""
+
+
+class Form(NamedTuple):
+    """What to make of an engine's answer."""
+
+    events: Events | None
+    """Of a stream, a stream."""
+    gathering: Gathering | None
+    """Of a stream, a blocking answer."""
+    whole: Callable[[bytes], bytes] | None
+    """Of a blocking answer's body, the client's; None: it passes as it is."""
+    may_flow: bool
+    """A blocking answer that is too long to hold passes as it is."""
+
+
+class Attempt:
+    """Listens to an engine's answer."""
+
+    __slots__ = (
+        "_answer",
+        "_call",
+        "_endpoint",
+        "_form",
+        "_is_inside",
+        "_is_kept",
+        "_model",
+        "_owner",
+        "_parts",
+        "_relay",
+        "_request",
+        "resent",
+    )
+
+    def __init__(
+        self,
+        owner: Owner,
+        parts: Parts,
+        answer: Answer,
+        model: str,
+        endpoint: Endpoint,
+        form: Form,
+    ) -> None:
+        self._owner = owner
+        self._parts = parts
+        self._answer = answer
+        self._model = model
+        self._endpoint = endpoint
+        self._form = form
+        self._relay: Relay | None = None
+        self._call: EngineCall | None = None
+        self._is_inside = False
+        self._is_kept = False
+        self.resent = False
+        """A kept connection broke before a byte of an answer, and the request went out again on a fresh one."""
+        self._request: tuple[str, str, bytes, bytes]
+
+    def start(self, method: str, target: str, headers: bytes, body: bytes, *, fresh: bool) -> None:
+        """Send the request. `fresh` opens a connection of its own."""
+        parts, endpoint = self._parts, self._endpoint
+        # No gap between the look at the table, the choice of the replica, and the count: see Ledger.
+        parts.ledger.enter(self._model, endpoint.replica, self._answer.request_id)
+        self._is_inside = True
+        self._request = method, target, headers, body
+        self._call = call = parts.engines.send(endpoint, method, target, headers, body, self, fresh=fresh)
+        self._is_kept = call.connection is not None
+
+    def cancel(self) -> None:
+        """Close the engine's connection, which makes it stop. Harmless after the end."""
+        self._leave()
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+
+    def pause(self) -> None:
+        """Take no more from the engine."""
+        if self._call is not None:
+            self._call.pause()
+
+    def resume(self) -> None:
+        """Take more."""
+        if self._call is not None:
+            self._call.resume()
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens, as far as the engine has told."""
+        return self._relay.usage if self._relay is not None else None
+
+    @property
+    def passed(self) -> int:
+        """Events of a stream that have come: about as many as tokens."""
+        return self._relay.passed if self._relay is not None else 0
+
+    def engine_head(self, status: int, headers: list[Header]) -> None:
+        """An answer begins."""
+        parts, replica = self._parts, self._endpoint.replica
+        parts.ledger.replica_answered(replica)
+        if grants := parts.admission.answered(replica, parts.now()):
+            parts.turns.give(grants)
+        form, hold_bytes = self._form, parts.settings.answer_buffer_bytes
+        streams = status == 200 and _is_event_stream(headers)
+        if streams and form.events is not None:
+            self._relay = EventRelay(self._answer, form.events)
+        elif streams and form.gathering is not None:
+            self._relay = GatheringRelay(self._answer, form.gathering, hold_bytes)
+        else:
+            self._relay = WholeRelay(
+                self._answer, status, headers, hold_bytes, form.whole, may_flow=form.may_flow or form.whole is None
+            )
+
+    def engine_data(self, data: bytes) -> None:
+        """A part of its body."""
+        assert self._relay is not None
+        try:
+            self._relay.data(data)
+        except RoundhouseError as error:
+            self.cancel()
+            self._owner.fail(error)
+
+    def engine_end(self) -> None:
+        """Its last byte."""
+        assert self._relay is not None
+        self._call = None
+        self._leave()
+        try:
+            self._relay.end()
+        except RoundhouseError as error:
+            self._owner.fail(error)
+        except Exception:
+            # The engine's connection could do nothing with it, and the request would wait for its deadline.
+            logger.exception("request %s: what %s answered", self._answer.request_id, self._endpoint.replica)
+            self._owner.fail(RoundhouseError("internal_error", "The engine's answer could not be handled."))
+        else:
+            self._owner.attempt_done()
+
+    def engine_failed(self, failure: EngineFailureError) -> None:
+        """Its side failed."""
+        parts, replica = self._parts, self._endpoint.replica
+        if self._is_kept and isinstance(failure, BrokenError):
+            # It says nothing of the replica: llama-server closes a connection after each stream, without announcing it.
+            self._is_kept = False
+            self.resent = True
+            self._call = parts.engines.send(self._endpoint, *self._request, self, fresh=True)
+            return
+        self._call = None
+        self._leave()
+        parts.ledger.replica_failed(replica)
+        parts.turns.give(parts.admission.failed(replica, parts.now()))
+        logger.warning("request %s: %s: %s (%r)", self._answer.request_id, replica, failure, failure.__cause__)
+        if self._relay is None:
+            self._owner.attempt_failed(failure, replica, resent=self.resent)
+        else:
+            self._owner.fail(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
+
+    def _leave(self) -> None:
+        if self._is_inside:
+            self._is_inside = False
+            self._parts.ledger.leave(self._model, self._endpoint.replica, self._answer.request_id)
+
+
+def _is_event_stream(headers: list[Header]) -> bool:
+    for name, value in headers:
+        if name == b"content-type":
+            return value[:17].lower() == b"text/event-stream"
+    return False

@@ -1,0 +1,128 @@
+"""Which API a request is for, and the exchange that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from controller.schema.errors import RoundhouseError
+from gateway.exchange.exchange import Exchange
+from gateway.exchange.response_exchange import ResponseExchange
+from gateway.exchange.services import Api, Parts
+from gateway.ingress.authenticator import Gate
+from gateway.routing.table import Routes
+from gateway.server.call import ClientCall, Handler
+
+logger = logging.getLogger(__name__)
+
+LONGEST_PAUSE_S: Final = 0.5
+"""By how much what is due may be late."""
+_NUMBER: Final = re.compile(rb"/[0-9]+$")
+
+
+class InferenceRoutes:
+    """What serves requests without the web framework (`client_reading.Direct`)."""
+
+    def __init__(self, apis: Iterable[Api], parts: Parts, gate: Gate, next_id: Callable[[], str]) -> None:
+        self._parts = parts
+        self._gate = gate
+        self._next_id = next_id
+        self._is_stopping = False
+        self._openers = {(api.method.encode(), api.path.encode()): partial(self._open, api) for api in apis}
+        parts.live.on_table = self._table_changed
+
+    def route(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
+        """What opens such a request; None: it goes through the framework."""
+        if b"%" in path:
+            path = unquote_to_bytes(path)
+        opener = self._openers.get((method, path))
+        if opener is None and path.startswith(b"/slots/"):
+            return self._openers.get((method, _NUMBER.sub(b"/{id}", path)))
+        return opener
+
+    def max_body_bytes(self) -> int:
+        """Most bytes of a request's body."""
+        return self._parts.settings.max_body_bytes
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether some exchange is not over."""
+        return bool(self._parts.exchanges)
+
+    def end_all(self) -> None:
+        """End every exchange: the gateway stops, and their grace is over."""
+        self._is_stopping = True
+        # Those that wait go first, because they would be let in by each of the others that ends.
+        for exchange in sorted(self._parts.exchanges, key=lambda each: each.waits_since is None):
+            exchange.fail(_stopped())
+
+    def next_id(self) -> str:
+        """A request's id, for answers to what is no request of ours."""
+        return self._next_id()
+
+    async def keep_time(self) -> None:
+        """Call exchanges when something of theirs is due, and give replicas that were left out their trials; until
+        cancelled. One look at all of them costs less than a timer for each, most of which would never fire."""
+        parts = self._parts
+        settings = parts.settings
+        shortest = min(
+            settings.heartbeat_s, settings.hold_headers_s, settings.request_timeout_s, settings.autoload_timeout_s
+        )
+        pause = min(LONGEST_PAUSE_S, shortest / 10)
+        while True:
+            await asyncio.sleep(pause)
+            now = parts.now()
+            for exchange in [each for each in parts.exchanges if each.due_at <= now]:
+                self._guarded(exchange.on_time, now)
+            self._guarded(self._tick, now)
+
+    def _tick(self, now: float) -> None:
+        self._parts.turns.give(self._parts.admission.tick(now))
+
+    def _guarded(self, due: Callable[[float], None], now: float) -> None:
+        """One that fails must not end the time of all others."""
+        try:
+            due(now)
+        except Exception:
+            logger.exception("what was due failed")
+
+    def _open(self, api: Api, client: ClientCall) -> Handler:
+        parts = self._parts
+        make = Exchange if api.state == "none" else ResponseExchange
+        exchange = make(api, client, parts, self._next_id())
+        try:
+            caller = self._gate.caller(client.headers)
+            exchange.open(caller)
+            self._check_running()
+            caller.needs(api.scope)
+            self._check_served(api)
+        except RoundhouseError as error:
+            exchange.fail(error)
+        return exchange
+
+    def _check_running(self) -> None:
+        if self._is_stopping:
+            raise _stopped()
+
+    def _check_served(self, api: Api) -> None:
+        if api.is_inner_state and not self._parts.settings.engine_state_routes:
+            raise RoundhouseError("route_disabled", f"{api.method} {api.path} is not served.")
+
+    def _table_changed(self, routes: Routes) -> None:
+        """Let in whom the new table has room for, and tell the others that wait what became of their model and key."""
+        parts = self._parts
+        parts.limits.follow(routes.keys, parts.now())
+        grants = parts.admission.table(routes, parts.now())
+        parts.turns.give(grants)
+        for model in list(parts.admission.depths):
+            for ticket in parts.admission.waiting(model):
+                ticket.owner.table_changed()
+
+
+def _stopped() -> RoundhouseError:
+    return RoundhouseError("gateway_stopping", "The gateway was stopped before the answer was complete.")

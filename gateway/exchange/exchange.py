@@ -1,0 +1,292 @@
+"""The hot path: one inference request, from the client to an engine and back.
+
+The story of a request: its body is there, find its model, refuse what that does not take, wait for a slot (or a load),
+send it to the replica that admission chose, try elsewhere as long as nothing has come back, and hand the answer on.
+Whatever goes wrong ends in one error, told in whichever form the answer still allows.
+
+No task runs for it. An `Exchange` is called by what it waits for: the client's connection, admission, the engine's
+connection, and the clock. Each call does what can be done at once and returns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import Endpoint, ModelRoute
+from gateway.admission.admission import Ticket
+from gateway.admission.prefix_affinity import prefix_keys
+from gateway.exchange.accounting import Account
+from gateway.exchange.attempt import Attempt, Form
+from gateway.exchange.client_response import Answer
+from gateway.exchange.load_wait import LoadWait
+from gateway.exchange.services import Api, Parts
+from gateway.metrics.registry import UNKNOWN_MODEL
+from gateway.protocols.api_matrix import Way, way_for
+from gateway.protocols.common.request import InferenceRequest
+from gateway.routing.availability import find, refusal
+from gateway.server.call import ClientCall
+from gateway.tenancy.api_keys import ANONYMOUS, Caller
+from gateway.tenancy.rate_limits import estimated_tokens
+from gateway.upstream.client import BrokenError, EngineFailureError, RefusedError
+
+logger = logging.getLogger(__name__)
+
+
+class Exchange(LoadWait):
+    """One request. Every method is called in the event loop's one thread, and none of them waits."""
+
+    __slots__ = (
+        "_api",
+        "_attempt",
+        "_caller",
+        "_checked",
+        "_request",
+        "_ticket",
+        "_way",
+    )
+
+    def __init__(self, api: Api, client: ClientCall, parts: Parts, request_id: str) -> None:
+        self._api = api
+        self._client = client
+        self._parts = parts
+        self._caller: Caller = ANONYMOUS
+        now = parts.now()
+        self._account = Account(UNKNOWN_MODEL, now)
+        self._deadline = now + parts.settings.request_timeout_s
+        self._answer = Answer(client, api.dialect, request_id, parts.now)
+        self._request: InferenceRequest
+        self._streams = False
+        self._way: Way
+        self._checked: ModelRoute | None = None
+        self._ticket: Ticket | None = None
+        self.waits_since: float | None = None
+        """Since when it waits for a slot or a load."""
+        self._load_by: float | None = None
+        self._told = b""
+        self._attempt: Attempt | None = None
+        self.due_at = self._deadline
+        """When `on_time` is to be called, or a little later."""
+        self._is_over = False
+
+    # From the client
+
+    def open(self, caller: Caller) -> None:
+        """The headers are there, and they are `caller`'s."""
+        self._caller = caller
+        self._parts.exchanges.add(self)
+
+    def begin(self, body: bytes) -> None:
+        """The body is there."""
+        if not self._is_over:
+            self._guarded(self._read, body)
+
+    def _read(self, body: bytes) -> None:
+        self._request = request = self._api.read(body, self._client, self._parts.live.current)
+        self._answer.request = request
+        request.id, request.received_at = self._answer.request_id, self._parts.clock()
+        route = find(self._parts.live.current, request.model)
+        self._account.model = route.name
+        self._caller.may_use(route)
+        self._take_up(route, len(body))
+
+    def _guarded(self, step: Callable[..., None], *given: object) -> None:
+        """Take a step; whatever goes wrong is told to the client."""
+        try:
+            step(*given)
+        except RoundhouseError as error:
+            self.fail(error)
+        except Exception:
+            logger.exception("request %s failed", self._answer.request_id)
+            self.fail(RoundhouseError("internal_error", "The gateway failed on this request."))
+
+    def client_gone(self) -> None:
+        """Nobody listens any more. Closing the engine's connection makes it stop."""
+        if not self._is_over:
+            self._answer.ended = self._answer.client_gone = True
+            self._close()
+
+    def client_full(self) -> None:
+        """The client takes less than the engine gives."""
+        if self._attempt is not None:
+            self._attempt.pause()
+
+    def client_ready(self) -> None:
+        """The client takes more."""
+        if self._attempt is not None:
+            self._attempt.resume()
+
+    # The way in
+
+    def _take_up(self, route: ModelRoute, size: int) -> None:
+        """The request, whose body has `size` bytes, is for a model that its caller may use."""
+        self._check_takes(route)
+        self._seek(route, self._enter(size))
+
+    def _enter(self, size: int) -> float:
+        """Count the request for its key's limits, and keep a stream's time. Now."""
+        request, now = self._request, self._parts.now()
+        if self._caller.is_limited:
+            tokens = estimated_tokens(size, request.fields)
+            self._account.entry = self._parts.limits.enter(self._caller, tokens, now)
+        if self._api.streams and request.stream:
+            self._streams = True
+            self._answer.last_sent_at = now
+            self._set_due()
+        return now
+
+    def _check_takes(self, route: ModelRoute) -> None:
+        self._way = way = way_for(self._api.path, self._request, route)
+        way.dialect.check(self._request, route)
+        self._checked = route
+
+    def _seek(self, route: ModelRoute, now: float) -> None:
+        """Find a place for the request: at once, or in the queue."""
+        parts, request = self._parts, self._request
+        refused = refusal(route, parts.clock())
+        if refused is None and not self._api.takes_slot:
+            self._answer.lines = self._lines(now)
+            self._send(route, parts.admission.choose(route, now))
+            return
+        if refused is not None:
+            self._await_load(route, refused, now)
+        caller = self._caller
+        prefix = prefix_keys(request.fields, request.prompt) if len(route.endpoints) > 1 else ()
+        rank = caller.rank(request.fields.get("service_tier"))
+        ticket = Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix)
+        self._ticket = ticket
+        endpoint = parts.admission.arrive(ticket, route, now)
+        self._answer.lines = self._lines(now)
+        if endpoint is not None:
+            self._send(route, endpoint)
+        else:
+            self.waits_since = now
+            parts.ledger.on_change()
+            self._tell_progress(route)
+
+    def admitted(self, endpoint: Endpoint) -> None:
+        """Admission has a slot for the request, which is taken already."""
+        if not self._is_over:
+            self._guarded(self._let_in, endpoint)
+
+    def _let_in(self, endpoint: Endpoint) -> None:
+        parts, now = self._parts, self._parts.now()
+        if self.waits_since is not None:
+            parts.metrics.series(self._account.model, self._api.path).waited(now - self.waits_since)
+        self.waits_since = self._load_by = None
+        self._set_due()
+        self._send(self._looked_at_again(), endpoint)
+
+    def _looked_at_again(self) -> ModelRoute:
+        """The model as the table in force has it: by its own name, because an alias may have moved in the meantime.
+
+        Raises:
+            RoundhouseError: it is gone, or no longer for the key, which may be gone itself.
+        """
+        parts = self._parts
+        routes = parts.live.current
+        self._caller = caller = routes.keys.renewed(self._caller, parts.clock())
+        caller.needs(self._api.scope)
+        route = routes.models.get(self._account.model)
+        if route is None:
+            raise RoundhouseError("unknown_model", f"The model {self._account.model!r} is gone.", param="model")
+        caller.may_use(route)
+        if route is not self._checked:
+            self._check_takes(route)
+        return route
+
+    def _send(self, route: ModelRoute, endpoint: Endpoint) -> None:
+        parts, way, request = self._parts, self._way, self._request
+        dialect = way.dialect
+        events = dialect.events(request) if self._streams else None
+        # An engine that does not notice when the client of a blocking call leaves notices it of a stream.
+        gathers = self._api.streams and not (self._streams or route.notices_leaving)
+        gathering = dialect.gathering(request) if gathers else None
+        body = dialect.body_for(request, route, as_stream=gathering is not None)
+        headers = parts.lines.for_engine(self._answer.request_id, self._client.headers)
+        # A kept connection that broke may merely have been stale; a second one would prove nothing.
+        fresh = self._account.tries > 0
+        self._account.tries += 1
+        form = Form(events, gathering, dialect.whole(request), dialect.may_flow)
+        self._attempt = Attempt(self, parts, self._answer, route.name, endpoint, form)
+        self._attempt.start(self._api.method, way.target or request.target, headers, body, fresh=fresh)
+
+    # What becomes of it
+
+    def attempt_done(self) -> None:
+        """The answer is complete."""
+        self._close()
+
+    def attempt_failed(self, failure: EngineFailureError, replica: str, *, resent: bool) -> None:
+        """The engine failed before it answered: try elsewhere where that can do no harm."""
+        self._attempt = None
+        if self._is_over:
+            return
+        self._account.tries += resent
+        if resent and self._ticket is not None:
+            self._ticket.tries = self._ticket.tries.after_break(replica)  # the kept connection's
+        if not isinstance(failure, (RefusedError, BrokenError)):
+            self.fail(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
+            return
+        self._guarded(self._try_again, isinstance(failure, RefusedError))
+
+    def _try_again(self, refused: bool) -> None:
+        parts, ticket = self._parts, self._ticket
+        now = parts.now()
+        route = self._looked_at_again()
+        if ticket is None:
+            if self._account.tries > 1:
+                raise RoundhouseError("engine_unreachable", f"The model {route.name!r} cannot be reached.")
+            self._send(route, parts.admission.choose(route, now))
+            return
+        not_loaded = refusal(route, parts.clock())
+        if not_loaded is not None:
+            self._await_load(route, not_loaded, now)
+        endpoint, grants = parts.admission.again(ticket, now, refused=refused)
+        if endpoint is not None:
+            self._send(route, endpoint)
+        else:
+            self.waits_since = now
+        parts.turns.give(grants)
+
+    def fail(self, error: RoundhouseError) -> None:
+        """Answer `error`, in the form that is left, and be done."""
+        if self._is_over:
+            return
+        answer = self._answer
+        answer.lines = answer.lines or self._lines(self._parts.now())
+        if not answer.status:
+            self._parts.metrics.series(self._account.model, self._api.path).refused(error.entry.code)
+            answer.lines += self._parts.lines.for_refusal(error, self._caller)
+        answer.fail(error)
+        self._close()
+
+    def _close(self) -> None:
+        """Give back all that the request holds, and count it. Whatever happens, this is run once."""
+        if self._is_over:
+            return
+        self._is_over = True
+        parts, attempt, ticket = self._parts, self._attempt, self._ticket
+        now = parts.now()
+        parts.exchanges.discard(self)
+        if attempt is not None:
+            attempt.cancel()
+            self._account.tries += attempt.resent
+        self._account.close(parts.metrics, self._api.path, self._caller, self._answer, attempt, now)
+        # Nothing refers back to this from here: what the cyclic collector need not find, it need not stop for.
+        self._attempt = self._ticket = None
+        if self._client.handler is self:
+            self._client.handler = None
+        if ticket is not None:
+            if self.waits_since is not None:
+                parts.ledger.on_change()
+            grants = parts.admission.leave(ticket, now)
+            if grants:
+                parts.turns.give(grants)
+
+    def _lines(self, now: float) -> bytes:
+        parts = self._parts
+        place = self._ticket.place if self._ticket is not None else None
+        rates = parts.limits.lines(self._caller, now)
+        return parts.lines.for_client(self._answer.id_lines, self._client.headers, self._caller, place, rates)

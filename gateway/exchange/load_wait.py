@@ -1,0 +1,133 @@
+"""The part of a request that waits: for a load, and for what is due by the clock."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
+from gateway.exchange.accounting import Account
+from gateway.exchange.client_response import Answer
+from gateway.exchange.services import Parts
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.routing.availability import is_worth_waiting, not_loaded_in_time, overtaken, refusal
+from gateway.server.asgi import Header
+from gateway.server.call import ClientCall
+
+ASKED: Final = (b"x-load-progress", b"true")
+"""The header of a client that wants to be told how far the load is that it waits for."""
+
+
+class LoadWait(ABC):
+    """What an `Exchange` is while nothing of it is under way. It owns all of these attributes."""
+
+    __slots__ = (
+        "_account",
+        "_answer",
+        "_client",
+        "_deadline",
+        "_is_over",
+        "_load_by",
+        "_parts",
+        "_streams",
+        "_told",
+        "due_at",
+        "waits_since",
+    )
+
+    _account: Account
+    _answer: Answer
+    _client: ClientCall
+    _deadline: float
+    _is_over: bool
+    _load_by: float | None
+    """Until when it waits for a load; None: it waits for none."""
+    _parts: Parts
+    _streams: bool
+    _told: bytes
+    """What the client was last told of the load."""
+    due_at: float
+    waits_since: float | None
+
+    @abstractmethod
+    def fail(self, error: RoundhouseError) -> None:
+        """See Exchange, as for the other two."""
+
+    @abstractmethod
+    def _guarded(self, step: Callable[..., None], *given: object) -> None: ...
+
+    @abstractmethod
+    def _looked_at_again(self) -> ModelRoute: ...
+
+    def _await_load(self, route: ModelRoute, refused: RoundhouseError, now: float) -> None:
+        """The model is not loaded: ask for it if demand loads it. Raises `refused` if waiting is vain."""
+        if route.autoload:
+            self._parts.ledger.demanded(route.name)
+        if not is_worth_waiting(route):
+            raise refused
+        self._load_by = now + self._parts.settings.autoload_timeout_s
+        self._set_due()
+
+    def table_changed(self) -> None:
+        """A newer table came while the request waits."""
+        self._guarded(self._look_at_table)
+
+    def _look_at_table(self) -> None:
+        route = self._looked_at_again()
+        refused = refusal(route, self._parts.clock())
+        if refused is None:
+            self._load_by = None
+            self._set_due()
+        elif not is_worth_waiting(route):
+            raise overtaken(route) if refused.entry.code == "model_not_loaded" else refused
+        elif self._load_by is None:
+            self._await_load(route, refused, self._parts.now())
+        self._tell_progress(route)
+
+    def _tell_progress(self, route: ModelRoute) -> None:
+        """A comment of how far the load is, whenever there is something new to say, to clients that asked for it."""
+        if self._load_by is None or not self._streams or not asks_for_progress(self._client.headers):
+            return
+        told = progress_comment(route)
+        if told != self._told:
+            self._told = told
+            self._answer.comment(told, self._parts.now())
+
+    def _set_due(self) -> None:
+        due = self._deadline if self._load_by is None else min(self._deadline, self._load_by)
+        if self._streams:
+            settings = self._parts.settings
+            # The shorter one, because the first event, after which the other counts, may come at any time.
+            due = min(due, self._answer.last_sent_at + min(settings.heartbeat_s, settings.hold_headers_s))
+        self.due_at = due
+
+    def on_time(self, now: float) -> None:
+        """Something is due: the request's end, the end of its wait for a load, or a heartbeat."""
+        settings, answer = self._parts.settings, self._answer
+        if self._is_over:
+            return
+        silence_s = settings.heartbeat_s if answer.status else settings.hold_headers_s
+        if now >= self._deadline:
+            limit = f"The answer was not complete after {settings.request_timeout_s:g} s."
+            self.fail(RoundhouseError("request_timeout", limit))
+        elif self._load_by is not None and now >= self._load_by:
+            route = self._parts.live.current.models.get(self._account.model)
+            self.fail(not_loaded_in_time(self._account.model, settings.autoload_timeout_s, route))
+        elif self._streams and now >= answer.last_sent_at + silence_s:
+            answer.heartbeat(now)
+        self._set_due()
+
+
+def asks_for_progress(headers: Sequence[Header]) -> bool:
+    """Whether a client wants comments of a load."""
+    return any(name == ASKED[0] and value.lower() == ASKED[1] for name, value in headers)
+
+
+def progress_comment(route: ModelRoute) -> bytes:
+    """An SSE comment: the model, its state, and how far its load is (0 to 1), where its engine tells."""
+    told: dict[str, object] = {"model": route.name, "state": route.state.value}
+    if route.progress is not None:
+        told["progress"] = round(route.progress, 3)
+    return b": load-progress %b\n\n" % json_bytes(told)

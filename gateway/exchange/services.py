@@ -1,0 +1,115 @@
+"""What an API is to the gateway, and what all its requests share."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from controller.schema.keys import KeyScope
+from controller.schema.routing import Endpoint
+from gateway.admission.admission import Admission, Grant
+from gateway.control.inflight import Ledger
+from gateway.ingress.response_headers import HeaderLines
+from gateway.metrics.registry import Metrics
+from gateway.protocols.api_matrix import WAYS
+from gateway.protocols.common.dialect import Dialect
+from gateway.protocols.common.request import BodyKind, InferenceRequest, parse_native, parse_request
+from gateway.routing.live_routes import LiveRoutes
+from gateway.routing.table import Routes
+from gateway.server.call import ClientCall
+from gateway.settings import GatewaySettings
+from gateway.stored_responses.registry import Responses
+from gateway.tenancy.rate_limits import Limits
+from gateway.upstream.client import EngineClient
+
+logger = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from gateway.exchange.exchange import Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """An API that engines answer, themselves or through a translation."""
+
+    path: str
+    """As clients ask for it; `{id}` stands for a number. `ways.WAYS` says how it is served."""
+    method: str = "POST"
+    streams: bool = False
+    """It takes `stream`."""
+    takes_slot: bool = True
+    """An engine works on it in one of its slots, so it is admitted; else it goes in at once."""
+    scope: KeyScope = "inference"
+    is_inner_state: bool = False
+    """It changes or reveals an engine's inner state, so it is off by default."""
+    body: BodyKind = "object"
+    """What JSON a request must hold. Where it is no object, the model is named in the query."""
+    state: Literal["none", "read", "made"] = "none"
+    """Of stored responses: a request does nothing with them, continues one, or makes one."""
+    is_native: bool = False
+    """llama.cpp's own: its model may be named in the query, or not at all where there is only one."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """Its family, as far as that is the same whatever the engine speaks: errors and heartbeats."""
+        return WAYS[self.path][0].dialect
+
+    def read(self, body: bytes, client: ClientCall, routes: Routes) -> InferenceRequest:
+        """What a request asks for. Raises RoundhouseError."""
+        if not self.is_native:
+            request = parse_request(body, may_stream=self.streams)
+            request.target = self.path
+            return request
+        path = client.path.decode("latin-1") if "{" in self.path else self.path
+        return parse_native(body, client.query, path, routes.sole(WAYS[self.path][0].needs), body=self.body)
+
+
+class Turns:
+    """Tells requests that their turn has come. One that fails at once gives its slot to the next: in a loop, because
+    calls would nest as deep as the queue is long."""
+
+    def __init__(self) -> None:
+        self._grants: deque[Grant] = deque()
+        self._is_giving = False
+
+    def give(self, grants: Iterable[Grant]) -> None:
+        """All of them, before anything else runs."""
+        self._grants.extend(grants)
+        if self._is_giving:
+            return
+        self._is_giving = True
+        try:
+            while self._grants:
+                ticket, place = self._grants.popleft()
+                try:
+                    if isinstance(place, Endpoint):
+                        ticket.owner.admitted(place)
+                    else:
+                        ticket.owner.fail(place)
+                except Exception:
+                    logger.exception("a request could not be told that its turn has come")
+        finally:
+            self._is_giving = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every exchange works with. `now` gives monotonic seconds, `clock` Unix time."""
+
+    settings: GatewaySettings
+    live: LiveRoutes
+    ledger: Ledger
+    admission: Admission
+    limits: Limits
+    engines: EngineClient
+    metrics: Metrics
+    lines: HeaderLines
+    responses: Responses
+    now: Callable[[], float]
+    clock: Callable[[], float]
+    turns: Turns = field(default_factory=Turns)
+    exchanges: set[Exchange] = field(default_factory=set)
+    """Those that are not over."""

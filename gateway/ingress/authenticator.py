@@ -1,0 +1,41 @@
+"""Who may come in: by key where keys are declared, else by the name that the request calls us by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from controller.schema.errors import RoundhouseError
+from gateway.ingress.cors import Cors
+from gateway.ingress.host_check import HostRule
+from gateway.routing.live_routes import LiveRoutes
+from gateway.server.asgi import Header
+from gateway.tenancy.api_keys import ANONYMOUS, Caller
+
+
+class Gate:
+    """Stands before every route but `/health` and `/metrics`."""
+
+    def __init__(
+        self, live: LiveRoutes, hosts: HostRule, cors: Cors, clock: Callable[[], float], *, serves_everybody: bool
+    ) -> None:
+        """`serves_everybody`: whether anybody is served while no keys are declared. `clock` gives Unix time."""
+        self._live = live
+        self._hosts = hosts
+        self._cors = cors
+        self._clock = clock
+        self._serves_everybody = serves_everybody
+
+    def caller(self, headers: Sequence[Header]) -> Caller:
+        """Whose request it is.
+
+        Raises:
+            RoundhouseError: nobody's who may come in; or no table has come yet, so that keys are unknown, not absent.
+        """
+        keys = self._live.current.keys
+        if not keys.is_empty:
+            return keys.caller(headers, self._clock())
+        if not self._serves_everybody:
+            message = "No keys are declared, and this gateway listens on an address that others reach."
+            raise RoundhouseError("keys_required", message)
+        self._hosts.check(headers, self._cors)
+        return ANONYMOUS

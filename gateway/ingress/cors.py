@@ -1,0 +1,68 @@
+"""Which pages of other origins may read answers (CORS). Off unless the operator names some. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from gateway.server.asgi import Header
+
+MAX_AGE_S: Final = 600
+_EXPOSED: Final = (
+    b"x-request-id, x-client-id, x-queue-position, x-queue-depth, x-estimated-wait-ms, retry-after, x-should-retry, "
+    b"x-load-progress, x-ratelimit-client, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
+    b"x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
+_ALLOWED: Final = b"authorization, x-api-key, content-type, accept, last-event-id, x-client-id, anthropic-version"
+_NAMES: Final = re.compile(rb"[A-Za-z0-9_, -]{1,2000}")
+_VARY: Final = (b"vary", b"origin")
+
+
+class Cors:
+    """The rule. Credentials (cookies) are never allowed: keys travel in headers that a page must set itself."""
+
+    def __init__(self, origins: Iterable[str]) -> None:
+        """`origins` as a browser writes them, in lower case; `*` is all."""
+        self._origins = frozenset(origin.encode().rstrip(b"/") for origin in origins)
+        self._all = b"*" in self._origins
+        self.is_on = bool(self._origins)
+
+    def allows(self, origin: bytes) -> bool:
+        """Whether pages of `origin` may read answers."""
+        return self._all or origin.lower() in self._origins
+
+    def headers(self, asked: Sequence[Header]) -> list[Header]:
+        """What an answer to a request with these headers says: to other origins only that it depends on the origin."""
+        if not self.is_on:
+            return []
+        if self._all:
+            return [(b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", _EXPOSED)]
+        origin = _value(asked, b"origin")
+        if origin is None or not self.allows(origin):
+            return [_VARY]
+        return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED), _VARY]
+
+    def lines(self, asked: Sequence[Header]) -> bytes:
+        """`headers` as they go over the wire."""
+        return b"".join(b"%b: %b\r\n" % header for header in self.headers(asked))
+
+    def preflight(self, asked: Sequence[Header]) -> list[Header]:
+        """The headers that answer a browser's question before the request; empty: it is not answered."""
+        origin = _value(asked, b"origin")
+        if not self.is_on or origin is None or not self.allows(origin):
+            return []
+        if _value(asked, b"access-control-request-method") is None:
+            return []
+        wanted = _value(asked, b"access-control-request-headers") or b""
+        return [
+            *self.headers(asked),
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            # Whatever is asked for: SDKs send many of their own, and none of them lets anybody in.
+            (b"access-control-allow-headers", wanted if _NAMES.fullmatch(wanted) else _ALLOWED),
+            (b"access-control-max-age", b"%d" % MAX_AGE_S),
+        ]
+
+
+def _value(headers: Sequence[Header], wanted: bytes) -> bytes | None:
+    return next((value for name, value in headers if name == wanted), None)

@@ -1,0 +1,85 @@
+"""Who may speak to a gateway without keys: requests that name this machine, and pages that it serves itself.
+
+A page in a browser on this machine could otherwise use the models: by its own origin, or by a name of its own that it
+points at 127.0.0.1 (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+
+from controller.schema.errors import RoundhouseError
+from gateway.ingress.cors import Cors
+from gateway.server.asgi import Header
+
+_REMEMBERED = 64
+"""Host headers that need no second look."""
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+
+
+class HostRule:
+    """Which Host and Origin headers are accepted.
+
+    Always: this machine's loopback names, the address listened on, and what the operator allows. On an open gateway
+    also a Host that is an IP address: that is how a network reaches it, and a rebinding name is never one.
+    """
+
+    def __init__(self, host: str, allowed: Iterable[str], *, is_open: bool) -> None:
+        """`host` is the address listened on."""
+        self._names = frozenset({*_THIS_MACHINE, host.lower(), *(name.lower() for name in allowed)})
+        self._any_address = is_open
+        self._accepted: set[bytes] = set()
+
+    def check(self, headers: Sequence[Header], cors: Cors) -> None:
+        """Refuse what is foreign; an origin that `cors` allows is not.
+
+        Raises:
+            RoundhouseError: `forbidden_host` or `forbidden_origin`.
+        """
+        hosts = [value for name, value in headers if name == b"host"]
+        host = hosts[0] if len(hosts) == 1 else b""
+        if host not in self._accepted:
+            self._check_host(host)
+        for name, value in headers:
+            if name == b"origin" and not (cors.is_on and cors.allows(value)):
+                self._check_origin(value.decode("latin-1").lower(), host.decode("latin-1").lower())
+
+    def _check_host(self, raw: bytes) -> None:
+        host = raw.decode("latin-1").lower()
+        if not self._is_ours(host):
+            named = f"is {host!r:.100}" if host else "is missing, or there are several"
+            raise RoundhouseError("forbidden_host", f"The Host header {named}; this gateway does not go by it.")
+        if len(self._accepted) < _REMEMBERED:
+            self._accepted.add(raw)
+
+    def _check_origin(self, origin: str, host: str) -> None:
+        scheme, separator, authority = origin.partition("://")
+        is_page = separator and scheme in ("http", "https")
+        if not is_page or not (authority == host or hostname(authority) in self._names):
+            raise RoundhouseError("forbidden_origin", f"Pages of the origin {origin!r:.100} may not use this gateway.")
+
+    def _is_ours(self, host: str) -> bool:
+        name = hostname(host)
+        return name in self._names or (self._any_address and _is_address(name))
+
+
+def hostname(authority: str) -> str:
+    """The name in `name`, `name:port` or `[address]:port`; empty if it is none of these."""
+    if authority.startswith("["):
+        name, bracket, rest = authority[1:].partition("]")
+        return name if bracket and (not rest or _is_port(rest)) else ""
+    name, colon, port = authority.partition(":")
+    return name if not colon or _is_port(colon + port) else ""
+
+
+def _is_port(text: str) -> bool:
+    return text[0] == ":" and text[1:].isascii() and text[1:].isdigit()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

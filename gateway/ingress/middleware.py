@@ -1,0 +1,124 @@
+"""The front door of what goes through the web framework: every request gets its id here, is let in or turned away, and
+no failure leaves without the envelope."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+from collections.abc import Callable
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.keys import KeyScope
+from gateway.ingress.authenticator import Gate
+from gateway.ingress.cors import Cors
+from gateway.ingress.response_headers import HeaderLines
+from gateway.server.asgi import AsgiApp, Header, Message, Receive, Scope, Send, request_id_of, send_error, send_whole
+from gateway.tenancy.api_keys import Caller
+from gateway.tenancy.rate_limits import Limits, client_headers
+
+logger = logging.getLogger(__name__)
+
+UNGATED = frozenset({"/health", "/metrics"})
+SCOPE_OF: tuple[tuple[str, KeyScope], ...] = (
+    ("/v1/admin/", "admin"),
+    ("/v1/models/", "inference"),
+    ("/models/", "inference"),
+    ("/v1/responses/", "inference"),
+)
+"""Path prefixes that need a scope. The other routes of the framework only describe: any valid key opens them."""
+
+
+def request_ids() -> Callable[[], str]:
+    """Makes ids: a random part for this process, and a counter."""
+    process = secrets.token_hex(4)
+    numbers = itertools.count(1)
+    return lambda: f"req-{process}-{next(numbers):x}"
+
+
+class FrontDoor:
+    """The outermost ASGI application. Inference does not come by here: see `client_http`."""
+
+    def __init__(
+        self,
+        framework: AsgiApp,
+        gate: Gate,
+        limits: Limits,
+        cors: Cors,
+        lines: HeaderLines,
+        *,
+        next_id: Callable[[], str],
+        now: Callable[[], float],
+    ) -> None:
+        """`now` gives monotonic seconds."""
+        self._framework = framework
+        self._gate = gate
+        self._limits = limits
+        self._now = now
+        self._cors = cors
+        self._lines = lines
+        self._next_id = next_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; lifespan messages pass through."""
+        if scope["type"] != "http":
+            await self._framework(scope, receive, send)
+            return
+        request_id = self._next_id()
+        scope.setdefault("state", {})["request_id"] = request_id
+        headers: list[Header] = scope["headers"]
+        said = [(b"x-request-id", request_id.encode()), *self._cors.headers(headers)]
+        if scope["method"] == "OPTIONS" and (preflight := self._cors.preflight(headers)):
+            await send_whole(send, 204, [said[0], *preflight], b"")
+            return
+        if scope["path"] in UNGATED:
+            await self._through_framework(scope, receive, send, said)
+            return
+        try:
+            caller = self._gate.caller(headers)
+        except RoundhouseError as error:
+            await send_error(scope, send, error, [*said[1:], *self._lines.refusal_headers(error)])
+            return
+        await self._let_in(scope, receive, send, said, caller)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send, said: list[Header], caller: Caller) -> None:
+        """Answer a request of `caller`, which counts for its limits until the answer's end."""
+        scope["state"]["caller"] = caller
+        try:
+            _check_scope(scope["path"], caller)
+            entry = self._limits.enter(caller, 0, self._now())
+        except RoundhouseError as error:
+            more = [*said[1:], *self._limits.headers(caller, self._now())]
+            if error.entry.code == "rate_limit_exceeded":
+                more += client_headers(caller)
+            await send_error(scope, send, error, more)
+            return
+        try:
+            said += self._limits.headers(caller, self._now())
+            await self._through_framework(scope, receive, send, said)
+        finally:
+            entry.leave(self._now(), 0)
+
+    async def _through_framework(self, scope: Scope, receive: Receive, send: Send, said: list[Header]) -> None:
+        started = False
+
+        async def with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", ()), *said]
+            await send(message)
+
+        try:
+            await self._framework(scope, receive, with_headers)
+        except Exception:
+            logger.exception("request %s failed", request_id_of(scope))
+            if not started:
+                failed = RoundhouseError("internal_error", "The gateway failed on this request.")
+                await send_error(scope, send, failed, said[1:])
+
+
+def _check_scope(path: str, caller: Caller) -> None:
+    for prefix, needed in SCOPE_OF:
+        if f"{path}/".startswith(prefix):
+            caller.needs(needed)

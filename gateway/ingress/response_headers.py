@@ -1,0 +1,95 @@
+"""The header lines that the gateway itself says, to clients and to engines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from controller.schema.errors import RoundhouseError
+from gateway.admission.admission import Place
+from gateway.admission.ticket import AT_ONCE
+from gateway.ingress.cors import Cors
+from gateway.server.asgi import Header
+from gateway.server.call import header_lines
+from gateway.tenancy.api_keys import Caller
+from gateway.tenancy.rate_limits import client_headers
+
+_TO_ENGINE: Final = (b"traceparent", b"tracestate")
+"""Headers of the client that an engine sees. Never its credentials."""
+_AT_ONCE_LINES: Final = b"x-queue-position: 1\r\nx-queue-depth: 1\r\nx-estimated-wait-ms: 0\r\n"
+_REMEMBERED: Final = 256
+_LONGEST_CLIENT_ID: Final = 100
+_UNFIT: Final = re.compile(rb"[^\x21-\x7e ]+")
+
+
+class HeaderLines:
+    """Makes them. Remembers the clients that it has seen, in bounds."""
+
+    def __init__(self, cors: Cors) -> None:
+        self._cors = cors
+        self._clients: dict[bytes, bytes] = {}
+
+    def for_client(
+        self,
+        id_lines: bytes,
+        headers: Sequence[Header],
+        caller: Caller,
+        place: Place | None,
+        rates: bytes,
+    ) -> bytes:
+        """What every answer says: the request's id, whose it is, its place in the queue, and what the key has left."""
+        lines = b"%b%b%b%b" % (
+            id_lines,
+            self._client_line(headers, caller),
+            b"" if place is None else _place_lines(place),
+            rates,
+        )
+        return lines + self._cors.lines(headers) if self._cors.is_on else lines
+
+    def for_refusal(self, error: RoundhouseError, caller: Caller) -> bytes:
+        """What an error says besides."""
+        if error.entry.code == "rate_limit_exceeded":
+            return header_lines(client_headers(caller))
+        return header_lines(self.refusal_headers(error))
+
+    def refusal_headers(self, error: RoundhouseError) -> list[Header]:
+        """How to come in, where that is what failed."""
+        return [(b"www-authenticate", b"Bearer")] if error.entry.code == "invalid_api_key" else []
+
+    def for_engine(self, request_id: str, headers: Sequence[Header]) -> bytes:
+        """What an engine is told of the request."""
+        lines = b"x-request-id: %b\r\n" % request_id.encode()
+        for name, value in headers:
+            if name in _TO_ENGINE and not _UNFIT.search(value):
+                lines += b"%b: %b\r\n" % (name, value)
+        return lines
+
+    def _client_line(self, headers: Sequence[Header], caller: Caller) -> bytes:
+        if caller.name is not None:
+            return b"x-client-id: %b\r\n" % caller.client_id
+        said = b""
+        for name, value in headers:
+            if name == b"x-client-id":
+                said = value
+                break
+            if name == b"user-agent":
+                said = value
+        line = self._clients.get(said)
+        if line is None:
+            line = b"x-client-id: %b\r\n" % client_id(said)
+            if len(self._clients) < _REMEMBERED:
+                self._clients[said] = line
+        return line
+
+
+def client_id(said: bytes) -> bytes:
+    """Who a client without a key is, by what it says of itself; nothing in it can end a header or a log's line."""
+    return _UNFIT.sub(b"", said[:_LONGEST_CLIENT_ID]).strip() or b"anonymous"
+
+
+def _place_lines(place: Place) -> bytes:
+    if place is AT_ONCE:
+        return _AT_ONCE_LINES
+    lines = b"x-queue-position: %d\r\nx-queue-depth: %d\r\n" % (place.position, place.depth)
+    return lines if place.wait_ms is None else lines + b"x-estimated-wait-ms: %d\r\n" % place.wait_ms

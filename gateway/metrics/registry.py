@@ -1,0 +1,277 @@
+"""What Prometheus reads. Counted once per request; gauges are read off when they are asked for.
+
+No label ever holds a client's text: models and keys are declared ones, routes, codes and statuses are ours. Series stay
+until a restart, those of models and keys that are no longer declared too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.control.inflight import Ledger
+from gateway.metrics.fast_counters import Count, Counts, Distributions
+from gateway.protocols.common.dialect import Usage
+from gateway.routing.live_routes import LiveRoutes
+from gateway.stored_responses.records import Stored
+
+UNKNOWN_MODEL = "unknown"
+"""Label of requests that named no declared model."""
+
+CLIENT_GONE_STATUS = 499
+"""Label of requests whose client left before it had an answer (nginx's number)."""
+
+_DURATION_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+_FIRST_BYTE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_QUEUE_WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Series:
+    """Everything that is counted of one model's requests on one route. `Metrics.series` finds it; keep it."""
+
+    __slots__ = ("_duration", "_first_byte", "_labels", "_requests", "_statuses", "_tokens")
+
+    def __init__(self, requests: _Requests, model: str, route: str) -> None:
+        self._requests = requests
+        self._labels = (model, route)
+        self._duration = requests.duration.of(model, route)
+        self._first_byte = requests.first_byte.of(model, route)
+        self._statuses: dict[int, Count] = {}
+        self._tokens: tuple[Count, Count] | None = None
+
+    def finished(self, status: int, duration_s: float, first_byte_s: float | None, usage: Usage | None) -> None:
+        """Count one request that is over. Times in seconds since its headers came."""
+        count = self._statuses.get(status) or self._of_status(status)
+        count.value += 1
+        self._duration.observe(duration_s)
+        if first_byte_s is not None:
+            self._first_byte.observe(first_byte_s)
+        if usage is not None:
+            prompt, completion = self._tokens or self._of_tokens()
+            prompt.value += usage.prompt
+            completion.value += usage.completion
+
+    def waited(self, seconds: float) -> None:
+        """Count a request that had to wait, when it has its slot."""
+        self._requests.queue_wait.of(self._labels[0]).observe(seconds)
+
+    def retried(self, tries: int = 1) -> None:
+        """Count further tries of a request."""
+        self._requests.retries.of(self._labels[0]).value += tries
+
+    def client_left(self) -> None:
+        """Count a client that left before its answer was complete."""
+        self._requests.client_gone.of(*self._labels).value += 1
+
+    def broke_off(self, code: str) -> None:
+        """Count an answer that ended with the error `code` after its status was sent."""
+        self._requests.broken_off.of(self._labels[0], code).value += 1
+
+    def refused(self, code: str) -> None:
+        """Count an error of our own that was answered."""
+        self._requests.refusals.of(self._labels[0], code).value += 1
+
+    def _of_status(self, status: int) -> Count:
+        model, route = self._labels
+        count = self._statuses[status] = self._requests.requests.of(model, route, str(status))
+        return count
+
+    def _of_tokens(self) -> tuple[Count, Count]:
+        model, tokens = self._labels[0], self._requests.tokens
+        self._tokens = pair = (tokens.of(model, "in"), tokens.of(model, "out"))
+        return pair
+
+
+class KeySeries:
+    """What is counted of one declared key. `Metrics.key` finds it; keep it."""
+
+    __slots__ = ("_requests", "_tokens_in", "_tokens_out")
+
+    def __init__(self, requests: _Requests, key: str) -> None:
+        self._requests = requests.key_requests.of(key)
+        self._tokens_in = requests.key_tokens.of(key, "in")
+        self._tokens_out = requests.key_tokens.of(key, "out")
+
+    def finished(self, usage: Usage | None) -> None:
+        """Count one request that carried the key, answered or refused."""
+        self._requests.value += 1
+        if usage is not None:
+            self._tokens_in.value += usage.prompt
+            self._tokens_out.value += usage.completion
+
+
+class Metrics:
+    """The gateway's own registry, and the counters of its requests."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._requests = _Requests()
+        self._series: dict[tuple[str, str], Series] = {}
+        self._keys: dict[str, KeySeries] = {}
+        self.registry.register(self._requests)
+
+    def series(self, model: str, route: str) -> Series:
+        """The counters of a declared model, or `UNKNOWN_MODEL`, on one of our routes; never of a client's word."""
+        found = self._series.get((model, route))
+        if found is None:
+            found = self._series[model, route] = Series(self._requests, model, route)
+        return found
+
+    def key(self, name: str) -> KeySeries:
+        """The counters of a declared key."""
+        found = self._keys.get(name)
+        if found is None:
+            found = self._keys[name] = KeySeries(self._requests, name)
+        return found
+
+    def show_state(self, live: LiveRoutes, ledger: Ledger, link: LinkState, now: Callable[[], float]) -> None:
+        """Add the gauges that are read off the gateway's parts. `now` is the clock of `link.table_at`."""
+        self.registry.register(_State(live, ledger, link, now))
+
+    def show_stored(self, stored: Callable[[], Stored], failures: Callable[[], int]) -> None:
+        """Add what is to be known of stored responses, each asked for when it is read."""
+        self.registry.register(_StoredResponses(stored, failures))
+
+    def show_connections(self, *, idle: Callable[[], int], busy: Callable[[], int]) -> None:
+        """Add the gauge of the connections to engines, each count asked for when it is read."""
+        self.registry.register(_Connections(idle, busy))
+
+
+class LinkState:
+    """How it stands with the controller."""
+
+    def __init__(self) -> None:
+        self.connected = False
+        self.ever_connected = False
+        self.table_at: float | None = None
+        """Monotonic time of the last table, in seconds."""
+
+    @property
+    def word(self) -> str:
+        """`connected`, `lost` or `never`."""
+        if self.connected:
+            return "connected"
+        return "lost" if self.ever_connected else "never"
+
+
+class _Requests(Collector):
+    """The families that requests count in."""
+
+    def __init__(self) -> None:
+        self.requests = Counts(
+            "roundhouse_gateway_requests",
+            "Requests, by the HTTP status that was sent; 499: the client left before one was.",
+            ("model", "route", "status"),
+        )
+        self.duration = Distributions(
+            "roundhouse_gateway_request_duration_seconds",
+            "From a request's headers to its answer's last byte.",
+            ("model", "route"),
+            _DURATION_BUCKETS,
+        )
+        self.first_byte = Distributions(
+            "roundhouse_gateway_first_byte_seconds",
+            "From a request's headers to its answer's first byte, heartbeats not counted.",
+            ("model", "route"),
+            _FIRST_BYTE_BUCKETS,
+        )
+        self.queue_wait = Distributions(
+            "roundhouse_gateway_queue_wait_seconds",
+            "From a request's arrival to its slot, of those that had to wait.",
+            ("model",),
+            _QUEUE_WAIT_BUCKETS,
+        )
+        self.tokens = Counts(
+            "roundhouse_gateway_tokens",
+            "Tokens as engines counted them; direction is `in` (prompt) or `out` (completion).",
+            ("model", "direction"),
+        )
+        self.retries = Counts("roundhouse_gateway_retries", "Further tries after a connection failed.", ("model",))
+        self.client_gone = Counts(
+            "roundhouse_gateway_client_disconnects",
+            "Clients that left before their answer was complete.",
+            ("model", "route"),
+        )
+        self.broken_off = Counts(
+            "roundhouse_gateway_broken_answers",
+            "Answers that ended with an error after their status was sent.",
+            ("model", "code"),
+        )
+        self.refusals = Counts(
+            "roundhouse_gateway_refusals", "Errors of the gateway's own that were answered.", ("model", "code")
+        )
+        self.key_requests = Counts(
+            "roundhouse_gateway_key_requests", "Requests that carried a declared key, refused ones too.", ("key",)
+        )
+        self.key_tokens = Counts(
+            "roundhouse_gateway_key_tokens",
+            "Tokens of a key's requests; direction is `in` (prompt) or `out` (completion).",
+            ("key", "direction"),
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        """Each family, in Prometheus' form."""
+        for family in vars(self).values():
+            yield family.family()
+
+
+class _State(Collector):
+    """Gauges without a place of their own: the ledger and the routes are the truth."""
+
+    def __init__(self, live: LiveRoutes, ledger: Ledger, link: LinkState, now: Callable[[], float]) -> None:
+        self._live = live
+        self._ledger = ledger
+        self._link = link
+        self._now = now
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the gauges off."""
+        yield _gauge("inflight", "Requests inside engines.", "model", self._ledger.inflight_by_model)
+        yield _gauge("queued", "Requests that wait, for a load or for a slot.", "model", self._ledger.queued)
+        routes = self._live.current_or_none
+        replicas = {name: len(route.endpoints) for name, route in routes.models.items()} if routes else {}
+        yield _gauge("replicas", "Replicas that take requests.", "model", replicas)
+        link = GaugeMetricFamily("roundhouse_gateway_link_up", "1 while the controller is connected.")
+        link.add_metric((), float(self._link.connected))
+        yield link
+        age = GaugeMetricFamily("roundhouse_gateway_table_age_seconds", "Since the last routing table came.")
+        if self._link.table_at is not None:
+            age.add_metric((), self._now() - self._link.table_at)
+        yield age
+
+
+class _Connections(Collector):
+    def __init__(self, idle: Callable[[], int], busy: Callable[[], int]) -> None:
+        self._idle = idle
+        self._busy = busy
+
+    def collect(self) -> Iterator[Metric]:
+        counts = {"idle": self._idle(), "busy": self._busy()}
+        yield _gauge("engine_connections", "Open connections to engines; state is `idle` or `busy`.", "state", counts)
+
+
+class _StoredResponses(Collector):
+    def __init__(self, stored: Callable[[], Stored], failures: Callable[[], int]) -> None:
+        self._stored = stored
+        self._failures = failures
+
+    def collect(self) -> Iterator[Metric]:
+        stored = self._stored()
+        yield GaugeMetricFamily("roundhouse_gateway_stored_responses", "Responses that are stored.", stored.responses)
+        yield GaugeMetricFamily("roundhouse_gateway_stored_bytes", "What they take of the disk.", stored.bytes)
+        yield CounterMetricFamily(
+            "roundhouse_gateway_store_failures",
+            "How often the database of stored responses failed, or had no room.",
+            self._failures(),
+        )
+
+
+def _gauge(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(f"roundhouse_gateway_{name}", text, labels=(label,))
+    for value, figure in values.items():
+        family.add_metric((value,), figure)
+    return family

@@ -1,0 +1,136 @@
+"""Anthropic's messages: typed events from `message_start` to `message_stop`, and errors in Anthropic's form."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Final
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
+from gateway.protocols.anthropic.stream_collector import MessagesGathering
+from gateway.protocols.common import bodies, errors, usage
+from gateway.protocols.common.dialect import Events, Gathering, Usage
+from gateway.protocols.common.event_reader import Fields
+from gateway.protocols.common.passthrough import SpokenDialect
+from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.common.sse import data_of
+from gateway.protocols.common.stream_compat import differs_as_stream, wants_probabilities
+from gateway.protocols.common.streams import PassingEvents
+
+_STOP: Final = re.compile(rb'"type"\s*:\s*"message_stop"')
+_ERROR_NAME: Final = re.compile(rb"(?:^|\n)event: ?error\r?\n")
+_NO_THREADS: Final = {"error_code": "thread_unsupported_request"}
+"""By it the agents of Anthropic's packages know that they are to send the whole conversation each time."""
+
+
+class MessagesEvents(PassingEvents):
+    """A stream on its way through. Input is counted at its start, output at its end."""
+
+    __slots__ = ("_told",)
+
+    _usage_mark: ClassVar[bytes] = b'"usage"'
+    _error_mark: ClassVar[bytes] = b"event: error"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: Fields = {}
+
+    def failure(self, error: RoundhouseError, request_id: str) -> bytes:
+        """An error event; nothing more where the stream was complete."""
+        return b"" if self.is_complete else as_error_event(own_body(error, request_id))
+
+    def _seen(self, event: bytes) -> bytes:
+        if self._usage_mark in event:
+            fields = errors.decoded(data_of(event))
+            told = usage_told(fields) if isinstance(fields, dict) else None
+            if told is not None:
+                self._told |= told
+                self.usage = usage.usage_of(self._told)
+        if self._error_mark in event and _ERROR_NAME.search(event):
+            return _in_form(event)
+        return event
+
+    def _ends(self, event: bytes) -> bool:
+        return _STOP.search(event) is not None
+
+    def _is_error(self, event: bytes) -> bool:
+        return _ERROR_NAME.search(event) is not None or errors.is_anthropic(errors.decoded(data_of(event)))
+
+
+class MessagesDialect(SpokenDialect):
+    """Messages, and the counting of their tokens."""
+
+    id_header: bytes | None = b"request-id"
+    heartbeat: bytes = b'event: ping\ndata: {"type": "ping"}\n\n'
+
+    def takes(self, request: InferenceRequest) -> bool:
+        """See Dialect. `thinking` as a word is nobody's but ours."""
+        return not isinstance(request.fields.get("thinking"), str)
+
+    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+        """See Dialect."""
+        if as_stream:
+            return bodies.as_stream(request, route.served_name, ask_for_usage=False)
+        return bodies.as_named(request, route.served_name)
+
+    def events(self, request: InferenceRequest) -> Events:
+        """See Dialect."""
+        return MessagesEvents()
+
+    def gathering(self, request: InferenceRequest) -> Gathering | None:
+        """None for what `differs_as_stream` says."""
+        fields = request.fields
+        if differs_as_stream(fields) or wants_probabilities(fields):
+            return None
+        return MessagesGathering(request.model)
+
+    def usage_in(self, body: bytes) -> Usage | None:
+        """See Dialect."""
+        return usage.usage_in(body)
+
+    def error_body(self, error: RoundhouseError, request_id: str) -> bytes:
+        """See Dialect."""
+        return own_body(error, request_id)
+
+    def engine_error(self, status: int, body: bytes, request_id: str) -> bytes:
+        """See Dialect."""
+        if errors.is_anthropic(errors.decoded(body)):
+            return body
+        return errors.anthropic_body(errors.engine_body(status, body, request_id), request_id)
+
+    def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
+        """See Dialect."""
+        return as_error_event(body)
+
+
+MESSAGES: Final = MessagesDialect()
+
+
+def own_body(error: RoundhouseError, request_id: str | None) -> bytes:
+    """An error of ours in Anthropic's form."""
+    envelope = error.envelope(request_id).model_dump()
+    if error.param == "thread":
+        envelope["error"]["details"] = _NO_THREADS
+    return errors.anthropic_body(errors.encoded(envelope), request_id)
+
+
+def as_error_event(body: bytes) -> bytes:
+    """An error's JSON as an event of that name."""
+    return b"event: error\n" + errors.as_event(body)
+
+
+def usage_told(fields: Fields) -> Fields | None:
+    """The counts that an event tells: those of `message_start` stand in its message."""
+    message = fields.get("message")
+    told = (message if isinstance(message, dict) else fields).get("usage")
+    return {name: value for name, value in told.items() if value is not None} if isinstance(told, dict) else None
+
+
+def _in_form(event: bytes) -> bytes:
+    data = data_of(event)
+    fields: Any = errors.decoded(data)
+    if errors.is_anthropic(fields):
+        return event
+    error = fields.get("error", fields) if isinstance(fields, dict) else {"message": data.decode(errors="replace")}
+    envelope = errors.engine_body(errors.status_of(error), errors.encoded({"error": error}), None)
+    return as_error_event(errors.anthropic_body(envelope, None))

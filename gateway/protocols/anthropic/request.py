@@ -1,0 +1,146 @@
+"""Anthropic's messages: what a request asks for. Pure.
+
+The Messages API as its reference and the types of the `anthropic` package have it (2026-11). What only Anthropic's
+servers can do is refused, what only they need (caching, regions, tiers) is left out, and what no family knows is passed
+on: it may be the engine's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from gateway.protocols.anthropic.turns import turns_of
+from gateway.protocols.common.conversation import Fields, OutputFormat, Prompt, Tool, ToolChoice
+from gateway.protocols.common.field_reader import count, field, needed, one_of, optional, text, wrong
+
+_REFUSED: Final = {
+    "container": "code runs on Anthropic's servers",
+    "mcp_servers": "they are called by Anthropic's servers",
+    "thread": "Anthropic's servers keep it. Send the whole conversation in `messages`",
+}
+_READ: Final = frozenset(
+    {"model", "messages", "system", "max_tokens", "stop_sequences", "stream", "stream_options", "metadata"}
+    | {"tools", "tool_choice", "thinking", "output_config", "output_format"}
+)
+_MEANINGLESS: Final = frozenset(
+    {"anthropic_beta", "anthropic_version", "betas", "billing_policy", "cache_control", "compaction"}
+    | {"context_management", "diagnostics", "fallback_credit_token", "fallbacks", "inference_geo", "service_tier"}
+    | {"speed", "user_profile_id", "workspace_id"}
+)
+_NOT_PASSED: Final = _READ | _MEANINGLESS | frozenset(_REFUSED)
+_EFFORTS: Final = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
+_CHOICES: Final[dict[str, Literal["auto", "required", "named", "none"]]] = {
+    "auto": "auto",
+    "any": "required",
+    "tool": "named",
+    "none": "none",
+}
+Thinking = Literal["enabled", "disabled"]
+_MODES: Final[dict[str, Thinking | None]] = {"default": None, "enabled": "enabled", "disabled": "disabled"}
+
+
+def prompt_of(fields: Fields, *, needs_limit: bool = True) -> Prompt:
+    """What a decoded request asks for. `needs_limit`: `max_tokens` must be there, as Anthropic demands it.
+
+    Raises:
+        RoundhouseError: `invalid_request`, or `modality_unsupported` for a document that is no text; `param` is the
+            place.
+    """
+    for name, why in _REFUSED.items():
+        if fields.get(name):
+            raise wrong(name, f"cannot be used here: {why}")
+    max_tokens = count(fields, "max_tokens", 0)
+    if max_tokens is None and needs_limit:
+        raise wrong("max_tokens", "is missing: the most tokens that the answer may have")
+    tools = _tools(fields)
+    choice, parallel = _tool_choice(fields, tools)
+    thinking, thinking_tokens = _thinking(fields.get("thinking"))
+    effort, output_format = _output(fields)
+    return Prompt(
+        turns=turns_of(fields),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
+        output_format=output_format,
+        max_tokens=max_tokens,
+        stop=_stop(fields),
+        thinking=thinking,
+        thinking_tokens=thinking_tokens,
+        effort=effort,
+        passed=_passed(fields),
+    )
+
+
+def _passed(fields: Fields) -> Fields:
+    passed = {name: value for name, value in fields.items() if name not in _NOT_PASSED}
+    user = (optional(fields, "metadata", dict) or {}).get("user_id")
+    if isinstance(user, str) and user:
+        passed.setdefault("user", user)
+    return passed
+
+
+def _stop(fields: Fields) -> tuple[str, ...]:
+    told = optional(fields, "stop_sequences", list) or ()
+    return tuple([text(each, f"stop_sequences[{number}]") for number, each in enumerate(told)])
+
+
+def _tools(fields: Fields) -> tuple[Tool, ...]:
+    told = optional(fields, "tools", list) or ()
+    return tuple([_tool(each, f"tools[{number}]") for number, each in enumerate(told)])
+
+
+def _tool(told: Any, place: str) -> Tool:
+    tool: Fields = needed(told, dict, place)
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        why = "a tool of Anthropic's own, which no model here knows: declare it with a `name` and an `input_schema`"
+        raise wrong(f"{place}.type", f"cannot be {kind!r:.60}, {why}")
+    at = f"{place}."
+    return Tool(
+        field(tool, "name", str, place),
+        optional(tool, "description", str, at),
+        field(tool, "input_schema", dict, place),
+        optional(tool, "strict", bool, at),
+    )
+
+
+def _tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> tuple[ToolChoice | None, bool | None]:
+    """The choice, and whether several calls may come at once where the request says so."""
+    told = optional(fields, "tool_choice", dict)
+    if told is None:
+        return None, None
+    kind = _CHOICES[one_of(told.get("type"), _CHOICES, "tool_choice.type")]
+    name = None
+    if kind == "named":
+        name = one_of(told.get("name"), [tool.name for tool in tools], "tool_choice.name")
+    one_only = optional(told, "disable_parallel_tool_use", bool, "tool_choice.")
+    return ToolChoice(kind, name), None if one_only is None else not one_only
+
+
+def _thinking(told: Any) -> tuple[Thinking | None, int | None]:
+    """Whether to think, and the most tokens for it. In Anthropic's object, `adaptive` and what is newer leave it to the
+    model; the word alone is what chat completions take here."""
+    if told is None:
+        return None, None
+    if isinstance(told, str):
+        return _MODES[one_of(told, _MODES, "thinking")], None
+    thinking: Fields = needed(told, dict, "thinking")
+    kind = field(thinking, "type", str, "thinking")
+    tokens = optional(thinking, "budget_tokens", int, "thinking.")
+    if tokens is not None and tokens < 1:
+        raise wrong("thinking.budget_tokens", f"must be at least 1; it is {tokens}")
+    return _MODES.get(kind), tokens
+
+
+def _output(fields: Fields) -> tuple[str | None, OutputFormat | None]:
+    """Effort and form. `output_format` is what the form was called before `output_config`."""
+    config: Fields = optional(fields, "output_config", dict) or {}
+    told = config.get("effort")
+    effort = None if told is None else _EFFORTS[one_of(told, _EFFORTS, "output_config.effort")]
+    place, form = "output_config.format", optional(config, "format", dict, "output_config.")
+    if form is None:
+        place, form = "output_format", optional(fields, "output_format", dict)
+    if form is None:
+        return effort, None
+    one_of(form.get("type"), ("json_schema",), f"{place}.type")
+    return effort, OutputFormat(field(form, "schema", dict, place), place=place)

@@ -1,0 +1,113 @@
+"""A blocking message, made of its stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from gateway.protocols.chat.stream_collector import grown
+from gateway.protocols.common import usage
+from gateway.protocols.common.event_reader import Fields, GatheredEvents
+
+_UNKNOWN_ID: Final = "msg_unknown"
+_PARTS: Final = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
+"""Type of a delta to its field, whose strings are joined."""
+
+
+class MessagesGathering(GatheredEvents):
+    """Content blocks by their index."""
+
+    __slots__ = ("_blocks", "_is_stopped", "_message", "_model", "_usage")
+
+    def __init__(self, model: str) -> None:
+        """`model` is for a stream without `message_start`."""
+        super().__init__()
+        self._model = model
+        self._message: Fields = {}
+        self._usage: Fields = {}
+        self._blocks: dict[int, _Block] = {}
+        self._is_stopped = False
+
+    def _take(self, fields: Fields) -> None:
+        kind = fields.get("type")
+        if kind == "content_block_delta":
+            self._add_delta(fields.get("index"), fields.get("delta"))
+        elif kind == "content_block_start":
+            # llama-server begins a block again in its last events.
+            index, block = fields.get("index"), fields.get("content_block")
+            if isinstance(index, int) and isinstance(block, dict) and index not in self._blocks:
+                self._blocks[index] = _Block(block)
+        elif kind == "message_start" and isinstance(fields.get("message"), dict):
+            self._message |= fields["message"]
+            self._count(fields["message"].get("usage"))
+        elif kind == "message_delta":
+            if isinstance(fields.get("delta"), dict):
+                self._message |= fields["delta"]
+            self._count(fields.get("usage"))
+        elif kind == "message_stop":
+            self._is_stopped = True
+        elif kind == "error":
+            self._failed(fields.get("error"))
+
+    def _add_delta(self, index: Any, delta: Any) -> None:
+        if not isinstance(index, int) or not isinstance(delta, dict):
+            return
+        block = self._blocks.get(index)
+        if block is None:
+            block = self._blocks[index] = _Block({})
+        block.add(delta)
+
+    def _count(self, told: Any) -> None:
+        if isinstance(told, dict):
+            self._usage |= {name: value for name, value in told.items() if value is not None}
+            self.usage = usage.usage_of(self._usage)
+
+    def _answer(self) -> Any:
+        if not self._is_stopped:
+            return None
+        # llama-server leaves `message_start` out where the first token is the beginning of a character.
+        start = {"id": _UNKNOWN_ID, "type": "message", "role": "assistant", "content": [], "model": self._model}
+        content = [self._blocks[index].whole() for index in sorted(self._blocks)]
+        return {**start, **self._message, "content": content, "usage": {"input_tokens": 0, **self._usage}}
+
+
+class _Block:
+    """One content block in the making."""
+
+    __slots__ = ("_fields", "_texts")
+
+    def __init__(self, start: Fields) -> None:
+        self._fields = start
+        self._texts: dict[str, list[str]] = {}
+
+    def add(self, delta: Fields) -> None:
+        """Take a part of it."""
+        name = _PARTS.get(str(delta.get("type")))
+        if name is not None and isinstance(delta.get(name), str):
+            self._texts.setdefault(name, []).append(delta[name])
+            return
+        for other, value in delta.items():
+            if other == "citation":
+                self._fields["citations"] = grown(self._fields.get("citations") or [], [value])
+            elif other != "type":
+                self._fields[other] = grown(self._fields.get(other), value)
+
+    def whole(self) -> Fields:
+        """The block as a blocking answer has it."""
+        block = dict(self._fields)
+        for name in ("text", "thinking"):
+            if name in self._texts:
+                block.setdefault("type", name)
+                block[name] = str(block.get(name) or "") + "".join(self._texts[name])
+        if block.get("type") == "tool_use" or "partial_json" in self._texts:
+            block["input"] = _input("".join(self._texts.get("partial_json", ()))) or block.get("input") or {}
+        return block
+
+
+def _input(text: str) -> Fields | None:
+    """What the model wrote, where it is what a call's input must be."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) else None

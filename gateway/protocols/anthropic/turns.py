@@ -1,0 +1,187 @@
+"""Anthropic's messages: the conversation in a request. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import (
+    Assistant,
+    Call,
+    Fields,
+    Image,
+    Part,
+    System,
+    Text,
+    ToolResult,
+    Turn,
+    User,
+)
+from gateway.protocols.common.field_reader import field, found, needed, none_of, one_of, optional, wrong
+
+_ENCODE: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+_BILLING: Final = re.compile(r"x-anthropic-billing-header:(?:[ \t]*[\w.-]+=[^;\s]*;)*\s*")
+"""What Claude Code's system prompt begins with. It is for Anthropic's accounts, and other in each request, so that no
+engine would have the prompt's beginning in its cache."""
+
+
+def turns_of(fields: Fields) -> tuple[Turn, ...]:
+    """`system` and `messages` of a request. Several messages of one role are one turn, as Anthropic takes them; what
+    tools gave back stands before what the user says with it.
+
+    Raises:
+        RoundhouseError: `invalid_request`, or `modality_unsupported` for a document that is no text.
+    """
+    turns: list[Turn] = list(_system(fields.get("system"), "system"))
+    messages = needed(fields.get("messages"), list, "messages")
+    if not messages:
+        raise wrong("messages", "must not be empty")
+    for number, message in enumerate(messages):
+        for turn in _message(message, f"messages[{number}]"):
+            _add(turns, turn)
+    if turns and turns[-1] == Assistant():
+        turns.pop()  # nothing that the answer could go on with
+    return tuple(turns)
+
+
+def _add(turns: list[Turn], turn: Turn) -> None:
+    last = turns[-1] if turns else None
+    if isinstance(last, User) and isinstance(turn, User):
+        turns[-1] = replace(last, parts=last.parts + turn.parts)
+    elif isinstance(last, Assistant) and isinstance(turn, Assistant):
+        said = "\n\n".join(filter(None, (last.text, turn.text)))
+        thought = "\n\n".join(filter(None, (last.thought, turn.thought)))
+        turns[-1] = replace(last, text=said, thought=thought, calls=last.calls + turn.calls)
+    else:
+        turns.append(turn)
+
+
+def _message(told: Any, place: str) -> Iterable[Turn]:
+    message: Fields = needed(told, dict, place)
+    role, content = message.get("role"), message.get("content")
+    if role == "user":
+        return _user(content, place)
+    if role == "assistant":
+        return (_assistant(content, place),)
+    if role == "system":
+        return _system(content, f"{place}.content", place)
+    raise none_of(role, ("user", "assistant", "system"), f"{place}.role")
+
+
+def _system(content: Any, place: str, turn_place: str = "system") -> Iterator[System]:
+    if content is None:
+        return
+    texts = [content] if isinstance(content, str) else [_text_only(*each) for each in _blocks(content, place)]
+    for each in texts:
+        said = _BILLING.sub("", each, count=1) if each.startswith("x-anthropic-billing-header:") else each
+        if said:
+            yield System(said, turn_place)
+
+
+def _text_only(block: Fields, place: str) -> str:
+    one_of(block["type"], ("text",), f"{place}.type")
+    return field(block, "text", str, place)
+
+
+def _user(content: Any, place: str) -> Iterator[Turn]:
+    if isinstance(content, str):
+        yield User((Text(content),), place)
+        return
+    parts: list[Part] = []
+    empty = True
+    for block, block_place in _blocks(content, f"{place}.content"):
+        empty = False
+        if block["type"] == "tool_result":
+            yield _tool_result(block, block_place)
+        else:
+            parts.extend(_parts(block, block_place))
+    if empty:
+        raise wrong(f"{place}.content", "must not be empty")
+    if parts:
+        yield User(tuple(parts), place)
+
+
+def _assistant(content: Any, place: str) -> Assistant:
+    if isinstance(content, str):
+        return Assistant(content, place=place)
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[Call] = []
+    for block, block_place in _blocks(content, f"{place}.content"):
+        match block["type"]:
+            case "text":
+                texts.append(field(block, "text", str, block_place))
+            case "thinking":
+                thoughts.append(field(block, "thinking", str, block_place))
+            case "tool_use":
+                calls.append(_call(block, block_place))
+            case "redacted_thinking":
+                pass  # encrypted for Anthropic's models
+            case other:
+                raise none_of(other, ("text", "thinking", "redacted_thinking", "tool_use"), f"{block_place}.type")
+    return Assistant("".join(texts), "\n\n".join(thoughts), tuple(calls), place=place)
+
+
+def _call(block: Fields, place: str) -> Call:
+    arguments: Fields = field(block, "input", dict, place)
+    return Call(field(block, "id", str, place), field(block, "name", str, place), _ENCODE(arguments))
+
+
+def _tool_result(block: Fields, place: str) -> ToolResult:
+    content = block.get("content")
+    parts = (Text(""),) if content is None else _content(content, f"{place}.content")
+    return ToolResult(field(block, "tool_use_id", str, place), parts, block.get("is_error") is True, place)
+
+
+def _content(content: Any, place: str) -> tuple[Part, ...]:
+    if isinstance(content, str):
+        return (Text(content),)
+    return tuple([part for each in _blocks(content, place) for part in _parts(*each)])
+
+
+def _parts(block: Fields, place: str) -> tuple[Part, ...]:
+    kind = block["type"]
+    if kind == "text":
+        return (Text(field(block, "text", str, place)),)
+    if kind == "image":
+        source: Fields = field(block, "source", dict, place)
+        return (Image(_image_url(source, f"{place}.source"), place=place),)
+    if kind == "document":
+        return _document(block, place)
+    raise none_of(kind, ("text", "image", "document"), f"{place}.type")
+
+
+def _image_url(source: Fields, place: str) -> str:
+    if one_of(source.get("type"), ("base64", "url"), f"{place}.type") == "url":
+        return field(source, "url", str, place)
+    return f"data:{field(source, 'media_type', str, place)};base64,{field(source, 'data', str, place)}"
+
+
+def _document(block: Fields, place: str) -> tuple[Part, ...]:
+    """A text, after its title and context where it has them."""
+    head = [Text(said) for name in ("title", "context") if (said := optional(block, name, str, f"{place}."))]
+    source: Fields = field(block, "source", dict, place)
+    place = f"{place}.source"
+    kind = source.get("type")
+    if kind == "text":
+        return (*head, Text(field(source, "data", str, place)))
+    if kind == "content":
+        return (*head, *_content(source.get("content"), f"{place}.content"))
+    message = f"No model here reads documents of the type {kind!r:.60}: send their text (a source of the type `text`)."
+    raise RoundhouseError("modality_unsupported", message, param=place)
+
+
+def _blocks(content: Any, place: str) -> Iterator[tuple[Fields, str]]:
+    """Each with its place; all have a type."""
+    if not isinstance(content, list):
+        raise wrong(place, f"must be a string or an array of blocks; {found(content)}")
+    for number, block in enumerate(content):
+        block_place = f"{place}[{number}]"
+        if type(block) is not dict or type(block.get("type")) is not str:
+            field(needed(block, dict, block_place), "type", str, block_place)
+        yield block, block_place

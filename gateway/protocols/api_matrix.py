@@ -1,0 +1,119 @@
+"""Which APIs an engine is asked for, by what a client asks for: the one table of what is passed through and what is
+translated. What each backend speaks itself is its own to say (`Engine.apis` in `controller/engines/`); docs/models.md
+shows both together. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
+from gateway.protocols.anthropic.dialect import MESSAGES
+from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_OVER_CHAT, MESSAGES_OVER_CHAT
+from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
+from gateway.protocols.common.dialect import Dialect
+from gateway.protocols.common.json_dialect import PLAIN
+from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.completions.via_chat import COMPLETIONS_OVER_CHAT
+from gateway.protocols.embeddings.dialect import EMBEDDINGS
+from gateway.protocols.llama_native.dialect import NATIVE
+from gateway.protocols.rerank.dialect import RERANK, RERANK_V2
+from gateway.protocols.responses.via_chat import RESPONSES_COUNT, RESPONSES_OVER_CHAT
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to serve an API."""
+
+    needs: str
+    """What the engine must offer, as `ModelRoute.apis` names it."""
+    dialect: Dialect
+    target: str | None = None
+    """The engine's path; None: as the client asked."""
+    flawed_in: tuple[str, ...] = ()
+    """Backends whose engines lose a part of what is asked for, or answer in another form than the family's: for them
+    any other way is better."""
+
+
+def _spoken(path: str, dialect: Dialect, *, flawed_in: tuple[str, ...] = ()) -> Way:
+    """The engine speaks it itself."""
+    return Way(path, dialect, flawed_in=flawed_in)
+
+
+def _over(engine_path: str, dialect: Dialect) -> Way:
+    """The engine speaks something else, into which it is translated."""
+    return Way(engine_path, dialect, engine_path)
+
+
+_FLAWED_MESSAGES: Final = ("llama_server", "vllm_serve", "vllm")
+"""llama-server's forget named tool choices, `none`, structured output, documents and the order of tool results, never
+say `stop_sequence`, and begin thoughts and calls with blocks that lack a field; vLLM's forget `thinking` and cached
+tokens, and share the last two (by its source)."""
+
+WAYS: Final[Mapping[str, tuple[Way, ...]]] = {
+    "/v1/chat/completions": (_spoken("/v1/chat/completions", CHAT),),
+    "/v1/chat/completions/input_tokens": (_spoken("/v1/chat/completions/input_tokens", CHAT),),
+    "/v1/completions": (
+        _spoken("/v1/completions", COMPLETIONS),
+        _over("/v1/chat/completions", COMPLETIONS_OVER_CHAT),
+    ),
+    "/v1/responses": (_over("/v1/chat/completions", RESPONSES_OVER_CHAT),),
+    "/v1/responses/input_tokens": (_over("/v1/chat/completions/input_tokens", RESPONSES_COUNT),),
+    "/v1/messages": (
+        _spoken("/v1/messages", MESSAGES, flawed_in=_FLAWED_MESSAGES),
+        _over("/v1/chat/completions", MESSAGES_OVER_CHAT),
+    ),
+    "/v1/messages/count_tokens": (
+        _spoken("/v1/messages/count_tokens", MESSAGES, flawed_in=_FLAWED_MESSAGES),
+        _over("/v1/chat/completions/input_tokens", MESSAGES_COUNTED_OVER_CHAT),
+    ),
+    "/v1/embeddings": (_spoken("/v1/embeddings", EMBEDDINGS),),
+    "/v1/rerank": (_spoken("/v1/rerank", RERANK),),
+    "/rerank": (_over("/v1/rerank", RERANK),),
+    "/v2/rerank": (_over("/v1/rerank", RERANK_V2),),
+    "/tokenize": (_spoken("/tokenize", PLAIN),),
+    "/detokenize": (_spoken("/detokenize", PLAIN),),
+    "/apply-template": (_spoken("/apply-template", PLAIN),),
+    "/infill": (_spoken("/infill", NATIVE),),
+    "/props": (_spoken("/props", PLAIN),),
+    "/slots": (_spoken("/slots", PLAIN),),
+    "/slots/{id}": (_spoken("/slots", PLAIN),),
+    "/lora-adapters": (_spoken("/lora-adapters", PLAIN),),
+}
+"""By a path of the gateway, the ways to serve it, the better one first. All of a path have one family's errors."""
+
+
+def way_for(path: str, request: InferenceRequest, route: ModelRoute) -> Way:
+    """The first way that the model's engine offers and that can do what is asked for.
+
+    An engine that lists nothing may speak anything. Where none of the ways can do it all, the last one that the engine
+    offers is left to refuse.
+
+    Raises:
+        RoundhouseError: `not_supported`.
+    """
+    apis = route.apis
+    offered = None
+    for way in WAYS[path]:
+        if not apis or way.needs in apis:
+            offered = way
+            if route.backend not in way.flawed_in and way.dialect.takes(request):
+                break
+    if offered is None:
+        listed = ", ".join(offered_paths(route))
+        message = f"The engine of {route.name!r} does not offer {path}; the model has {listed}."
+        raise RoundhouseError("not_supported", message, param="model")
+    return offered
+
+
+def offers(path: str, route: ModelRoute) -> bool:
+    """Whether some way serves the path for the model, as far as the engine tells."""
+    return any(way.needs in route.apis for way in WAYS[path])
+
+
+def offered_paths(route: ModelRoute) -> list[str]:
+    """The paths that the gateway serves for the model; empty: the engine tells nothing."""
+    return [path for path in WAYS if offers(path, route)]

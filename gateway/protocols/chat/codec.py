@@ -1,0 +1,212 @@
+"""Chat completions: what a prompt is to an engine that speaks them, and what such an engine answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from gateway.protocols.chat import llama_server
+from gateway.protocols.common.conversation import (
+    Answer,
+    Assistant,
+    Call,
+    Fields,
+    Finish,
+    Image,
+    OutputFormat,
+    Part,
+    Prompt,
+    System,
+    Text,
+    Tokens,
+    Tool,
+    ToolChoice,
+    ToolResult,
+    Turn,
+    User,
+)
+
+_FINISHES: dict[str, Finish] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+}
+
+
+def written(prompt: Prompt) -> Fields:
+    """The fields of a chat completion request, without `model` and `stream`. How thinking is asked for is not among
+    them: that is the engine's (`thinking.fields_for`)."""
+    fields: Fields = {**prompt.passed, "messages": _messages(prompt.turns)}
+    if prompt.tools:
+        fields["tools"] = [_tool(tool) for tool in prompt.tools]
+        if prompt.tool_choice is not None:
+            fields["tool_choice"] = _tool_choice(prompt.tool_choice)
+        if prompt.parallel_tool_calls is not None:
+            fields["parallel_tool_calls"] = prompt.parallel_tool_calls
+    if prompt.output_format is not None:
+        fields["response_format"] = _response_format(prompt.output_format)
+    if prompt.max_tokens is not None:
+        fields["max_tokens"] = prompt.max_tokens
+    if prompt.stop:
+        fields["stop"] = list(prompt.stop)
+    if prompt.effort is not None:
+        fields["reasoning_effort"] = prompt.effort
+    return fields
+
+
+def answer_of(fields: Fields) -> Answer:
+    """The first choice of a blocking chat completion. What an engine leaves out counts as nothing."""
+    choices = fields.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        message = {}
+    calls = tuple(_calls(message.get("tool_calls")))
+    return Answer(
+        id=id_of(fields),
+        text=_text(message.get("content")),
+        thought=thought_in(message),
+        refusal=_text(message.get("refusal")),
+        calls=calls,
+        finish="tool_calls" if calls and choice.get("finish_reason") == "stop" else finish_of(choice),
+        stop_sequence=stop_sequence_of(choice) or llama_server.stop_sequence_in(fields),
+        tokens=tokens_of(fields.get("usage")),
+        logprobs=tuple(logprobs_of(choice) or ()),
+    )
+
+
+def id_of(fields: Fields) -> str:
+    """The engine's name for an answer or a part of one; empty where it gives none."""
+    return _text(fields.get("id"))
+
+
+def thought_in(message: Fields) -> str:
+    """The thoughts of a message or of a part of one, under either name that engines use."""
+    return _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
+
+
+def finish_of(choice: Fields) -> Finish:
+    """Why a choice ended. A reason that nobody knows is a stop."""
+    return _FINISHES.get(str(choice.get("finish_reason")), "stop")
+
+
+def stop_sequence_of(choice: Fields) -> str | None:
+    """The stop string that ended a choice: vLLM and our worker tell it (`stop_reason`)."""
+    told = choice.get("stop_reason")
+    return told if isinstance(told, str) else None
+
+
+def logprobs_of(choice: Fields) -> list[Fields] | None:
+    """The probabilities that come with a choice or a part of one."""
+    told = choice.get("logprobs")
+    content = told.get("content") if isinstance(told, dict) else None
+    return [each for each in content if isinstance(each, dict)] if isinstance(content, list) else None
+
+
+def tokens_of(usage: Any) -> Tokens | None:
+    """The counts of a usage object; None where it is none or tells nothing."""
+    if not usage or not isinstance(usage, dict):
+        return None
+    return Tokens(
+        prompt=_count(usage, "prompt_tokens"),
+        completion=_count(usage, "completion_tokens"),
+        cached=_count(usage.get("prompt_tokens_details"), "cached_tokens"),
+        reasoning=_count(usage.get("completion_tokens_details"), "reasoning_tokens"),
+    )
+
+
+def _count(counts: Any, name: str) -> int:
+    value = counts.get(name) if isinstance(counts, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _calls(told: Any) -> Iterable[Call]:
+    for number, call in enumerate(told if isinstance(told, list) else ()):
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            name, arguments = _text(function.get("name")), _text(function.get("arguments"))
+            yield Call(_text(call.get("id")) or f"call_{number}", name, arguments)
+
+
+def _messages(turns: tuple[Turn, ...]) -> list[Fields]:
+    """Most templates take one system message, the first: so those that lead become one."""
+    leading = 0
+    while leading < len(turns) and isinstance(turns[leading], System):
+        leading += 1
+    said = [turn.text for turn in turns[:leading] if isinstance(turn, System)]
+    first: list[Fields] = [{"role": "system", "content": "\n\n".join(said)}] if said else []
+    return first + [_message(turn) for turn in turns[leading:]]
+
+
+def _message(turn: Turn) -> Fields:
+    match turn:
+        case System():
+            return {"role": "system", "content": turn.text}
+        case User():
+            return {"role": "user", "content": _content(turn.parts)}
+        case ToolResult():
+            return {"role": "tool", "tool_call_id": turn.call_id, "content": _content(turn.parts)}
+        case Assistant():
+            return _assistant(turn)
+
+
+def _assistant(turn: Assistant) -> Fields:
+    # Templates disagree on null: an empty text beside calls is what all of them take.
+    message: Fields = {"role": "assistant", "content": turn.text or turn.refusal}
+    if turn.thought:
+        message |= {"reasoning_content": turn.thought, "reasoning": turn.thought}
+    if turn.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in turn.calls
+        ]
+    return message
+
+
+def _content(parts: tuple[Part, ...]) -> str | list[Fields]:
+    """A text where there is nothing else: every engine takes that. Joined as llama-server and vLLM join parts."""
+    if all(isinstance(part, Text) for part in parts):
+        return "\n".join(part.text for part in parts if isinstance(part, Text))
+    return [_part(part) for part in parts]
+
+
+def _part(part: Part) -> Fields:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    if isinstance(part, Image):
+        url = {"url": part.url} if part.detail is None else {"url": part.url, "detail": part.detail}
+        return {"type": "image_url", "image_url": url}
+    return {"type": "input_audio", "input_audio": {"data": part.data, "format": part.format}}
+
+
+def _tool(tool: Tool) -> Fields:
+    function: Fields = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: ToolChoice) -> str | Fields:
+    if choice.kind == "named":
+        return {"type": "function", "function": {"name": choice.name}}
+    return choice.kind
+
+
+def _response_format(output: OutputFormat) -> Fields:
+    if output.schema is None:
+        return {"type": "json_object"}
+    schema: Fields = {"name": output.name, "schema": output.schema}
+    if output.description is not None:
+        schema["description"] = output.description
+    if output.strict is not None:
+        schema["strict"] = output.strict
+    return {"type": "json_schema", "json_schema": schema}

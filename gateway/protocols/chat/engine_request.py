@@ -1,0 +1,74 @@
+"""A chat completion request in the words of the model's engine. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, cast
+
+from controller.schema.routing import ModelRoute
+from gateway.protocols.chat import llama_server, thinking
+from gateway.protocols.chat.reasoning import in_message
+from gateway.protocols.chat.tool_choice import narrowed
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.common.request import InferenceRequest
+
+_REMOTE: Final = "openai_remote"
+"""It may be OpenAI itself, which knows what is said in its own words, and refuses what it does not know."""
+
+
+def for_engine(request: InferenceRequest, route: ModelRoute) -> InferenceRequest:
+    """The request as the model's engine understands it; the same one where nothing must change. Raises RoundhouseError.
+
+    - `thinking` and `reasoning_effort: none` as `route.thinking_control` says;
+    - thoughts of earlier answers under both names, since engines read one or the other, but for remotes;
+    - a `tool_choice` that the engine does not know as fewer `tools`.
+    """
+    fields = request.fields
+    made = fields
+    if "thinking" in fields or "reasoning_effort" in fields:
+        made = thought_of(made, route)
+    messages = fields.get("messages")
+    if isinstance(messages, list) and route.backend != _REMOTE:
+        for message in messages:
+            if (
+                isinstance(message, dict)
+                and ("reasoning" in message or "reasoning_content" in message)
+                and in_message(message) is not message
+            ):
+                made = made | {"messages": [in_message(each) for each in messages]}
+                break
+    if "tool_choice" in fields and route.backend != _REMOTE:
+        made = narrowed(made, names_one=route.backend == llama_server.BACKEND)
+    return request if made is fields else replace(request, raw=json_bytes(made), fields=made)
+
+
+def in_own_words(fields: Fields, route: ModelRoute) -> Fields:
+    """The fields of a chat completion that was written here, as the model's engine knows them.
+
+    - the limit of tokens by `route.max_tokens_field`;
+    - thoughts of earlier answers to a remote under one name: it may refuse the other.
+    """
+    if "max_tokens" in fields and route.max_tokens_field != "max_tokens":
+        fields = {route.max_tokens_field if name == "max_tokens" else name: fields[name] for name in fields}
+    if route.backend == _REMOTE:
+        for message in fields["messages"]:
+            message.pop("reasoning", None)
+    return fields
+
+
+def thought_of(fields: Fields, route: ModelRoute) -> Fields:
+    """The fields with `thinking` and `reasoning_effort: none` in the words of the model's engine."""
+    control, word, effort = route.thinking_control, fields.get("thinking"), fields.get("reasoning_effort")
+    asked = cast("thinking.Asked", word) if isinstance(word, str) and word != "default" else None
+    dropped = {"thinking"} if isinstance(word, str) else set()
+    if effort == "none" and control not in (None, "reasoning_effort"):
+        if asked is None and "disabled" in route.capabilities.thinking_modes:
+            asked = "disabled"
+        if asked is not None:
+            dropped.add("reasoning_effort")
+    if dropped == {"thinking"} and control == "thinking" and asked is not None:
+        return fields  # the word is the engine's own
+    if dropped:
+        fields = {name: value for name, value in fields.items() if name not in dropped}
+    return thinking.applied(fields, asked, control)

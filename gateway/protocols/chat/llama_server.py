@@ -1,0 +1,36 @@
+"""What llama-server's chat completions take and tell beyond OpenAI's. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.protocols.common.conversation import Assistant, Fields, Prompt
+
+BACKEND: Final = "llama_server"
+
+
+def fields_for(prompt: Prompt) -> Fields:
+    """Further fields of a request. Which stop string ended an answer it tells only where it is to tell everything.
+    Whether a stream repeats what it goes on with differs between versions, unless it is told to; a blocking answer
+    always does."""
+    fields: Fields = {}
+    if repeated(prompt) is not None:
+        fields["echo"] = True
+    if prompt.stop:
+        fields["verbose"] = True
+    if prompt.thinking_tokens is not None:
+        fields["thinking_budget_tokens"] = prompt.thinking_tokens
+    return fields
+
+
+def repeated(prompt: Prompt) -> Assistant | None:
+    """What an answer goes on with, and so begins with once more."""
+    last = prompt.turns[-1] if prompt.turns else None
+    return last if isinstance(last, Assistant) and not last.calls else None
+
+
+def stop_sequence_in(fields: Fields) -> str | None:
+    """The stop string that ended an answer, where a blocking answer or an event tells it."""
+    told: Any = fields.get("__verbose")
+    word = told.get("stopping_word") if isinstance(told, dict) else None
+    return word if isinstance(word, str) and word else None

@@ -1,0 +1,78 @@
+"""What a model thinks, in an answer of chat completions: under both names that engines and clients use. Pure.
+
+llama-server, our worker and many clients say `reasoning_content`; vLLM, gpt-oss and others say `reasoning`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from gateway.protocols.common.errors import decoded, encoded
+from gateway.protocols.common.sse import data_of, split_events
+
+MARK: Final = b'"reasoning'
+"""What has not this has no thoughts. A quote inside of a JSON string has a backslash in front."""
+
+_NAMES: Final = ("reasoning_content", "reasoning")
+_THOUGHT: Final = re.compile(rb'"(reasoning(?:_content)?)"\s*:\s*("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
+_NULL: Final = re.compile(rb'("(reasoning(?:_content)?)"\s*:\s*)null')
+
+
+def in_events(events: bytes) -> bytes:
+    """Whole events of a stream, each thought under both names. Texts stay as they are, byte for byte."""
+    if _has_one_name(events):
+        return _THOUGHT.sub(_doubled, events)
+    return b"".join([_event(event) for event in split_events(events)])
+
+
+def in_body(body: bytes) -> bytes:
+    """The same for a blocking answer."""
+    if MARK not in body:
+        return body
+    return _THOUGHT.sub(_doubled, body) if _has_one_name(body) else _json(body)
+
+
+def in_message(message: Any) -> Any:
+    """A message, or a part of one, with both names where it has one; else itself."""
+    if not isinstance(message, dict):
+        return message
+    content, plain = message.get("reasoning_content"), message.get("reasoning")
+    thought = content or plain
+    if content == plain or not isinstance(thought, str) or (content and plain):
+        return message
+    return message | dict.fromkeys(_NAMES, thought)
+
+
+def _has_one_name(text: bytes) -> bool:
+    return not (b'"reasoning"' in text and b'"reasoning_content"' in text)
+
+
+def _doubled(found: re.Match[bytes]) -> bytes:
+    other = b"reasoning" if found[1] == b"reasoning_content" else b"reasoning_content"
+    return b'%b,"%b":%b' % (found[0], other, found[2])
+
+
+def _event(event: bytes) -> bytes:
+    if MARK not in event:
+        return event
+    thoughts, nulls = _THOUGHT.findall(event), _NULL.findall(event)
+    if len(thoughts) == len(nulls) == event.count(b'"delta"') == 1:  # as servers do that have both names
+        return _NULL.sub(lambda found: found[1] + thoughts[0][1], event)
+    data = data_of(event)
+    made = _json(data)
+    return event if made is data else b"data: %b\n\n" % made
+
+
+def _json(text: bytes) -> bytes:
+    """Of an engine that says both, one of which may be null."""
+    fields = decoded(text)
+    choices = fields.get("choices") if isinstance(fields, dict) else None
+    changed = False
+    for choice in choices if isinstance(choices, list) else ():
+        for name in ("message", "delta"):
+            said = choice.get(name) if isinstance(choice, dict) else None
+            if (both := in_message(said)) is not said:
+                choice[name] = both
+                changed = True
+    return encoded(fields) if changed else text

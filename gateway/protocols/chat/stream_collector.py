@@ -1,0 +1,204 @@
+"""A blocking chat completion or completion, made of its stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.protocols.common.event_reader import Fields, GatheredEvents
+from gateway.protocols.common.usage import Tally
+
+_STREAMS_ONLY = ("prompt_progress", "obfuscation")
+"""Fields that a blocking answer has not."""
+
+
+class OpenAIGathering(GatheredEvents):
+    """Choices by their index. Fields beside them are taken over, the last one of a name."""
+
+    __slots__ = ("_choices", "_ended_last", "_is_chat", "_tally", "_top", "_usages")
+
+    def __init__(self, *, is_chat: bool) -> None:
+        super().__init__()
+        self._is_chat = is_chat
+        self._choices: dict[int, _Choice] = {}
+        self._top: Fields = {}
+        self._usages: dict[int, Any] = {}
+        """By the choice that ended before. llama-server tells it of each, and a blocking answer has the first one's."""
+        self._ended_last = 0
+        self._tally = Tally()
+
+    def _take(self, fields: Fields) -> None:
+        if fields.get("error") is not None:
+            self._failed(fields["error"])
+            return
+        choices = fields.pop("choices", None)
+        usage = fields.pop("usage", None)
+        self._top.update(fields)
+        if isinstance(choices, list):
+            for choice in choices:
+                if isinstance(choice, dict):
+                    self._add(choice)
+        if usage is not None:
+            self._usages[self._ended_last] = usage
+            self._tally.note(usage, choices)
+            self.usage = self._tally.usage
+
+    def _add(self, choice: Fields) -> None:
+        index = choice.get("index", 0)
+        if not isinstance(index, int):
+            return
+        made = self._choices.get(index)
+        if made is None:
+            made = self._choices[index] = _Choice(index)
+        made.add(choice)
+        if choice.get("finish_reason") is not None:
+            self._ended_last = index
+
+    def _answer(self) -> Any:
+        if not self._is_done:
+            return None
+        top = {name: value for name, value in self._top.items() if name not in _STREAMS_ONLY}
+        if self._is_chat:
+            top["object"] = "chat.completion"
+        choices = [self._choices[index].whole(is_chat=self._is_chat) for index in sorted(self._choices)]
+        answer = {"choices": choices, **top}
+        if self._usages:
+            answer["usage"] = self._usages[min(self._usages)]
+        return answer
+
+
+class _Choice:
+    """One choice in the making."""
+
+    __slots__ = ("_calls", "_fields", "_message", "_numbers", "_texts")
+
+    def __init__(self, index: int) -> None:
+        self._fields: Fields = {"finish_reason": None, "index": index}
+        self._message: Fields = {}
+        self._texts: dict[str, list[str]] = {}
+        """Name of a field to its parts, which are joined once."""
+        self._calls: dict[int, tuple[int, _ToolCall]] = {}
+        """Number of a call to its index and what came of it."""
+        self._numbers = CallNumbers()
+
+    def add(self, choice: Fields) -> None:
+        """Take one event's part of the choice."""
+        for name, value in choice.items():
+            if name == "delta":
+                if isinstance(value, dict):
+                    self._add_delta(value)
+            elif name == "text":
+                if isinstance(value, str):
+                    _append(self._texts, name, value)
+            elif name == "logprobs" and isinstance(value, dict):
+                self._fields[name] = grown(self._fields.get(name), value)
+            elif value is not None or name not in self._fields:
+                self._fields[name] = value
+
+    def _add_delta(self, delta: Fields) -> None:
+        for name, value in delta.items():
+            if name == "role":
+                self._message[name] = value
+            elif isinstance(value, str):
+                _append(self._texts, name, value)
+            elif name == "tool_calls" and isinstance(value, list):
+                for call in value:
+                    if isinstance(call, dict):
+                        self._add_call(call)
+            else:
+                self._message[name] = grown(self._message.get(name), value)
+
+    def _add_call(self, call: Fields) -> None:
+        number = self._numbers.number_of(call)
+        if number not in self._calls:
+            self._calls[number] = _index_of(call), _ToolCall()
+        self._calls[number][1].add(call)
+
+    def whole(self, *, is_chat: bool) -> Fields:
+        """The choice as a blocking answer has it."""
+        texts = {name: "".join(parts) for name, parts in self._texts.items()}
+        if not is_chat:
+            return {"text": texts.get("text", ""), **self._fields}
+        message: Fields = {"role": "assistant", **self._message, "content": "", **texts}
+        if self._calls:
+            calls = sorted(self._calls.values(), key=lambda made: made[0])
+            message["tool_calls"] = [call.whole() for _, call in calls]
+        return {**self._fields, "message": message}
+
+
+class CallNumbers:
+    """Numbers a stream's calls from 0, as they begin. Some engines give all of them one index, or none, but each an id
+    of its own: what has another id and a name begins another call."""
+
+    __slots__ = ("_count", "_open")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._open: dict[int, tuple[int, Any]] = {}
+        """Index to the number and the id of the call that has it now."""
+
+    def number_of(self, call: Fields) -> int:
+        """Of the call that an event tells a part of."""
+        index, call_id = _index_of(call), call.get("id")
+        known = self._open.get(index)
+        if known is None or (call_id and known[1] and call_id != known[1] and _has_name(call)):
+            known = self._open[index] = self._count, call_id
+            self._count += 1
+        return known[0]
+
+
+def _index_of(call: Fields) -> int:
+    index = call.get("index")
+    return index if isinstance(index, int) else 0
+
+
+def _has_name(call: Fields) -> bool:
+    function = call.get("function")
+    return isinstance(function, dict) and bool(function.get("name"))
+
+
+class _ToolCall:
+    """One tool call in the making: its strings come in parts, but its id and type at once."""
+
+    __slots__ = ("_fields", "_function")
+
+    def __init__(self) -> None:
+        self._fields: Fields = {"type": "function"}
+        self._function: dict[str, list[str]] = {"name": [], "arguments": []}
+
+    def add(self, call: Fields) -> None:
+        """Take one event's part of the call."""
+        for name, value in call.items():
+            if name == "function" and isinstance(value, dict):
+                for part, text in value.items():
+                    if isinstance(text, str):
+                        _append(self._function, part, text)
+            elif name != "index" and value not in (None, ""):
+                self._fields[name] = value
+
+    def whole(self) -> Fields:
+        """The call as a message has it."""
+        return {**self._fields, "function": {name: "".join(parts) for name, parts in self._function.items()}}
+
+
+def _append(texts: dict[str, list[str]], name: str, value: str) -> None:
+    parts = texts.get(name)
+    if parts is None:
+        texts[name] = [value]
+    else:
+        parts.append(value)
+
+
+def grown(old: Any, new: Any) -> Any:
+    """A value after one more part of it: texts and lists grow, objects field by field; of all else the last counts."""
+    if new is None:
+        return old
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name, value in new.items():
+            old[name] = grown(old.get(name), value)
+        return old
+    if isinstance(old, list) and isinstance(new, list):
+        old.extend(new)
+        return old
+    if isinstance(old, str) and isinstance(new, str):
+        return old + new
+    return new

@@ -1,0 +1,43 @@
+"""A choice of tools in the words that every engine knows: `auto`, `none`, `required`. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import Fields
+
+
+def narrowed(fields: Fields, *, names_one: bool) -> Fields:
+    """Chat completion fields that offer only the tools which `tool_choice` leaves; themselves where it leaves all.
+
+    - `{"type": "allowed_tools"}`, which is OpenAI's alone: those tools, and the mode as the choice;
+    - `{"type": "function"}`, where `names_one` (llama-server takes no notice of it): that tool, and `required`.
+
+    Raises:
+        RoundhouseError: `invalid_request`: it names a tool that is not among `tools`.
+    """
+    choice, tools = fields.get("tool_choice"), fields.get("tools")
+    if not isinstance(choice, dict) or not isinstance(tools, list):
+        return fields
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("allowed_tools"), dict):
+        allowed = choice["allowed_tools"]
+        mode = "required" if allowed.get("mode") == "required" else "auto"
+        offered = allowed.get("tools")
+        names = [_name(tool) for tool in offered] if isinstance(offered, list) else []
+    elif names_one and choice.get("type") == "function":
+        mode, names = "required", [_name(choice)]
+    else:
+        return fields
+    known = {_name(tool) for tool in tools}
+    for name in names:
+        if name not in known:
+            rule = f"`tool_choice` names {name!r:.80}, which is not among `tools`."
+            raise RoundhouseError("invalid_request", rule, param="tool_choice")
+    return fields | {"tools": [tool for tool in tools if _name(tool) in names], "tool_choice": mode}
+
+
+def _name(tool: Any) -> Any:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None

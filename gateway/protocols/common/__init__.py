@@ -1,0 +1,1 @@
+"""What API families share: the dialect's interface, the conversation, errors, streams. Pure."""

@@ -1,0 +1,74 @@
+"""What a request body must say to an engine, with as few bytes changed as can be. Pure.
+
+A body is decoded in any case, because routing needs its fields, but encoding it anew costs as much again: so a field
+that is missing is inserted after the first brace, and one that stands there is replaced in place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.common.request import InferenceRequest
+
+_STREAM: Final = re.compile(rb'"stream"\s*:\s*(?:false|null)')
+_MODEL: Final = re.compile(rb'"model"\s*:\s*"[^"\\]*"')
+_ESCAPED_LETTER: Final = b"\\u00"
+"""A key could be written with such, and then it is not found by its bytes."""
+
+
+def as_named(request: InferenceRequest, served_name: str) -> bytes:
+    """The body for an engine that calls the model `served_name`; the original bytes where that is its name."""
+    if request.model == served_name or not request.names_model:
+        return request.raw
+    renamed = _replaced(request.raw, b'"model"', _MODEL, b'"model":' + json.dumps(served_name).encode())
+    return renamed if renamed is not None else json_bytes(request.fields | {"model": served_name})
+
+
+def with_usage(request: InferenceRequest, served_name: str) -> bytes:
+    """The same, with `stream_options.include_usage`."""
+    if "stream_options" not in request.fields:
+        return _inserted(as_named(request, served_name), b'"stream_options":{"include_usage":true},')
+    return json_bytes(_renamed_fields(request, served_name) | {"stream_options": _options(request)})
+
+
+def as_stream(request: InferenceRequest, served_name: str, *, ask_for_usage: bool) -> bytes:
+    """The same, of a blocking request that shall become a stream."""
+    fields = request.fields
+    if ask_for_usage and "stream_options" in fields:
+        changed = {"stream": True, "stream_options": _options(request)}
+        return json_bytes(_renamed_fields(request, served_name) | changed)
+    options = b'"stream_options":{"include_usage":true},' if ask_for_usage else b""
+    if "stream" not in fields:
+        return _inserted(as_named(request, served_name), b'"stream":true,' + options)
+    raw = _replaced(as_named(request, served_name), b'"stream"', _STREAM, b'"stream":true')
+    if raw is None:
+        raw = json_bytes(_renamed_fields(request, served_name) | {"stream": True})
+    return _inserted(raw, options) if options else raw
+
+
+def _inserted(raw: bytes, fields: bytes) -> bytes:
+    at = raw.index(b"{") + 1
+    if raw[at:].lstrip()[:1] == b"}":
+        fields = fields[:-1]
+    return raw[:at] + fields + raw[at:]
+
+
+def _replaced(raw: bytes, name: bytes, pattern: re.Pattern[bytes], field: bytes) -> bytes | None:
+    # A field of the body has this name. If the bytes hold it once, unescaped, it can be no other; a quote inside of a
+    # string has a backslash in front.
+    if raw.count(name) != 1 or _ESCAPED_LETTER in raw:
+        return None
+    found = pattern.search(raw)
+    return None if found is None else raw[: found.start()] + field + raw[found.end() :]
+
+
+def _renamed_fields(request: InferenceRequest, served_name: str) -> dict[str, Any]:
+    return request.fields | {"model": served_name} if request.names_model else request.fields
+
+
+def _options(request: InferenceRequest) -> dict[str, Any]:
+    options = request.fields.get("stream_options")
+    return (options if isinstance(options, dict) else {}) | {"include_usage": True}

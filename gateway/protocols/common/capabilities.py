@@ -1,0 +1,225 @@
+"""Whether a model takes what a request holds: thinking, tools, a form of the answer, images, audio, a conversation.
+
+Pure. Every request comes by here, so text costs a look at each message and nothing else. What has not the shape of a
+field that we know passes: it is the engine's to refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, get_args
+
+from controller.schema.admin import Capabilities, Modality, ThinkingMode
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import Assistant, Audio, Image, Prompt, System, ToolResult, Turn, User
+
+MODALITY_OF_PART: Final[dict[str, Modality]] = {
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "image_embeds": "image",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "audio": "audio",
+}
+"""Type of a content part to what it holds. Types that are not here pass, as `text` does."""
+
+FORMATS: Final = ("response_format", "output_format")
+"""Fields that say which form the answer has: OpenAI's, and what Anthropic called it at first."""
+HOLDS_FORMAT: Final = ("text", "output_config")
+"""Fields whose `format` does: of responses, and of messages."""
+GRAMMARS: Final = (
+    *("grammar", "json_schema", "structured_outputs"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object"),
+)
+"""llama.cpp's own and vLLM's own, which hold answers to a form if they hold anything."""
+
+_FORMS: Final = frozenset({*FORMATS, *HOLDS_FORMAT, *GRAMMARS})
+_MODES: Final = get_args(ThinkingMode)
+_ALL_MODALITIES: Final = frozenset(get_args(Modality))
+_ASKING: Final = frozenset({"user", "tool", "function"})
+"""Roles whose messages want an answer."""
+
+
+def check_capabilities(fields: dict[str, Any], capabilities: Capabilities, model: str) -> None:
+    """Refuse a decoded request for what `model` does not take. Goes by the fields, whichever API they came to.
+
+    Raises:
+        RoundhouseError: `invalid_request`, `thinking_unsupported`, `tools_unsupported`,
+            `structured_output_unsupported`, `modality_unsupported` or `multi_turn_unsupported`; its `param` is the
+            field, or the place (`messages[1].content[0]`).
+    """
+    if "thinking" in fields:
+        _check_thinking(fields["thinking"], capabilities, model)
+    if not capabilities.tools:
+        _check_tools(fields, model)
+    if not (capabilities.structured_output or _FORMS.isdisjoint(fields)):
+        _check_form(fields, model)
+    messages = fields.get("messages")
+    if isinstance(messages, list):
+        if not _ALL_MODALITIES.issubset(capabilities.modalities):
+            _check_parts(messages, capabilities, model)
+        if not capabilities.multi_turn:
+            _check_turns(messages, model)
+
+
+def check_prompt(prompt: Prompt, capabilities: Capabilities, model: str) -> None:
+    """The same for a request that is translated.
+
+    Raises:
+        RoundhouseError: as `check_capabilities`; its `param` is the place in the client's own request.
+    """
+    if prompt.thinking is not None and prompt.thinking not in capabilities.thinking_modes:
+        raise _no_thinking(prompt.thinking, capabilities, model)
+    is_left_alone = prompt.tool_choice is not None and prompt.tool_choice.kind == "none"
+    if prompt.tools and not (capabilities.tools or is_left_alone):
+        raise _no_tools("tools", model)
+    if prompt.output_format is not None and not capabilities.structured_output:
+        raise _no_form(prompt.output_format.place, model)
+    if not _ALL_MODALITIES.issubset(capabilities.modalities):
+        for turn in prompt.turns:
+            _check_turn(turn, capabilities, model)
+    if not capabilities.multi_turn:
+        _check_turns_of(prompt.turns, model)
+
+
+# A request as it came.
+
+
+def _check_thinking(thinking: Any, capabilities: Capabilities, model: str) -> None:
+    if not isinstance(thinking, str):
+        return  # an engine's own field of that name
+    if thinking not in _MODES:
+        rule = f"`thinking` must be one of {', '.join(_MODES)}; it is {thinking!r:.60}."
+        raise RoundhouseError("invalid_request", rule, param="thinking")
+    if thinking != "default" and thinking not in capabilities.thinking_modes:
+        raise _no_thinking(thinking, capabilities, model)
+
+
+def _check_tools(fields: dict[str, Any], model: str) -> None:
+    for name, choice in (("tools", "tool_choice"), ("functions", "function_call")):
+        if fields.get(name) and fields.get(choice) not in ("none", {"type": "none"}):
+            raise _no_tools(name, model)
+
+
+def _check_form(fields: dict[str, Any], model: str) -> None:
+    for name in FORMATS:
+        if _is_form(fields.get(name)):
+            raise _no_form(name, model)
+    for name in HOLDS_FORMAT:
+        holder = fields.get(name)
+        if isinstance(holder, dict) and _is_form(holder.get("format")):
+            raise _no_form(f"{name}.format", model)
+    for name in GRAMMARS:
+        if fields.get(name) not in (None, "", False):
+            raise _no_form(name, model)
+
+
+def _is_form(told: Any) -> bool:
+    return isinstance(told, dict) and told.get("type") not in (None, "text")
+
+
+def _check_parts(messages: list[Any], capabilities: Capabilities, model: str) -> None:
+    for number, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list) and (found := _foreign(content, capabilities.modalities)) is not None:
+            modality, place = found
+            raise _no_modality(modality, f"messages[{number}].content{place}", capabilities, model)
+
+
+def _foreign(parts: list[Any], taken: Sequence[Modality]) -> tuple[Modality, str] | None:
+    """What the first part holds that is not taken, and the part's place."""
+    for number, part in enumerate(parts):
+        if not isinstance(part, dict) or part.get("type") == "text":
+            continue
+        modality = _modality(part)
+        if modality is not None:
+            if modality not in taken:
+                return modality, f"[{number}]"
+        elif (inner := _inner(part)) is not None and (found := _foreign(inner[0], taken)) is not None:
+            return found[0], f"[{number}]{inner[1]}{found[1]}"
+    return None
+
+
+def _modality(part: dict[str, Any]) -> Modality | None:
+    kind = part.get("type")
+    if isinstance(kind, str):
+        return "image" if kind == "document" and _has_pages(part.get("source")) else MODALITY_OF_PART.get(kind)
+    # vLLM takes parts that name their type only by the field they hold.
+    return next((MODALITY_OF_PART[name] for name in part if name in MODALITY_OF_PART), None)
+
+
+def _has_pages(source: Any) -> bool:
+    """Whether one of Anthropic's documents is a PDF, whose pages are seen. The others are text, or parts."""
+    return isinstance(source, dict) and source.get("type") in ("base64", "url")
+
+
+def _inner(part: dict[str, Any]) -> tuple[list[Any], str] | None:
+    """The parts within one of Anthropic's, and where they are: of a tool's result, or of a document made of parts."""
+    content, place = part.get("content"), ".content"
+    if part.get("type") == "document":
+        source = part.get("source")
+        content, place = source.get("content") if isinstance(source, dict) else None, ".source.content"
+    elif part.get("type") != "tool_result":
+        return None
+    return (content, place) if isinstance(content, list) else None
+
+
+def _check_turns(messages: list[Any], model: str) -> None:
+    """More than one message that wants an answer, or an assistant's before one, is a conversation.
+
+    An assistant's message at the end is not: it is the beginning of the answer.
+    """
+    begun = False
+    for number, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role in _ASKING and begun:
+            raise _one_turn(f"messages[{number}]", model)
+        begun = begun or role in _ASKING or role == "assistant"
+
+
+# A request that was read.
+
+
+def _check_turn(turn: Turn, capabilities: Capabilities, model: str) -> None:
+    for part in turn.parts if isinstance(turn, User | ToolResult) else ():
+        modality: Modality | None = "image" if isinstance(part, Image) else "audio" if isinstance(part, Audio) else None
+        if modality is not None and modality not in capabilities.modalities:
+            place = part.place if isinstance(part, Image | Audio) else ""
+            raise _no_modality(modality, place or turn.place, capabilities, model)
+
+
+def _check_turns_of(turns: tuple[Turn, ...], model: str) -> None:
+    begun = False
+    for turn in turns:
+        if begun and not isinstance(turn, System | Assistant):
+            raise _one_turn(turn.place, model)
+        begun = begun or not isinstance(turn, System)
+
+
+# What is answered.
+
+
+def _no_thinking(thinking: str, capabilities: Capabilities, model: str) -> RoundhouseError:
+    taken = ", ".join(capabilities.thinking_modes)
+    message = f"The model {model!r} does not take `thinking: {thinking}`; it takes {taken}."
+    return RoundhouseError("thinking_unsupported", message, param="thinking")
+
+
+def _no_tools(param: str, model: str) -> RoundhouseError:
+    return RoundhouseError("tools_unsupported", f"The model {model!r} calls no tools.", param=param)
+
+
+def _no_form(param: str, model: str) -> RoundhouseError:
+    message = f"The answers of the model {model!r} cannot be held to JSON, a schema or a grammar."
+    return RoundhouseError("structured_output_unsupported", message, param=param)
+
+
+def _no_modality(modality: Modality, param: str, capabilities: Capabilities, model: str) -> RoundhouseError:
+    taken = ", ".join(capabilities.modalities)
+    message = f"The model {model!r} takes no {modality}; it takes {taken}."
+    return RoundhouseError("modality_unsupported", message, param=param)
+
+
+def _one_turn(param: str, model: str) -> RoundhouseError:
+    return RoundhouseError("multi_turn_unsupported", f"The model {model!r} takes one turn only.", param=param)

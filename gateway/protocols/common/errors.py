@@ -1,0 +1,153 @@
+"""Errors in each family's form: our own, and those of engines. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from controller.schema.errors import ERROR_CODES, RoundhouseError
+from gateway.protocols.common.engine_status import ENGINE_ERROR, client_status
+from gateway.protocols.common.json_bytes import json_bytes
+
+Fields = dict[str, Any]
+
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_STATUS_OF_TYPE: Final = {kind: status for status, kind in reversed(_ANTHROPIC_TYPES.items())} | {
+    "invalid_request_error": 400
+}
+_TOO_DEEP: Final = b'{"error":{"message":"The engine answered with JSON that is nested too deeply."}}'
+_OWN_FIELDS: Final = {"message": str, "type": str, "code": str, "status": int, "actionable": bool, "next_steps": list}
+_FASTAPI_BODY: Final = "body."
+_MESSAGE_CHARACTERS: Final = 1000
+_MOST_BRACKETS: Final = 400
+_UNSEEN: Final = re.compile(r"(?is)<(script|style|head)\b.*?</\1>|<[^>]*>")
+
+
+def own_body(error: RoundhouseError, request_id: str) -> bytes:
+    """Our envelope."""
+    return encoded(error.envelope(request_id).model_dump())
+
+
+def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
+    """An engine's error answer as our envelope; as it is where it is one already."""
+    # What nests deeper is not sure to be written, or read once more where the stack is higher: it is taken as text.
+    fields: Any = decoded(body) if body.count(b"{") + body.count(b"[") <= _MOST_BRACKETS else None
+    if is_envelope(fields) and fields["error"]["status"] == client_status(status):
+        return body
+    return encoded(completed(status, fields if isinstance(fields, dict) else {}, body, request_id))
+
+
+def completed(status: int, fields: Fields, body: bytes, request_id: str | None) -> Fields:
+    """The engine's error with every field of our envelope. Its further fields stay, and its code where that is text."""
+    error = fields.get("error")
+    if not (isinstance(error, dict) and isinstance(error.get("message"), str)):
+        message = _message(fields, body) or f"The engine answered with status {status} and no message."
+        error = {"message": message}
+    code = error.get("code")
+    entry = ERROR_CODES.get(code, ENGINE_ERROR) if isinstance(code, str) else ENGINE_ERROR
+    sent = client_status(status)
+    kind = error.get("type")
+    ours = {
+        "type": kind if isinstance(kind, str) else ("invalid_request_error" if sent < 500 else "server_error"),
+        "code": code if isinstance(code, str) and code else entry.code,
+        "param": _place(error.get("param")),
+        "status": sent,
+        "actionable": bool(entry.next_steps),
+        "next_steps": list(entry.next_steps),
+        "request_id": request_id,
+    }
+    return {"error": error | ours}
+
+
+def _place(param: Any) -> Any:
+    """vLLM names places as FastAPI does: `body.messages.0.UserMessage.role`, with the class that it tried."""
+    if not (isinstance(param, str) and param.startswith(_FASTAPI_BODY)):
+        return param
+    return re.sub(r"\.(\d+)(?![^.])", r"[\1]", re.sub(r"\.[A-Z]\w*", "", param.removeprefix(_FASTAPI_BODY)))
+
+
+def anthropic_body(envelope: bytes, request_id: str | None) -> bytes:
+    """`own_body` or `engine_body` in Anthropic's form, our further fields included."""
+    error: Fields = json.loads(envelope)["error"]
+    told = error.pop("request_id", None)
+    status = error["status"]
+    kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    if status == 501:
+        kind = "invalid_request_error"  # what the client asked for is not there: asking again is no use
+    ordered = {"type": kind, "message": error["message"]} | {k: v for k, v in error.items() if k != "type"}
+    return encoded({"type": "error", "error": ordered, "request_id": request_id or told})
+
+
+def is_anthropic(fields: Any) -> bool:
+    """Whether a decoded body is an error in Anthropic's form."""
+    error = fields.get("error") if isinstance(fields, dict) and fields.get("type") == "error" else None
+    return isinstance(error, dict) and isinstance(error.get("type"), str) and isinstance(error.get("message"), str)
+
+
+def is_envelope(fields: Any) -> bool:
+    """Whether a decoded body is an error with every field of our envelope, each of its kind."""
+    error = fields.get("error") if isinstance(fields, dict) else None
+    return isinstance(error, dict) and all(type(error.get(name)) is kind for name, kind in _OWN_FIELDS.items())
+
+
+def status_of(error: Any) -> int:
+    """The HTTP status that an error object tells, by number or by Anthropic's type; 500 where it tells none."""
+    if not isinstance(error, Mapping):
+        return 500
+    for name in ("status", "code"):
+        value = error.get(name)
+        if isinstance(value, int) and 400 <= value <= 599:
+            return value
+    kind = error.get("type")
+    return _STATUS_OF_TYPE.get(kind, 500) if isinstance(kind, str) else 500
+
+
+def one_line(body: bytes) -> bytes:
+    """JSON without line ends, which an event's data cannot hold: in JSON they are only ever white space."""
+    return body.replace(b"\r", b" ").replace(b"\n", b" ") if b"\n" in body or b"\r" in body else body
+
+
+def as_event(body: bytes) -> bytes:
+    """An error's JSON as an event that has no name."""
+    return b"data: " + one_line(body) + b"\n\n"
+
+
+def as_text(error: Any) -> str:
+    """What an engine tells of an error where that is no object."""
+    return error if isinstance(error, str) else encoded(error).decode()
+
+
+def decoded(body: bytes) -> Any:
+    """JSON, or None where it is none."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def encoded(value: Any) -> bytes:
+    """An answer's JSON; an error of its own where the value is nested too deeply to be written."""
+    try:
+        return json_bytes(value)
+    except RecursionError:
+        return _TOO_DEEP
+
+
+def _message(fields: Fields, body: bytes) -> str:
+    for name in ("message", "error", "detail"):
+        if value := fields.get(name):
+            return as_text(value)[:_MESSAGE_CHARACTERS]
+    text = _UNSEEN.sub(" ", body[: 16 * _MESSAGE_CHARACTERS].decode(errors="replace"))
+    return " ".join(text.split())[:_MESSAGE_CHARACTERS]

@@ -1,0 +1,110 @@
+"""Reads the events of a stream as they come."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from typing import Any, Final
+
+from gateway.protocols.common.dialect import Usage
+from gateway.protocols.common.errors import encoded, status_of
+from gateway.protocols.common.sse import EventCutter
+
+Fields = dict[str, Any]
+
+_DECODE: Final = json.JSONDecoder().raw_decode
+_ERROR_STARTS: Final = ("event: error", "event:error", "error:")
+
+
+class EventReader(EventCutter, ABC):
+    """Each event is decoded once, when it is whole; what is none is passed over."""
+
+    __slots__ = ("_is_done", "usage")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_done = False
+        """`[DONE]` has come."""
+        self.usage: Usage | None = None
+
+    @abstractmethod
+    def _take(self, fields: Fields) -> None:
+        """Note what an event says."""
+
+    @abstractmethod
+    def _failed(self, error: Any) -> None:
+        """An error came, as the engine tells it."""
+
+    def _read_all(self, events: bytes) -> None:
+        text = events.decode("utf-8", "replace")
+        if "\r" in text:
+            text = text.replace("\r\n", "\n")
+        for event in text.split("\n\n"):
+            if event:
+                try:
+                    self._read(event)
+                except RecursionError:
+                    continue  # JSON of a thousand levels: no engine's
+
+    def _read(self, event: str) -> None:
+        # Nearly always one line has data, the last one, and it holds an object.
+        start = 0 if event.startswith("data:") else event.find("\ndata:") + 1
+        opening = start + 6 if event.startswith(" ", start + 5) else start + 5
+        if event.startswith("data:", start) and event.startswith("{", opening) and event.find("\n", opening) < 0:
+            try:
+                fields = _DECODE(event, opening)[0]
+            except ValueError:
+                return
+        else:
+            fields = self._read_slowly(event)
+            if not isinstance(fields, dict):
+                return
+        if event.startswith(_ERROR_STARTS):
+            error = fields.get("error")
+            self._failed(error if isinstance(error, dict) else fields)
+        else:
+            self._take(fields)
+
+    def _read_slowly(self, event: str) -> Any:
+        lines = [line.split(":", 1) for line in event.split("\n") if line.startswith(("data:", "error:"))]
+        data = "\n".join([value.removeprefix(" ") for _, value in lines]).strip()
+        if data == "[DONE]":
+            self._is_done = True
+            return None
+        try:
+            return json.loads(data)
+        except ValueError:
+            return None
+
+
+class GatheredEvents(EventReader):
+    """A blocking answer in the making."""
+
+    __slots__ = ("_failure",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failure: tuple[int, bytes] | None = None
+
+    def feed(self, chunk: bytes) -> None:
+        """See Gathering."""
+        if events := self._cut(chunk):
+            self._read_all(events)
+
+    def result(self) -> tuple[int, bytes] | None:
+        """See Gathering."""
+        if held := self._take_held():
+            self._read_all(held)
+        if self._failure is not None:
+            return self._failure
+        answer = self._answer()
+        return None if answer is None else (200, encoded(answer))
+
+    @abstractmethod
+    def _answer(self) -> Any:
+        """The body of the blocking answer; None: the stream is not at its end."""
+
+    def _failed(self, error: Any) -> None:
+        """It is the answer, as the engine would have given it to a blocking call."""
+        if self._failure is None:
+            self._failure = status_of(error), encoded({"error": error})

@@ -1,0 +1,138 @@
+"""What the gateway reads of an inference request. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+from urllib.parse import parse_qsl, urlencode
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import Assistant, Prompt
+
+BodyKind = Literal["object", "any", "none"]
+"""What JSON a request must hold."""
+
+
+@dataclass(slots=True)
+class InferenceRequest:
+    """A request body, and what routing needs of it. Not changed once made (frozen would cost a microsecond)."""
+
+    raw: bytes
+    fields: dict[str, Any]
+    """The decoded body; empty where it is no object."""
+    model: str
+    stream: bool
+    wants_usage: bool
+    """The client asked for the usage event of a stream."""
+    target: str = ""
+    """Path and query for the engine."""
+    prompt: Prompt | None = None
+    """What is asked for in no family's form, once a translation has read it."""
+    repeated: Assistant | None = None
+    """What the engine will say again before it goes on with it."""
+    state: Any = None
+    """What a route group keeps with its requests."""
+    id: str = ""
+    """The client knows it as `X-Request-Id`: of it are made the ids of answers that no engine gives one."""
+    received_at: float = 0.0
+    """Unix time in seconds."""
+    names_model: bool = True
+    """The body has the model's name; else the query has it, or there is only one that it can be."""
+
+
+def parse_request(raw: bytes, *, may_stream: bool) -> InferenceRequest:
+    """Decode a request whose body names its model.
+
+    Raises:
+        RoundhouseError: `invalid_json`, naming the place, or `invalid_request`, naming the field.
+    """
+    fields = _decode(raw)
+    if not isinstance(fields, dict):
+        raise RoundhouseError("invalid_json", "The body must be a JSON object: it starts with '{'.")
+    model = fields.get("model")
+    if not isinstance(model, str) or not model:
+        _reject("model", "must be the name of a model", fields)
+    if not may_stream:
+        return InferenceRequest(raw, fields, model, stream=False, wants_usage=False)
+    stream = fields.get("stream")
+    if not (stream is None or isinstance(stream, bool)):
+        _reject("stream", "must be true or false", fields)
+    options = fields.get("stream_options")
+    if not (options is None or isinstance(options, dict)):
+        _reject("stream_options", "must be an object", fields)
+    wants_usage = bool(options and options.get("include_usage"))
+    return InferenceRequest(raw, fields, model, stream is True, wants_usage)
+
+
+def parse_native(raw: bytes, query: bytes, path: str, sole_model: str | None, *, body: BodyKind) -> InferenceRequest:
+    """Read a request to a route of llama.cpp's own, which may name its model in the query, in the body, or not at all.
+
+    `sole_model` is the one that it is for if it names none; None: there are several, or none. `model` is taken out of
+    the query, which the engine gets otherwise as it is.
+
+    Raises:
+        RoundhouseError: `invalid_json` or `invalid_request`; the latter too where query and body name different ones,
+            since the engine would see only one of them.
+    """
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    named = {value for name, value in pairs if name == "model" and value}
+    rest = urlencode([pair for pair in pairs if pair[0] != "model"])
+    decoded = _decode(raw) if raw or body == "object" else {}
+    if body == "object" and not isinstance(decoded, dict):
+        raise RoundhouseError("invalid_json", "The body must be a JSON object: it starts with '{'.")
+    fields: dict[str, Any] = decoded if isinstance(decoded, dict) else {}
+    told = fields.get("model")
+    names_model = False
+    if isinstance(told, str) and told:
+        names_model = True
+        named.add(told)
+    if len(named) > 1:
+        message = f"The request names more than one model: {', '.join(repr(name) for name in sorted(named)):.200}."
+        raise RoundhouseError("invalid_request", message, param="model")
+    model = named.pop() if named else sole_model
+    if not model:
+        message = "The request names no model, and several have this route: add `?model=NAME`."
+        raise RoundhouseError("invalid_request", message, param="model")
+    stream = fields.get("stream") is True
+    target = f"{path}?{rest}" if rest else path
+    return InferenceRequest(raw, fields, model, stream, wants_usage=False, target=target, names_model=names_model)
+
+
+def _reject(name: str, rule: str, fields: dict[str, Any]) -> NoReturn:
+    found = f"it is {fields[name]!r:.60}" if name in fields else "it is missing"
+    raise RoundhouseError("invalid_request", f"`{name}` {rule}; {found}.", param=name)
+
+
+def _decode(raw: bytes) -> Any:
+    try:
+        text = raw.decode()
+        if raw[:1] == b"{":  # as nearly always: skips two looks for white space
+            fields, end = _DECODER.raw_decode(text)
+            if end == len(text):
+                return fields
+        fields = _DECODER.decode(text)
+    except UnicodeDecodeError as error:
+        raise RoundhouseError("invalid_json", f"The body is not UTF-8: byte {error.start} is wrong.") from None
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno} column {error.colno}"
+        raise RoundhouseError("invalid_json", f"The body is not JSON: {error.msg} at {place}.") from None
+    except ValueError as error:
+        raise RoundhouseError("invalid_json", f"The body is not JSON: {error}.") from None
+    except RecursionError:
+        raise RoundhouseError("invalid_json", "The body is nested too deeply.") from None
+    return fields
+
+
+def _not_json(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if value - value != 0:  # infinite: it could not be written again
+        raise RoundhouseError("invalid_request", f"A number in the body is too large: {number:.40}.")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_not_json, parse_float=_finite)

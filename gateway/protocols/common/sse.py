@@ -1,0 +1,73 @@
+"""Where server-sent events begin and end. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from gateway.protocols.common.dialect import HOLD_LIMIT, EventTooLongError
+
+_BLANK_LINE = re.compile(rb"\r?\n\r?\n")
+
+
+class EventCutter:
+    """Whole events out of bytes that are cut anywhere. Line ends are LF or CRLF."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def _cut(self, chunk: bytes) -> bytes:
+        """The events that `chunk` completes, in one piece; the rest is held.
+
+        Raises:
+            EventTooLongError: an event does not end within `HOLD_LIMIT` bytes.
+        """
+        held = self._held
+        if not held and chunk.endswith(b"\n\n"):
+            return chunk
+        buffer = held + chunk
+        # What is held has no end in it, so an end begins within its last line end at the earliest.
+        end = end_of_events(buffer, max(0, len(held) - 3))
+        if len(buffer) - end > HOLD_LIMIT:
+            raise EventTooLongError(f"an event of more than {HOLD_LIMIT} bytes")
+        self._held = buffer[end:]
+        return buffer[:end]
+
+    def _take_held(self) -> bytes:
+        """What is held, closed with a blank line: the last event of a stream that left it out, or a part of one."""
+        held, self._held = self._held, b""
+        held = held.rstrip(b"\r\n")
+        return held + b"\n\n" if held else b""
+
+
+def split_events(events: bytes) -> list[bytes]:
+    """Cut after each blank line; joined, the parts are `events` again."""
+    ends = [match.end() for match in _BLANK_LINE.finditer(events)]
+    starts = [0, *ends]
+    return [part for start, end in zip(starts, [*ends, len(events)], strict=True) if (part := events[start:end])]
+
+
+def last_event(events: bytes) -> bytes:
+    """The last event that is not empty and not a comment alone; nothing if there is none."""
+    end = len(events)
+    while end:
+        start = end_of_events(events[:end].rstrip())
+        event = events[start:end]
+        if any(line and not line.startswith(b":") for line in event.splitlines()):
+            return event
+        end = start
+    return b""
+
+
+def data_of(event: bytes) -> bytes:
+    """The lines of an event's data, joined as the specification says."""
+    return b"\n".join(line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:"))
+
+
+def end_of_events(buffer: bytes, start: int = 0) -> int:
+    """Offset after the last blank line from `start` on, where the last whole event ends; 0 if there is none."""
+    # The line before the blank one ends with "\n" in both styles, so these two cover them.
+    after_lf = buffer.rfind(b"\n\n", start) + 2
+    after_crlf = buffer.rfind(b"\n\r\n", start) + 3
+    return max(after_lf if after_lf > 1 else 0, after_crlf if after_crlf > 2 else 0)

@@ -1,0 +1,87 @@
+"""What the streams of all families have in common on their way through."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.dialect import Usage
+from gateway.protocols.common.sse import EventCutter, last_event, split_events
+
+_COMMENT = 0x3A  # ":"; a field's name begins with a letter, which is greater
+
+
+class PassingEvents(EventCutter, ABC):
+    """Passes whole events on. Those that hold a mark are looked at, and the last ones are kept for the end.
+
+    A quote inside of a JSON string has a backslash in front, so a mark in quotes is never in what a model says.
+    """
+
+    __slots__ = ("_last", "usage")
+
+    _usage_mark: ClassVar[bytes]
+    _error_mark: ClassVar[bytes]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = b""
+        self.usage: Usage | None = None
+
+    def feed(self, chunk: bytes) -> bytes:
+        """See Events."""
+        events = chunk if not self._held and chunk.endswith(b"\n\n") else self._cut(chunk)
+        if self._usage_mark in events or self._error_mark in events:
+            return self._look(events)
+        if events:
+            if events[0] > _COMMENT:
+                self._last = events
+            else:
+                self._keep(events)
+        return events
+
+    def finish(self) -> bytes:
+        """See Events."""
+        held = self._take_held()
+        if held and (self._ends(held) or self._is_error(held)):
+            held = self._seen(held)
+            self._last = held or self._last
+            return held
+        return b""
+
+    def _look(self, events: bytes) -> bytes:
+        kept = []
+        for event in split_events(events):
+            seen = self._seen(event)
+            if seen:
+                self._keep(seen)
+                kept.append(seen)
+        return b"".join(kept)
+
+    def _keep(self, events: bytes) -> None:
+        if events[0] > _COMMENT:
+            self._last = events
+        else:
+            self._last = last_event(events) or self._last
+
+    @property
+    def is_complete(self) -> bool:
+        """See Events."""
+        last = last_event(self._last)
+        return self._ends(last) or self._is_error(last)
+
+    @abstractmethod
+    def failure(self, error: RoundhouseError, request_id: str) -> bytes:
+        """See Events."""
+
+    @abstractmethod
+    def _seen(self, event: bytes) -> bytes:
+        """Note what an event says; what to pass on in its place."""
+
+    @abstractmethod
+    def _ends(self, event: bytes) -> bool:
+        """Whether a stream ends with it as it should."""
+
+    @abstractmethod
+    def _is_error(self, event: bytes) -> bool:
+        """Whether it is an error, after which nothing comes."""

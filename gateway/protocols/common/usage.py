@@ -1,0 +1,79 @@
+"""Token counts, as the families write them. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+from gateway.protocols.common.dialect import Usage
+
+OBJECT: Final = re.compile(rb'"usage"\s*:\s*\{')
+"""Inside a JSON string each quote has a backslash in front, so this can only be a key and its object."""
+_SPAN = 4096
+"""Bytes within which a usage object ends."""
+_DECODER = json.JSONDecoder()
+
+
+def usage_in(body: bytes) -> Usage | None:
+    """The usage that a blocking answer tells, without decoding the rest of it. The last one counts."""
+    end = len(body)
+    while (start := body.rfind(b'"usage"', 0, end)) >= 0:
+        key = OBJECT.match(body, start)
+        if key is not None:
+            span = body[key.end() - 1 : key.end() + _SPAN].decode(errors="replace")
+            try:
+                return usage_of(_DECODER.raw_decode(span)[0])
+            except (ValueError, RecursionError):
+                return None
+        end = start
+    return None
+
+
+def usage_of(value: Any) -> Usage | None:
+    """A usage object's counts: OpenAI's names, or those of responses and messages. Cached input is input."""
+    if not isinstance(value, dict):
+        return None
+    if "input_tokens" in value or "output_tokens" in value:
+        cached = _count(value.get("cache_read_input_tokens")) + _count(value.get("cache_creation_input_tokens"))
+        return Usage(_count(value.get("input_tokens")) + cached, _count(value.get("output_tokens")))
+    prompt = value["prompt_tokens"] if "prompt_tokens" in value else value.get("total_tokens")
+    return Usage(_count(prompt), _count(value.get("completion_tokens")))
+
+
+def added(sum_: Usage | None, usage: Usage) -> Usage:
+    """Usage of one more answer to the same prompt."""
+    if sum_ is None:
+        return usage
+    return Usage(max(sum_.prompt, usage.prompt), sum_.completion + usage.completion)
+
+
+class Tally:
+    """Usage of an OpenAI stream, event by event.
+
+    An event without choices tells the whole, once, or (llama-server) once for each choice. One with choices tells its
+    own choice's, which grows until that ends (vLLM's continuous usage).
+    """
+
+    __slots__ = ("_ended", "_whole", "usage")
+
+    def __init__(self) -> None:
+        self._whole: Usage | None = None
+        self._ended: Usage | None = None
+        self.usage: Usage | None = None
+
+    def note(self, told: Any, choices: Any) -> None:
+        """Take the `usage` and the `choices` of an event."""
+        usage = usage_of(told)
+        if usage is None:
+            return
+        if not choices:
+            self.usage = self._whole = added(self._whole, usage)
+        elif self._whole is None:
+            self.usage = added(self._ended, usage)
+            if isinstance(choices, list) and isinstance(choices[0], dict) and choices[0].get("finish_reason"):
+                self._ended = self.usage
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0

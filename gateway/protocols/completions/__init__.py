@@ -1,0 +1,1 @@
+"""OpenAI's completions, from engines that speak chat completions alone. Pure."""

@@ -1,0 +1,135 @@
+"""Completions of a prompt, from engines that know conversations alone: the prompt is what a user says. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from gateway.protocols.common.conversation import Answer, Fields, Finish, Prompt, Text, Tokens, User
+from gateway.protocols.common.event_text import quoted
+from gateway.protocols.common.field_reader import count, found, needed, one_of, wrong
+from gateway.protocols.common.json_bytes import json_bytes
+
+_NEVER: Final = ("echo", "suffix", "logprobs", "best_of", "n")
+_READ: Final = frozenset(
+    {"model", "prompt", "stream", "stream_options", "max_tokens", "stop", *_NEVER}
+    # They mean nothing to a completion, and something to a chat.
+    | {"messages", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"}
+)
+"""Fields that are not passed on as they are."""
+_DONE: Final = b"data: [DONE]\n\n"
+
+
+def read(fields: Fields) -> Prompt:
+    """What is asked for.
+
+    Raises:
+        RoundhouseError: `invalid_request`, also for what a chat cannot answer; `param` is the field.
+    """
+    for name in _NEVER:
+        if _asks(name, fields.get(name)):
+            raise wrong(name, f"cannot be had: this model's engine knows conversations alone; {found(fields[name])}")
+    passed = {name: value for name, value in fields.items() if name not in _READ}
+    thinking: Literal["enabled", "disabled"] | None = None
+    if isinstance(passed.get("thinking"), str):  # anything else is the engine's own
+        asked = one_of(passed.pop("thinking"), ("default", "enabled", "disabled"), "thinking")
+        thinking = "enabled" if asked == "enabled" else "disabled" if asked == "disabled" else None
+    return Prompt(
+        turns=(User((Text(_prompt(fields.get("prompt"))),), place="prompt"),),
+        max_tokens=count(fields, "max_tokens", 0),
+        stop=_stop(fields.get("stop")),
+        thinking=thinking,
+        passed=passed,
+    )
+
+
+def _asks(name: str, value: Any) -> bool:
+    """Whether a value asks for more than one completion that is nothing but its text."""
+    if name in ("best_of", "n"):
+        return value is not None and value != 1
+    if name == "logprobs":
+        return value is not None and value is not False
+    return bool(value)
+
+
+def _prompt(given: Any) -> str:
+    only = given[0] if isinstance(given, list) and len(given) == 1 else given
+    if isinstance(only, str) and only:
+        return only
+    kinds = "one string that is not empty: this model's engine knows conversations alone"
+    raise wrong("prompt", f"must be {kinds}; {found(given)}")
+
+
+def _stop(given: Any) -> tuple[str, ...]:
+    if given is None or isinstance(given, str):
+        return (given,) if given else ()
+    return tuple(needed(each, str, f"stop[{number}]") for number, each in enumerate(needed(given, list, "stop")))
+
+
+class CompletionWriter:
+    """Chunks of `text_completion`, or one. Thoughts have no place in it."""
+
+    __slots__ = ("_after", "_before", "_top", "_wants_usage")
+
+    def __init__(self, completion_id: str, created: int, model: str, *, wants_usage: bool) -> None:
+        """`created`: Unix time in seconds."""
+        self._top: Fields = {"id": completion_id, "object": "text_completion", "created": created, "model": model}
+        self._wants_usage = wants_usage
+        opening = json_bytes({**self._top, "choices": []})
+        self._before = b"data: " + opening.removesuffix(b"]}") + b'{"index":0,"text":'
+        self._after = b'}],"usage":null}\n\n' if wants_usage else b"}]}\n\n"
+
+    def begin(self, answer_id: str) -> bytes:
+        """See AnswerWriter: the first chunk is the first text."""
+        return b""
+
+    def text(self, text: str, logprobs: list[Fields] | None) -> bytes:
+        """See AnswerWriter."""
+        return self._before + quoted(text) + b',"logprobs":null,"finish_reason":null' + self._after
+
+    def thought(self, text: str) -> bytes:
+        """See AnswerWriter."""
+        return b""
+
+    def refusal(self, text: str) -> bytes:
+        """See AnswerWriter: it is said in words too."""
+        return self.text(text, None)
+
+    def call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
+        """See AnswerWriter: no tools were offered."""
+        return b""
+
+    def end(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
+        """See AnswerWriter."""
+        last = b'"","logprobs":null,"finish_reason":' + quoted(_finish(finish))
+        usage = b""
+        if self._wants_usage and tokens is not None:
+            usage = b"data: " + json_bytes({**self._top, "choices": [], "usage": _usage(tokens)}) + b"\n\n"
+        return self._before + last + self._after + usage + _DONE
+
+    def failure(self, error: Fields) -> bytes:
+        """See AnswerWriter."""
+        return b"data: " + json_bytes({"error": error}) + b"\n\n" + _DONE
+
+    def whole(self, answer: Answer) -> Fields:
+        """See AnswerWriter."""
+        text = answer.text or answer.refusal
+        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": _finish(answer.finish)}
+        usage = {"usage": _usage(answer.tokens)} if answer.tokens is not None else {}
+        return {**self._top, "choices": [choice], **usage}
+
+
+def _finish(finish: Finish) -> str:
+    return "stop" if finish == "tool_calls" else finish
+
+
+def _usage(tokens: Tokens) -> Fields:
+    usage: Fields = {
+        "prompt_tokens": tokens.prompt,
+        "completion_tokens": tokens.completion,
+        "total_tokens": tokens.prompt + tokens.completion,
+    }
+    if tokens.cached:
+        usage["prompt_tokens_details"] = {"cached_tokens": tokens.cached}
+    if tokens.reasoning:
+        usage["completion_tokens_details"] = {"reasoning_tokens": tokens.reasoning}
+    return usage

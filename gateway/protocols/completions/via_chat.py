@@ -1,0 +1,28 @@
+"""Completions, of engines that speak chat alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.protocols.chat.dialect import OpenAIDialect
+from gateway.protocols.common.conversation import AnswerWriter, Prompt
+from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.completions import codec
+from gateway.protocols.completions.codec import CompletionWriter
+from gateway.protocols.via_chat.dialect import OverChat
+
+
+class CompletionsOverChat(OverChat, OpenAIDialect):
+    """The prompt is what a user says."""
+
+    def read(self, request: InferenceRequest) -> Prompt:
+        """See OverChat."""
+        return codec.read(request.fields)
+
+    def writer(self, request: InferenceRequest) -> AnswerWriter:
+        """See OverChat."""
+        made = f"cmpl-{request.id.removeprefix('req-')}"
+        return CompletionWriter(made, int(request.received_at), request.model, wants_usage=request.wants_usage)
+
+
+COMPLETIONS_OVER_CHAT: Final = CompletionsOverChat(is_chat=False)

@@ -1,0 +1,141 @@
+"""Embeddings: what a request may hold, and vectors that are made shorter. Pure."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.field_reader import count, found, one_of, wrong
+
+_ENGINES_OWN: Final = ("messages", "content")
+"""Inputs of an engine's own, in place of `input`: a conversation (vLLM), llama.cpp's older name."""
+_ITEMS: Final = frozenset({str, int, list, dict})
+"""Of an array: texts; tokens, which are then one input; arrays of tokens; an engine's own objects, for images."""
+_TOKENS: Final = frozenset({int, str})
+"""llama.cpp takes texts among tokens."""
+_NUMBERS: Final = frozenset({float, int})
+
+
+@dataclass(frozen=True, slots=True)
+class Shortening:
+    """To what length an answer's vectors are to be brought."""
+
+    dimensions: int
+    is_declared: bool
+    """The model was trained so that the beginning of an embedding is an embedding."""
+    model: str
+    is_unpacked: bool = False
+    """The engine was asked for base64, and the client for numbers."""
+
+
+def check(fields: Fields) -> None:
+    """Refuse what is no request for embeddings, whichever engine.
+
+    Raises:
+        RoundhouseError: `invalid_request`; `param` is the place, such as `input[2]`.
+    """
+    if (encoding := fields.get("encoding_format")) is not None:
+        one_of(encoding, ("float", "base64"), "encoding_format")
+    count(fields, "dimensions", 1)
+    if "input" in fields or not any(name in fields for name in _ENGINES_OWN):
+        _check_input(fields.get("input"))
+
+
+def shortened(answer: Any, asked: Shortening) -> Fields | None:
+    """An engine's answer with vectors of `asked.dimensions`, of length 1; None: nothing has to change.
+
+    Raises:
+        RoundhouseError: `dimensions_unsupported`, or `engine_disconnected`: the answer holds no embeddings.
+    """
+    data = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(data, list) or not data:
+        raise _no_embeddings()
+    cut = [_cut(item, asked) for item in data]
+    return None if cut == data else {**answer, "data": cut}
+
+
+def unit(vector: Sequence[float]) -> list[float]:
+    """The vector, scaled to Euclidean length 1; one of zeros stays."""
+    length = math.hypot(*vector) or 1.0
+    if not math.isfinite(length):
+        raise _no_embeddings()  # which JSON could not write either
+    return [number / length for number in vector]
+
+
+def _cut(item: Any, asked: Shortening) -> Fields:
+    vector = item.get("embedding") if isinstance(item, dict) else None
+    if isinstance(vector, str):
+        return _cut_packed(item, vector, asked)
+    if not isinstance(vector, list) or not vector or not _NUMBERS.issuperset(map(type, vector)):
+        raise _no_embeddings()
+    return {**item, "embedding": unit(vector[: asked.dimensions])} if _is_to_be_cut(len(vector), asked) else item
+
+
+def _cut_packed(item: Fields, vector: str, asked: Shortening) -> Fields:
+    """Base64 is of float32, little-endian."""
+    packed = _bytes_of(vector)
+    layout = f"<{asked.dimensions}f"
+    numbers: Sequence[float] | None = None
+    if _is_to_be_cut(len(packed) // 4, asked):
+        numbers = unit(struct.unpack_from(layout, packed))
+    if asked.is_unpacked:
+        kept = {name: value for name, value in item.items() if name != "encoding_format"}  # llama-server tells it
+        return {**kept, "embedding": numbers or struct.unpack(layout, packed)}
+    return {**item, "embedding": base64.b64encode(struct.pack(layout, *numbers)).decode()} if numbers else item
+
+
+def _is_to_be_cut(own: int, asked: Shortening) -> bool:
+    if asked.dimensions == own:
+        return False
+    if asked.dimensions < own and asked.is_declared:
+        return True
+    most = "at most " if asked.is_declared else ""
+    message = f"`dimensions` is {asked.dimensions}; the model {asked.model!r} gives embeddings of {most}{own}."
+    raise RoundhouseError("dimensions_unsupported", message, param="dimensions")
+
+
+def _bytes_of(encoded: str) -> bytes:
+    try:
+        packed = base64.b64decode(encoded, validate=True)
+    except ValueError:
+        raise _no_embeddings() from None
+    if not packed or len(packed) % 4:
+        raise _no_embeddings()
+    return packed
+
+
+def _check_input(given: Any) -> None:
+    if isinstance(given, list):
+        # The kinds first: an array of tokens is long, and then nothing of it is looked at again.
+        kinds = _checked_kinds(given, _ITEMS, "input")
+        if str in kinds and "" in given:
+            raise wrong(f"input[{given.index('')}]", "must not be empty")
+        if list in kinds:
+            for number, item in enumerate(given):
+                if isinstance(item, list):
+                    _checked_kinds(item, _TOKENS, f"input[{number}]")
+    elif not isinstance(given, str | dict):
+        raise wrong("input", f"must be a string, tokens, or an array of either; {found(given)}")
+    elif not given:
+        raise wrong("input", "must not be empty")
+
+
+def _checked_kinds(items: list[Any], taken: frozenset[type], place: str) -> set[type]:
+    if not items:
+        raise wrong(place, "must not be empty")
+    kinds = set(map(type, items))
+    if not taken.issuperset(kinds):
+        number = next(number for number, item in enumerate(items) if type(item) not in taken)
+        rule = "must be a token" if taken is _TOKENS else "must be a string or tokens"
+        raise wrong(f"{place}[{number}]", f"{rule}; {found(items[number])}")
+    return kinds
+
+
+def _no_embeddings() -> RoundhouseError:
+    return RoundhouseError("engine_disconnected", "The engine failed: its answer holds no embeddings.")

@@ -1,0 +1,203 @@
+"""llama.cpp's own generation (`/infill`): `data:` events, the last one of each answer with `"stop": true`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Final
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
+from gateway.protocols.chat.dialect import error_event
+from gateway.protocols.common import bodies, errors
+from gateway.protocols.common.dialect import Events, Gathering, Usage
+from gateway.protocols.common.envelope import EnvelopeDialect
+from gateway.protocols.common.event_reader import Fields, GatheredEvents
+from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.common.sse import data_of, last_event
+from gateway.protocols.common.stream_compat import differs_as_stream, wants_probabilities
+from gateway.protocols.common.streams import PassingEvents
+from gateway.protocols.common.usage import added, usage_of
+
+_EVALUATED: Final = re.compile(rb'"tokens_evaluated"\s*:\s*(\d{1,15})')
+_PREDICTED: Final = re.compile(rb'"tokens_predicted"\s*:\s*(\d{1,15})')
+_DONE: Final = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\s*\Z")
+_ERROR_LINE: Final = b"error:"
+
+
+class NativeEvents(PassingEvents):
+    """A stream on its way through."""
+
+    __slots__ = ("_expected", "_stops")
+
+    _usage_mark: ClassVar[bytes] = b'"stop_type"'
+    """Last events alone have this."""
+    _error_mark: ClassVar[bytes] = b"error"
+
+    def __init__(self, answers: int) -> None:
+        super().__init__()
+        self._expected = answers
+        self._stops = 0
+
+    def failure(self, error: RoundhouseError, request_id: str) -> bytes:
+        """An error event; nothing more where the stream was complete."""
+        return b"" if self.is_complete else errors.as_event(errors.own_body(error, request_id))
+
+    def _seen(self, event: bytes) -> bytes:
+        if self._usage_mark in event:
+            self._stops += 1
+            if (usage := usage_in(event)) is not None:
+                self.usage = added(self.usage, usage)
+        error = _error_in(event) if self._error_mark in event else None
+        return event if error is None else error_event(event, error)
+
+    @property
+    def is_complete(self) -> bool:
+        """See Events: when as many answers have ended as were asked for."""
+        last = last_event(self._last)
+        if _DONE.search(last) or self._is_error(last):
+            return True
+        return self._ends(last) and not 0 < self._stops < self._expected
+
+    def _ends(self, event: bytes) -> bool:
+        if _DONE.search(event):
+            return True
+        fields = errors.decoded(data_of(event))
+        # With `response_fields` the last event may lack `stop`, but all before it say false.
+        return isinstance(fields, dict) and fields.get("stop") is not False and fields.get("error") is None
+
+    def _is_error(self, event: bytes) -> bool:
+        return _error_in(event) is not None
+
+
+class NativeGathering(GatheredEvents):
+    """One answer, or an array of as many as were asked for."""
+
+    __slots__ = ("_answers", "_expected")
+
+    def __init__(self, answers: int) -> None:
+        super().__init__()
+        self._expected = answers
+        self._answers: dict[int, _Answer] = {}
+
+    def _take(self, fields: Fields) -> None:
+        if fields.get("error") is not None:
+            self._failed(fields["error"])
+            return
+        index = fields.get("index", 0)
+        if not isinstance(index, int) or not isinstance(fields.get("stop"), bool):
+            return
+        answer = self._answers.get(index)
+        if answer is None:
+            answer = self._answers[index] = _Answer()
+        if answer.add(fields):
+            evaluated, predicted = fields.get("tokens_evaluated"), fields.get("tokens_predicted")
+            told = usage_of({"prompt_tokens": evaluated, "completion_tokens": predicted})
+            self.usage = added(self.usage, told) if told else self.usage
+
+    def _answer(self) -> Any:
+        answers = [self._answers[index].whole() for index in sorted(self._answers)]
+        if len(answers) < self._expected or None in answers:
+            return None
+        return answers[0] if len(answers) == 1 else answers
+
+
+class _Answer:
+    """One answer in the making."""
+
+    __slots__ = ("_last", "_probabilities", "_texts")
+
+    def __init__(self) -> None:
+        self._last: Fields | None = None
+        self._texts: list[str] = []
+        self._probabilities: list[Any] = []
+
+    def add(self, fields: Fields) -> bool:
+        """Take one event's part; whether it was the last one."""
+        text, probabilities = fields.get("content"), fields.get("completion_probabilities")
+        if isinstance(text, str) and text:
+            self._texts.append(text)
+        if isinstance(probabilities, list):
+            self._probabilities += probabilities
+        if not fields["stop"]:
+            return False
+        self._last = fields
+        return True
+
+    def whole(self) -> Fields | None:
+        """As a blocking call has it; None: its last event has not come."""
+        if self._last is None:
+            return None
+        answer = {**self._last, "content": "".join(self._texts)}
+        if self._probabilities:
+            answer["completion_probabilities"] = self._probabilities
+        settings = answer.get("generation_settings")
+        if isinstance(settings, dict) and "stream" in settings:
+            answer["generation_settings"] = {**settings, "stream": False}
+        return answer
+
+
+class NativeDialect(EnvelopeDialect):
+    """Infill."""
+
+    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+        """See Dialect."""
+        if as_stream:
+            return bodies.as_stream(request, route.served_name, ask_for_usage=False)
+        return bodies.as_named(request, route.served_name)
+
+    def events(self, request: InferenceRequest) -> Events:
+        """See Dialect."""
+        return NativeEvents(_answers_asked(request.fields))
+
+    def gathering(self, request: InferenceRequest) -> Gathering | None:
+        """None, beside what `differs_as_stream` says, for
+
+        - `return_tokens`: tokens within a character are in no event;
+        - `response_fields`: they may leave out what ends the stream;
+        - probabilities with stop strings: a blocking answer leaves out those of the stop string.
+        """
+        fields = request.fields
+        if differs_as_stream(fields) or fields.get("return_tokens") or fields.get("response_fields"):
+            return None
+        if wants_probabilities(fields) and fields.get("stop"):
+            return None
+        return NativeGathering(_answers_asked(fields))
+
+    def usage_in(self, body: bytes) -> Usage | None:
+        """See Dialect."""
+        return usage_in(body)
+
+    def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
+        """See Dialect."""
+        return errors.as_event(body)
+
+
+NATIVE: Final = NativeDialect()
+
+
+def usage_in(body: bytes) -> Usage | None:
+    """Counts of all answers in a body. A quote inside of a string has a backslash in front, so these are keys."""
+    predicted = _PREDICTED.findall(body)
+    if not predicted:
+        return None
+    evaluated = _EVALUATED.search(body)
+    return Usage(int(evaluated.group(1)) if evaluated else 0, sum(map(int, predicted)))
+
+
+def _answers_asked(fields: Fields) -> int:
+    count = fields.get("n_cmpl", fields.get("n"))
+    return count if isinstance(count, int) and count > 1 else 1
+
+
+def _error_in(event: bytes) -> Fields | None:
+    stripped = event.lstrip()
+    if stripped.startswith(_ERROR_LINE):
+        error = errors.decoded(stripped[len(_ERROR_LINE) :])
+    elif b'"error"' in event:
+        fields = errors.decoded(data_of(event))
+        error = fields.get("error") if isinstance(fields, dict) else None
+        if error is None:
+            return None
+    else:
+        return None
+    return error if isinstance(error, dict) else {"message": errors.as_text(error) if error else "The engine failed."}

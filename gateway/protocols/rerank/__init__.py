@@ -1,0 +1,1 @@
+"""Rankings, in Jina's and Cohere's forms. Pure."""

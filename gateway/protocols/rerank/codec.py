@@ -1,0 +1,142 @@
+"""Rankings: the bodies of Jina and of Cohere, v1 and v2, and what an engine gives, in their forms. Pure.
+
+References: Jina's reranker API, Cohere's `POST /v1/rerank` and `POST /v2/rerank`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NoReturn
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.field_reader import count, needed, optional, text, wrong
+
+Version = Literal[1, 2]
+"""1: Jina's, and Cohere's v1, which agree; 2: Cohere's v2."""
+
+_OURS: Final = ("model", "query", "documents", "top_n", "return_documents", "rank_fields", "texts")
+"""Not passed on as they are. By `texts` llama-server would know another form of answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """A request for a ranking."""
+
+    query: str
+    documents: tuple[str | Fields, ...]
+    """As the client has them. Not empty."""
+    texts: tuple[str, ...]
+    """What is compared with the query, one for each document."""
+    top_n: int | None
+    """Most results; None: all."""
+    returns_documents: bool
+    passed: Fields
+    """Fields for the engine, such as `max_tokens_per_doc`."""
+
+
+def read(fields: Fields, version: Version) -> Ranking:
+    """What is asked for.
+
+    Raises:
+        RoundhouseError: `invalid_request`; `param` is the place, such as `documents[1].text`.
+    """
+    documents = needed(fields.get("documents"), list, "documents")
+    if not documents:
+        raise wrong("documents", "must not be empty")
+    for name in ("max_chunks_per_doc", "max_tokens_per_doc"):
+        count(fields, name, 1)
+    returns = optional(fields, "return_documents", bool)
+    names = _rank_fields(fields) if version == 1 else ()
+    return Ranking(
+        query=text(fields.get("query"), "query"),
+        documents=tuple(documents),
+        texts=tuple(_text_of(each, f"documents[{number}]", names) for number, each in enumerate(documents)),
+        top_n=count(fields, "top_n", 1),
+        returns_documents=bool(returns) and version == 1,
+        passed={name: value for name, value in fields.items() if name not in _OURS and value is not None},
+    )
+
+
+def written(ranking: Ranking) -> Fields:
+    """The fields of an engine's request, without `model`. All documents are ranked, and the best taken of the answer:
+    some engines fail on a `top_n` that is no number of documents."""
+    return {**ranking.passed, "query": ranking.query, "documents": list(ranking.texts)}
+
+
+def answered(ranking: Ranking, answer: Any, request_id: str, model: str, version: Version) -> Fields:
+    """The client's answer, the best document first, those of equal score in the client's order.
+
+    `answer` is an engine's, whose scores are taken as they are; `model` is told where it names none.
+
+    Raises:
+        RoundhouseError: `engine_disconnected`: it is no ranking of these documents.
+    """
+    scores = _scores(answer, len(ranking.documents))
+    best = sorted(scores, key=lambda index: (-scores[index], index))[: ranking.top_n]
+    results = [_result(ranking, index, scores[index]) for index in best]
+    tokens = _tokens(answer.get("usage"))
+    meta: Fields = {"api_version": {"version": str(version)}}
+    if tokens is not None:
+        meta["tokens"] = {"input_tokens": tokens, "output_tokens": 0}
+    made: Fields = {"id": request_id, "results": results, "meta": meta}
+    if version == 2:
+        return made
+    told = answer.get("model")
+    made |= {"object": "list", "model": told if isinstance(told, str) else model}
+    if tokens is not None:
+        made["usage"] = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return made
+
+
+def _rank_fields(fields: Fields) -> tuple[str, ...]:
+    names = optional(fields, "rank_fields", list)
+    if names is None:
+        return ("text",)
+    if not names:
+        raise wrong("rank_fields", "must not be empty")
+    return tuple(text(name, f"rank_fields[{number}]") for number, name in enumerate(names))
+
+
+def _text_of(document: Any, place: str, names: tuple[str, ...]) -> str:
+    """`names`: the fields of an object that are compared, in this order; none: a document is no object."""
+    if isinstance(document, str):
+        return document
+    if not names:
+        return needed(document, str, place)
+    has = [name for name in names if name in needed(document, dict, place)]
+    if not has:
+        raise wrong(place, f"must be a string, or have {' or '.join(names)}")
+    return "\n".join(needed(document[name], str, f"{place}.{name}") for name in has)
+
+
+def _scores(answer: Any, documents: int) -> dict[int, float]:
+    """By the document's index."""
+    results = answer.get("results") if isinstance(answer, dict) else None
+    scores: dict[int, float] = {}
+    for result in results if isinstance(results, list) else ():
+        index, score = (result.get("index"), result.get("relevance_score")) if isinstance(result, dict) else (-1, None)
+        if type(index) is not int or not 0 <= index < documents or isinstance(score, bool):
+            return _no_ranking()
+        if not isinstance(score, float | int):
+            return _no_ranking()
+        scores[index] = score
+    return scores or _no_ranking()
+
+
+def _no_ranking() -> NoReturn:
+    raise RoundhouseError("engine_disconnected", "The engine failed: its answer is no ranking of the documents.")
+
+
+def _result(ranking: Ranking, index: int, score: float) -> Fields:
+    result: Fields = {"index": index, "relevance_score": score}
+    if ranking.returns_documents:
+        document = ranking.documents[index]
+        result["document"] = {"text": document} if isinstance(document, str) else document
+    return result
+
+
+def _tokens(usage: Any) -> int | None:
+    """What Jina counts, and the engines that answer as it does."""
+    total = usage.get("total_tokens") if isinstance(usage, dict) else None
+    return total if type(total) is int else None

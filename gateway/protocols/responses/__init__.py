@@ -1,0 +1,1 @@
+"""OpenAI's responses, translated into chat completions. Pure."""

@@ -1,0 +1,120 @@
+"""Items of a response while they grow. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Final, NamedTuple
+
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.errors import encoded
+from gateway.protocols.responses import response_object as made
+from gateway.protocols.responses.items import custom_input
+
+
+class Kind(NamedTuple):
+    """Of a part of an item's content."""
+
+    item: str
+    """Type of the item that it is in."""
+    event: str
+    """Its events' names, without `.delta` and `.done`."""
+    field: str
+    """What holds its text."""
+
+
+TEXT: Final = Kind("message", "response.output_text", "text")
+REFUSAL: Final = Kind("message", "response.refusal", "refusal")
+THOUGHT: Final = Kind("reasoning", "response.reasoning_text", "text")
+OPEN_THOUGHT: Final = Kind("reasoning", "response.reasoning", "text")
+"""In Open Responses."""
+
+
+class Content:
+    """A part that grows."""
+
+    __slots__ = ("_texts", "kind", "logprobs", "place", "start", "tail")
+
+    def __init__(self, kind: Kind, place: Fields) -> None:
+        """`place` says where it is: the fields of all its events."""
+        self.kind = kind
+        self.place = place
+        self.start = _delta_start(kind.event, place)
+        self.tail = b',"logprobs":' if kind is TEXT else b""
+        self._texts: list[str] = []
+        self.logprobs: list[Fields] = []
+
+    def grow(self, text: str) -> None:
+        self._texts.append(text)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @property
+    def part(self) -> Fields:
+        if self.kind is TEXT:
+            return made.text_part(self.text, self.logprobs)
+        return made.refusal_part(self.text) if self.kind is REFUSAL else made.thought_part(self.text)
+
+
+class Said:
+    """A message, or thoughts: an item of parts."""
+
+    __slots__ = ("index", "kind", "name", "parts", "status")
+
+    def __init__(self, kind: str, name: str, index: int) -> None:
+        self.kind = kind
+        self.name = name
+        self.index = index
+        self.parts: list[Fields] = []
+        self.status = "in_progress"
+
+    @property
+    def item(self) -> Fields:
+        make = made.message if self.kind == "message" else made.thoughts
+        return make(self.name, list(self.parts), self.status)
+
+
+class Called:
+    """A call."""
+
+    __slots__ = ("_arguments", "_call_id", "_tool", "index", "is_custom", "name", "place", "start", "status")
+
+    def __init__(self, name: str, index: int, call_id: str, tool: str, *, is_custom: bool) -> None:
+        self.name = name
+        self.index = index
+        self.is_custom = is_custom
+        self.place = {"item_id": name, "output_index": index}
+        self.start = _delta_start("response.function_call_arguments", self.place)
+        self.status = "in_progress"
+        self._call_id = call_id
+        self._tool = tool
+        self._arguments: list[str] = []
+
+    def grow(self, arguments: str) -> None:
+        self._arguments.append(arguments)
+
+    @property
+    def given(self) -> str:
+        """The arguments, or a custom tool's input, so far."""
+        arguments = "".join(self._arguments)
+        return custom_input(arguments) if self.is_custom else arguments
+
+    @property
+    def is_whole(self) -> bool:
+        """Its arguments are an object, to which nothing can be added."""
+        try:
+            return isinstance(json.loads("".join(self._arguments)), dict)
+        except (ValueError, RecursionError):
+            return False
+
+    @property
+    def item(self) -> Fields:
+        make = made.custom_call if self.is_custom else made.function_call
+        return make(self.name, self._call_id, self._tool, self.given, self.status)
+
+
+def _delta_start(event: str, place: Fields) -> bytes:
+    """A delta event up to the text."""
+    data = encoded({"type": f"{event}.delta", **place})
+    return b'event: %b.delta\ndata: %b,"delta":' % (event.encode(), data[:-1])

@@ -1,0 +1,280 @@
+"""Items of responses, as turns of a conversation. Pure.
+
+The model's own items that follow each other (thoughts, a message, calls) are what it said in one turn.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import (
+    Assistant,
+    Audio,
+    Call,
+    Fields,
+    Image,
+    Part,
+    System,
+    Text,
+    ToolResult,
+    Turn,
+    User,
+)
+from gateway.protocols.common.field_reader import field, found, needed, none_of, one_of, optional, text, wrong
+
+_ROLES: Final = ("user", "assistant", "system", "developer")
+_TEXTS: Final = ("input_text", "output_text", "text")
+"""Clients send back what they got, and mean the same by all of them."""
+_THOUGHTS: Final = ("reasoning_text", "summary_text", "text")
+_CUSTOM_INPUT: Final = "input"
+_TEXT_FILE: Final = re.compile(r"(?i)data:(text/[\w.+-]+|application/(?:json|xml|yaml))?(?:;[\w-]+=[\w-]+)*;base64,")
+
+
+def turns_of(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
+    """What the items say. Each comes with its place in the request, and is `resolved`.
+
+    Raises:
+        RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
+    """
+    reader = _Reader()
+    for item, place in items:
+        reader.read(item, place)
+    reader.close_turn()
+    return reader.turns
+
+
+def resolved(item: Fields, referenced: Mapping[str, Fields], place: str) -> Fields:
+    """The item that is meant: itself, or the stored one that it refers to."""
+    if kind_of(item, place) != "item_reference":
+        return item
+    name = text(item.get("id"), f"{place}.id")
+    if name not in referenced:
+        raise wrong(f"{place}.id", f"must be the id of an item of a stored response; {found(name)}")
+    return referenced[name]
+
+
+def kind_of(item: Fields, place: str) -> str:
+    """Its type, which a message and a reference may leave out."""
+    kind = item.get("type")
+    if isinstance(kind, str):
+        return kind
+    if kind is None and "role" in item:
+        return "message"
+    if kind is None and item.keys() <= {"type", "id"} and "id" in item:
+        return "item_reference"
+    raise none_of(kind, _KINDS, f"{place}.type")
+
+
+def custom_arguments(given: str) -> str:
+    """The arguments of the function that stands for a custom tool."""
+    return json.dumps({_CUSTOM_INPUT: given}, ensure_ascii=False)
+
+
+def custom_input(arguments: str) -> str:
+    """The text that a custom tool is called with: what the model wrote, where it is not what the function takes."""
+    try:
+        decoded = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    told = decoded.get(_CUSTOM_INPUT) if isinstance(decoded, dict) else None
+    return told if isinstance(told, str) else arguments
+
+
+class _Reader:
+    """Collects turns, and what the model says in the one that is open."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self._calls_made: set[str] = set()
+        self._place: str | None = None
+        """Of the open turn; None: none is."""
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._refusals: list[str] = []
+        self._calls: list[Call] = []
+
+    def read(self, item: Fields, place: str) -> None:
+        kind = item.get("type") or "message"
+        read = _READERS.get(kind)
+        if read is None:
+            raise none_of(kind, _KINDS, f"{place}.type")
+        read(self, item, place)
+
+    def close_turn(self) -> None:
+        """What the model said is over."""
+        if self._place is None:
+            return
+        texts, thoughts, refusals = ("\n\n".join(parts) for parts in (self._texts, self._thoughts, self._refusals))
+        if texts or thoughts or refusals or self._calls:
+            self.turns.append(Assistant(texts, thoughts, tuple(self._calls), refusals, place=self._place))
+        self._place = None
+        self._texts, self._thoughts, self._refusals, self._calls = [], [], [], []
+
+    def message(self, item: Fields, place: str) -> None:
+        role = item.get("role")
+        content = item.get("content")
+        if role == "assistant":
+            self._said(content, place)
+        elif role == "user":
+            self.close_turn()
+            self.turns.append(User(_parts(content, f"{place}.content"), place=place))
+        else:
+            one_of(role, _ROLES, f"{place}.role")
+            self.close_turn()
+            self.turns.append(System(_plain(content, f"{place}.content"), place=place))
+
+    def _said(self, content: Any, place: str) -> None:
+        self._open(place)
+        if isinstance(content, str):
+            self._texts.append(content)
+            return
+        said = ""
+        for number, part in enumerate(needed(content, list, f"{place}.content")):
+            told = _told(part, _TEXTS)
+            said += self._refusal(part, f"{place}.content[{number}]") if told is None else told
+        if said:
+            self._texts.append(said)
+
+    def _refusal(self, part: Any, place: str) -> str:
+        """A part that is no text. Nothing is said by it."""
+        if needed(part, dict, place).get("type") in _TEXTS:
+            raise wrong(f"{place}.text", f"must be a string; {found(part.get('text'))}")
+        if part.get("type") != "refusal":
+            raise none_of(part.get("type"), ("output_text", "refusal"), f"{place}.type")
+        self._refusals.append(field(part, "refusal", str, place))
+        return ""
+
+    def thought(self, item: Fields, place: str) -> None:
+        """The thoughts themselves, or their summary. What is encrypted can nobody here read."""
+        self._open(place)
+        for name in ("content", "summary"):
+            parts = optional(item, name, list, f"{place}.")
+            if parts:
+                self._thoughts.append(_joined(parts, f"{place}.{name}", _THOUGHTS, ""))
+                return
+
+    def call(self, item: Fields, place: str) -> None:
+        self._call(item, place, field(item, "arguments", str, place))
+
+    def custom_call(self, item: Fields, place: str) -> None:
+        self._call(item, place, custom_arguments(field(item, "input", str, place)))
+
+    def _call(self, item: Fields, place: str, arguments: str) -> None:
+        self._open(place)
+        name, call_id = text(item.get("name"), f"{place}.name"), text(item.get("call_id"), f"{place}.call_id")
+        self._calls.append(Call(call_id, name, arguments))
+        self._calls_made.add(call_id)
+
+    def result(self, item: Fields, place: str) -> None:
+        call_id = text(item.get("call_id"), f"{place}.call_id")
+        if call_id not in self._calls_made:
+            rule = f"must be that of a call which comes before it, here or in `previous_response_id`; {found(call_id)}"
+            raise wrong(f"{place}.call_id", rule)
+        self.close_turn()
+        self.turns.append(ToolResult(call_id, _parts(item.get("output"), f"{place}.output"), place=place))
+
+    def _open(self, place: str) -> None:
+        if self._place is None:
+            self._place = place
+
+
+_READERS: Final[Mapping[str, Callable[[_Reader, Fields, str], None]]] = {
+    "message": _Reader.message,
+    "reasoning": _Reader.thought,
+    "function_call": _Reader.call,
+    "function_call_output": _Reader.result,
+    "custom_tool_call": _Reader.custom_call,
+    "custom_tool_call_output": _Reader.result,
+}
+_KINDS: Final = (*_READERS, "item_reference")
+
+
+def _parts(content: Any, place: str) -> tuple[Part, ...]:
+    if isinstance(content, str):
+        return (Text(content),)
+    parts = needed(content, list, place)
+    if not parts:
+        raise wrong(place, "must not be empty")
+    return tuple([_part(part, place, number) for number, part in enumerate(parts)])
+
+
+def _part(part: Any, at: str, number: int) -> Part:
+    told = _told(part, _TEXTS)
+    if told is not None:
+        return Text(told)
+    place = f"{at}[{number}]"
+    kind = needed(part, dict, place).get("type")
+    if kind in _TEXTS:
+        return Text(field(part, "text", str, place))
+    if kind == "input_image":
+        return _image(part, place)
+    if kind == "input_audio":
+        sound = needed(part.get("input_audio"), dict, f"{place}.input_audio")
+        data, form = (text(sound.get(name), f"{place}.input_audio.{name}") for name in ("data", "format"))
+        return Audio(data, form, place=place)
+    if kind == "input_file":
+        return _file(part, place)
+    raise none_of(kind, ("input_text", "input_image", "input_audio", "input_file"), f"{place}.type")
+
+
+def _image(part: Fields, place: str) -> Image:
+    if part.get("image_url") is None and part.get("file_id") is not None:
+        raise _no_files(f"{place}.file_id", "`image_url`, which may be a data: URL")
+    url = text(part.get("image_url"), f"{place}.image_url")
+    return Image(url, optional(part, "detail", str, f"{place}."), place=place)
+
+
+def _file(part: Fields, place: str) -> Text:
+    """A text. What else a file may hold, no engine here takes."""
+    for name in ("file_id", "file_url"):
+        if part.get("file_data") is None and part.get(name) is not None:
+            raise _no_files(f"{place}.{name}", "`file_data`")
+    data = text(part.get("file_data"), f"{place}.file_data")
+    head = _TEXT_FILE.match(data)
+    if head is None and data.startswith("data:"):
+        raise _not_text(place, f"it is {data.partition(',')[0]!r:.60}")
+    try:
+        return Text(base64.b64decode(data[head.end() :] if head else data, validate=True).decode())
+    except UnicodeDecodeError:
+        raise _not_text(place, "it is not UTF-8") from None
+    except (binascii.Error, ValueError):
+        raise wrong(f"{place}.file_data", "must be base64, or a data: URL in base64") from None
+
+
+def _not_text(place: str, seen: str) -> RoundhouseError:
+    message = f"Of files, texts alone are taken (text/*, JSON, XML, YAML; UTF-8): {seen}."
+    return RoundhouseError("modality_unsupported", message, param=f"{place}.file_data")
+
+
+def _no_files(place: str, instead: str) -> RoundhouseError:
+    return wrong(place, f"names a file that is kept or fetched elsewhere, which is not done here: send {instead}")
+
+
+def _plain(content: Any, place: str) -> str:
+    if isinstance(content, str):
+        return content
+    return _joined(needed(content, list, place), place, _TEXTS, "\n")
+
+
+def _joined(parts: list[Any], place: str, kinds: tuple[str, ...], between: str) -> str:
+    texts = []
+    for number, part in enumerate(parts):
+        told = _told(part, kinds)
+        if told is None:
+            at = f"{place}[{number}]"
+            one_of(needed(part, dict, at).get("type"), kinds, f"{at}.type")
+            told = field(part, "text", str, at)
+        texts.append(told)
+    return between.join(texts)
+
+
+def _told(part: Any, kinds: tuple[str, ...]) -> str | None:
+    """The text of a part of these kinds; None: it is something else, or wrong. Most parts come no further."""
+    text = part.get("text") if type(part) is dict and part.get("type") in kinds else None
+    return text if type(text) is str else None

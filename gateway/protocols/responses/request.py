@@ -1,0 +1,207 @@
+"""Responses: what a request asks for. Pure.
+
+References: OpenAI's API reference, and Open Responses (openresponses.org) of 2026-04-24. What comes back is written by
+`responses_writer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, Literal
+
+from gateway.protocols.common.conversation import Fields, OutputFormat, Prompt, System, Turn
+from gateway.protocols.common.field_reader import count, found, needed, number, one_of, optional, text, wrong
+from gateway.protocols.responses import tools
+from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.items import kind_of, resolved, turns_of
+
+_OWN: Final = frozenset(
+    {"background", "context_management", "conversation", "include", "input", "instructions", "max_output_tokens"}
+    | {"max_tool_calls", "messages", "metadata", "model", "parallel_tool_calls", "previous_response_id", "prompt"}
+    | {"reasoning", "store", "stream", "stream_options", "text", "tool_choice", "tools", "top_logprobs", "truncation"}
+)
+"""Fields that mean nothing to a chat completion, or are written otherwise there. All others pass: sampling and the like
+mean the same, and what neither knows may be the engine's own."""
+_NOT_HERE: Final = {
+    "conversation": "is not kept here: send `previous_response_id`, or the items themselves as `input`",
+    "prompt": "names a template that is kept elsewhere: send its text as `instructions` and `input`",
+}
+_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_SUMMARIES: Final = ("auto", "concise", "detailed")
+_VERBOSITIES: Final = ("low", "medium", "high")
+_FORMATS: Final = ("text", "json_object", "json_schema")
+_MODES: Final = ("default", "enabled", "disabled")
+_LOGPROBS: Final = "message.output_text.logprobs"
+_MOST_LOGPROBS: Final = 20
+_PREFIXES: Final = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+_METADATA: Final = (16, 64, 512)
+"""Most pairs, characters of a key, characters of a value."""
+
+
+def read(fields: Fields, context: ResponseContext) -> Prompt:
+    """What is asked for, after what came before it. Sets `context.input_items` where they will be kept.
+
+    Raises:
+        RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
+    """
+    _check(fields)
+    own = _own_items(fields, context)
+    callable_tools = tools.tools_of(fields)
+    turns = _turns(fields, own, context)
+    if context.stores:
+        context.input_items = tuple(_kept(own, context))
+    return Prompt(
+        turns=tuple(turns),
+        tools=callable_tools,
+        tool_choice=tools.choice_of(fields, callable_tools),
+        parallel_tool_calls=optional(fields, "parallel_tool_calls", bool),
+        output_format=_output_format(fields),
+        max_tokens=count(fields, "max_output_tokens", 1),
+        thinking=_thinking(fields),
+        effort=_effort(fields),
+        passed=_passed(fields),
+    )
+
+
+def output_format_of(fields: Fields) -> Fields:
+    """`text.format` of a request; that of plain text where it has none."""
+    told = optional(fields, "text", dict) or {}
+    form = optional(told, "format", dict, "text.")
+    return {"type": "text"} if form is None else form
+
+
+def _check(fields: Fields) -> None:
+    """What is not done here, and what is only told again: it must be of its kind, because clients read it back."""
+    for name, rule in _NOT_HERE.items():
+        if fields.get(name) is not None:
+            raise wrong(name, rule)
+    if fields.get("n") not in (None, 1):
+        raise wrong("n", f"must be 1, because a response holds one answer; {found(fields['n'])}")
+    for name in ("instructions", "safety_identifier", "prompt_cache_key", "service_tier", "user"):
+        optional(fields, name, str)
+    for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
+        number(fields, name)
+    count(fields, "max_tool_calls", 1)
+    if fields.get("truncation") is not None:
+        one_of(fields["truncation"], ("auto", "disabled"), "truncation")
+    _check_metadata(optional(fields, "metadata", dict) or {})
+
+
+def _check_metadata(metadata: Fields) -> None:
+    pairs, name_length, value_length = _METADATA
+    if len(metadata) > pairs:
+        raise wrong("metadata", f"must have at most {pairs} pairs; it has {len(metadata)}")
+    for name, value in metadata.items():
+        place = f"metadata.{name:.64}"
+        if len(name) > name_length:
+            raise wrong(place, f"must have a name of at most {name_length} characters")
+        if len(needed(value, str, place)) > value_length:
+            raise wrong(place, f"must be at most {value_length} characters long; it has {len(value)}")
+
+
+def _own_items(fields: Fields, context: ResponseContext) -> list[tuple[Fields, str]]:
+    """The request's own input, each item with its place."""
+    given = fields.get("input")
+    follows = fields.get("previous_response_id") is not None
+    if given is None and "messages" in fields:
+        raise wrong("input", "is missing: `messages` is the field of /v1/chat/completions, and here it is `input`")
+    if not given and follows and (given is None or isinstance(given, str | list)):
+        return []
+    if isinstance(given, str) and given:
+        return [({"type": "message", "role": "user", "content": given}, "input")]
+    if not isinstance(given, list) or not given:
+        raise wrong("input", f"must be a text or an array of items, and not empty; {found(given)}")
+    return [_own_item(item, f"input[{index}]", context) for index, item in enumerate(given)]
+
+
+def _own_item(item: Any, place: str, context: ResponseContext) -> tuple[Fields, str]:
+    kind = needed(item, dict, place).get("type")
+    if type(kind) is not str or kind == "item_reference":
+        return resolved(item, context.referenced, place), place
+    return item, place
+
+
+def _turns(fields: Fields, own: list[tuple[Fields, str]], context: ResponseContext) -> list[Turn]:
+    before = ((item, "previous_response_id") for item in context.history)
+    turns = turns_of([*before, *own])
+    said = fields.get("instructions")
+    return [System(said, place="instructions"), *turns] if said else turns
+
+
+def _kept(own: list[tuple[Fields, str]], context: ResponseContext) -> Iterable[Fields]:
+    """The items as they are listed: each with an id, messages in parts."""
+    for item, place in own:
+        kind = kind_of(item, place)
+        item_id = optional(item, "id", str, f"{place}.") or context.new_id(_PREFIXES[kind])
+        status = optional(item, "status", str, f"{place}.") or "completed"
+        listed = {**item, "id": item_id, "type": kind, "status": status}
+        if kind == "message" and isinstance(item["content"], str):
+            listed["content"] = [_text_part(item["role"], item["content"])]
+        yield listed
+
+
+def _text_part(role: str, said: str) -> Fields:
+    if role == "assistant":
+        return {"type": "output_text", "text": said, "annotations": [], "logprobs": []}
+    return {"type": "input_text", "text": said}
+
+
+def _output_format(fields: Fields) -> OutputFormat | None:
+    form = output_format_of(fields)
+    place = "text.format"
+    kind = one_of(form.get("type"), _FORMATS, f"{place}.type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return OutputFormat(place="text.format")
+    at = f"{place}."
+    return OutputFormat(
+        schema=needed(form.get("schema"), dict, at + "schema"),
+        name=text(form.get("name"), at + "name"),
+        description=optional(form, "description", str, at),
+        strict=optional(form, "strict", bool, at),
+        place="text.format",
+    )
+
+
+def _effort(fields: Fields) -> str | None:
+    reasoning = optional(fields, "reasoning", dict) or {}
+    if reasoning.get("summary") is not None:
+        one_of(reasoning["summary"], _SUMMARIES, "reasoning.summary")
+    effort = reasoning.get("effort")
+    return None if effort is None else one_of(effort, _EFFORTS, "reasoning.effort")
+
+
+def _thinking(fields: Fields) -> Literal["enabled", "disabled"] | None:
+    asked = fields.get("thinking")
+    if not isinstance(asked, str):
+        return None  # an engine's own field of that name
+    if one_of(asked, _MODES, "thinking") == "default":
+        return None
+    return "enabled" if asked == "enabled" else "disabled"
+
+
+def _passed(fields: Fields) -> Fields:
+    passed = {name: value for name, value in fields.items() if name not in _OWN}
+    if isinstance(passed.get("thinking"), str):
+        del passed["thinking"]
+    verbosity = (fields.get("text") or {}).get("verbosity")
+    if verbosity is not None:
+        passed["verbosity"] = one_of(verbosity, _VERBOSITIES, "text.verbosity")
+    most = count(fields, "top_logprobs", 0, _MOST_LOGPROBS)
+    if most or _LOGPROBS in _included(fields):
+        passed |= {"logprobs": True, "top_logprobs": most or 0}
+    return passed
+
+
+def _included(fields: Fields) -> list[Any]:
+    """What a response shall hold beside. Of the names that are defined, all but one are of tools that nobody has
+    called, or of thoughts in a form that is not needed where they are given plainly."""
+    return [needed(name, str, f"include[{n}]") for n, name in enumerate(optional(fields, "include", list) or ())]

@@ -1,0 +1,188 @@
+"""The response object: what was asked for, told again, and what came of it. Pure.
+
+It has every field that Open Responses and OpenAI's SDK require. `error.code` is one of OpenAI's closed list;
+`error.reason` is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from gateway.protocols.common.conversation import Fields, Finish, Tokens
+from gateway.protocols.responses import tools as responses_tools
+from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.request import output_format_of
+
+_REASONS: Final[dict[Finish, str]] = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_UNLIKELY: Final = -9999.0
+"""OpenAI's figure for what is hardly possible."""
+_TIERS: Final = ("default", "flex", "priority")
+
+
+def begun(fields: Fields, context: ResponseContext) -> Fields:
+    """A response in progress, to a request that was read."""
+    tools, choice = responses_tools.echoed(fields)
+    return {
+        "id": context.id,
+        "object": "response",
+        "created_at": context.created_at,
+        "completed_at": None,
+        "status": "in_progress",
+        "background": bool(fields.get("background")),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": fields.get("instructions"),
+        "max_output_tokens": fields.get("max_output_tokens"),
+        "max_tool_calls": fields.get("max_tool_calls"),
+        "metadata": fields.get("metadata") or {},
+        "model": fields["model"],
+        "output": [],
+        "parallel_tool_calls": _or(fields, "parallel_tool_calls", True),
+        "presence_penalty": _or(fields, "presence_penalty", 0.0),
+        "frequency_penalty": _or(fields, "frequency_penalty", 0.0),
+        "previous_response_id": fields.get("previous_response_id"),
+        "prompt_cache_key": fields.get("prompt_cache_key"),
+        "reasoning": _reasoning(fields),
+        "safety_identifier": fields.get("safety_identifier"),
+        "service_tier": fields["service_tier"] if fields.get("service_tier") in _TIERS else "default",
+        "store": context.stores,
+        "temperature": _or(fields, "temperature", 1.0),
+        "text": _text(fields, context),
+        "tool_choice": choice,
+        "tools": tools,
+        "top_logprobs": fields.get("top_logprobs") or 0,
+        "top_p": _or(fields, "top_p", 1.0),
+        "truncation": fields.get("truncation") or "disabled",
+        "usage": None,
+        "user": fields.get("user"),
+    }
+
+
+def ended(
+    response: Fields, output: list[Fields], finish: Finish, tokens: Tokens | None, context: ResponseContext
+) -> Fields:
+    """The response at its end. Where it is incomplete, so is the last item of `output`."""
+    reason = _REASONS.get(finish)
+    if reason is None:
+        done: Fields = {"status": "completed", "completed_at": int(context.clock())}
+    else:
+        done = {"status": "incomplete", "incomplete_details": {"reason": reason}}
+    return {**response, **done, "output": output, "usage": _usage(tokens)}
+
+
+def failed(response: Fields, output: list[Fields], error: Fields) -> Fields:
+    """The response as far as it came. `error` has every field of our envelope."""
+    status = error["status"]
+    code = "rate_limit_exceeded" if status == 429 else "server_error" if status >= 500 else "invalid_prompt"
+    told = {name: error.get(name) for name in ("message", "type", "param")}
+    return {
+        **response,
+        "status": "failed",
+        "error": {"code": code, **told, "reason": error["code"]},
+        "output": output,
+    }
+
+
+def is_cut(finish: Finish) -> bool:
+    """Whether an answer that ends so is incomplete."""
+    return finish in _REASONS
+
+
+def message(name: str, parts: list[Fields], status: str) -> Fields:
+    """What the model says, as an item."""
+    return {"id": name, "type": "message", "status": status, "role": "assistant", "content": parts}
+
+
+def text_part(text: str, logprobs: list[Fields]) -> Fields:
+    """A text of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def refusal_part(text: str) -> Fields:
+    """A refusal, of a message."""
+    return {"type": "refusal", "refusal": text}
+
+
+def thoughts(name: str, parts: list[Fields], status: str) -> Fields:
+    """What the model thinks, as an item. There is nobody to sum it up."""
+    return {"id": name, "type": "reasoning", "status": status, "summary": [], "content": parts}
+
+
+def thought_part(text: str) -> Fields:
+    """Thoughts, of an item of such."""
+    return {"type": "reasoning_text", "text": text}
+
+
+def function_call(name: str, call_id: str, function: str, arguments: str, status: str) -> Fields:
+    """A call of a function, as an item."""
+    told = {"call_id": call_id, "name": function, "arguments": arguments}
+    return {"id": name, "type": "function_call", "status": status, **told}
+
+
+def custom_call(name: str, call_id: str, tool: str, given: str, status: str) -> Fields:
+    """A call of a custom tool, as an item."""
+    return {
+        "id": name,
+        "type": "custom_tool_call",
+        "status": status,
+        "call_id": call_id,
+        "name": tool,
+        "input": given,
+    }
+
+
+def logprobs_of(told: Iterable[Fields]) -> list[Fields]:
+    """The probabilities of tokens, from a chat completion's. What an engine adds to them stays behind."""
+    return [
+        {**_probability(each), "top_logprobs": [_probability(other) for other in _objects(each.get("top_logprobs"))]}
+        for each in told
+    ]
+
+
+def _probability(told: Fields) -> Fields:
+    token = told.get("token")
+    token = token if isinstance(token, str) else ""
+    content = told.get("bytes")
+    if not isinstance(content, list):
+        content = list(token.encode(errors="replace"))
+    logprob = told.get("logprob")
+    known = logprob if isinstance(logprob, int | float) else _UNLIKELY
+    return {"token": token, "logprob": known, "bytes": content}
+
+
+def _objects(told: Any) -> list[Fields]:
+    return [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
+
+
+def _usage(tokens: Tokens | None) -> Fields | None:
+    if tokens is None:
+        return None
+    return {
+        "input_tokens": tokens.prompt,
+        "input_tokens_details": {"cached_tokens": tokens.cached, "cache_write_tokens": 0},
+        "output_tokens": tokens.completion,
+        "output_tokens_details": {"reasoning_tokens": tokens.reasoning},
+        "total_tokens": tokens.prompt + tokens.completion,
+    }
+
+
+def _reasoning(fields: Fields) -> Fields:
+    asked = fields.get("reasoning") or {}
+    return {"effort": asked.get("effort"), "summary": asked.get("summary")}
+
+
+def _text(fields: Fields, context: ResponseContext) -> Fields:
+    form = output_format_of(fields)
+    if form["type"] == "json_schema":
+        told = {name: form.get(name) for name in ("name", "description", "schema")}
+        # Open Responses' schema has null there, and OpenAI's an object.
+        schema = {"schema": None} if context.is_open_responses else {}
+        form = {"type": "json_schema", **told, **schema, "strict": bool(form.get("strict"))}
+    verbosity = (fields.get("text") or {}).get("verbosity")
+    return {"format": form} if verbosity is None else {"format": form, "verbosity": verbosity}
+
+
+def _or(fields: Fields, name: str, default: Any) -> Any:
+    value = fields.get(name)
+    return default if value is None else value

@@ -1,0 +1,152 @@
+"""Tools of responses. Pure.
+
+A custom tool takes text in place of JSON: to an engine it is a function of one string. Tools that OpenAI runs itself do
+not run here. Agents (Codex) declare some beside their own on every request, and the model does without those; where a
+request has no others, or demands one, it is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import Fields, Tool, ToolChoice
+from gateway.protocols.common.field_reader import found, needed, one_of, optional, text, wrong
+
+_CHOICES: Final = ("none", "auto", "required")
+_MODES: Final = ("auto", "required")
+_KINDS: Final = ("function", "custom")
+_RUN_ELSEWHERE: Final = (
+    *("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "local_shell", "shell"),
+    *("apply_patch", "namespace", "tool_search"),
+)
+"""How the types of OpenAI's own tools begin; some have versions."""
+_CUSTOM_PARAMETERS: Final[Fields] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def tools_of(fields: Fields) -> tuple[Tool, ...]:
+    """The tools that the model may call: of those that are declared, the allowed ones.
+
+    Raises:
+        RoundhouseError: `invalid_request`; its `param` is the place.
+    """
+    tools: dict[str, Tool] = {}
+    listed = optional(fields, "tools", list) or []
+    has_own = any(map(_is_own, listed))
+    for number, declared in enumerate(listed):
+        if has_own and _runs_elsewhere(declared):
+            continue
+        tool = _tool(declared, f"tools[{number}]")
+        if tool.name in tools:
+            raise wrong(f"tools[{number}].name", f"must be no other tool's; {found(tool.name)}")
+        tools[tool.name] = tool
+    allowed = _allowed(fields)
+    if allowed is None:
+        return tuple(tools.values())
+    for number, name in enumerate(allowed):
+        if name not in tools:
+            raise _undeclared(name, f"tool_choice.tools[{number}].name")
+    return tuple([tool for tool in tools.values() if tool.name in allowed])
+
+
+def choice_of(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None:
+    """Whether the model calls one of `tools`. Raises as `tools_of`."""
+    choice = fields.get("tool_choice")
+    if choice is None:
+        return None
+    if isinstance(choice, dict):
+        kind = one_of(choice.get("type"), (*_KINDS, "allowed_tools"), "tool_choice.type")
+        if kind == "allowed_tools":
+            return ToolChoice("required" if _mode(choice) == "required" else "auto")
+        name = text(choice.get("name"), "tool_choice.name")
+        if all(tool.name != name for tool in tools):
+            raise _undeclared(name, "tool_choice.name")
+        return ToolChoice("named", name)
+    if choice == "required" and not tools:
+        raise wrong("tool_choice", "must not be required where `tools` is empty")
+    if choice == "none":
+        return ToolChoice("none")
+    return ToolChoice("required" if one_of(choice, _CHOICES, "tool_choice") == "required" else "auto")
+
+
+def custom_names(fields: Fields) -> frozenset[str]:
+    """The names of the custom tools of a request that was read."""
+    return frozenset([tool["name"] for tool in fields.get("tools") or () if tool.get("type") == "custom"])
+
+
+def echoed(fields: Fields) -> tuple[list[Fields], Any]:
+    """`tools` and `tool_choice` of a request that was read, as a response tells them."""
+    tools = [_echoed(tool) for tool in fields.get("tools") or () if _is_own(tool)]
+    choice = fields.get("tool_choice")
+    if not isinstance(choice, dict):
+        return tools, choice or "auto"
+    if choice["type"] != "allowed_tools":
+        return tools, {"type": choice["type"], "name": choice["name"]}
+    allowed = [{"type": tool["type"], "name": tool["name"]} for tool in choice["tools"]]
+    return tools, {"type": "allowed_tools", "mode": _mode(choice), "tools": allowed}
+
+
+def _echoed(tool: Fields) -> Fields:
+    if tool["type"] == "custom":
+        return {"type": "custom", "name": tool["name"], "description": tool.get("description")}
+    told = {name: tool.get(name) for name in ("description", "parameters", "strict")}
+    return {"type": "function", "name": tool["name"], **told}
+
+
+def _tool(declared: Any, place: str) -> Tool:
+    tool = needed(declared, dict, place)
+    kind, at = tool.get("type"), f"{place}."
+    if kind not in _KINDS:
+        raise wrong(f"{at}type", f"must be function or custom, because no other tools run here; {found(kind)}")
+    name = text(tool.get("name"), f"{at}name")
+    description = optional(tool, "description", str, at)
+    if kind == "custom":
+        form = optional(tool, "format", dict, at) or {"type": "text"}
+        if one_of(form.get("type"), ("text", "grammar"), f"{at}format.type") == "grammar":
+            description = _with_grammar(description, form, f"{at}format.")
+        return Tool(name, description, _CUSTOM_PARAMETERS)
+    return Tool(name, description, optional(tool, "parameters", dict, at), optional(tool, "strict", bool, at))
+
+
+def _is_own(tool: Any) -> bool:
+    return isinstance(tool, dict) and tool.get("type") in _KINDS
+
+
+def _runs_elsewhere(tool: Any) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind.startswith(_RUN_ELSEWHERE)
+
+
+def _with_grammar(description: str | None, form: Fields, at: str) -> str:
+    """No engine holds one argument to a grammar of OpenAI's: the model is told of it."""
+    definition = text(form.get("definition"), f"{at}definition")
+    grammar = f"The input follows this {form.get('syntax', 'lark')} grammar:\n{definition}"
+    return grammar if description is None else f"{description}\n\n{grammar}"
+
+
+def _allowed(fields: Fields) -> list[str] | None:
+    choice = fields.get("tool_choice")
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return None
+    names = []
+    for number, tool in enumerate(needed(choice.get("tools"), list, "tool_choice.tools")):
+        place = f"tool_choice.tools[{number}]"
+        one_of(needed(tool, dict, place).get("type"), _KINDS, f"{place}.type")
+        names.append(text(tool.get("name"), f"{place}.name"))
+    if not names:
+        raise wrong("tool_choice.tools", "must not be empty")
+    return names
+
+
+def _mode(choice: Fields) -> str:
+    mode = choice.get("mode")
+    return "auto" if mode is None else one_of(mode, _MODES, "tool_choice.mode")
+
+
+def _undeclared(name: str, place: str) -> RoundhouseError:
+    return wrong(place, f"must be the name of one of `tools`; {found(name)}")

@@ -1,0 +1,241 @@
+"""Responses: what a client is answered, as events or whole. Pure.
+
+Every item is added, its parts are added, grow and are done, and then it is done itself, before the next one is added.
+Only calls may overlap, where an engine goes on with one after it began the next: one that is not yet JSON stays open.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.protocols.common.conversation import Answer, Fields, Finish, Tokens
+from gateway.protocols.common.errors import encoded
+from gateway.protocols.common.event_text import quoted
+from gateway.protocols.responses import response_object as made
+from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.growing_items import OPEN_THOUGHT, REFUSAL, TEXT, THOUGHT, Called, Content, Kind, Said
+from gateway.protocols.responses.items import custom_input
+from gateway.protocols.responses.tools import custom_names
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+class ResponseWriter:
+    """An `AnswerWriter` for a request that was read. Tells the context what the response has become."""
+
+    def __init__(self, fields: Fields, context: ResponseContext) -> None:
+        self._fields = fields
+        self._context = context
+        self._thought = OPEN_THOUGHT if context.is_open_responses else THOUGHT
+        self._response: Fields | None = None
+        self._custom: frozenset[str] = frozenset()
+        self._number = 0
+        """Of the next event."""
+        self._items: list[Said | Called] = []
+        self._said: Said | None = None
+        """The one that is open."""
+        self._content: Content | None = None
+        """Its part that is open."""
+        self._calls: dict[int, Called] = {}
+
+    def begin(self, answer_id: str) -> bytes:
+        """See AnswerWriter. A response has an id of its own."""
+        response = self._begun()
+        self._context.cancel = self._cancelled
+        told = encoded(response)
+        return self._state("created", told) + self._state("in_progress", told)
+
+    def text(self, text: str, logprobs: list[Fields] | None) -> bytes:
+        """See AnswerWriter."""
+        return self._grow(TEXT, text, logprobs)
+
+    def thought(self, text: str) -> bytes:
+        """See AnswerWriter."""
+        return self._grow(self._thought, text, None)
+
+    def refusal(self, text: str) -> bytes:
+        """See AnswerWriter."""
+        return self._grow(REFUSAL, text, None)
+
+    def call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
+        """See AnswerWriter. The input of a custom tool is in its arguments, and comes in one piece when they end."""
+        out = b""
+        called = self._calls.get(index)
+        if called is None:
+            out = self._settle()
+            is_custom = name in self._custom
+            item_id = self._context.new_id("ctc" if is_custom else "fc")
+            call_id = call_id or self._context.new_id("call")
+            called = Called(item_id, len(self._items), call_id, name or "", is_custom=is_custom)
+            self._calls[index] = called
+            self._items.append(called)
+            out += self._event("response.output_item.added", output_index=called.index, item=called.item)
+        if not arguments or called.status != "in_progress":
+            return out
+        called.grow(arguments)
+        return out if called.is_custom else out + self._delta(called.start, arguments, b"")
+
+    def end(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
+        """See AnswerWriter."""
+        last = self._items[-1] if made.is_cut(finish) and self._items else None
+        out = [self._close(item, "incomplete" if item is last else "completed") for item in self._items]
+        output = [item.item for item in self._items]
+        response = made.ended(self._begun(), output, finish, tokens, self._context)
+        self._context.response = response
+        out.append(self._state(response["status"], encoded(response)))
+        return b"".join(out) + DONE
+
+    def failure(self, error: Fields) -> bytes:
+        """See AnswerWriter."""
+        out = b"" if self._response is not None else self.begin("")
+        response = made.failed(self._begun(), self._cut_off(), error)
+        self._context.response = response
+        out += error_event(error, self._number)
+        self._number += 1
+        return out + self._state("failed", encoded(response)) + DONE
+
+    def whole(self, answer: Answer) -> Fields:
+        """See AnswerWriter."""
+        response = self._begun()
+        output = self._output(answer)
+        if output and made.is_cut(answer.finish):
+            output[-1]["status"] = "incomplete"
+        self._context.response = response = made.ended(response, output, answer.finish, answer.tokens, self._context)
+        return response
+
+    def _cancelled(self) -> bytes:
+        """See ResponseContext. No family has an event of its own for this end."""
+        self._context.response = response = {**self._begun(), "status": "cancelled", "output": self._cut_off()}
+        return self._state("incomplete", encoded(response)) + DONE
+
+    def _cut_off(self) -> list[Fields]:
+        """The output as far as it came."""
+        if self._said is not None and self._content is not None:
+            self._said.parts.append(self._content.part)
+        for item in self._items:
+            item.status = "completed" if item.status == "completed" else "incomplete"
+        return [item.item for item in self._items]
+
+    def _begun(self) -> Fields:
+        if self._response is None:
+            self._custom = custom_names(self._fields)
+            self._response = made.begun(self._fields, self._context)
+            self._context.response = self._response
+        return self._response
+
+    def _output(self, answer: Answer) -> list[Fields]:
+        new_id = self._context.new_id
+        output = []
+        if answer.thought:
+            output.append(made.thoughts(new_id("rs"), [made.thought_part(answer.thought)], "completed"))
+        parts = []
+        if answer.text:
+            parts.append(made.text_part(answer.text, made.logprobs_of(answer.logprobs)))
+        if answer.refusal:
+            parts.append(made.refusal_part(answer.refusal))
+        if parts:
+            output.append(made.message(new_id("msg"), parts, "completed"))
+        for call in answer.calls:
+            if call.name in self._custom:
+                given = custom_input(call.arguments)
+                output.append(made.custom_call(new_id("ctc"), call.id, call.name, given, "completed"))
+            else:
+                output.append(made.function_call(new_id("fc"), call.id, call.name, call.arguments, "completed"))
+        return output
+
+    def _grow(self, kind: Kind, text: str, logprobs: list[Fields] | None) -> bytes:
+        content = self._content
+        out = b""
+        if content is None or content.kind is not kind:
+            out = self._open(kind)
+            content = self._content
+            assert content is not None
+        content.grow(text)
+        if kind is not TEXT:
+            return out + self._delta(content.start, text, b"")
+        told = b"[]"
+        if logprobs:
+            probabilities = made.logprobs_of(logprobs)
+            content.logprobs += probabilities
+            told = encoded(probabilities)
+        return out + self._delta(content.start, text, content.tail + told)
+
+    def _open(self, kind: Kind) -> bytes:
+        said = self._said
+        if said is not None and said.kind == kind.item:
+            out = self._close_content()
+        else:
+            out = self._settle()
+            name = self._context.new_id("msg" if kind.item == "message" else "rs")
+            self._said = said = Said(kind.item, name, len(self._items))
+            self._items.append(said)
+            out += self._event("response.output_item.added", output_index=said.index, item=said.item)
+        place = {"item_id": said.name, "output_index": said.index, "content_index": len(said.parts)}
+        self._content = content = Content(kind, place)
+        return out + self._event("response.content_part.added", **place, part=content.part)
+
+    def _settle(self) -> bytes:
+        """Before another item begins: close what can be closed."""
+        out = [
+            self._close(item, "completed")
+            for item in self._items
+            if item is self._said or (isinstance(item, Called) and item.is_whole)
+        ]
+        return b"".join(out)
+
+    def _close(self, item: Said | Called, status: str) -> bytes:
+        if item.status != "in_progress":
+            return b""
+        if isinstance(item, Said):
+            out = self._close_content()
+            self._said = None
+        else:
+            out = self._close_call(item)
+        item.status = status
+        return out + self._event("response.output_item.done", output_index=item.index, item=item.item)
+
+    def _close_content(self) -> bytes:
+        content, said = self._content, self._said
+        assert content is not None
+        assert said is not None
+        self._content = None
+        part = content.part
+        said.parts.append(part)
+        told: Fields = {content.kind.field: content.text}
+        if content.kind is TEXT:
+            told["logprobs"] = content.logprobs
+        done = self._event(f"{content.kind.event}.done", **content.place, **told)
+        return done + self._event("response.content_part.done", **content.place, part=part)
+
+    def _close_call(self, called: Called) -> bytes:
+        given = called.given
+        if not called.is_custom:
+            return self._event("response.function_call_arguments.done", **called.place, arguments=given)
+        event = "response.custom_tool_call_input"
+        out = self._event(f"{event}.delta", **called.place, delta=given) if given else b""
+        return out + self._event(f"{event}.done", **called.place, input=given)
+
+    def _delta(self, start: bytes, text: str, tail: bytes) -> bytes:
+        number = self._number
+        self._number = number + 1
+        return b'%b%b%b,"sequence_number":%d}\n\n' % (start, quoted(text), tail, number)
+
+    def _state(self, status: str, response: bytes) -> bytes:
+        number = self._number
+        self._number = number + 1
+        kind = f"response.{status}".encode()
+        start = b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":' % (kind, kind, number)
+        return b"%b%b}\n\n" % (start, response)
+
+    def _event(self, event: str, **fields: Any) -> bytes:
+        number = self._number
+        self._number = number + 1
+        data = encoded({"type": event, "sequence_number": number, **fields})
+        return b"event: %b\ndata: %b\n\n" % (event.encode(), data)
+
+
+def error_event(error: Fields, number: int) -> bytes:
+    """An error of our envelope's fields, as OpenAI tells it and as Open Responses does."""
+    told = {name: error.get(name) for name in ("code", "message", "param")}
+    data = encoded({"type": "error", "sequence_number": number, **told, "error": error})
+    return b"event: error\ndata: %b\n\n" % data

@@ -1,0 +1,1 @@
+"""API families that are translated into chat completions. Pure."""

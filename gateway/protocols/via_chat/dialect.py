@@ -1,0 +1,284 @@
+"""Families that are translated into chat completions, for engines that speak those. Pure."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
+from gateway.protocols.chat import codec, llama_server
+from gateway.protocols.chat.engine_request import in_own_words, thought_of
+from gateway.protocols.chat.stream_collector import CallNumbers, OpenAIGathering
+from gateway.protocols.chat.tool_choice import narrowed
+from gateway.protocols.common import errors
+from gateway.protocols.common.capabilities import check_prompt
+from gateway.protocols.common.conversation import Answer, AnswerWriter, Assistant, Fields, Finish, Prompt, Tokens
+from gateway.protocols.common.dialect import Events, Gathering, Usage
+from gateway.protocols.common.event_reader import EventReader
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.common.stream_compat import differs_as_stream, wants_probabilities
+from gateway.protocols.common.usage import usage_of
+
+
+class ReadForChat(ABC):
+    """What all of them have in common, whatever is asked of the engine: the request is read once and checked."""
+
+    may_flow: bool = False
+
+    @abstractmethod
+    def read(self, request: InferenceRequest) -> Prompt:
+        """What is asked for. Raises RoundhouseError `invalid_request`, whose `param` is the place."""
+
+    def takes(self, request: InferenceRequest) -> bool:
+        """See Dialect."""
+        return True
+
+    def check(self, request: InferenceRequest, route: ModelRoute) -> None:
+        """See Dialect."""
+        if request.prompt is None:
+            request.prompt = self.read(request)
+        check_prompt(request.prompt, route.capabilities, route.name)
+        request.repeated = llama_server.repeated(request.prompt) if route.backend == llama_server.BACKEND else None
+
+    def _fields(self, request: InferenceRequest, route: ModelRoute) -> Fields:
+        prompt = request.prompt
+        assert prompt is not None, "checked before"
+        asked = {} if prompt.thinking is None else {"thinking": prompt.thinking}
+        fields = in_own_words(thought_of(codec.written(prompt) | asked, route), route)
+        if route.backend == llama_server.BACKEND:
+            fields = narrowed(fields | llama_server.fields_for(prompt), names_one=True)
+        fields["model"] = route.served_name
+        return fields
+
+
+class OverChat(ReadForChat):
+    """Their part of a `Dialect`. The rest, errors and heartbeats, is the family's own dialect's."""
+
+    @abstractmethod
+    def writer(self, request: InferenceRequest) -> AnswerWriter:
+        """For one answer."""
+
+    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+        """See Dialect."""
+        fields = self._fields(request, route)
+        if as_stream or request.stream:
+            fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        return json_bytes(fields)
+
+    def events(self, request: InferenceRequest) -> Events:
+        """See Dialect."""
+        return TranslatedEvents(self.writer(request), request.id, request.repeated)
+
+    def gathering(self, request: InferenceRequest) -> Gathering | None:
+        """See Dialect. All that `exclusions` knows are fields that reach the engine, and a blocking chat that cannot be
+        gathered goes as it is."""
+        prompt = request.prompt
+        assert prompt is not None, "checked before"
+        asked = _outline(prompt)
+        if wants_probabilities(asked) or differs_as_stream(asked):
+            return None
+        return TranslatedGathering(self.writer(request), request.repeated)
+
+    def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
+        """See Dialect."""
+        writer, repeated = self.writer(request), request.repeated
+        return lambda body: translated(body, writer, repeated)
+
+
+def _outline(prompt: Prompt) -> Fields:
+    """What `exclusions` looks at of the chat request, without writing the conversation once more."""
+    goes_on = bool(prompt.turns) and isinstance(prompt.turns[-1], Assistant)
+    messages = [{"role": "assistant"}] if goes_on else []
+    stop = prompt.stop or prompt.passed.get("stop")
+    return {**prompt.passed, "messages": messages, "stop": stop, "max_tokens": prompt.max_tokens}
+
+
+class TranslatedEvents(EventReader):
+    """A stream of chat completion chunks that becomes the client's family's."""
+
+    __slots__ = (
+        "_calls",
+        "_finish",
+        "_has_begun",
+        "_is_over",
+        "_out",
+        "_repeated_text",
+        "_repeated_thought",
+        "_request_id",
+        "_stop_sequence",
+        "_tokens",
+        "_writer",
+    )
+
+    def __init__(self, writer: AnswerWriter, request_id: str, repeated: Assistant | None) -> None:
+        """`repeated`: see InferenceRequest."""
+        super().__init__()
+        self._writer = writer
+        self._request_id = request_id
+        self._repeated_text, self._repeated_thought = _said(repeated)
+        self._calls = CallNumbers()
+        self._out: list[bytes] = []
+        self._has_begun = False
+        self._is_over = False
+        self._finish: Finish | None = None
+        self._stop_sequence: str | None = None
+        self._tokens: Tokens | None = None
+
+    def feed(self, chunk: bytes) -> bytes:
+        """See Events."""
+        events = self._cut(chunk)
+        return self._written(events) if events else b""
+
+    def finish(self) -> bytes:
+        """See Events."""
+        held = self._take_held()
+        return self._written(held) if held else b""
+
+    @property
+    def is_complete(self) -> bool:
+        """See Events."""
+        return self._is_over
+
+    def failure(self, error: RoundhouseError, request_id: str) -> bytes:
+        """See Events."""
+        if self._is_over:
+            return b""
+        self._is_over = True
+        return self._writer.failure(error.envelope(request_id).error.model_dump())
+
+    def _written(self, events: bytes) -> bytes:
+        self._read_all(events)
+        if self._is_done and not self._is_over and self._finish is not None:
+            self._is_over = True
+            self._out.append(self._writer.end(self._finish, self._stop_sequence, self._tokens))
+        out, self._out = b"".join(self._out), []
+        return out
+
+    def _take(self, fields: Fields) -> None:
+        if self._is_over:
+            return
+        if fields.get("error") is not None:
+            self._failed(fields["error"])
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            self._out.append(self._writer.begin(codec.id_of(fields)))
+        choices = fields.get("choices")
+        if choices and isinstance(choices, list) and isinstance(choices[0], dict):
+            self._choice(choices[0])
+        if "__verbose" in fields:  # of llama-server: it stands in the first one of its last events
+            self._stop_sequence = llama_server.stop_sequence_in(fields)
+        if fields.get("usage"):
+            self._tokens = codec.tokens_of(fields["usage"])
+            self.usage = usage_of(fields["usage"])
+
+    def _choice(self, choice: Fields) -> None:
+        if choice.get("index"):
+            return  # of several answers, the client's family has room for the first one
+        delta = choice.get("delta")
+        if delta and isinstance(delta, dict):
+            self._delta(delta, choice)
+        if choice.get("finish_reason") is not None:
+            finish = codec.finish_of(choice)
+            self._finish = "tool_calls" if finish == "stop" and self._finish == "tool_calls" else finish
+            self._stop_sequence = codec.stop_sequence_of(choice) or self._stop_sequence
+
+    def _delta(self, delta: Fields, choice: Fields) -> None:
+        writer, out = self._writer, self._out
+        thought = codec.thought_in(delta)
+        if thought and self._repeated_thought:
+            thought, self._repeated_thought = _new_in(thought, self._repeated_thought)
+        if thought:
+            out.append(writer.thought(thought))
+        text = delta.get("content")
+        if text and isinstance(text, str):
+            if self._repeated_text:
+                text, self._repeated_text = _new_in(text, self._repeated_text)
+            if text:
+                out.append(writer.text(text, codec.logprobs_of(choice)))
+        if calls := delta.get("tool_calls"):
+            # An engine that ends with `stop` after calls means calls: clients wait for the reason.
+            self._finish = "tool_calls"
+            for call in calls if isinstance(calls, list) else ():
+                if isinstance(call, dict):
+                    out.append(self._call(call))
+        refusal = delta.get("refusal")
+        if refusal and isinstance(refusal, str):
+            out.append(writer.refusal(refusal))
+
+    def _call(self, call: Fields) -> bytes:
+        function = call.get("function")
+        if not isinstance(function, dict):
+            function = {}
+        call_id, name, arguments = call.get("id"), function.get("name"), function.get("arguments")
+        return self._writer.call(
+            self._calls.number_of(call),
+            call_id if isinstance(call_id, str) and call_id else None,
+            name if isinstance(name, str) and name else None,
+            arguments if isinstance(arguments, str) else "",
+        )
+
+    def _failed(self, error: Any) -> None:
+        if self._is_over:
+            return
+        envelope = errors.completed(errors.status_of(error), {"error": error}, b"", self._request_id)
+        self._out.append(self._writer.failure(envelope["error"]))
+        self._is_over = True
+
+
+class TranslatedGathering:
+    """A blocking answer of the client's family, made of a chat completion's stream."""
+
+    def __init__(self, writer: AnswerWriter, repeated: Assistant | None) -> None:
+        self._writer = writer
+        self._repeated = repeated
+        self._chat = OpenAIGathering(is_chat=True)
+
+    @property
+    def usage(self) -> Usage | None:
+        """As the stream told."""
+        return self._chat.usage
+
+    def feed(self, chunk: bytes) -> None:
+        """See Gathering."""
+        self._chat.feed(chunk)
+
+    def result(self) -> tuple[int, bytes] | None:
+        """See Gathering."""
+        result = self._chat.result()
+        if result is None or result[0] >= 400:
+            return result
+        return result[0], translated(result[1], self._writer, self._repeated)
+
+
+def translated(body: bytes, writer: AnswerWriter, repeated: Assistant | None) -> bytes:
+    """A blocking chat completion in the writer's family, without what is `repeated`. Raises RoundhouseError: it is
+    none."""
+    fields = errors.decoded(body)
+    if isinstance(fields, dict) and fields.get("error") is not None:
+        error = errors.completed(500, fields, b"", None)["error"]
+        raise RoundhouseError("engine_error", error["message"])
+    if not isinstance(fields, dict) or not isinstance(fields.get("choices"), list):
+        raise RoundhouseError("engine_disconnected", "The engine failed: its answer is no chat completion.")
+    return errors.encoded(writer.whole(_without(repeated, codec.answer_of(fields))))
+
+
+def _without(repeated: Assistant | None, answer: Answer) -> Answer:
+    if repeated is None:
+        return answer
+    text, thought = _said(repeated)
+    return replace(answer, text=_new_in(answer.text, text)[0], thought=_new_in(answer.thought, thought)[0])
+
+
+def _said(turn: Assistant | None) -> tuple[str, str]:
+    """The text of a turn, as engines are told it, and its thought."""
+    return ("", "") if turn is None else (turn.text or turn.refusal, turn.thought)
+
+
+def _new_in(text: str, repeated: str) -> tuple[str, str]:
+    """What a part says beyond what is repeated, and what of that is still to come."""
+    return ("", repeated[len(text) :]) if repeated.startswith(text) else (text.removeprefix(repeated), "")

@@ -1,0 +1,69 @@
+"""Whether a model can take a request now, and why not. Pure."""
+
+from __future__ import annotations
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
+from controller.schema.status import ModelState
+from gateway.routing.table import Routes
+
+
+def find(routes: Routes, name: str) -> ModelRoute:
+    """The model that clients call `name`.
+
+    Raises:
+        RoundhouseError: `unknown_model`.
+    """
+    route = routes.names.get(name)
+    if route is None:
+        raise RoundhouseError("unknown_model", f"No model or alias is named {name!r:.200}.", param="model")
+    return route
+
+
+class LoadingError(RoundhouseError):
+    """`model_loading`, with how far the load is where that is known (0 to 1)."""
+
+    def __init__(self, message: str, progress: float | None, retry_after_s: float | None = None) -> None:
+        super().__init__("model_loading", message, param="model", retry_after_s=retry_after_s)
+        self.progress = progress
+
+    def headers(self) -> dict[str, str]:
+        """The table's, and `x-load-progress`."""
+        known = super().headers()
+        return known if self.progress is None else known | {"x-load-progress": f"{self.progress:.2f}"}
+
+
+def refusal(route: ModelRoute, now: float) -> RoundhouseError | None:
+    """Why a request for this model is refused at Unix time `now`; None if it is loaded."""
+    if route.state == ModelState.LOADED:
+        return None
+    code, text = {
+        ModelState.UNLOADED: ("model_not_loaded", "is not loaded"),
+        ModelState.LOADING: ("model_loading", "is being loaded"),
+        ModelState.UNLOADING: ("model_unloading", "is being unloaded"),
+        ModelState.FAILED: ("model_failed", "could not be loaded"),
+    }[route.state]
+    told = route.last_error or (f"{route.reason}." if route.reason else None)
+    why = f": {told}" if told else "."
+    wait_s = None if route.retry_at is None else max(1.0, route.retry_at - now)
+    if route.state == ModelState.LOADING:
+        far = "" if route.progress is None else f" ({route.progress:.0%})".replace("%", " %")
+        return LoadingError(f"The model {route.name!r} {text}{far}{why}", route.progress, wait_s)
+    return RoundhouseError(code, f"The model {route.name!r} {text}{why}", param="model", retry_after_s=wait_s)
+
+
+def is_worth_waiting(route: ModelRoute) -> bool:
+    """Whether demand gets this model loaded. After a failed load the client is told at once instead."""
+    return route.autoload and route.state != ModelState.FAILED
+
+
+def not_loaded_in_time(name: str, limit_s: float, route: ModelRoute | None) -> LoadingError:
+    """For a request that waited for a load of the model `name` as long as it may."""
+    message = f"The model {name!r} was not loaded within {limit_s:g} s."
+    return LoadingError(message, route.progress if route is not None else None)
+
+
+def overtaken(route: ModelRoute) -> RoundhouseError:
+    """Demand no longer loads a model that is waited for: it was unloaded, perhaps before anything of it ran."""
+    text = f"The model {route.name!r} was unloaded while the request waited for it."
+    return RoundhouseError("model_unloading", text, param="model")

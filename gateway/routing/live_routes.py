@@ -1,0 +1,42 @@
+"""The routing table in force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import RoutingTable
+from gateway.routing.table import Routes
+
+
+class LiveRoutes:
+    """Holds the current `Routes`. One event loop, so a read and what is decided on it happen without a gap
+    as long as nothing is awaited in between."""
+
+    def __init__(self) -> None:
+        self._current: Routes | None = None
+        self.on_table: Callable[[Routes], None] = lambda _: None
+        """Called when a table has come into force."""
+
+    @property
+    def current_or_none(self) -> Routes | None:
+        """The table in force; None before the first."""
+        return self._current
+
+    @property
+    def current(self) -> Routes:
+        """The table in force.
+
+        Raises:
+            RoundhouseError: `controller_unavailable`, while there has been no table.
+        """
+        if self._current is None:
+            raise RoundhouseError(
+                "controller_unavailable", "The gateway has not had a routing table from a controller yet."
+            )
+        return self._current
+
+    def apply(self, table: RoutingTable) -> None:
+        """Put `table` in force."""
+        self._current = routes = Routes.of(table)
+        self.on_table(routes)

@@ -1,0 +1,257 @@
+"""One inference request on a client's connection: its parts as they come, its answer as it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Final, Protocol
+
+from controller.schema.errors import RoundhouseError
+from gateway.server.asgi import Header
+
+_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_CLOSE: Final = b"connection: close\r\n"
+_LAST_CHUNK: Final = b"0\r\n\r\n"
+_ONE_WRITE_BYTES: Final = 64 * 1024
+"""Above this, joining an answer to its head costs more than a second write."""
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+
+
+class Handler(Protocol):
+    """What serves one call. Told everything in the event loop's one thread, each thing at most once."""
+
+    def begin(self, body: bytes) -> None:
+        """The whole request is there."""
+
+    def fail(self, error: RoundhouseError) -> None:
+        """Answer `error`, in the form that is left."""
+
+    def client_gone(self) -> None:
+        """Nobody listens any more; nothing may be sent."""
+
+    def client_full(self) -> None:
+        """What is sent piles up: send no more than must be, until `client_ready`."""
+
+    def client_ready(self) -> None:
+        """What piled up is gone."""
+
+
+class Connection(Protocol):
+    """What a call asks of the connection that it came on."""
+
+    transport: asyncio.Transport
+
+    @property
+    def default_lines(self) -> bytes:
+        """Header lines that every answer has."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Most bytes of a request's body."""
+
+    def send_continue(self) -> None:
+        """Ask the client for its body."""
+
+    def answered(self, call: ClientCall) -> None:
+        """The answer is complete."""
+
+
+class ClientCall:
+    """A request, and the means to answer it.
+
+    Some of its names are those of uvicorn's cycle, whose place it takes on its connection.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_body",
+        "_chunked",
+        "_connection",
+        "_opener",
+        "_size",
+        "_too_large",
+        "body_complete",
+        "disconnected",
+        "expects_continue",
+        "handler",
+        "headers",
+        "keep_alive",
+        "method",
+        "path",
+        "query",
+        "response_complete",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        opener: Callable[[ClientCall], Handler],
+        method: bytes,
+        path: bytes,
+        query: bytes,
+        headers: list[Header],
+        *,
+        keep_alive: bool,
+        chunked: bool,
+    ) -> None:
+        self._connection = connection
+        self._opener = opener
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.keep_alive = keep_alive
+        self._chunked = chunked
+        self.expects_continue = False
+        self.handler: Handler | None = None
+        self._body: bytes | bytearray = b""
+        """The one part of it as it came, since most come in one; of more, a list would keep an object for each."""
+        self._size = 0
+        self._too_large = False
+        self._begun = False
+        self.body_complete = False
+        self.response_complete = False
+        self.disconnected = False
+
+    # From the connection
+
+    def take_body(self, part: bytes) -> None:
+        """A part of the body. More than may be is not kept."""
+        self._size += len(part)
+        if self._size > self._connection.max_body_bytes:
+            self._too_large = True
+            self._body = b""
+        elif not self._body:
+            self._body = part
+        else:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += part
+
+    def go_on(self) -> None:
+        """Serve what has been read. Only while it is this call's turn."""
+        if self.response_complete:
+            return
+        handler = self.handler
+        if handler is None:
+            handler = self._opener(self)
+            if self._is_answered():
+                return
+            self.handler = handler
+            if not self.body_complete:
+                self._look_at_announced()
+        if self._too_large:
+            handler.fail(self._refusal())
+        elif self.body_complete and not self._begun:
+            self._begun = True
+            body, self._body = bytes(self._body), b""
+            handler.begin(body)
+
+    def _is_answered(self) -> bool:
+        return self.response_complete
+
+    def _look_at_announced(self) -> None:
+        announced = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        if int(announced) > self._connection.max_body_bytes:
+            self._too_large = True
+        elif self.expects_continue:
+            self._connection.send_continue()
+
+    def _refusal(self) -> RoundhouseError:
+        limit = self._connection.max_body_bytes
+        return RoundhouseError("body_too_large", f"The body is larger than {limit} bytes, the most that is accepted.")
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        if not self.response_complete:
+            self.response_complete = self.disconnected = True
+            if self.handler is not None:
+                self.handler.client_gone()
+
+    def refuse(self, error: RoundhouseError) -> None:
+        """The rest of the request will not be read."""
+        self.keep_alive = False
+        if self.response_complete:
+            return
+        handler = self.handler or self._opener(self)
+        if not self._is_answered():
+            self.handler = handler
+            handler.fail(error)
+
+    # From the handler
+
+    def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Answer completely. `lines` are header lines, each with its line end."""
+        connection = self._connection
+        if not self.body_complete:
+            self.keep_alive = False
+        close = b"" if self.keep_alive else _CLOSE
+        head = b"%b%b%b%bcontent-length: %d\r\n\r\n" % (
+            status_line(status),
+            connection.default_lines,
+            lines,
+            close,
+            len(body),
+        )
+        if len(body) <= _ONE_WRITE_BYTES:
+            connection.transport.write(head + body)
+        else:
+            connection.transport.write(head)
+            connection.transport.write(body)
+        self._complete()
+
+    def start(self, status: int, lines: bytes, first: bytes) -> None:
+        """Begin an answer whose length is not known."""
+        connection = self._connection
+        if self._chunked:
+            first = b"transfer-encoding: chunked\r\n%b\r\n%x\r\n%b\r\n" % (
+                b"" if self.keep_alive else _CLOSE,
+                len(first),
+                first,
+            )
+        else:
+            self.keep_alive = False
+            first = b"connection: close\r\n\r\n" + first
+        connection.transport.write(b"%b%b%b%b" % (status_line(status), connection.default_lines, lines, first))
+
+    def send_part(self, part: bytes) -> None:
+        """A part of an answer that was started; not empty."""
+        self._connection.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if self._chunked else part)
+
+    def end(self, last: bytes = b"") -> None:
+        """End an answer that was started."""
+        if self._chunked:
+            last = b"%x\r\n%b\r\n%b" % (len(last), last, _LAST_CHUNK) if last else _LAST_CHUNK
+        if last:
+            self._connection.transport.write(last)
+        self._complete()
+
+    def break_off(self) -> None:
+        """Leave an answer visibly unfinished: that is all that can be said in the middle of one that is no stream."""
+        self.response_complete = True
+        transport = self._connection.transport
+        if self._chunked or transport.is_closing():
+            transport.close()
+            return
+        # Whose end is the connection's end looks complete after an orderly close.
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        transport.abort()
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        self._connection.answered(self)
+
+
+def status_line(status: int) -> bytes:
+    """The first line of an answer. An engine's own status may have no phrase."""
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+def header_lines(headers: Iterable[Header]) -> bytes:
+    """As they go over the wire."""
+    return b"".join(b"%b: %b\r\n" % header for header in headers)

@@ -1,0 +1,283 @@
+"""The client's side of HTTP/1.1: uvicorn's protocol, with limits, time limits, and a short way for inference.
+
+uvicorn serves what goes through the web framework. An inference request leaves its way as soon as the headers are read:
+no scope, no task and no queue of messages are made for it, because they would cost more than the rest of the request
+(docs/adr/0008-event-driven-hot-path.md). What it needs instead is a `ClientCall` and the `Handler` that serves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.server import ServerState
+
+from controller.schema.errors import RoundhouseError
+from gateway.server.asgi import Header, error_headers
+from gateway.server.call import ClientCall, Handler, header_lines, status_line
+from gateway.server.request_reader import ClientLimits, Direct, RequestReader
+
+AHEAD_BYTES: Final = 64 * 1024
+"""So much is read beyond a request that is being served: while nothing is read, a client that leaves is not noticed."""
+LINGER_S: Final = 2.0
+"""How long the rest of a refused body is read and dropped, so that the refusal arrives before the connection closes."""
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class ClientConnection(RequestReader):
+    """One connection of a client.
+
+    Requests are answered in the order in which they came. What is wrong with one is told when it is its turn, and then
+    nothing more is read: what follows cannot be known to be a request.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        direct: Direct,
+        limits: ClientLimits,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop, direct=direct, limits=limits)
+        self._ahead = 0
+        """Bytes read since a request began to wait for others on this connection."""
+        self._deaf = False
+        self._serving: ClientCall | RequestResponseCycle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._progress_at = 0.0
+        self._unsent = 0
+        """Bytes that waited for the client when last looked at."""
+        self._last_word: RoundhouseError | None = None
+        """To be told when all that came before is answered."""
+        self._default_headers: Sequence[Header] = ()
+        self._default_lines = b""
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to watch the time."""
+        super().connection_made(transport)
+        self._progress_at = self.loop.time()
+        self._watch = self.loop.call_later(self._limits.shortest_s, self._look_at_time)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell whoever is being served; uvicorn tells only the request that was read last."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        serving, self._serving = self._serving, None
+        self.pipeline.clear()
+        if isinstance(self.cycle, ClientCall):
+            self.cycle = cast("RequestResponseCycle", None)  # uvicorn would wake its task, and it has none
+        super().connection_lost(exc)
+        if isinstance(serving, ClientCall):
+            serving.lost()
+        elif serving is not None and serving is not self.cycle:
+            serving.disconnected = True
+            serving.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Read requests; serve the one whose turn it is."""
+        if self._deaf:
+            return
+        idle_before = self._idle_bytes
+        wrong = self.read_requests(data)
+        if not (idle_before and self._idle_bytes):
+            self._progress_at = self.loop.time()  # only the first part of a head is progress: it has one time limit
+        if wrong is not None:
+            self._refuse(wrong)
+        elif self.pipeline:
+            self._ahead += len(data)
+            if self._ahead > AHEAD_BYTES:
+                self.flow.pause_reading()
+        if isinstance(self._serving, ClientCall):
+            self._serving.go_on()
+
+    def _begin_call(
+        self, opener: Callable[[ClientCall], Handler], method: bytes, path: bytes, query: bytes, *, is_modern: bool
+    ) -> None:
+        keep_alive = is_modern and self.parser.should_keep_alive()
+        call = ClientCall(self, opener, method, path, query, self.headers, keep_alive=keep_alive, chunked=is_modern)
+        call.expects_continue = self.expect_100_continue
+        before, self.cycle = self.cycle, cast("RequestResponseCycle", call)
+        # Who does not take the last answer is given no other.
+        if (before is None or before.response_complete) and not self.flow.write_paused:
+            self._serving = call
+        else:
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Start a request, perhaps one that waited for those before it on this connection."""
+        self._serving = cycle
+        if isinstance(cycle, ClientCall):
+            cycle.go_on()
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    # What a ClientCall asks of its connection
+
+    @property
+    def default_lines(self) -> bytes:
+        """What every answer has: uvicorn's `date`, which it makes anew each second."""
+        headers = self.server_state.default_headers
+        if headers is not self._default_headers:
+            self._default_headers, self._default_lines = headers, header_lines(headers)
+        return self._default_lines
+
+    def send_continue(self) -> None:
+        """Ask the client for its body."""
+        self.transport.write(_CONTINUE)
+
+    def answered(self, call: ClientCall) -> None:
+        """`call` is complete: close, linger, or go on with the next request."""
+        if not call.body_complete:
+            self._linger()
+        elif not call.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, or wait for it: the watch knows how long."""
+        self._serving = None
+        self._progress_at = self.loop.time()
+        self.server_state.total_requests += 1
+        if self.pipeline:
+            self.loop.call_soon(self._next_in_line)  # not at once: refusals would nest as deep as the line is long
+        elif not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self._last_word is not None:
+                self._answer_nobody(self._last_word)
+
+    def _next_in_line(self) -> None:
+        if self._serving is not None or self.flow.write_paused or self.transport.is_closing() or not self.pipeline:
+            return
+        cycle, app = self.pipeline.pop()
+        if not self.pipeline:
+            self._ahead = 0
+            self.flow.resume_reading()
+        self._start_asgi_task(cycle, app)
+
+    # Refusals
+
+    def _refuse(self, error: RoundhouseError) -> None:
+        """Say what is wrong with what is being read, when it is its turn, and read no more."""
+        if self._deaf or self.transport.is_closing():
+            return
+        last = self.cycle
+        if not _is_incomplete(last):
+            self._refuse_after_all(error)  # a head is being read
+        elif last.response_complete:
+            self._linger()
+        elif last is not self._serving:
+            self.pipeline.popleft()
+            self._refuse_after_all(error)
+        elif isinstance(last, ClientCall):
+            last.refuse(error)
+        else:
+            last.disconnected = True  # it sends no more, and its application is told so
+            last.message_event.set()
+            if last.response_started:
+                self.transport.abort()
+            else:
+                self._answer_nobody(error)
+
+    def _refuse_after_all(self, error: RoundhouseError) -> None:
+        if self._serving is None and not self.pipeline:
+            self._answer_nobody(error)
+        else:
+            self._deaf = True
+            self._last_word = error
+
+    def _answer_nobody(self, error: RoundhouseError) -> None:
+        """Answer what is no request; it gets an id like one."""
+        request_id = self._direct.next_id()
+        body = error.json_bytes(request_id)
+        lines = header_lines([(b"x-request-id", request_id.encode()), *error_headers(error)])
+        head = b"%bcontent-length: %d\r\nconnection: close\r\n\r\n" % (lines, len(body))
+        self.transport.write(status_line(error.entry.status) + self.default_lines + head + body)
+        self._linger()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's own refusals."""
+        self._refuse(RoundhouseError("invalid_request", msg))
+
+    def _linger(self) -> None:
+        """Close once the client has stopped sending: closing earlier would take the answer from it."""
+        self._deaf = True
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self.loop.call_later(LINGER_S, self.transport.close)
+
+    # Time
+
+    def _look_at_time(self) -> None:
+        """One timer per connection, set anew only when it fires."""
+        patience = self._patience()
+        left = self._progress_at + patience - self.loop.time()
+        if left <= 0:
+            self._be_late()
+            left = patience
+        if not self.transport.is_closing() or self.transport.get_write_buffer_size():
+            self._watch = self.loop.call_later(max(min(left, self._limits.shortest_s), 0.01), self._look_at_time)
+
+    def _patience(self) -> float:
+        idle = self._serving is None and not self._idle_bytes and not self.transport.get_write_buffer_size()
+        return self._limits.keep_alive_s if idle and self.cycle is not None else self._limits.client_timeout_s
+
+    def _be_late(self) -> None:
+        """End the connection if it is the client's turn."""
+        serving = self._serving
+        if self.flow.write_paused or (serving is None and self.transport.get_write_buffer_size()):
+            self._look_at_unsent()
+        elif serving is None:
+            if self._idle_bytes:
+                self._refuse(self._late("headers"))
+            else:
+                self.transport.close()
+        elif _is_incomplete(serving):
+            self._refuse(self._late("body"))
+
+    def _look_at_unsent(self) -> None:
+        """End the connection if the client has taken nothing since the last look."""
+        unsent = self.transport.get_write_buffer_size()
+        if 0 < self._unsent <= unsent:
+            self.transport.abort()
+        self._unsent = unsent
+        self._progress_at = self.loop.time()
+
+    def _late(self, part: str) -> RoundhouseError:
+        limit = self._limits.client_timeout_s
+        return RoundhouseError("request_timeout", f"The request's {part} did not go on for {limit:g} s.")
+
+    def pause_writing(self) -> None:
+        """The client takes less than it is sent."""
+        self._progress_at = self.loop.time()
+        self._unsent = self.transport.get_write_buffer_size()
+        super().pause_writing()
+        if isinstance(self._serving, ClientCall) and self._serving.handler is not None:
+            self._serving.handler.client_full()
+
+    def resume_writing(self) -> None:
+        """The client has taken what it was sent."""
+        self._progress_at = self.loop.time()
+        self._unsent = 0
+        super().resume_writing()
+        if isinstance(self._serving, ClientCall) and self._serving.handler is not None:
+            self._serving.handler.client_ready()
+        elif self._serving is None and self.pipeline:
+            self.loop.call_soon(self._next_in_line)
+
+
+def _is_incomplete(cycle: RequestResponseCycle | ClientCall | None) -> bool:
+    """Whether a part of the request is still to come."""
+    if isinstance(cycle, ClientCall):
+        return not cycle.body_complete
+    return cycle is not None and cycle.more_body

@@ -1,0 +1,217 @@
+"""Reading requests from a client's connection, within limits. See `client_http`, which answers them.
+
+uvicorn's protocol with its parser, which is strict: what it refuses (two lengths, a length besides chunks, folded or
+bare-ended lines, other transfer codings) could be read in two ways by two servers, and hide a request inside another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+import httptools
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from controller.schema.errors import RoundhouseError
+from gateway.server.call import ClientCall, Handler
+from gateway.server.request_head import check_protocol, head_size, in_origin_form, without_upgrade
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """What a connection may take of us."""
+
+    max_header_bytes: int
+    client_timeout_s: float
+    """For the headers; between parts of a body; for taking what was sent."""
+    keep_alive_s: float
+    """Between requests."""
+
+    @property
+    def shortest_s(self) -> float:
+        """How often to look at the time."""
+        return min(self.client_timeout_s, self.keep_alive_s)
+
+
+class Direct(Protocol):
+    """What serves requests without the web framework."""
+
+    def route(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
+        """What opens such a request; None: it goes through the framework. `path` is as sent, without its query."""
+
+    def max_body_bytes(self) -> int:
+        """Most bytes of a request's body."""
+
+    def next_id(self) -> str:
+        """An id for the answer to what is no request."""
+
+
+class _StopReadingError(Exception):
+    """Ends the parser's work in the middle. The reason is kept by whoever raises this."""
+
+
+class RequestReader(HttpToolsProtocol):
+    """The reading half of a connection."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        direct: Direct,
+        limits: ClientLimits,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._direct = direct
+        self._limits = limits
+        self._arrived = 0
+        """Bytes of this read."""
+        self._idle_bytes = 0
+        """Bytes since a request's head began, or since the last part of its body."""
+        self._head_slack = 0
+        """Bytes that the head may have besides `_idle_bytes`: of the read in which it began."""
+        self._dropped = 0
+        """Bytes of the body of a request that was answered before its end."""
+        self._reading_head = True
+        self._upgrades = False
+        self._reason: RoundhouseError | None = None
+        """Why the parser was stopped."""
+
+    @abstractmethod
+    def _begin_call(
+        self, opener: Callable[[ClientCall], Handler], method: bytes, path: bytes, query: bytes, *, is_modern: bool
+    ) -> None:
+        """The head of a request without the framework is there. Its call is `cycle` from now on: the body follows.
+        `is_modern`: it is HTTP/1.1."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Most bytes of a body."""
+        return self._direct.max_body_bytes()
+
+    def read_requests(self, data: bytes) -> RoundhouseError | None:
+        """Read on. What is wrong with the request that is being read; nothing may be read after it."""
+        self._arrived = len(data)
+        self._idle_bytes += self._arrived
+        try:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as wish:
+                self._read_without_upgrade(memoryview(data)[wish.args[0] :])
+        except httptools.HttpParserError as error:
+            return self._reason or _unreadable(error)
+        return self._headers_too_large() if self._idle_bytes > self._limits.max_header_bytes else None
+
+    def _read_without_upgrade(self, rest: memoryview) -> None:
+        """Go on as if no other protocol had been wished for. For the parser the request ended with such a head: so the
+        head is read again without the wish, and then the body, and perhaps further requests of the kind."""
+        while True:
+            head = without_upgrade(self.parser.get_method(), self.url, self.parser.get_http_version(), self.headers)
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.parser.feed_data(head)
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as wish:
+                rest = rest[wish.args[0] :]
+            else:
+                return
+
+    # The parser's callbacks
+
+    def on_message_begin(self) -> None:
+        """Forget the last request."""
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+        self._reading_head = True
+        self._head_slack = self._arrived
+
+    def on_headers_complete(self) -> None:
+        """Decide who serves the request."""
+        limit = self._limits.max_header_bytes
+        if self._idle_bytes + self._head_slack > limit and head_size(self.url, self.headers) > limit:
+            self._stop_reading(self._headers_too_large())
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        self._upgrades = self.parser.should_upgrade()
+        if self._upgrades or version != "1.1":
+            try:
+                check_protocol(method, version)
+            except RoundhouseError as error:
+                self._stop_reading(error)
+            if self._upgrades:
+                return
+        self._reading_head = False
+        self._idle_bytes = 0
+        if self.url[:1] != b"/":
+            self.url, self.headers = in_origin_form(self.url, self.headers)
+        path, _, query = self.url.partition(b"?")
+        opener = self._direct.route(method, path)
+        if opener is None:
+            self._begin_framework()
+        else:
+            self._begin_call(opener, method, path, query, is_modern=version == "1.1")
+        self.headers = []  # a body's trailers are no headers
+
+    def _begin_framework(self) -> None:
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers.extend(headers)
+        try:
+            super().on_headers_complete()
+        except httptools.HttpParserInvalidURLError:
+            self._stop_reading(RoundhouseError("invalid_request", "The request's target is not a URL."))
+        if expects:
+            self.cycle.keep_alive = False  # refused before its body was asked for, it may send it or not
+        if self.pipeline:
+            self.flow.resume_reading()  # uvicorn reads nothing ahead
+
+    def _stop_reading(self, reason: RoundhouseError) -> NoReturn:
+        """End the parser's work, from within one of its callbacks."""
+        self._reason = reason
+        raise _StopReadingError
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body."""
+        self._idle_bytes = 0
+        if isinstance(self.cycle, ClientCall):
+            self.cycle.take_body(body)
+            return
+        super().on_body(body)
+        if self.cycle.response_complete:
+            self._dropped += len(body)
+            if self._dropped > self.max_body_bytes:
+                self._stop_reading(RoundhouseError("body_too_large", "The request was answered long ago."))
+
+    def on_message_complete(self) -> None:
+        """The end of a request."""
+        if self._upgrades:
+            return  # it is read again
+        self._idle_bytes = self._dropped = 0
+        if isinstance(self.cycle, ClientCall):
+            self.cycle.body_complete = True
+        else:
+            super().on_message_complete()
+
+    def _headers_too_large(self) -> RoundhouseError:
+        limit = self._limits.max_header_bytes
+        part = "request line and headers" if self._reading_head else "trailers"
+        return RoundhouseError("headers_too_large", f"The {part} are more than {limit} bytes.")
+
+
+def _unreadable(error: httptools.HttpParserError) -> RoundhouseError:
+    if isinstance(error, httptools.HttpParserCallbackError):  # ours, not the client's
+        logger.error("a request could not be read", exc_info=error.__context__)
+        return RoundhouseError("internal_error", "The gateway failed on this request.")
+    return RoundhouseError("invalid_request", "What was sent is not an HTTP/1.1 request.")

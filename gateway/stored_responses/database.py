@@ -1,0 +1,285 @@
+"""What is asked of the database of stored responses. Every method waits for the disk, and may raise sqlite3.Error.
+
+A process that is killed loses nothing that was written; a power cut may cost the last responses (`synchronous` is
+NORMAL), never the file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from sqlite3 import DatabaseError
+from typing import Any, Final, NamedTuple
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.responses.response_object import failed
+from gateway.stored_responses.errors import not_continuable, previous_not_found, too_long
+from gateway.stored_responses.records import CONTINUABLE, Bounds, Found, History, Stored, StoredResponse, response_of
+from gateway.stored_responses.schema import opened, transaction
+
+SWEPT_AT_ONCE: Final = 100
+"""Responses: a longer transaction would keep requests waiting."""
+FREE_PAGES: Final = 256
+"""So many may lie idle in the file before it is made smaller."""
+RESTARTED: Final = "The gateway was restarted before the response was complete."
+
+_CHAIN: Final = """
+WITH RECURSIVE chain (number, model, previous, status, items, bytes, depth) AS (
+    SELECT number, model, previous, status, items, bytes, 1 FROM responses
+    WHERE id = :id AND tenant = :tenant AND used_at >= :cutoff
+    UNION ALL
+    SELECT r.number, r.model, r.previous, r.status, r.items, r.bytes, depth + 1
+    FROM chain JOIN responses AS r ON r.id = chain.previous
+    WHERE r.tenant = :tenant AND r.used_at >= :cutoff AND depth < :most
+)
+SELECT number, model, previous, status, items, bytes FROM chain ORDER BY depth
+"""
+_FIND: Final = """
+SELECT model, response, output FROM responses JOIN documents USING (number) WHERE id = ? AND tenant = ? AND used_at >= ?
+"""
+_ITEMS: Final = "SELECT input, output FROM documents WHERE number = ?"
+_REFERENCED: Final = """
+SELECT number, model, bytes, input, output FROM responses JOIN documents USING (number)
+WHERE id = ? AND tenant = ? AND used_at >= ?
+"""
+_USE: Final = "UPDATE responses SET used_at = max(used_at, ?) WHERE number = ?"
+_USE_CHAINS: Final = """
+WITH RECURSIVE chain (number, tenant, previous) AS (
+    SELECT number, tenant, previous FROM (VALUES {}) JOIN responses ON id = column1 AND tenant = column2
+    WHERE used_at >= ?
+    UNION
+    SELECT r.number, r.tenant, r.previous FROM chain JOIN responses AS r ON r.id = chain.previous
+    WHERE r.tenant = chain.tenant AND r.used_at >= ?
+)
+UPDATE responses SET used_at = max(used_at, ?) WHERE number IN (SELECT number FROM chain)
+"""
+_INSERT: Final = """
+INSERT INTO responses (number, id, tenant, model, created_at, used_at, previous, status, items, bytes) VALUES {}
+"""
+_INSERT_DOCUMENTS: Final = "INSERT INTO documents (number, response, input, output) VALUES {}"
+_RUNNING: Final = """
+SELECT number, response FROM responses JOIN documents USING (number) WHERE status IN ('queued', 'in_progress')
+"""
+_EVICT: Final = """
+DELETE FROM responses WHERE number =
+    (SELECT number FROM responses WHERE status NOT IN ('queued', 'in_progress') ORDER BY used_at, number LIMIT 1)
+"""
+_SWEEP: Final = """
+DELETE FROM responses WHERE number IN
+    (SELECT number FROM responses WHERE used_at < ? AND status NOT IN ('queued', 'in_progress') LIMIT ?)
+"""
+
+
+class FullError(DatabaseError):
+    """There is no room for the response, whatever else goes."""
+
+
+class _Link(NamedTuple):
+    """One response of a conversation."""
+
+    number: int
+    model: str
+    previous: str | None
+    status: str
+    items: int
+    bytes: int
+
+
+class Database:
+    """An opened file. Belongs to one thread at a time."""
+
+    def __init__(self, path: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
+        """Open it. What was running when it was last closed has failed. `clock` gives Unix time. May raise OSError."""
+        self._clock = clock
+        self._retention_s = retention_s
+        self._db = opened(path)
+        try:
+            self._page_size = self._pragma("page_size")
+            self._max_pages = max_bytes // self._page_size
+            [number] = self._db.execute("SELECT coalesce(max(number), 0) FROM responses").fetchone()
+            self._next_number = number + 1
+            self._end_running()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _end_running(self) -> None:
+        error = RoundhouseError("gateway_stopping", RESTARTED).envelope().error.model_dump()
+        with transaction(self._db):
+            for number, response in self._db.execute(_RUNNING).fetchall():
+                ended = json_bytes(failed(json.loads(response), [], error))
+                self._db.execute("UPDATE documents SET response = ? WHERE number = ?", (ended, number))
+                self._db.execute("UPDATE responses SET status = 'failed' WHERE number = ?", (number,))
+
+    # What requests ask for
+
+    def save(self, *made: StoredResponse) -> None:
+        """Write responses, all or none, each instead of an earlier one of its id; each id once. What was used longest
+        ago makes room; what they continue counts as used now. Many at once cost little more than one.
+
+        Raises:
+            FullError: they are larger than all that may be stored.
+        """
+        now = self._clock()
+        first = self._next_number
+        self._next_number += len(made)
+        rows, documents = [], []
+        for number, each in enumerate(made, first):
+            row = (number, each.id, each.tenant, each.model, each.created_at, now, each.previous, each.status)
+            rows.append((*row, each.items, each.items_size))
+            documents.append((number, each.response, each.input, each.output))
+        with transaction(self._db):
+            self._execute("DELETE FROM responses WHERE (id) IN (VALUES {})", [(each.id,) for each in made])
+            continued = [(each.previous, each.tenant) for each in made if each.previous is not None]
+            if continued:
+                self._execute(_USE_CHAINS, continued, self._cutoff(now), self._cutoff(now), now)
+            self._make_room(sum(each.size for each in made), len(made))
+            self._execute(_INSERT, rows)
+            self._execute(_INSERT_DOCUMENTS, documents)
+
+    def find(self, tenant: str, response_id: str) -> Found | None:
+        """One response of a tenant."""
+        found = self._db.execute(_FIND, (response_id, tenant, self._cutoff(self._clock()))).fetchone()
+        if found is None:
+            return None
+        model, response, output = found
+        return Found(model, {**json.loads(response), "output": json.loads(output)})
+
+    def input_of(self, tenant: str, response_id: str) -> tuple[str, list[Fields]] | None:
+        """The own name of the model that made a response, and all items that it was made of: of the responses before
+        it, as far as they are still stored, and its own input."""
+        chain = self._chain(tenant, response_id, self._clock())
+        if not chain:
+            return None
+        last, *before = chain
+        [own, _] = self._db.execute(_ITEMS, (last.number,)).fetchone()
+        return last.model, [*self._items(before), *json.loads(own)]
+
+    def history(self, tenant: str, previous: str | None, references: Sequence[str], bounds: Bounds) -> History:
+        """What a request continues and refers to, which counts as used now.
+
+        Raises:
+            RoundhouseError: `previous_response_not_found`: the response, or one before it, is not there.
+                `invalid_request`: the response cannot be continued, or all of it is too much.
+        """
+        now = self._clock()
+        with transaction(self._db):
+            chain = self._continued(tenant, previous, now, bounds) if previous is not None else []
+            self._use(chain, now)
+            referenced, models = self._referenced(tenant, references, now, bounds)
+            return History(chain[0].model if chain else None, tuple(self._items(chain)), referenced, models)
+
+    def delete(self, tenant: str, response_id: str) -> bool:
+        """Delete one response of a tenant. Whether there was one."""
+        with transaction(self._db):
+            found = self._db.execute(
+                "DELETE FROM responses WHERE id = ? AND tenant = ? AND used_at >= ?",
+                (response_id, tenant, self._cutoff(self._clock())),
+            )
+        return found.rowcount > 0
+
+    # What time asks for
+
+    def sweep(self) -> bool:
+        """Delete some of what is kept no longer, and give back some of what is free. Whether there is more to do."""
+        with transaction(self._db):
+            gone = self._db.execute(_SWEEP, (self._cutoff(self._clock()), SWEPT_AT_ONCE)).rowcount
+        return self._shrink() or gone == SWEPT_AT_ONCE
+
+    def _shrink(self) -> bool:
+        free = self._pragma("freelist_count")
+        if free <= FREE_PAGES:
+            return False
+        # `execute` would take the first step alone, which is one page.
+        self._db.executescript(f"PRAGMA incremental_vacuum({FREE_PAGES})")
+        if free - FREE_PAGES > FREE_PAGES:
+            return True
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return False
+
+    def stored(self) -> Stored:
+        """How much there is."""
+        [responses] = self._db.execute("SELECT count(*) FROM responses").fetchone()
+        return Stored(responses, self._used_pages() * self._page_size)
+
+    def close(self) -> None:
+        """Close it; what was written is then in the one file."""
+        self._db.close()
+
+    # Parts of these
+
+    def _cutoff(self, now: float) -> float:
+        return now - self._retention_s
+
+    def _pragma(self, name: str) -> int:
+        return int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
+
+    def _used_pages(self) -> int:
+        return self._pragma("page_count") - self._pragma("freelist_count")
+
+    def _execute(self, statement: str, rows: Sequence[tuple[Any, ...]], *more: Any) -> None:
+        """One statement for all rows: SQLite gives up Python's lock for each, and waits for it again."""
+        values = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * len(rows))
+        self._db.execute(statement.format(values), [*itertools.chain.from_iterable(rows), *more])
+
+    def _make_room(self, size: int, responses: int) -> None:
+        pages = size // self._page_size + 8 * responses  # a few for what is around each
+        if pages > self._max_pages:
+            raise FullError("it is larger than all that may be stored")
+        while self._used_pages() + pages > self._max_pages:
+            if not self._db.execute(_EVICT).rowcount:
+                raise FullError("all that is stored still runs")
+
+    def _chain(self, tenant: str, response_id: str, now: float, most: int = Bounds(0).responses) -> list[_Link]:
+        """A response and those before it, the newest first, as far as they are stored."""
+        asked = {"id": response_id, "tenant": tenant, "cutoff": self._cutoff(now), "most": most}
+        return [_Link(*row) for row in self._db.execute(_CHAIN, asked)]
+
+    def _continued(self, tenant: str, previous: str, now: float, bounds: Bounds) -> list[_Link]:
+        chain = self._chain(tenant, previous, now, bounds.responses)
+        if not chain:
+            raise previous_not_found(previous, previous)
+        if chain[0].status not in CONTINUABLE:
+            raise not_continuable(previous, chain[0].status)
+        before = chain[-1].previous
+        is_long = before is not None and len(chain) >= bounds.responses
+        if is_long or sum(x.items for x in chain) > bounds.items or sum(x.bytes for x in chain) > bounds.bytes:
+            raise too_long(bounds, "previous_response_id")
+        if before is not None:
+            raise previous_not_found(previous, before)
+        return chain
+
+    def _use(self, chain: Sequence[_Link], now: float) -> None:
+        self._db.executemany(_USE, ((now, link.number) for link in chain))
+
+    def _items(self, chain: Sequence[_Link]) -> list[Fields]:
+        """Of these responses, the oldest first."""
+        items: list[Fields] = []
+        for link in reversed(chain):
+            [own, output] = self._db.execute(_ITEMS, (link.number,)).fetchone()
+            items += json.loads(own) + json.loads(output)
+        return items
+
+    def _referenced(
+        self, tenant: str, ids: Sequence[str], now: float, bounds: Bounds
+    ) -> tuple[dict[str, Fields], dict[str, str]]:
+        """Items by their id, and the models whose responses they belong to."""
+        items: dict[str, Fields] = {}
+        models: dict[str, str] = {}
+        left = bounds.bytes
+        for response_id in dict.fromkeys(map(response_of, ids)):
+            found = self._db.execute(_REFERENCED, (response_id, tenant, self._cutoff(now))).fetchone()
+            if found is not None:
+                number, model, size, own, output = found
+                left -= size
+                if left < 0:
+                    raise too_long(bounds, "input")
+                stored = {item["id"]: item for item in json.loads(own) + json.loads(output)}
+                items |= stored
+                models |= dict.fromkeys(stored, model)
+                self._db.execute(_USE, (now, number))
+        return {item_id: items[item_id] for item_id in ids if item_id in items}, models

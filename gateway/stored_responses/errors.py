@@ -1,0 +1,53 @@
+"""What requests about stored responses are refused with. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from controller.schema.errors import RoundhouseError
+from gateway.stored_responses.records import RUNNING, Bounds
+
+_PREVIOUS = "previous_response_id"
+
+
+def previous_not_found(response_id: str, missing: str) -> RoundhouseError:
+    """The response to be continued, or one before it (`missing`), is not there for the tenant."""
+    if missing == response_id:
+        message = f"Previous response with id {response_id!r:.100} not found."
+    else:
+        message = f"The response {missing!r:.100}, which {response_id!r:.100} continues, is not stored any more."
+    return RoundhouseError("previous_response_not_found", message, param=_PREVIOUS)
+
+
+def nothing_stored() -> RoundhouseError:
+    """A response is to be continued, and this gateway stores none."""
+    message = "This gateway stores no responses (ROUNDHOUSE_RESPONSES_RETENTION_H is 0), so none can be continued."
+    return RoundhouseError("previous_response_not_found", message, param=_PREVIOUS)
+
+
+def not_continuable(response_id: str, status: str) -> RoundhouseError:
+    """The response to be continued has no answer, or none yet."""
+    todo = "wait until it is complete" if status in RUNNING else "continue the response before it, or begin anew"
+    message = f"The response {response_id!r:.100} cannot be continued, because it is {status}: {todo}."
+    return RoundhouseError("invalid_request", message, param=_PREVIOUS)
+
+
+def too_long(bounds: Bounds, param: str) -> RoundhouseError:
+    """What a request continues or refers to is more than a conversation may be."""
+    message = (
+        f"The stored conversation is longer than what may be continued: {bounds.responses} responses, {bounds.items} "
+        f"items, {bounds.bytes} bytes. Begin a new one, with what matters of it in `input`."
+    )
+    return RoundhouseError("invalid_request", message, param=param)
+
+
+def too_many_references(ids: Sequence[str], most: int) -> RoundhouseError:
+    """More items are referred to than may be."""
+    message = f"`input` refers to {len(ids)} stored items, and {most} are the most."
+    return RoundhouseError("invalid_request", message, param="input")
+
+
+def response_not_found(response_id: str) -> RoundhouseError:
+    """There is no such response for the tenant."""
+    message = f"Response with id {response_id!r:.100} not found."
+    return RoundhouseError("response_not_found", message, param="response_id")

@@ -1,0 +1,120 @@
+"""What is stored of a response, and what a request may ask of it. Pure values."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.json_bytes import json_bytes
+
+TOKEN_LENGTH: Final = 48
+RUNNING: Final = frozenset({"queued", "in_progress"})
+"""Status of a response that is not over."""
+CONTINUABLE: Final = frozenset({"completed", "incomplete"})
+"""Status of a response that another may continue: it has an answer, perhaps one that was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """One response as it is written. Encoded where it is made, so that nobody changes it any more."""
+
+    id: str
+    tenant: str
+    model: str
+    """The model's own name."""
+    created_at: float
+    """Unix time in seconds."""
+    previous: str | None
+    status: str
+    response: bytes
+    """The response object as JSON, its `output` empty."""
+    input: bytes
+    """Its own input items, a JSON array."""
+    output: bytes
+    """Its `output`."""
+    items: int
+    """How many there are in both."""
+
+    @classmethod
+    def of(cls, tenant: str, model: str, response: Fields, input_items: Sequence[Fields]) -> StoredResponse:
+        """What `response`, with this input of its own, is stored as."""
+        output = response["output"]
+        return cls(
+            id=response["id"],
+            tenant=tenant,
+            model=model,
+            created_at=response["created_at"],
+            previous=response.get("previous_response_id"),
+            status=response["status"],
+            response=json_bytes({**response, "output": []}),
+            input=json_bytes(input_items),
+            output=json_bytes(output),
+            items=len(input_items) + len(output),
+        )
+
+    @property
+    def items_size(self) -> int:
+        """Bytes of its items."""
+        return len(self.input) + len(self.output)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of it."""
+        return len(self.response) + self.items_size
+
+
+class Found(NamedTuple):
+    """A stored response, read."""
+
+    model: str
+    response: Fields
+
+
+class History(NamedTuple):
+    """What a request continues and refers to."""
+
+    model: str | None = None
+    """The own name of the model that made the response which is continued; None: none is."""
+    items: tuple[Fields, ...] = ()
+    """Of the responses that it continues, input and output, the oldest first."""
+    referenced: Mapping[str, Fields] = {}
+    """Those of the items referred to that there are, by their id."""
+    referred_models: Mapping[str, str] = {}
+    """By such an id the own name of the model whose response it belongs to."""
+
+
+class Bounds(NamedTuple):
+    """What one conversation may come to."""
+
+    bytes: int
+    """JSON of its items."""
+    items: int = 10_000
+    responses: int = 2_000
+
+
+class Stored(NamedTuple):
+    """How much is stored."""
+
+    responses: int = 0
+    bytes: int = 0
+    """Of the database, without what is free in it."""
+
+
+def id_of(token: str) -> str:
+    """Of a response whose ids are made with this token, which has `TOKEN_LENGTH` letters and cannot be guessed."""
+    return f"resp_{token}"
+
+
+def item_ids(token: str) -> Callable[[str], str]:
+    """Makes ids for the items of that response, by their prefix. They tell where an item is stored."""
+    numbers = itertools.count()
+    return lambda prefix: f"{prefix}_{token}{next(numbers):04x}"
+
+
+def response_of(item_id: str) -> str | None:
+    """The id of the response that an item of this id would belong to."""
+    rest = item_id.rpartition("_")[2]
+    return id_of(rest[:TOKEN_LENGTH]) if len(rest) > TOKEN_LENGTH else None

@@ -1,0 +1,197 @@
+"""The responses that are stored, and those that are being made and can be asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.responses.context import ResponseContext
+from gateway.routing.live_routes import LiveRoutes
+from gateway.server.asgi import Header
+from gateway.stored_responses.errors import not_continuable, nothing_stored, previous_not_found, response_not_found
+from gateway.stored_responses.records import TOKEN_LENGTH, Bounds, History, StoredResponse, id_of, item_ids
+from gateway.stored_responses.request_options import Asked
+from gateway.stored_responses.store import ResponseStore
+from gateway.tenancy.api_keys import Caller
+
+logger = logging.getLogger(__name__)
+
+OPEN_RESPONSES: Final = b"openresponses-version"
+
+
+class Run(Protocol):
+    """A response that is being made, and whose id somebody may know."""
+
+    @property
+    def context(self) -> ResponseContext:
+        """Its own."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+
+    @property
+    def model(self) -> str:
+        """The model's own name."""
+
+    @property
+    def response(self) -> Fields | None:
+        """What it is now; None: nobody has been told of it yet."""
+
+    def settle(self) -> None:
+        """Store it, if it is known by now what became of it."""
+
+    def cancel(self) -> None:
+        """End it. Harmless after its end."""
+
+
+class Responses:
+    """All of a gateway's. Belongs to the event loop."""
+
+    def __init__(
+        self, store: ResponseStore | None, live: LiveRoutes, bounds: Bounds, clock: Callable[[], float]
+    ) -> None:
+        """`store` None: none are stored. `clock` gives Unix time."""
+        self._store = store
+        self._live = live
+        self._bounds = bounds
+        self._clock = clock
+        self._running: dict[str, Run] = {}
+
+    # For requests that make them
+
+    @property
+    def keeps(self) -> bool:
+        """Whether responses are stored here."""
+        return self._store is not None
+
+    def context(self, headers: Sequence[Header]) -> ResponseContext:
+        """For a new response to a request with these headers."""
+        token = secrets.token_hex(TOKEN_LENGTH // 2)
+        return ResponseContext(
+            id=id_of(token),
+            created_at=int(self._clock()),
+            clock=self._clock,
+            new_id=item_ids(token),
+            is_open_responses=any(name == OPEN_RESPONSES for name, _ in headers),
+        )
+
+    def history(self, caller: Caller, asked: Asked) -> asyncio.Future[History]:
+        """What a request continues and refers to; see `Database.history`. Raises RoundhouseError, too."""
+        if self._store is None:
+            if asked.previous is not None:
+                raise nothing_stored()
+            nothing: asyncio.Future[History] = asyncio.get_running_loop().create_future()
+            nothing.set_result(History())
+            return nothing
+        if asked.references:
+            for run in list(self._running.values()):
+                run.settle()
+        if asked.previous is not None:
+            run_before = self._run(caller, asked.previous)
+            if run_before is not None and run_before.response is not None:
+                raise not_continuable(asked.previous, run_before.response["status"])
+        return self._store.history(caller.tenant, asked.previous, asked.references, self._bounds)
+
+    def check_sees(self, caller: Caller, previous: str, found: History) -> None:
+        """Raises RoundhouseError `previous_response_not_found`: the key is not for the model that made it."""
+        if found.model is not None and not self._sees(caller, found.model):
+            raise previous_not_found(previous, previous)
+
+    def seen_of(self, caller: Caller, found: History) -> dict[str, Fields]:
+        """Of the items referred to, those of models that the key is for; the others are as if they were not there."""
+        models = found.referred_models
+        return {name: item for name, item in found.referenced.items() if self._sees(caller, models[name])}
+
+    def began(self, run: Run) -> None:
+        """It can be asked for from now on."""
+        self._running[run.context.id] = run
+
+    def over(self, run: Run) -> None:
+        """It cannot be asked for any more, except where it is stored."""
+        self._running.pop(run.context.id, None)
+
+    def save(self, run: Run, response: Fields) -> None:
+        """Store what it has come to. That it cannot be stored is said in the log."""
+        try:
+            self._kept().save(_stored(run, response))
+        except RoundhouseError as error:
+            logger.error("the response %s is not stored: %s", run.context.id, error)  # noqa: TRY400
+
+    def save_first(self, run: Run, response: Fields) -> asyncio.Future[None]:
+        """Store what it is at its beginning, if that can be. Raises RoundhouseError `invalid_request`."""
+        return self._kept().save_first(_stored(run, response))
+
+    # For requests that ask for them. Each raises RoundhouseError `response_not_found` or `response_store_failed`.
+
+    async def get(self, caller: Caller, response_id: str) -> Fields:
+        """What it is now."""
+        run = self._run(caller, response_id)
+        if run is not None and run.response is not None:
+            return run.response
+        found = await self._of(response_id).find(caller.tenant, response_id)
+        if found is None or not self._sees(caller, found.model):
+            raise response_not_found(response_id)
+        return found.response
+
+    async def cancel(self, caller: Caller, response_id: str) -> Fields:
+        """End it, if it is not over. What it is then."""
+        run = self._run(caller, response_id)
+        if run is not None and run.response is not None:
+            run.cancel()
+        return await self.get(caller, response_id)
+
+    async def delete(self, caller: Caller, response_id: str) -> None:
+        """Delete it, and end it before if it is not over."""
+        await self.cancel(caller, response_id)
+        if not await self._of(response_id).delete(caller.tenant, response_id):
+            raise response_not_found(response_id)
+
+    async def input_of(self, caller: Caller, response_id: str) -> list[Fields]:
+        """All items that it was made of, the oldest first: of those that it continues, and its own input."""
+        run = self._run(caller, response_id)
+        if run is not None and run.response is not None:
+            return [*run.context.history, *run.context.input_items]
+        found = await self._of(response_id).input_of(caller.tenant, response_id)
+        if found is None or not self._sees(caller, found[0]):
+            raise response_not_found(response_id)
+        return found[1]
+
+    # Parts of these
+
+    def _run(self, caller: Caller, response_id: str) -> Run | None:
+        """One that runs, and is the caller's to see. One whose end is known is stored first, and runs no more: what
+        its client was told, others may count on."""
+        run = self._running.get(response_id)
+        if run is not None:
+            run.settle()
+            run = self._running.get(response_id)
+        if run is None or run.tenant != caller.tenant or not self._sees(caller, run.model):
+            return None
+        return run
+
+    def _sees(self, caller: Caller, model: str) -> bool:
+        route = self._live.current.models.get(model)
+        return caller.sees_name(model) if route is None else caller.sees(route)
+
+    def _kept(self) -> ResponseStore:
+        assert self._store is not None, "what is not stored is not saved"
+        return self._store
+
+    def _of(self, response_id: str) -> ResponseStore:
+        if self._store is None:
+            raise response_not_found(response_id)
+        return self._store
+
+
+def _stored(run: Run, response: Fields) -> StoredResponse:
+    try:
+        return StoredResponse.of(run.tenant, run.model, response, run.context.input_items)
+    except RecursionError:
+        message = "The request is nested too deeply for its response to be stored."
+        raise RoundhouseError("invalid_request", message) from None

@@ -1,0 +1,273 @@
+"""The store of responses: one thread that has the database, and does what it is asked, in order.
+
+The event loop never waits for the disk: each answer comes as a future. A response that was given to `save` is seen by
+whatever is asked for later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import Fields
+from gateway.stored_responses.database import Database
+from gateway.stored_responses.records import Bounds, Found, History, Stored, StoredResponse
+from gateway.stored_responses.schema import NewerDatabaseError, is_damaged, move_aside
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME: Final = "responses.db"
+MOST_WAITING: Final = 1024
+"""Requests that may wait for the database; more means that it hangs."""
+MOST_UNWRITTEN_BYTES: Final = 256 * 1024 * 1024
+"""Of responses that wait to be written."""
+WRITTEN_AT_ONCE: Final = 64
+"""Responses. SQLite gives up Python's lock with every statement, and on a busy gateway it takes milliseconds to get it
+back: so many responses share the statements."""
+WRITE_WITHIN_S: Final = 0.01
+"""How long they wait for others to share with, unless somebody asks for something."""
+SWEEP_EVERY_S: Final = 10.0
+CLOSE_WITHIN_S: Final = 10.0
+
+
+class StoreError(Exception):
+    """The database cannot be had; the message says why, and what to do."""
+
+
+class _Job(NamedTuple):
+    """Something to be done whose answer somebody waits for."""
+
+    work: Callable[[Database], Any]
+    answer: asyncio.Future[Any]
+
+
+class ResponseStore:
+    """Its methods are called in the event loop, and raise RoundhouseError `response_store_failed` through their
+    futures where the database fails."""
+
+    def __init__(self, folder: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
+        """Open the database in `folder`, which is made if it is missing. `clock` gives Unix time.
+
+        Raises:
+            StoreError: it cannot be opened.
+        """
+        self._path = folder / FILE_NAME
+        self._open: Callable[[], Database] = lambda: Database(
+            self._path, max_bytes=max_bytes, retention_s=retention_s, clock=clock
+        )
+        self._database: Database | None = _first_opened(self._path, self._open)
+        self._jobs: queue.SimpleQueue[_Job | StoredResponse | None] = queue.SimpleQueue()
+        # What was asked for, and what is done of it. Each is written by one thread alone.
+        self._jobs_asked = self._jobs_done = 0
+        self._bytes_asked = self._bytes_done = 0
+        self.stored = Stored()
+        """As it was when last looked at."""
+        self.failures = 0
+        """How often the database has failed, or had no room."""
+        self._unwritten: dict[str, StoredResponse] = {}
+        """What the thread has collected."""
+        self._write_at = math.inf
+        self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for the database."""
+        return self._jobs_asked - self._jobs_done
+
+    def save(self, made: StoredResponse) -> None:
+        """Write a response, instead of an earlier one of its id. That it could not be written is said in the log."""
+        if self._bytes_asked - self._bytes_done + made.size > MOST_UNWRITTEN_BYTES:
+            self.failures += 1
+            _say_lost(made.id, "too much waits to be written")
+        else:
+            self._bytes_asked += made.size
+            self._jobs.put(made)
+
+    def save_first(self, made: StoredResponse) -> asyncio.Future[None]:
+        """The same, where somebody waits for it."""
+        return self._ask(lambda database: database.save(made))
+
+    def find(self, tenant: str, response_id: str) -> asyncio.Future[Found | None]:
+        """One response of a tenant."""
+        return self._ask(lambda database: database.find(tenant, response_id))
+
+    def input_of(self, tenant: str, response_id: str) -> asyncio.Future[tuple[str, list[Fields]] | None]:
+        """See Database."""
+        return self._ask(lambda database: database.input_of(tenant, response_id))
+
+    def history(
+        self, tenant: str, previous: str | None, references: Sequence[str], bounds: Bounds
+    ) -> asyncio.Future[History]:
+        """See Database."""
+        return self._ask(lambda database: database.history(tenant, previous, references, bounds))
+
+    def delete(self, tenant: str, response_id: str) -> asyncio.Future[bool]:
+        """Delete one response of a tenant. Whether there was one."""
+        return self._ask(lambda database: database.delete(tenant, response_id))
+
+    async def close(self) -> None:
+        """Do what was asked for, and close the database."""
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join, CLOSE_WITHIN_S)
+        if self._thread.is_alive():
+            logger.error("%s hangs: what is not written yet is lost", self._path)
+
+    def _ask(self, work: Callable[[Database], T]) -> asyncio.Future[T]:
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        if self.waiting >= MOST_WAITING:
+            self.failures += 1
+            answer.set_exception(_failed("too many wait for it"))
+        else:
+            self._jobs_asked += 1
+            self._jobs.put(_Job(work, answer))
+        return answer
+
+    # In the thread
+
+    def _run(self) -> None:
+        sweep_at = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now >= self._write_at:
+                self._write()
+            if now >= sweep_at:
+                sweep_at = now if self._sweep() else now + SWEEP_EVERY_S
+            try:
+                job = self._jobs.get(timeout=max(0.0, min(self._write_at, sweep_at) - time.monotonic()))
+            except queue.Empty:
+                continue
+            if isinstance(job, StoredResponse):
+                self._collect(job)
+                continue
+            self._write()
+            if job is None:
+                break
+            self._do(job)
+        if self._database is not None:
+            self._database.close()
+
+    def _collect(self, made: StoredResponse) -> None:
+        if made.id in self._unwritten or len(self._unwritten) == WRITTEN_AT_ONCE:
+            self._write()
+        if not self._unwritten:
+            self._write_at = time.monotonic() + WRITE_WITHIN_S
+        self._unwritten[made.id] = made
+
+    def _write(self) -> None:
+        """All that was collected; one by one where that fails, so that none stands in the way of the others."""
+        made, self._unwritten, self._write_at = list(self._unwritten.values()), {}, math.inf
+        try:
+            if made:
+                self._tried(lambda database: database.save(*made))
+        except Exception:  # noqa: BLE001 - told of each
+            for each in made:
+                self._write_one(each)
+        self._bytes_done += sum(each.size for each in made)
+
+    def _write_one(self, made: StoredResponse) -> None:
+        try:
+            self._tried(lambda database: database.save(made))
+        except Exception as error:  # noqa: BLE001 - told
+            self.failures += 1
+            _say_lost(made.id, error)
+
+    def _do(self, job: _Job) -> None:
+        result, error = None, None
+        try:
+            result = self._tried(job.work)
+        except RoundhouseError as refusal:
+            error = refusal
+        except (sqlite3.Error, OSError) as failure:
+            self.failures += 1
+            logger.error("the database of stored responses failed: %s", failure)  # noqa: TRY400
+            error = _failed(str(failure))
+            error.__cause__ = failure
+        except Exception as failure:
+            logger.exception("the database of stored responses failed")
+            error = _failed(repr(failure))
+        self._jobs_done += 1
+        with contextlib.suppress(RuntimeError):  # a loop that was closed waits for nothing
+            job.answer.get_loop().call_soon_threadsafe(_give, job.answer, result, error)
+
+    def _tried(self, work: Callable[[Database], T]) -> T:
+        """Work done; in a new database where the old one proves to be damaged."""
+        if self._database is None:
+            self._database = self._open()
+        try:
+            return work(self._database)
+        except sqlite3.DatabaseError as error:
+            if not is_damaged(error):
+                raise
+            self._database.close()
+            self._database = None
+            _put_aside(self._path, error)
+        self._database = self._open()
+        return work(self._database)
+
+    def _sweep(self) -> bool:
+        """Whether there is more to do."""
+        try:
+            more = self._tried(Database.sweep)
+            self.stored = self._tried(Database.stored)
+        except (sqlite3.Error, OSError) as error:
+            self.failures += 1
+            logger.error("the stored responses could not be tidied up: %s", error)  # noqa: TRY400
+            return False
+        return more
+
+
+def _first_opened(path: Path, open_it: Callable[[], Database]) -> Database:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            return open_it()
+        except sqlite3.DatabaseError as error:
+            if not is_damaged(error):
+                raise
+            _put_aside(path, error)
+            return open_it()
+    except NewerDatabaseError as error:
+        raise StoreError(f"cannot keep responses in {path}: {error}") from error
+    except (OSError, sqlite3.Error) as error:
+        why = "another gateway uses it" if _is_locked(error) else getattr(error, "strerror", None) or str(error)
+        raise StoreError(f"cannot keep responses in {path}: {why}") from error
+
+
+def _give(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if answer.done():
+        return  # cancelled: nobody waits for it any more
+    if error is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(error)
+
+
+def _say_lost(response_id: str, why: object) -> None:
+    logger.error("the response %s is not stored: %s", response_id, why)
+
+
+def _put_aside(path: Path, error: sqlite3.DatabaseError) -> None:
+    aside = move_aside(path)
+    logger.error("%s is damaged (%s): it is now %s, and a new one is begun", path, error, aside)
+
+
+def _is_locked(error: Exception) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _failed(why: str) -> RoundhouseError:
+    return RoundhouseError("response_store_failed", f"The database of stored responses failed: {why}.")

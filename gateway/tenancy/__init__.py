@@ -1,0 +1,1 @@
+"""API keys and their rate limits. Pure: `now` is an argument."""

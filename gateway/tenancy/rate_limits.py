@@ -1,0 +1,324 @@
+"""What a key may use up: requests and tokens per minute, requests at a time. Pure: `now` is monotonic, in seconds.
+
+Per minute means a token bucket that holds one minute's worth and is refilled continuously. Tokens are taken by an
+estimate when a request comes, and settled when it leaves; that may leave a debt, which is refilled first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, Final
+
+from controller.schema.errors import RoundhouseError
+from gateway.tenancy.api_keys import Caller, KeyRing
+
+BYTES_PER_TOKEN: Final = 4
+MOST_TOKENS: Final = 10_000_000
+"""An answer's bound above this is none."""
+MOST_ANSWERS: Final = 128
+"""A count of answers above this is one."""
+LARGE_BODY_BYTES: Final = 16 * 1024
+"""In bodies above this, media are looked for."""
+MOST_LOOKS: Final = 4096
+"""Values at which the search for media looks; what is beyond counts as text."""
+_BOUNDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+_COUNTS: Final = ("n", "n_cmpl")
+_MEDIA_IN: Final = ("messages", "input", "prompt", "content", "image_data")
+_URLS: Final = frozenset({"url", "image_url", "file_url"})
+_ENCODED: Final = frozenset({"data", "file_data", "multimodal_data"})
+_DUST: Final = 1e-6
+"""What floating point may lack of a whole request or token."""
+
+
+def estimated_tokens(body_bytes: int, fields: Mapping[str, Any]) -> int:
+    """Tokens that a request of this size with these fields may come to: the prompt, and the longest answers it allows.
+    Images and sound count for nothing, and an answer without a bound counts, when the engine has counted them.
+    """
+    if body_bytes > LARGE_BODY_BYTES:
+        body_bytes = max(0, body_bytes - _media_bytes(fields))
+    tokens = body_bytes // BYTES_PER_TOKEN
+    for name in _BOUNDS:
+        bound = fields.get(name)
+        if bound.__class__ is int and 0 < bound <= MOST_TOKENS:
+            return tokens + bound * _answers(fields)
+    return tokens
+
+
+def _answers(fields: Mapping[str, Any]) -> int:
+    for name in _COUNTS:
+        count = fields.get(name)
+        if count.__class__ is int and 0 < count <= MOST_ANSWERS:
+            return int(count)
+    return 1
+
+
+def _media_bytes(fields: Mapping[str, Any]) -> int:
+    """How much of a body is `data:` URIs and base64. Subtracted, so that text counts wherever it stands."""
+    found = 0
+    left: list[tuple[str, Any]] = [(name, fields[name]) for name in reversed(_MEDIA_IN) if name in fields]
+    for _ in range(MOST_LOOKS):
+        if not left:
+            break
+        name, value = left.pop()
+        if value.__class__ is list:
+            left.extend((name, each) for each in islice(value, MOST_LOOKS - len(left)))
+        elif value.__class__ is dict:
+            if value.get("type") != "text":  # a document may be text, in a field that else holds base64
+                left.extend(islice(value.items(), MOST_LOOKS - len(left)))
+        elif value.__class__ is str and (name in _ENCODED or (name in _URLS and value.startswith("data:"))):
+            found += len(value)
+    return found
+
+
+def client_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
+    """What a 429 says of whom it was for."""
+    return [(b"x-ratelimit-client", caller.client_id)] if caller.name is not None else []
+
+
+class Bucket:
+    """So many per minute."""
+
+    __slots__ = ("at", "capacity", "level")
+
+    def __init__(self, capacity: int, now: float) -> None:
+        self.capacity = capacity
+        self.level = float(capacity)
+        self.at = now
+
+    def refill(self, now: float) -> None:
+        """Add what has come since."""
+        if now > self.at:
+            level = self.level + (now - self.at) * self.capacity / 60
+            self.level = level if level < self.capacity else float(self.capacity)
+            self.at = now
+
+    def resize(self, capacity: int, now: float) -> None:
+        """Let another limit hold: what was used up of the old one is used up of the new one in proportion."""
+        self.refill(now)
+        self.level *= capacity / self.capacity
+        self.capacity = capacity
+
+    def wait(self, amount: float) -> float:
+        """Seconds from the last refill until that much may be taken; 0: now. More than it ever holds may be taken when
+        it is full."""
+        if amount <= self.level:
+            return 0.0
+        lacking = min(amount, self.capacity) - self.level
+        return lacking * 60 / self.capacity if lacking > _DUST else 0.0
+
+
+class _State:
+    """One key's use."""
+
+    __slots__ = ("concurrency", "inflight", "is_gone", "requests", "tokens")
+
+    def __init__(self, caller: Caller, now: float) -> None:
+        self.inflight = 0
+        self.is_gone = False
+        self.concurrency = caller.concurrency
+        self.requests = _bucket(None, caller.requests_per_minute, now)
+        self.tokens = _bucket(None, caller.tokens_per_minute, now)
+
+    def adapt(self, caller: Caller, now: float) -> None:
+        """Take the key's limits as they are now."""
+        self.is_gone = False
+        self.concurrency = caller.concurrency
+        self.requests = _bucket(self.requests, caller.requests_per_minute, now)
+        self.tokens = _bucket(self.tokens, caller.tokens_per_minute, now)
+
+
+def _bucket(before: Bucket | None, capacity: int | None, now: float) -> Bucket | None:
+    if capacity is None:
+        return None
+    if before is None:
+        return Bucket(capacity, now)
+    if before.capacity != capacity:
+        before.resize(capacity, now)
+    return before
+
+
+class Entry:
+    """One request that was let in."""
+
+    __slots__ = ("_estimated", "_limits", "_name", "_state", "_tokens")
+
+    def __init__(self, limits: Limits | None, name: str, state: _State | None, estimated: int) -> None:
+        self._limits = limits
+        self._name = name
+        self._state = state
+        self._tokens = state.tokens if state is not None else None
+        self._estimated = estimated
+
+    def settle(self, now: float, used_tokens: int | None, *, sent: bool, failed: bool, passed: int) -> None:
+        """The request is over. `sent`: an engine has seen it. `failed`: its answer is an error. `passed`: tokens of an
+        answer that have come, as far as they can be counted where the engine did not say how many it used."""
+        if not sent:
+            self._give_back(now)
+        elif used_tokens is not None or failed:
+            self.leave(now, used_tokens or 0)
+        else:  # it broke off, or its client left: leaving early must save nothing
+            self.leave(now, max(self._estimated, passed))
+
+    def _give_back(self, now: float) -> None:
+        state = self._state
+        if state is not None:
+            if state.requests is not None:
+                state.requests.refill(now)
+                state.requests.level = min(float(state.requests.capacity), state.requests.level + 1)
+            self.leave(now, 0)
+
+    def leave(self, now: float, used_tokens: int | None) -> None:
+        """The request is over, and took that many tokens; None: not known, so what was estimated. Harmless when said
+        again."""
+        state = self._state
+        if state is None:
+            return
+        self._state = None
+        state.inflight -= 1
+        if self._tokens is not None and used_tokens is not None:
+            tokens = self._tokens
+            tokens.refill(now)
+            level = tokens.level + self._estimated - (max(0, used_tokens))
+            tokens.level = level if level < tokens.capacity else float(tokens.capacity)
+        if state.is_gone and not state.inflight and self._limits is not None:
+            self._limits.forget(self._name, state)
+
+
+_FREE: Final = Entry(None, "", None, 0)
+"""Of every request of a key without limits: leaving does nothing."""
+
+
+class Limits:
+    """What every key with limits has used up. Outlives routing tables: state goes by the key's name."""
+
+    __slots__ = ("_states",)
+
+    def __init__(self) -> None:
+        self._states: dict[str, _State] = {}
+
+    def follow(self, ring: KeyRing, now: float) -> None:
+        """Take the limits of a new table. Requests inside stay counted; keys that vanished are forgotten when nothing
+        of them runs."""
+        for name, state in list(self._states.items()):
+            caller = ring.by_name.get(name)
+            if caller is not None and caller.is_limited:
+                state.adapt(caller, now)
+            elif state.inflight:
+                state.is_gone = True
+            else:
+                del self._states[name]
+
+    def enter(self, caller: Caller, estimated_tokens: int, now: float) -> Entry:
+        """Count a request that begins, waiting included. One that is refused uses nothing up.
+
+        Raises RoundhouseError `rate_limit_exceeded`, which says when it would be let in, where that can be known.
+        """
+        if not caller.is_limited or caller.name is None:
+            return _FREE
+        state = self._of(caller, now)
+        requests, tokens = state.requests, state.tokens
+        if state.concurrency is not None and state.inflight >= state.concurrency:
+            raise _refusal(caller, f"{state.concurrency} request(s) at a time", None)
+        requests_wait = tokens_wait = 0.0
+        if requests is not None:
+            requests.refill(now)
+            requests_wait = requests.wait(1)
+        if tokens is not None:
+            tokens.refill(now)
+            tokens_wait = tokens.wait(estimated_tokens)
+        if requests_wait or tokens_wait:
+            per_minute = (requests, "request(s)") if requests_wait >= tokens_wait else (tokens, "token(s)")
+            assert per_minute[0] is not None
+            words = f"{per_minute[0].capacity} {per_minute[1]} per minute"
+            raise _refusal(caller, words, max(requests_wait, tokens_wait))
+        if requests is not None:
+            requests.level -= 1
+        if tokens is not None:
+            tokens.level -= estimated_tokens
+        state.inflight += 1
+        return Entry(self, caller.name, state, estimated_tokens)
+
+    def lines(self, caller: Caller, now: float) -> bytes:
+        """`headers` as they go over the wire."""
+        if not caller.is_limited:
+            return b""
+        state, lines = self._of(caller, now), ""
+        if state.requests is not None:
+            lines = _lines("requests", *_left(state.requests, now))
+        if state.tokens is not None:
+            lines += _lines("tokens", *_left(state.tokens, now))
+        return lines.encode()
+
+    def headers(self, caller: Caller, now: float) -> list[tuple[bytes, bytes]]:
+        """`x-ratelimit-*` of the limits per minute that the key has, as of now."""
+        if not caller.is_limited or caller.name is None:
+            return []
+        state = self._of(caller, now)
+        found: list[tuple[bytes, bytes]] = []
+        for bucket, names in ((state.requests, _REQUEST_HEADERS), (state.tokens, _TOKEN_HEADERS)):
+            if bucket is not None:
+                found += ((name, str(left).encode()) for name, left in zip(names, _left(bucket, now), strict=True))
+        return found
+
+    def inflight(self, name: str) -> int:
+        """Requests of the key that are inside; 0 for one without limits."""
+        state = self._states.get(name)
+        return state.inflight if state is not None else 0
+
+    def forget(self, name: str, state: _State) -> None:
+        """Drop what is known of a key that is no longer declared."""
+        if self._states.get(name) is state:
+            del self._states[name]
+
+    def _of(self, caller: Caller, now: float) -> _State:
+        assert caller.name is not None
+        state = self._states.get(caller.name)
+        if state is None:
+            state = self._states[caller.name] = _State(caller, now)
+        return state
+
+
+def _header_names(what: bytes) -> tuple[bytes, bytes, bytes]:
+    return (b"x-ratelimit-limit-" + what, b"x-ratelimit-remaining-" + what, b"x-ratelimit-reset-" + what)
+
+
+_REQUEST_HEADERS: Final = _header_names(b"requests")
+_TOKEN_HEADERS: Final = _header_names(b"tokens")
+
+
+def _left(bucket: Bucket, now: float) -> tuple[int, int, str]:
+    """How much it holds at most, holds now, and when it is full."""
+    bucket.refill(now)
+    capacity, level = bucket.capacity, bucket.level
+    remaining = int(level + _DUST) if level > 0 else 0
+    return capacity, remaining, span((capacity - level) * 60 / capacity)
+
+
+def _lines(what: str, capacity: int, remaining: int, reset: str) -> str:
+    return (
+        f"x-ratelimit-limit-{what}: {capacity}\r\nx-ratelimit-remaining-{what}: {remaining}\r\n"
+        f"x-ratelimit-reset-{what}: {reset}\r\n"
+    )
+
+
+def _refusal(caller: Caller, limit: str, wait_s: float | None) -> RoundhouseError:
+    message = f"The key {caller.name} has reached its limit of {limit}."
+    # Whole seconds, rounded up: who comes back at the time must be let in.
+    return RoundhouseError(
+        "rate_limit_exceeded", message, retry_after_s=None if wait_s is None else float(math.ceil(wait_s))
+    )
+
+
+def span(seconds: float) -> str:
+    """A time as OpenAI's headers have it: `20ms`, `12s`, `6m0s`, `1h0m0s`. Rounded up."""
+    if seconds < 1:
+        milliseconds = math.ceil(seconds * 1000 - _DUST)
+        if milliseconds < 1000:
+            return f"{milliseconds}ms" if milliseconds > 0 else "0ms"
+        return "1s"
+    minutes, rest = divmod(math.ceil(seconds - _DUST), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+    return f"{minutes // 60}h{minutes % 60}m{rest}s"

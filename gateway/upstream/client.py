@@ -1,0 +1,193 @@
+"""The engine's side of the hot path: an HTTP/1.1 client by callbacks.
+
+A request on a kept connection costs one write and what its answer's reads cost; a task exists only while a connection
+comes about. No proxies of the environment, no cookies, no redirects, no decompression.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+
+from controller.schema.routing import Endpoint
+from gateway.upstream.connection import EngineCall, EngineConnection, EngineListener, Headers
+from gateway.upstream.errors import BrokenError, EngineDiedError, EngineFailureError, GarbledError, RefusedError
+from gateway.upstream.pool import Origin, Pool
+from gateway.upstream.target import Target, head_of, target_of
+
+__all__ = [
+    "BrokenError",
+    "EngineCall",
+    "EngineClient",
+    "EngineDiedError",
+    "EngineFailureError",
+    "EngineListener",
+    "GarbledError",
+    "Headers",
+    "RefusedError",
+]
+
+logger = logging.getLogger(__name__)
+
+_MAX_ROUTES = 1024
+_MAX_HEADS = 64
+_NEED_NO_BODY = ("GET", "DELETE")
+
+
+class _Route:
+    """What is known of an endpoint: made once, then looked up by the endpoint's identity."""
+
+    __slots__ = ("endpoint", "heads", "origin", "target")
+
+    def __init__(self, endpoint: Endpoint, target: Target, origin: Origin[EngineConnection]) -> None:
+        self.endpoint = endpoint
+        self.target = target
+        self.origin = origin
+        self.heads: dict[tuple[str, str], bytes] = {}
+
+
+class EngineClient:
+    """Connections to engines, kept open between requests. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        connect_timeout_s: float,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        pool: Pool[EngineConnection] | None = None,
+    ) -> None:
+        """`connect_timeout_s` covers name, TCP and TLS. Without `ssl_context`, the system's authorities are trusted."""
+        self._connect_timeout_s = connect_timeout_s
+        self._ssl_context = ssl_context
+        self._pool: Pool[EngineConnection] = pool or Pool()
+        self._routes: dict[int, _Route] = {}
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    @property
+    def open_connections(self) -> int:
+        """Connections, idle or in use."""
+        return self._pool.open
+
+    @property
+    def idle_connections(self) -> int:
+        """Connections that wait for a request."""
+        return self._pool.idle
+
+    @property
+    def busy_connections(self) -> int:
+        """Connections that carry a request."""
+        return self._pool.open - self._pool.idle
+
+    @property
+    def connecting(self) -> int:
+        """Requests whose connection is coming about."""
+        return len(self._connecting)
+
+    def send(
+        self,
+        endpoint: Endpoint,
+        method: str,
+        path: str,
+        headers: bytes,
+        body: bytes,
+        listener: EngineListener,
+        *,
+        fresh: bool,
+    ) -> EngineCall:
+        """Send a request; what becomes of it, the listener is told later. `fresh` opens a connection of its own.
+
+        `path` is one of our own API. `headers` are whole lines, each with its line break, without those that every
+        request has (host, authorization, content-type, content-length, accept, accept-encoding, user-agent). They go
+        out as they are: foreign values must be checked before.
+
+        Raises:
+            ValueError: `method` or `path` could not stand in a request line.
+        """
+        call = EngineCall(listener)
+        route = self._routes.get(id(endpoint))
+        if route is None or route.endpoint is not endpoint:
+            try:
+                route = self._learn(endpoint)
+            except ValueError as error:
+                asyncio.get_running_loop().call_soon(call.fail, RefusedError(str(error)), None)
+                return call
+        head = route.heads.get((method, path)) or _head(route, method, path)
+        if body or method not in _NEED_NO_BODY:
+            head = b"%bcontent-length: %d\r\n%b\r\n" % (head, len(body), headers)
+        else:
+            head = b"%b%b\r\n" % (head, headers)
+        idle = route.origin.idle
+        if idle and not fresh:
+            idle.pop().request(call, head, body)
+        else:
+            self._connect(call, route.origin, head, body)
+        return call
+
+    async def close(self) -> None:
+        """Cancel every request, and wait until every connection is closed. What is sent from now on is refused."""
+        self._is_closed = True
+        connecting = list(self._connecting)
+        for task in connecting:
+            task.cancel()
+        if connecting:
+            await asyncio.wait(connecting)
+        await self._pool.close()
+
+    def _connect(self, call: EngineCall, origin: Origin[EngineConnection], head: bytes, body: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        if self._is_closed:
+            loop.call_soon(call.fail, RefusedError("the gateway is stopping"), None)
+            return
+        call.connecting = task = loop.create_task(self._carry(call, origin, head, body))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _carry(self, call: EngineCall, origin: Origin[EngineConnection], head: bytes, body: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                connection = await self._open(origin)
+        except TimeoutError as error:
+            call.fail(RefusedError(f"it accepted no connection within {self._connect_timeout_s:g} s"), error)
+        except ssl.SSLError as error:
+            call.fail(RefusedError("its TLS certificate or handshake was not accepted"), error)
+        except (OSError, UnicodeError) as error:
+            call.fail(RefusedError(), error)
+        except Exception as error:
+            logger.exception("a connection to an engine could not be opened")
+            call.fail(RefusedError(), error)
+        else:
+            call.connecting = None
+            if connection.is_lost:
+                call.fail(BrokenError(), None)
+                return
+            self._pool.opened(connection)
+            connection.request(call, head, body)
+            if call.is_paused:
+                connection.pause()
+
+    async def _open(self, origin: Origin[EngineConnection]) -> EngineConnection:
+        tls, host, port = origin.address
+        if tls and self._ssl_context is None:
+            self._ssl_context = ssl.create_default_context()
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: EngineConnection(origin, self._pool), host, port, ssl=self._ssl_context if tls else None
+        )
+        return connection
+
+    def _learn(self, endpoint: Endpoint) -> _Route:
+        if len(self._routes) >= _MAX_ROUTES and not self._connecting:
+            # Each routing table brings endpoints of its own. Those of old ones, with their tokens, must not add up.
+            self._routes.clear()
+            self._pool.forget_unused()
+        target = target_of(endpoint)
+        route = self._routes[id(endpoint)] = _Route(endpoint, target, self._pool.origin(target.address))
+        return route
+
+
+def _head(route: _Route, method: str, path: str) -> bytes:
+    if len(route.heads) >= _MAX_HEADS:
+        route.heads.clear()  # paths may hold what clients wrote
+    head = route.heads[method, path] = head_of(route.target, method, path)
+    return head

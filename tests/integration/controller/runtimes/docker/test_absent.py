@@ -1,0 +1,94 @@
+"""No daemon, or something else in its place. Needs no Docker Engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.runtimes.base import RuntimeUnavailableError
+from controller.runtimes.docker.client import Daemon
+from controller.runtimes.docker.runtime import DockerRuntime, open_docker
+
+
+def runtime_at(url: str, root: Path) -> DockerRuntime:
+    """A runtime whose daemon is elsewhere."""
+    return DockerRuntime(instance="dead", models=root, state=root, images={}, engines_network="none", docker_url=url)
+
+
+async def test_a_daemon_that_is_not_there_is_unavailable_in_plain_words(tmp_path: Path) -> None:
+    url = f"unix://{tmp_path}/none.sock"
+    runtime = runtime_at(url, tmp_path)
+    for call in (runtime.list(), runtime.stop("x", 1), runtime.gpus(), runtime.pull("x"), runtime.log_tail("x")):
+        with pytest.raises(RuntimeUnavailableError, match="there is no such socket: is Docker installed"):
+            await call
+    await runtime.close()
+    with pytest.raises(RuntimeUnavailableError, match="no such socket"):
+        await open_docker(
+            instance="dead", models=tmp_path, state=tmp_path, images={}, engines_network="none", docker_url=url
+        )
+
+
+async def test_a_socket_that_nobody_listens_on_is_unavailable(tmp_path: Path) -> None:
+    path = tmp_path / "old.sock"
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(path))
+    runtime = runtime_at(f"unix://{path}", tmp_path)
+    with pytest.raises(RuntimeUnavailableError, match="nothing listens there: is Docker running"):
+        await runtime.list()
+    await runtime.close()
+
+
+@pytest.fixture
+def answering(tmp_path: Path) -> Iterator[tuple[str, list[bytes]]]:
+    """A socket whose listener sends the bytes in the list to whoever connects, and nothing more."""
+    path, answers = tmp_path / "odd.sock", list[bytes]()
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen()
+    open_now: list[socket.socket] = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                open_now.append(connection)
+                for answer in answers:
+                    connection.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield f"unix://{path}", answers
+    with contextlib.suppress(OSError):
+        server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    thread.join()
+    for connection in open_now:
+        connection.close()
+
+
+async def test_a_daemon_that_hangs_holds_up_its_callers_and_nobody_else(answering: tuple[str, list[bytes]]) -> None:
+    url, _ = answering
+    daemon = Daemon(url, timeout_s=0.2, threads=2)
+    calls = [asyncio.create_task(daemon.call(lambda client: client.ping())) for _ in range(8)]
+    assert await asyncio.to_thread(lambda: "another thread is free") == "another thread is free"
+    for call in calls:
+        with pytest.raises(RuntimeUnavailableError, match="hangs"):
+            await call
+    daemon.close()
+    with pytest.raises(RuntimeUnavailableError, match="was closed"):
+        await daemon.call(lambda client: client.ping())
+
+
+async def test_something_that_is_no_docker_daemon_is_unavailable(answering: tuple[str, list[bytes]]) -> None:
+    url, answers = answering
+    answers.append(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+    daemon = Daemon(url, timeout_s=5, threads=2)
+    with pytest.raises(RuntimeUnavailableError, match="is not a Docker daemon"):
+        await daemon.call(lambda client: client.ping())
+    daemon.close()

@@ -1,0 +1,143 @@
+"""The probe that reads GPUs for a controller in a container. Its readings are a fake's; all around it is real."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+
+import pytest
+
+from controller.runtimes.docker.client import Daemon
+from controller.runtimes.docker.gpus import ABSENT_RECHECK_S, GpuProbe
+from controller.state import Gpu
+from tests.support.docker_engine import DockerEngines, base_image
+from tests.support.wait import until
+
+pytestmark = [pytest.mark.engines, pytest.mark.docker]
+
+GPU = Gpu("GPU-1", 0, "FakeGPU", 81559, 512)
+READING = json.dumps({"gpus": [asdict(GPU)], "error": None})
+UNREADABLE = json.dumps({"gpus": None, "error": "GPU is lost"})
+
+
+class Clock:
+    """A clock that the test can put forward from now."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    return Daemon(None, timeout_s=30, threads=2)
+
+
+def fake_nvml_probe(daemon: Daemon, containers: DockerEngines, body: str, clock: Clock) -> GpuProbe:
+    """A probe whose program is a shell script in place of `controller.runtimes.nvml`, with no GPU requested."""
+    return GpuProbe(daemon, containers.instance, base_image(), command=("/bin/sh", "-c", body), devices=(), clock=clock)
+
+
+def name_of(containers: DockerEngines) -> str:
+    return f"rh-{containers.instance}-gpu-probe"
+
+
+async def test_gpus_are_read_and_the_probe_is_contained_and_removed(containers: DockerEngines, daemon: Daemon) -> None:
+    probe = fake_nvml_probe(daemon, containers, f"while :; do echo '{READING}'; sleep 0.2; done", Clock())
+    assert await probe.read() == (GPU,)
+    inspected = containers.inspect(name_of(containers))
+    host = inspected["HostConfig"]
+    assert (host["CapDrop"], host["ReadonlyRootfs"], host["NetworkMode"], host["PidMode"]) == (
+        ["ALL"],
+        True,
+        "none",
+        "host",
+    )
+    assert host["LogConfig"]["Config"] == {"max-file": "2", "max-size": "1m"}
+    assert await probe.read() == (GPU,)
+    assert containers.inspect(name_of(containers))["Id"] == inspected["Id"], "one probe, read twice"
+    assert await containers.runtime().list() == [], "the probe is no replica"
+    await probe.close()
+    assert containers.left() == []
+
+
+async def test_a_probe_that_ends_after_it_worked_makes_the_gpus_unknown_until_it_is_back(
+    containers: DockerEngines, daemon: Daemon
+) -> None:
+    clock = Clock()
+    probe = fake_nvml_probe(daemon, containers, f"while :; do echo '{READING}'; sleep 0.2; done", clock)
+    assert await probe.read() == (GPU,)
+    containers.client.containers.get(name_of(containers)).kill()
+    assert await probe.read() is None
+    assert containers.left() == []
+    assert await probe.read() is None, "it waits before it starts another"
+    assert containers.left() == []
+    clock.ahead += 60
+    assert await probe.read() == (GPU,)
+
+
+async def test_a_library_that_fails_after_it_worked_makes_the_gpus_unknown(
+    containers: DockerEngines, daemon: Daemon
+) -> None:
+    go = "/dev/shm/go"
+    body = f"mkfifo {go}; echo '{READING}'; read line < {go}; while :; do echo '{UNREADABLE}'; sleep 0.2; done"
+    probe = fake_nvml_probe(daemon, containers, body, Clock())
+    assert await probe.read() == (GPU,)
+    assert containers.inside(name_of(containers), "sh", "-c", f"echo > {go}")[0] == 0
+
+    async def unknown() -> bool:
+        return await probe.read() is None
+
+    await until("a reading that failed", unknown)
+
+
+async def test_a_probe_that_falls_silent_makes_the_gpus_unknown(containers: DockerEngines, daemon: Daemon) -> None:
+    clock = Clock()
+    probe = fake_nvml_probe(daemon, containers, f"echo '{READING}'; exec sleep 600", clock)
+    assert await probe.read() == (GPU,)
+    clock.ahead += 60
+    assert await probe.read() is None
+    assert containers.left() == [], "what hangs is removed"
+
+
+async def test_a_probe_that_never_worked_means_no_gpus(containers: DockerEngines, daemon: Daemon) -> None:
+    probe = fake_nvml_probe(daemon, containers, "echo nonsense; exec sleep 600", Clock())
+    assert await probe.read() == ()
+
+
+async def test_no_gpu_support_means_no_gpus_and_is_looked_at_again_rarely(
+    containers: DockerEngines, daemon: Daemon
+) -> None:
+    if await containers.runtime().gpus():
+        pytest.skip("this host has GPUs")
+    clock = Clock()
+    probe = GpuProbe(daemon, containers.instance, base_image(), clock=clock)
+    assert await probe.read() == ()
+    assert (probe.reason or "").startswith("this Docker Engine has no NVIDIA support: could not select device driver")
+    daemon.close()  # another question to the daemon would fail
+    assert await probe.read() == ()
+    clock.ahead += ABSENT_RECHECK_S + 1
+    with pytest.raises(Exception, match="was closed"):
+        await probe.read()
+    assert containers.left() == []
+
+
+async def test_what_an_earlier_controller_left_is_replaced_and_what_is_foreign_is_not(
+    containers: DockerEngines, daemon: Daemon
+) -> None:
+    body = f"while :; do echo '{READING}'; sleep 0.2; done"
+    assert await fake_nvml_probe(daemon, containers, body, Clock()).read() == (GPU,)
+    before = containers.inspect(name_of(containers))["Id"]
+    probe = fake_nvml_probe(daemon, containers, body, Clock())
+    assert await probe.read() == (GPU,)
+    assert containers.inspect(name_of(containers))["Id"] != before
+    await probe.close()
+
+    containers.foreign(name_of(containers))
+    probe = fake_nvml_probe(daemon, containers, body, Clock())
+    assert await probe.read() == ()
+    await probe.close()
+    assert containers.foreign_runs(name_of(containers))

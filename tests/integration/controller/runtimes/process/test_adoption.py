@@ -1,0 +1,153 @@
+"""A controller that died, at any moment, leaves engines that the next one knows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from controller.state import Phase
+from tests.support.process_engines import ProcessEngines, numbers
+from tests.support.runtime_contract import RUN, exited, only, running
+from tests.support.wait import until
+
+pytestmark = pytest.mark.engines
+
+REPOSITORY = Path(__file__).resolve().parents[5]
+
+OWNER = """
+import asyncio, os, signal, subprocess, sys, time
+from pathlib import Path
+from controller.runtimes import process_records, process_spawn
+from tests.support.process_engines import ProcessEngines
+
+root, moment = Path(sys.argv[1]), sys.argv[2]
+processes = ProcessEngines(root)
+
+def die(*args, **settings):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def wait():
+    (root / "forked").write_text(str(os.getpid()))
+    while not (root / "go").exists():
+        time.sleep(0.01)
+
+if moment == "before spawn":
+    process_spawn.subprocess.Popen = die
+if moment == "between fork and exec":
+    popen = subprocess.Popen
+    process_spawn.subprocess.Popen = lambda *args, **settings: popen(*args, preexec_fn=wait, **settings)
+if moment == "after spawn":
+    process_records.Records.begun = die
+
+async def main():
+    runtime = processes.runtime()
+    await runtime.start(processes.request(processes.shell(sys.argv[3])))
+    await runtime.list()
+    (root / "started").touch()
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def owner(processes: ProcessEngines, moment: str, body: str = RUN) -> subprocess.Popen[bytes]:
+    """Another controller, which starts an engine."""
+    command = [sys.executable, "-c", OWNER, str(processes.root), moment, body]
+    return subprocess.Popen(command, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+
+
+async def test_the_engines_of_a_killed_controller_are_adopted(processes: ProcessEngines) -> None:
+    first = owner(processes, "after all")
+    await until("an engine of another controller", (processes.root / "started").exists)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+
+    runtime = processes.runtime()
+    request = processes.request(processes.shell(RUN))
+    seen = await only(runtime)
+    assert (seen.id, seen.phase) == (request.id, Phase.RUNNING)
+    assert running(processes.leader(request.name))
+
+    events = runtime.events()
+    processes.kill(request.name)
+    async with asyncio.timeout(60):
+        await anext(events)
+    seen = await exited(runtime)
+    assert seen.exit is not None
+    assert seen.exit.code is None
+    await runtime.remove(request.name)
+    assert await runtime.list() == []
+
+
+async def test_an_adopted_engine_is_ended_with_its_family(processes: ProcessEngines) -> None:
+    pids = processes.root / "pids"
+    first = owner(processes, "after all", f"exec 9>>{pids}; echo $$ >&9; sleep 600 & echo $! >&9; {RUN}")
+    await until("an engine of another controller", (processes.root / "started").exists)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    await until("the engine's child", lambda: len(numbers(pids)) == 2)
+
+    runtime = processes.runtime()
+    await runtime.stop((await only(runtime)).name, 30)
+    assert [pid for pid in numbers(pids) if running(pid)] == []
+
+
+async def test_a_controller_that_died_before_the_spawn_leaves_a_half_created_replica(processes: ProcessEngines) -> None:
+    assert owner(processes, "before spawn").wait() == -signal.SIGKILL
+    runtime = processes.runtime()
+    seen = await only(runtime)
+    assert seen.phase is Phase.CREATED
+    await runtime.start(processes.request(processes.shell(RUN)))
+    assert (await only(runtime)).phase is Phase.CREATED
+    await runtime.remove(seen.name)
+    assert await runtime.list() == []
+
+
+async def test_an_engine_whose_start_was_not_recorded_is_adopted(processes: ProcessEngines) -> None:
+    assert owner(processes, "after spawn").wait() == -signal.SIGKILL
+    runtime = processes.runtime()
+    seen = await only(runtime)
+    assert seen.phase is Phase.RUNNING
+    pid = processes.leader(seen.name)
+    assert running(pid)
+    await runtime.stop(seen.name, 30)
+    assert not running(pid)
+
+
+@pytest.mark.parametrize("removed_before_exec", [True, False])
+async def test_a_child_that_was_not_yet_the_engine_cannot_escape(
+    processes: ProcessEngines, removed_before_exec: bool
+) -> None:
+    """Killed between fork and exec, a controller leaves a child that carries no mark but the lock on its log."""
+    first = owner(processes, "between fork and exec")
+    forked = processes.root / "forked"
+    await until("a child between fork and exec", lambda: bool(numbers(forked)))
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    (child,) = numbers(forked)
+    assert running(child)
+
+    runtime = processes.runtime()
+    seen = await only(runtime)
+    assert seen.phase is Phase.CREATED
+    if removed_before_exec:
+        remove = asyncio.create_task(runtime.remove(seen.name))
+        done, _ = await asyncio.wait([remove], timeout=0.2)
+        assert not done
+        (processes.root / "go").touch()
+        await remove
+        assert not running(child)
+    else:
+        (processes.root / "go").touch()
+        await until("the exec", lambda: Path(f"/proc/{child}/comm").read_text() == "sleep\n")
+        seen = await only(runtime)
+        assert seen.phase is Phase.RUNNING
+        assert processes.record(seen.name).pid == child
+        await runtime.stop(seen.name, 30)
+    assert await runtime.list() == []

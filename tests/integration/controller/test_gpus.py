@@ -1,0 +1,151 @@
+"""A whole controller with real engines as processes, on GPUs that are NVML's fake: the stub stands for what loads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from controller.assembly import Controller
+from controller.planning.gpu_holders import held_by
+from controller.runtimes.nvml import NvmlReader
+from controller.runtimes.process.runtime import ProcessRuntime
+from controller.settings import ControllerSettings
+from controller.state import Phase
+from controller.storage.state_dir import Store
+from tests.fakes.fake_nvml import FakeGpu, FakeNvml
+from tests.support.wait import until
+
+STUB: dict[str, Any] = {"backend": "stub", "gpus": 1}
+
+
+class Host:
+    """Folders and GPUs that outlive a controller."""
+
+    def __init__(self, root: Path) -> None:
+        self.settings = ControllerSettings(
+            desired=root / "desired", state=root / "state", models=root, runtime="process", resync_s=0.2
+        )
+        self.settings.desired.mkdir()
+        self.nvml = FakeNvml()
+        self.runtime: ProcessRuntime
+
+    def declare(self, models: dict[str, Any]) -> None:
+        """The files."""
+        (self.settings.desired / "models.yaml").write_text(json.dumps({"models": models}))
+
+    @contextlib.asynccontextmanager
+    async def controller(self, *, host_pids: bool, stop_engines: bool = False) -> AsyncIterator[Controller]:
+        """One controller's life."""
+        with contextlib.closing(Store.open(self.settings.state, "i")) as store:
+            reader = NvmlReader(self.nvml, host_pids=host_pids)
+            self.runtime = ProcessRuntime("i", self.settings.state, self.settings.models, nvml=reader)
+            async with (
+                aiohttp.ClientSession() as session,
+                Controller(self.settings, store, self.runtime, session) as made,
+            ):
+                try:
+                    yield made
+                except BaseException:
+                    stop_engines = True
+                    raise
+                finally:
+                    made.shut_down(stop_engines=stop_engines)
+
+    def pid(self) -> int:
+        """Of the one engine."""
+        [path] = (self.settings.state / "replicas").glob("*.json")
+        return int(json.loads(path.read_text())["pid"])
+
+    async def hold(self, card: FakeGpu, mib: int) -> None:
+        """The engine takes memory as it loads."""
+
+        async def started() -> bool:
+            return any(each.phase is Phase.RUNNING for each in await self.runtime.list())
+
+        await until("the engine is started", started)
+        card.used_mib += mib
+        card.computing[self.pid()] = mib
+
+
+async def _observed(controller: Controller, mib: int) -> None:
+    async def seen() -> bool:
+        row = await controller.desk.model("m")
+        return (row.vram_estimate_source, row.vram_estimate_mib) == ("observed_load_delta", mib)
+
+    await until(f"{mib} MiB are observed", seen)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+@pytest.mark.parametrize("host_pids", [True, False])
+async def test_what_a_load_takes_of_its_gpu_is_observed_shown_and_remembered(host: Host, host_pids: bool) -> None:
+    card = host.nvml.add(uuid="GPU-a", bus=1, total_mib=80_000, used_mib=300, busy_percent=12, computing={1: 300})
+    host.declare({"m": STUB | {"stub_load_s": 1.0}})
+    async with host.controller(host_pids=host_pids) as controller:
+        await host.hold(card, 7000)
+        await _observed(controller, 7000)
+        memory = await controller.desk.gpu_memory()
+        [gpu] = memory.gpus
+        assert (gpu.used_mib, gpu.utilization_percent, memory.error) == (7300, 12, None)
+        [replica] = [each.name for each in await host.runtime.list()]
+        if host_pids:
+            assert gpu.processes is not None
+            assert [(each.pid, each.used_mib, each.replica) for each in gpu.processes] == [
+                (host.pid(), 7000, replica),
+                (1, 300, None),
+            ]
+        else:
+            assert gpu.processes is None
+        assert (controller.status().gpus or [])[0].processes == gpu.processes
+
+    async with host.controller(host_pids=host_pids, stop_engines=True) as controller:
+        await until("it is taken over", lambda: controller.plan() is not None)
+        await _observed(controller, 7000)
+        assert [each.name for each in await host.runtime.list()] == [replica]
+
+
+async def test_a_process_that_outlives_its_engine_is_named(host: Host) -> None:
+    card = host.nvml.add(uuid="GPU-a", bus=1, total_mib=8_000)
+    host.declare({"m": STUB | {"vram_mib": 6_000}})
+    async with host.controller(host_pids=True, stop_engines=True) as controller:
+        await host.hold(card, 6_000)
+        await until("it is seen", lambda: any(each.processes for each in controller.status().gpus or ()))
+        [replica] = [each.name for each in await host.runtime.list()]
+        pid = host.pid()
+        host.declare({"m": STUB | {"enabled": False}})
+
+        async def gone() -> bool:
+            return await host.runtime.list() == []
+
+        await until("it is unloaded", gone)
+        [gpu] = await host.runtime.gpus() or ()
+        words = held_by(gpu, [])
+        assert words is not None
+        assert words.startswith(f"process {pid}")
+        assert words.endswith(f", of {replica}: 6000 MiB")
+
+
+async def test_an_engine_on_a_mig_instance_claims_it(host: Host) -> None:
+    card = host.nvml.add(uuid="GPU-a", bus=1, total_mib=40_000)
+    card.add(0, "MIG-x", total_mib=4_864)
+    card.add(1, "MIG-y", total_mib=9_856)
+    host.declare({"m": STUB | {"gpus": ["0:1"], "vram_mib": 5_000}})
+    async with host.controller(host_pids=False, stop_engines=True) as controller:
+
+        async def runs() -> bool:
+            return any(each.phase is Phase.RUNNING for each in await host.runtime.list())
+
+        await until("it runs", runs)
+        assert [each.claims for each in await host.runtime.list()] == [{"MIG-y": 5_000}]
+        environment = Path(f"/proc/{host.pid()}/environ").read_bytes().split(b"\0")
+        assert b"CUDA_VISIBLE_DEVICES=MIG-y" in environment
+        assert [gpu.mig for gpu in controller.status().gpus or ()] == [0, 1]

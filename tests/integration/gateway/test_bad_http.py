@@ -1,0 +1,330 @@
+"""Malformed and hostile HTTP from clients, byte by byte: an answer with the envelope or a closed connection, never a
+hang, never a request hidden in another, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gateway.server.connection import AHEAD_BYTES
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.fakes.mock_engine import MockEngine
+from tests.support.queueing import key
+from tests.support.raw_http import RawClient, chat_body, raw, request, spotless
+from tests.support.wait import until
+
+BODY = chat_body()
+SIZE = len(BODY)
+CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (SIZE, BODY)
+SMUGGLED = request("GET", "/v1/models/smuggled")
+"""Follows bad requests: no answer to it may come."""
+
+
+@contextlib.asynccontextmanager
+async def one_model(**settings: Any) -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
+    """A gateway with the model `m`, whose engine is `engine`. All that clients did there must be gone afterwards."""
+    async with gateway_harness(**settings) as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        yield here, engine
+        async with raw(here) as client:
+            client.write(request())
+            assert (await client.answer()).status == 200, "the next client is served"
+        await spotless(here)
+
+
+def head(*lines: str, first: str = "POST /v1/chat/completions HTTP/1.1") -> bytes:
+    """A request's head."""
+    return "\r\n".join([first, "host: localhost", *lines, "", ""]).encode("latin-1")
+
+
+async def refused(here: GatewayHarness, sent: bytes, name: str) -> RawClient:
+    """Send it; the one answer must be a refusal, after which the connection ends."""
+    async with raw(here) as client:
+        client.write(sent)
+        answers = await client.to_the_end()
+        assert len(answers) == 1, (name, client.received)
+        assert 400 <= answers[0].status < 500, (name, client.received)
+        assert answers[0].error["code"] in ("invalid_request", "headers_too_large"), name
+        assert answers[0]["connection"] == "close", name
+    return client
+
+
+AMBIGUOUS = {
+    "length and chunks": head(f"content-length: {SIZE}", "transfer-encoding: chunked") + CHUNKED,
+    "chunks and length": head("transfer-encoding: chunked", f"content-length: {SIZE}") + CHUNKED,
+    "chunks and no length": head("transfer-encoding: chunked", "content-length: 0") + CHUNKED,
+    "two lengths": head(f"content-length: {SIZE}", f"content-length: {SIZE + 9}") + BODY,
+    "the same length twice": head(f"content-length: {SIZE}", f"content-length: {SIZE}") + BODY,
+    "a list of lengths": head(f"content-length: {SIZE}, {SIZE}") + BODY,
+    "length with plus": head(f"content-length: +{SIZE}") + BODY,
+    "length with minus": head(f"content-length: -{SIZE}") + BODY,
+    "length with a space": head(f"content-length: {SIZE} 1") + BODY,
+    "length in hex": head(f"content-length: 0x{SIZE:x}") + BODY,
+    "length with underscore": head("content-length: 1_0") + BODY,
+    "length without digits": head("content-length:") + BODY,
+    "length beyond 64 bits": head("content-length: 18446744073709551617") + BODY,
+    "length in other digits": head("content-length: \xb2") + BODY,
+    "xchunked": head("transfer-encoding: xchunked") + CHUNKED,
+    "chunked, identity": head("transfer-encoding: chunked, identity") + CHUNKED,
+    "identity": head("transfer-encoding: identity") + CHUNKED,
+    "chunked twice": head("transfer-encoding: chunked", "transfer-encoding: chunked") + CHUNKED,
+    "chunked after a control character": head("transfer-encoding: \x0bchunked") + CHUNKED,
+    "chunked in quotes": head('transfer-encoding: "chunked"') + CHUNKED,
+    "space before the colon": head("transfer-encoding : chunked") + CHUNKED,
+    "space before the name": head(" transfer-encoding: chunked") + CHUNKED,
+    "folded line": head("transfer-encoding:", " chunked") + CHUNKED,
+    "folded value": head("x-a: b", " c", f"content-length: {SIZE}") + BODY,
+    "bare LFs": head(f"content-length: {SIZE}").replace(b"\r\n", b"\n") + BODY,
+    "one bare LF": head(f"content-length: {SIZE}").replace(b"localhost\r\n", b"localhost\n") + BODY,
+    "LF in a value": head("x-a: b\nx-b: c", f"content-length: {SIZE}") + BODY,
+    "CR in a value": head("x-a: b\rx-b: c", f"content-length: {SIZE}") + BODY,
+    "NUL in a value": head("x-a: b\0c", f"content-length: {SIZE}") + BODY,
+    "NUL in a name": head("x\0a: b", f"content-length: {SIZE}") + BODY,
+    "high byte in a name": head("x\xe4: b", f"content-length: {SIZE}") + BODY,
+    "no colon": head("xa", f"content-length: {SIZE}") + BODY,
+    "no name": head(": b", f"content-length: {SIZE}") + BODY,
+    "chunk size overflows": head("transfer-encoding: chunked") + b"fffffffffffffffff\r\n" + BODY,
+    "chunk size is no number": head("transfer-encoding: chunked") + b"zz\r\n" + BODY,
+    "chunk size is negative": head("transfer-encoding: chunked") + b"-1\r\n" + BODY,
+    "chunk size with 0x": head("transfer-encoding: chunked") + b"0x%x\r\n%b\r\n0\r\n\r\n" % (SIZE, BODY),
+    "chunk size and space": head("transfer-encoding: chunked") + b"%x \r\n%b\r\n0\r\n\r\n" % (SIZE, BODY),
+    "chunk size is empty": head("transfer-encoding: chunked") + b"\r\n%b\r\n0\r\n\r\n" % BODY,
+    "chunk longer than said": head("transfer-encoding: chunked") + b"%x\r\n%b\r\n0\r\n\r\n" % (SIZE - 1, BODY),
+    "chunks with bare LFs": head("transfer-encoding: chunked") + b"%x\n%b\n0\n\n" % (SIZE, BODY),
+    "LF in an extension": head("transfer-encoding: chunked") + b"%x;a\nb\r\n%b\r\n0\r\n\r\n" % (SIZE, BODY),
+    "trailer with a length": head("transfer-encoding: chunked") + CHUNKED[:-2] + b"content-length: 9\r\n\r\n",
+    "trailer with chunks": head("transfer-encoding: chunked") + CHUNKED[:-2] + b"transfer-encoding: chunked\r\n\r\n",
+}
+NOT_HTTP_1 = {
+    "CONNECT": b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    "CONNECT with a path": request("CONNECT", "/v1/chat/completions"),
+    "authority": request("GET", "localhost:80"),
+    "HTTP/0.9 without a version": b"GET /v1/models\r\n\r\n",
+    "HTTP/0.9": request("GET", "/v1/models").replace(b"HTTP/1.1", b"HTTP/0.9"),
+    "HTTP/2.0": request("GET", "/v1/models").replace(b"HTTP/1.1", b"HTTP/2.0"),
+    "HTTP/1.2": request("GET", "/v1/models").replace(b"HTTP/1.1", b"HTTP/1.2"),
+    "HTTP/2's preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "TLS": bytes.fromhex("16030100c8010000c40303") + b"x" * 50 + b"\r\n\r\n",
+    "unknown method": request("BREW"),
+    "lower-case method": request("post"),
+    "high byte in the target": request("GET", "/v1/models/\xff"),
+    "control character in the target": request("GET", "/v1/models/\x01"),
+    "space in the target": request("GET", "/v1/models /m"),
+}
+
+
+@pytest.mark.parametrize("cases", [AMBIGUOUS, NOT_HTTP_1], ids=["ambiguous", "not HTTP/1"])
+async def test_what_two_servers_could_read_in_two_ways_is_refused_and_hides_nothing(cases: dict[str, bytes]) -> None:
+    async with one_model() as (here, engine):
+        for name, sent in cases.items():
+            await refused(here, sent + SMUGGLED, name)
+        assert not engine.requests
+
+
+async def test_an_http_1_0_request_ends_its_connection_whatever_its_framing() -> None:
+    async with one_model() as (here, _):
+        for lines in ((f"content-length: {SIZE}",), ("transfer-encoding: chunked",)):
+            for more in ((), ("connection: keep-alive",)):
+                async with raw(here) as client:
+                    body = CHUNKED if "chunked" in lines[0] else BODY
+                    client.write(head(*lines, *more, first="POST /v1/chat/completions HTTP/1.0") + body + SMUGGLED)
+                    assert [answer.status for answer in await client.to_the_end()] == [200]
+
+
+async def test_trailers_are_no_headers() -> None:
+    secret, valid = key("alice"), b"authorization: Bearer secret-alice\r\n"
+    async with gateway_harness() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]), keys=(secret,))
+        for target in ("/v1/chat/completions", "/v1/admin/plan"):
+            async with raw(here) as client:
+                client.write(head("transfer-encoding: chunked", first=f"POST {target} HTTP/1.1"))
+                client.write(CHUNKED[:-2] + valid + b"x-api-key: secret-alice\r\n\r\n")
+                client.write(head(f"content-length: {SIZE}") + BODY)
+                assert [(await client.answer(number)).status for number in (1, 2)] == [401, 401], client.received
+        async with raw(here) as client:
+            client.write(head("transfer-encoding: chunked", valid.decode().strip()))
+            client.write(CHUNKED[:-2] + b"traceparent: mine\r\nhost: evil.example\r\n\r\n")
+            assert (await client.answer()).status == 200
+        assert "traceparent" not in engine.requests[0].headers
+
+
+TARGETS = {
+    "http://localhost/v1/chat/completions": 200,
+    "HTTP://LOCALHOST:80/v1/chat/completions": 200,
+    "/v1/%63hat/completions": 200,
+    "/v1/chat%2fcompletions": 200,
+    "/v1/chat/completions?x=%00%0d%0a": 200,
+    "http://evil.example/v1/chat/completions": 403,
+    "http://localhost": 404,
+    "http://localhost?/v1/chat/completions": 404,
+    "/v1/%2563hat/completions": 404,
+    "//v1/chat/completions": 404,
+    "//localhost/v1/chat/completions": 404,
+    "/v1/x/../chat/completions": 404,
+    "/v1/x/%2e%2e/chat/completions": 404,
+    "/v1/./chat/completions": 404,
+    "/v1/chat/completions/": 404,
+    "/v1/chat/completions%00": 404,
+    "/v1/chat/completions%0a": 404,
+    "/v1/chat/completions;x": 404,
+    "/v1/chat/completions%3f": 404,
+    "/V1/chat/completions": 404,
+    "/health/../v1/chat/completions": 404,
+    "/metrics/..%2fv1/chat/completions": 404,
+    "/v1/%zz": 404,
+    "*": 404,
+}
+
+
+async def test_targets_in_other_forms_name_the_same_routes_or_none() -> None:
+    async with one_model() as (here, engine):
+        for target, status in TARGETS.items():
+            async with raw(here) as client:
+                client.write(request(target=target))
+                answer = await client.answer()
+                assert answer.status == status, (target, client.received)
+                assert status == 200 or answer.error["code"] in ("unknown_route", "forbidden_host"), target
+        assert {seen.path for seen in engine.requests} == {"/v1/chat/completions"}
+
+
+UPGRADES = (
+    ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAARAAAAAAAIAAAAA"),
+    ("connection: upgrade", "upgrade: websocket", "sec-websocket-key: x", "sec-websocket-version: 13"),
+    ("connection: keep-alive, upgrade", "upgrade: TLS/1.0"),
+)
+
+
+@pytest.mark.parametrize("wish", UPGRADES, ids=["h2c", "websocket", "tls"])
+async def test_a_wish_for_another_protocol_is_ignored(wish: tuple[str, ...]) -> None:
+    """Java's client sends one with each first request, body included."""
+    chunked = head("transfer-encoding: chunked", *wish) + CHUNKED
+    admin = request("POST", "/v1/admin/plan", b'{"a":1}', wish)
+    many = request(headers=wish) + request("GET", "/v1/models", headers=wish) + chunked + admin
+    async with one_model() as (here, engine):
+        for sent in ([many], [many[at : at + 1] for at in range(len(many))]):
+            async with raw(here) as client:
+                await client.send(*sent)
+                statuses = [(await client.answer(number)).status for number in (1, 2, 3, 4)]
+                assert statuses == [200] * 4, client.received
+        assert [seen.raw for seen in engine.requests] == [BODY] * 4
+        assert [asked.body for asked in here.controller.admin.asked] == [b'{"a":1}'] * 2
+
+
+async def test_requests_sent_without_waiting_are_answered_in_order() -> None:
+    async with one_model() as (here, engine), raw(here) as client:
+        client.write(request(body=chat_body(fault="hold")) + request("GET", "/v1/models") + request())
+        client.write(request("GET", "/v1/nowhere") + request(body=b"{") + request("GET", "/v1/models/m"))
+        await until("the first is inside", lambda: engine.running == 1)
+        engine.release.set()
+        statuses = [(await client.answer(number)).status for number in range(1, 7)]
+        assert statuses == [200, 200, 200, 404, 400, 200]
+
+
+@pytest.mark.parametrize(
+    "tiny",
+    [
+        request("GET", "/v1/models/x"),
+        request(body=b"{"),
+        request("POST", "/v1/nowhere"),
+        request(body=b"{", headers=["connection: upgrade", "upgrade: h2c"]),
+        request("POST", "/v1/admin/plan", b"{}"),
+    ],
+    ids=["framework", "inference", "body", "upgrade", "admin"],
+)
+async def test_thousands_of_requests_in_one_write(tiny: bytes) -> None:
+    async with one_model() as (here, _), raw(here) as client:
+        writing = asyncio.create_task(client.send(tiny * 2000))
+        first = (await client.answer()).status
+        assert [(await client.answer(number)).status for number in range(1, 2001)] == [first] * 2000
+        await writing
+
+
+@pytest.mark.parametrize(
+    "bad", [b"garbage\r\n\r\n", AMBIGUOUS["length and chunks"], AMBIGUOUS["chunk size is no number"]]
+)
+@pytest.mark.parametrize("first", [request(), request("GET", "/v1/models"), request("POST", "/v1/admin/plan", b"{}")])
+async def test_what_was_asked_before_a_malformed_request_is_answered_first(first: bytes, bad: bytes) -> None:
+    async with one_model() as (here, _):
+        for cut in ([first + bad + SMUGGLED], [first, bad, SMUGGLED], [first * 3 + bad, SMUGGLED]):
+            async with raw(here) as client:
+                await client.send(*cut)
+                *answered, last = await client.to_the_end()
+                assert [answer.status for answer in answered] == [200] * cut[0].count(first), client.received
+                assert (last.status, last.error["code"]) == (400, "invalid_request")
+
+
+async def test_a_body_never_runs_into_the_request_before_it() -> None:
+    long = request("POST", "/" + "a" * 40_000, b'{"injected": 1}')
+    async with one_model() as (here, engine):
+        async with raw(here) as client:
+            client.write(request(body=chat_body(n=1)) + long + SMUGGLED)
+            answers = await client.to_the_end()
+            assert [answer.status for answer in answers] == [200, 431], client.received
+        assert [seen.raw for seen in engine.requests] == [chat_body(n=1)]
+
+
+async def test_a_client_that_asks_ahead_and_leaves_is_noticed() -> None:
+    async with one_model() as (here, engine), raw(here) as client:
+        client.write(request(body=chat_body(fault="hold")) + request() + request("GET", "/v1/models"))
+        await until("the first is inside", lambda: engine.running == 1)
+        client.close()
+        await until("the engine's work is cancelled", lambda: engine.cancelled == 1)
+
+
+async def test_what_is_asked_ahead_is_bounded() -> None:
+    async with one_model() as (here, engine), raw(here) as client:
+        client.write(request(body=chat_body(fault="hold")))
+        await until("the first is inside", lambda: engine.running == 1)
+        sending = asyncio.create_task(client.send(*[request("GET", "/v1/models")] * 100_000))
+        assert here.server is not None
+        connections: Any = here.server.server_state.connections
+        (connection,) = connections
+        await until("it stops to read", lambda: connection.flow.read_paused)
+        read = len(connection.pipeline)
+        assert 0 < read < 100_000
+        assert read * len(request("GET", "/v1/models")) < AHEAD_BYTES + 512 * 1024
+        sending.cancel()
+        client.reset()
+        engine.release.set()  # a client that leaves is noticed only as long as something is read
+
+
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "GET"])
+async def test_other_methods_on_inference_routes(method: str) -> None:
+    async with one_model() as (here, engine), raw(here) as client:
+        client.write(request(method, body=BODY) + request("GET", "/v1/models"))
+        if method == "HEAD":
+            assert (await until_head(client)).startswith(b"HTTP/1.1 405 ")
+        else:
+            answer, after = await client.answer(1), await client.answer(2)
+            assert (answer.status, answer["allow"], after.status) == (405, "POST", 200)
+            assert answer.error["code"] == "method_not_allowed"
+        assert not engine.requests
+
+
+async def until_head(client: RawClient) -> bytes:
+    """What came, when a head is whole: the parser would wait for the body that HEAD has not."""
+    while b"\r\n\r\n" not in client.received:
+        assert await client.read()
+    return client.received
+
+
+async def test_one_byte_at_a_time() -> None:
+    async with one_model() as (here, engine):
+        sent = [
+            request(),
+            head("transfer-encoding: chunked")
+            + b"".join(b"1;x=y\r\n%c\r\n" % byte for byte in BODY)
+            + b"0\r\nx: y\r\n\r\n",
+            request("POST", "/v1/admin/plan", b"{}"),
+            request("GET", "/v1/models"),
+        ]
+        async with raw(here) as client:
+            for number, whole in enumerate(sent, 1):
+                await client.send(*(whole[at : at + 1] for at in range(len(whole))))
+                assert (await client.answer(number)).status == 200
+        assert [seen.raw for seen in engine.requests] == [BODY, BODY]

@@ -1,0 +1,173 @@
+"""Each way in which an engine can fail, in each API family: deadlines, broken streams, engines that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.admission.circuit_breaker import LONGEST_PAUSE_S
+from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, Then, script, scripted
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.support.api_families import FAMILIES, STREAMING, Family
+from tests.support.campaign import campaign_count
+from tests.support.gateway_rest import nothing_left
+from tests.support.loop_clock import LoopClock, loop_clock
+from tests.support.queueing import Clock, clock
+from tests.support.wait import until
+
+__all__ = ["clock", "loop_clock"]
+
+DEADLINE_S = 30.0
+"""Of a request, on the test's clock."""
+CHAT = FAMILIES[0]
+
+
+def begun(family: Family) -> bytes:
+    """A stream of the family that has begun, and is not at its end."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    return head + b"%x\r\n%b\r\n" % (len(family.events[0]), family.events[0])
+
+
+def ask(here: GatewayHarness, family: Family, **fields: Any) -> Any:
+    """A request of the family, for the model `m`."""
+    return here.client.post(here.url + family.path, json=family.body("m", **fields))
+
+
+@contextlib.asynccontextmanager
+async def one_engine(
+    family: Family, *scripts: Script, gathers: bool = False, slots: int = 1, **options: Any
+) -> AsyncIterator[tuple[GatewayHarness, ScriptedEngine]]:
+    """A gateway in front of an engine with these scripts; nothing may be left behind."""
+    async with scripted(*scripts) as engine, gateway_harness(**options) as here:
+        made = family.route("m", engine.url, target_inflight=slots)
+        await here.publish(made.model_copy(update={"notices_leaving": not gathers}))
+        yield here, engine
+        await nothing_left(here)
+
+
+@pytest.mark.parametrize("family", STREAMING, ids=str)
+@pytest.mark.parametrize("then", ["close", "reset", "deaf", "stall"])
+async def test_a_stream_that_breaks_off_ends_with_the_familys_error(
+    family: Family, then: Then, loop_clock: LoopClock
+) -> None:
+    async with one_engine(family, script(begun(family), then), request_timeout_s=DEADLINE_S) as (here, engine):
+        async with ask(here, family, stream=True) as answer:
+            assert answer.status == 200
+            content = await answer.content.readany()
+            if then == "stall":
+                await loop_clock.skip(DEADLINE_S + 5)
+            content += await answer.read()
+        assert content.startswith(family.begins), "what came before is passed on"
+        error = family.last_error(content)
+        code, status = ("request_timeout", 408) if then == "stall" else ("engine_disconnected", 502)
+        assert (error["code"], error["status"]) == (code, status)
+        assert len(engine.requests) == 1, "after the first byte there is no other try"
+
+
+@pytest.mark.parametrize("family", STREAMING, ids=str)
+async def test_heartbeats_stand_between_events(family: Family, loop_clock: LoopClock) -> None:
+    half = family.events[1][:9]
+    stalled = begun(family) + b"%x\r\n%b\r\n" % (len(half), half)
+    async with one_engine(family, script(stalled, "stall"), request_timeout_s=DEADLINE_S, heartbeat_s=5) as (here, _):
+        async with ask(here, family, stream=True) as answer:
+            content = await answer.content.readany()
+            await loop_clock.skip(DEADLINE_S + 5)
+            content += await answer.read()
+        beats = content.count(family.heartbeat)
+        assert beats >= 2
+        assert family.heartbeat * beats in content, "half an event was held back"
+        assert family.last_error(content)["code"] == "request_timeout"
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+@pytest.mark.parametrize("gathers", [False, True])
+async def test_a_blocking_call_gets_no_heartbeat_and_its_deadline_in_its_form(
+    family: Family, gathers: bool, loop_clock: LoopClock
+) -> None:
+    part = b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{"
+    stalled = begun(family) if gathers and family.streams else part
+    times: dict[str, Any] = {"request_timeout_s": DEADLINE_S, "heartbeat_s": 5, "hold_headers_s": 5}
+    async with one_engine(family, script(stalled, "stall"), gathers=gathers, **times) as (here, engine):
+        call = asyncio.create_task(ask(here, family).__aenter__())
+        await until("the engine has it", lambda: engine.requests)
+        await loop_clock.skip(DEADLINE_S - 1)
+        assert not call.done()
+        await loop_clock.skip(5)
+        async with await call as answer:
+            error = (await answer.json())["error"]
+            assert answer.status == 408
+        assert (error["code"], error["status"]) == ("request_timeout", 408)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_is_gone_is_left_out_then_tried_and_let_in_again(
+    family: Family, stream: bool, clock: Clock
+) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    good = script(head % len(family.whole) + family.whole)
+    gone = [script(b"", "close")] * 4
+    async with one_engine(family, *gone, good, good) as (here, engine):
+        for _ in range(2):
+            async with ask(here, family, stream=stream) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (502, "engine_unreachable")
+                assert int(answer.headers["retry-after"]) >= 1
+        assert len(engine.requests) == 3, "two tries, then the third failure in a row"
+        await here.controller.report_where(lambda report: "m-0" in report.failed)
+        async with ask(here, family, stream=stream) as answer:
+            error = (await answer.json())["error"]
+            assert (answer.status, error["code"]) == (502, "engine_unreachable")
+            assert "left out" in error["message"]
+            assert int(answer.headers["retry-after"]) >= 1
+        assert len(engine.requests) == 3, "it is not asked"
+        engine.scripts.pop(0)
+        clock.now += LONGEST_PAUSE_S
+
+        async def lets_in() -> bool:
+            async with ask(here, family) as answer:
+                return bool(answer.status == 200)
+
+        await until("it is tried, and is well", lets_in)
+        await here.controller.report_where(lambda report: not report.failed)
+        async with ask(here, family) as answer:
+            assert answer.status == 200
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+async def test_an_engine_that_closes_after_each_stream_without_a_word_is_well(
+    gathers: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    clients = campaign_count(15, 500)
+    # As llama-server does: its head promises to keep the connection.
+    events = b"".join(CHAT.events)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    whole = script(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events), "close")
+    scripts = [whole] * (4 * clients)
+    async with one_engine(CHAT, *scripts, gathers=gathers, slots=4, queue_limit=clients) as (here, engine):
+        answers = await asyncio.gather(*(_text(here, stream=not gathers) for _ in range(clients)))
+        assert {status for status, _ in answers} == {200}
+        assert len(engine.requests) >= clients
+        assert not any(report.failed for report in here.controller.reports)
+        assert "closed the connection" not in caplog.text, "it counts as no failure"
+
+
+async def _text(here: GatewayHarness, *, stream: bool) -> tuple[int, bytes]:
+    async with ask(here, CHAT, stream=stream) as answer:
+        return answer.status, await answer.read()
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+async def test_an_answer_longer_than_the_buffer_breaks_off_visibly(family: Family) -> None:
+    part = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9000000\r\n\r\n" + b"x" * 3_000_000
+    async with one_engine(family, script(part, "close"), answer_buffer_mib=1) as (here, _), ask(here, family) as answer:
+        if family.is_translated:  # which needs the whole of it
+            assert (answer.status, family.error_in(await answer.read())["code"]) == (502, "engine_disconnected")
+            return
+        assert answer.status == 200
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await answer.read()

@@ -1,0 +1,183 @@
+"""Keys that come and go under traffic, and a gateway that has none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import engines, gateway_harness
+from tests.integration.gateway.test_security_matrix import BOTH, bearer, every_route
+from tests.integration.gateway.test_security_matrix import ask as ask_route
+from tests.support.queueing import Clock, clock, key
+from tests.support.raw_http import RawClient, chat_body, raw, request, spotless
+from tests.support.wait import until
+
+__all__ = ["clock"]
+ALICE = ["authorization: Bearer secret-alice"]
+
+
+async def statuses(client: RawClient) -> tuple[int, ...]:
+    """What `alice` is answered now, on a connection that stays open: inference, a stream, and the framework."""
+    asked = [
+        request(headers=ALICE),
+        request(body=chat_body(stream=True), headers=ALICE),
+        request("GET", "/v1/models/m", headers=ALICE),
+        request("POST", "/v1/admin/plan", b"{}", ALICE),
+    ]
+    before = len(client.answers)
+    client.write(b"".join(asked))
+    return tuple([(await client.answer(before + number)).status for number in range(1, len(asked) + 1)])
+
+
+async def test_a_new_table_admits_and_revokes_at_once_also_on_an_open_connection() -> None:
+    async with gateway_harness() as here, engines(1) as (engine,):
+        model = route("m", [engine.url])
+        await here.publish(model)
+        async with raw(here) as client:
+            assert await statuses(client) == (200, 200, 200, 200), "no keys: a key is not looked at"
+            await here.publish(model, keys=(key("bob"),))
+            assert await statuses(client) == (401, 401, 401, 401)
+            await here.publish(model, keys=(key("bob"), key("alice")))
+            assert await statuses(client) == (200, 200, 200, 403)
+            await here.publish(model, keys=(key("alice", scopes=BOTH, models=("x",)),))
+            assert await statuses(client) == (403, 403, 403, 200)
+            await here.publish(model, keys=(key("alice", scopes=BOTH, expires_at=1.0),))
+            assert await statuses(client) == (401, 401, 401, 401)
+            await here.publish(model, keys=(key("alice", scopes=("admin",)),))
+            assert await statuses(client) == (403, 403, 403, 200)
+            await here.publish(model, keys=(key("alice", sha256="not a digest"),))
+            assert await statuses(client) == (401, 401, 401, 401)
+            await here.publish(model)
+            assert await statuses(client) == (200, 200, 200, 200)
+        await spotless(here)
+
+
+async def test_who_is_inside_when_his_key_is_revoked_finishes() -> None:
+    async with gateway_harness() as here, engines(1) as (engine,):
+        model = route("m", [engine.url])
+        await here.publish(model, keys=(key("alice", concurrency=1),))
+        async with raw(here) as client:
+            client.write(request(body=chat_body(fault="hold"), headers=ALICE))
+            await until("it is inside", lambda: engine.running == 1)
+            await here.publish(model, keys=(key("bob"),))
+            engine.release.set()
+            answer = await client.answer()
+            assert (answer.status, answer["x-client-id"]) == (200, "alice")
+            client.write(request(headers=ALICE))
+            assert (await client.answer(2)).status == 401
+        await spotless(here)
+
+
+async def test_a_key_ends_when_it_expires(clock: Clock) -> None:
+    async with gateway_harness() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]), keys=(key("alice", scopes=BOTH, expires_at=clock.time() + 60),))
+        async with raw(here) as client:
+            clock.now += 59
+            assert await statuses(client) == (200, 200, 200, 200)
+            clock.now += 1
+            assert await statuses(client) == (401, 401, 401, 401)
+            assert client.answers[-1].error["message"].startswith("The key alice expired at ")
+
+
+async def test_before_the_first_table_nobody_is_let_in() -> None:
+    async with gateway_harness() as another:
+        routes = await every_route(another)
+    async with gateway_harness(with_table=False) as here:
+        for asked in routes:
+            status, headers, text = await ask_route(here, asked, bearer("all"))
+            if asked.kind == "ungated":
+                assert status == 200
+            else:
+                assert (status, json.loads(text)["error"]["code"]) == (503, "controller_unavailable"), asked
+                assert headers["retry-after"] == "5"
+        assert not here.controller.admin.asked
+
+
+@pytest.mark.parametrize(
+    ("header", "code"),
+    [
+        (("host", "evil.example"), "forbidden_host"),
+        (("host", ""), "forbidden_host"),
+        (("host", "localhost@evil.example"), "forbidden_host"),
+        (("origin", "https://evil.example"), "forbidden_origin"),
+        (("origin", "null"), "forbidden_origin"),
+    ],
+)
+async def test_without_keys_foreign_hosts_and_pages_are_refused_on_every_route(
+    header: tuple[str, str], code: str
+) -> None:
+    async with gateway_harness(engine_state_routes=True) as here, engines(1) as (engine,):
+        await here.publish(route("org/m", [engine.url], aliases=("a-n",)))
+        routes = await every_route(here)
+        for asked in routes:
+            status, _, text = await ask_route(here, asked, [header])
+            if asked.kind == "ungated":
+                assert status == 200
+            else:
+                assert (status, json.loads(text)["error"]["code"]) == (403, code), asked
+        assert not engine.requests
+        assert not here.controller.admin.asked
+        for asked in routes:
+            status, _, _ = await ask_route(here, asked, [("origin", "http://localhost:3000")])
+            assert (status == 200) is (asked.kind not in ("absent", "stored")), asked
+
+
+async def test_two_hosts_are_no_host() -> None:
+    async with gateway_harness() as here, raw(here) as client:
+        client.write(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n")
+        client.write(b"GET /v1/models HTTP/1.1\r\n\r\n")
+        client.write(b"GET http://localhost/v1/models HTTP/1.1\r\nhost: evil.example\r\n\r\n")
+        client.write(b"GET http://evil.example/v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert [(await client.answer(number)).status for number in (1, 2, 3, 4)] == [403, 403, 200, 403]
+
+
+async def test_on_an_address_that_others_reach_keys_are_required() -> None:
+    async with gateway_harness(host="0.0.0.0") as here, engines(1) as (engine,):
+        model = route("org/m", [engine.url], aliases=("a-n",))
+        await here.publish(model, keys=(key("all", scopes=BOTH),))
+        routes = await every_route(here)
+        await here.publish(model)
+        for headers in ({}, bearer("all"), {"host": "localhost"}):
+            for asked in routes:
+                status, _, text = await ask_route(here, asked, headers)
+                if asked.kind == "ungated":
+                    assert status == 200
+                else:
+                    assert (status, json.loads(text)["error"]["code"]) == (403, "keys_required"), asked
+        assert not engine.requests
+        await here.publish(model, keys=(key("all", scopes=BOTH),))
+        headers = bearer("all") | {"host": "any.example", "origin": "https://any.example"}
+        async with here.client.get(here.url + "/v1/models", headers=headers) as answer:
+            assert answer.status == 200, "who has a key may come by any name"
+
+
+async def test_an_open_gateway_serves_by_its_address_without_keys() -> None:
+    async with gateway_harness(host="0.0.0.0", open=True) as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        async with here.chat() as answer:
+            assert (answer.status, answer.headers["x-client-id"][:7]) == (200, "Python/")
+        async with here.client.get(here.url + "/v1/models", headers={"host": "evil.example"}) as answer:
+            assert answer.status == 403
+
+
+async def test_a_host_that_is_no_host_is_no_failure() -> None:
+    """With keys the Host header is not looked at, by the gateway's gate at least."""
+    async with gateway_harness() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]), keys=(key("alice", scopes=BOTH),))
+        for host in ("[", "]", "a:b:c", "\x80", "a/b?c#d", "", "user@host", "\u2100"):
+            async with raw(here) as client:
+                for number, (method, target) in enumerate(
+                    (("GET", "/nowhere"), ("PUT", "/v1/models"), ("GET", "/v1/models"), ("GET", "/v1/admin/x")), 1
+                ):
+                    client.write(f"{method} {target} HTTP/1.1\r\nhost: {host}\r\n{ALICE[0]}\r\n\r\n".encode())
+                    answer = await client.answer(number)
+                    assert answer.status == {1: 404, 2: 405}.get(number, 200), (host, client.received)
+
+
+async def test_the_actor_without_keys_is_the_address() -> None:
+    async with gateway_harness() as here:
+        async with here.client.post(here.url + "/v1/admin/plan", json={}, headers=bearer("alice")) as answer:
+            assert answer.status == 200
+        assert here.controller.admin.asked[0].headers["x-roundhouse-actor"] == "api 127.0.0.1"

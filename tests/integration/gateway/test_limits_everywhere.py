@@ -1,0 +1,229 @@
+"""What holds on every route, the framework's too: limits of keys, scopes, forms of errors, ids of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gateway.routing.live_routes import LiveRoutes
+from gateway.routing.table import Routes
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.support.loop_clock import LoopClock, loop_clock
+from tests.support.queueing import Clock, clock, key
+from tests.support.raw_http import raw, request
+from tests.support.wait import until
+
+__all__ = ["clock", "loop_clock"]
+BOTH = ("inference", "admin")
+FRAMEWORK = (
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/m"),
+    ("GET", "/openapi.json"),
+    ("GET", "/v1/admin/status"),
+    ("POST", "/v1/admin/plan"),
+    ("GET", "/nowhere"),
+    ("PUT", "/v1/chat/completions"),
+)
+
+
+async def ask(here: GatewayHarness, method: str, path: str, who: str | None = "a") -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body."""
+    headers = {"authorization": f"Bearer secret-{who}"} if who else {}
+    async with here.client.request(method, here.url + path, headers=headers) as answer:
+        return answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()
+
+
+@pytest.mark.parametrize(("method", "path"), FRAMEWORK)
+async def test_requests_per_minute_hold_on_routes_of_the_framework(method: str, path: str, clock: Clock) -> None:
+    async with gateway_harness() as here:
+        await here.publish(route("m"), keys=(key("a", scopes=BOTH, requests_per_minute=2, tokens_per_minute=100),))
+        for left in ("1", "0"):
+            status, headers, _ = await ask(here, method, path)
+            assert status != 429
+            assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("2", left)
+            assert headers["x-ratelimit-remaining-tokens"] == "100"
+            assert "x-ratelimit-client" not in headers
+        status, headers, body = await ask(here, method, path)
+        error = json.loads(body)["error"]
+        assert (status, error["code"], error["request_id"]) == (429, "rate_limit_exceeded", headers["x-request-id"])
+        assert (headers["x-ratelimit-client"], headers["retry-after"]) == ("a", "30")
+        assert (headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-reset-requests"]) == ("0", "1m0s")
+        assert (await here.client.get(here.url + "/health")).status == 200
+        assert (await ask(here, "GET", "/health"))[0] == (await ask(here, "GET", "/metrics"))[0] == 200
+        clock.now += 30
+        assert (await ask(here, method, path))[0] != 429
+
+
+async def test_the_framework_and_models_share_a_limit_and_a_refusal_uses_nothing_up(clock: Clock) -> None:
+    async with gateway_harness() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]), keys=(key("a", requests_per_minute=2),))
+        assert (await ask(here, "GET", "/v1/admin/status"))[0] == 403
+        assert (await ask(here, "GET", "/v1/models"))[1]["x-ratelimit-remaining-requests"] == "1"
+        async with here.client.post(
+            here.url + "/v1/chat/completions",
+            json={"model": "m", "messages": []},
+            headers={"authorization": "Bearer secret-a"},
+        ) as answer:
+            assert (answer.status, answer.headers["x-ratelimit-remaining-requests"]) == (200, "0")
+        assert (await ask(here, "GET", "/v1/models"))[0] == 429
+
+
+async def test_events_count_as_one_request_until_they_end() -> None:
+    async with gateway_harness() as here:
+        here.controller.admin.answer = here.controller.admin.stream("text/event-stream")
+        await here.publish(keys=(key("a", scopes=BOTH, concurrency=1),))
+        here.controller.admin.parts.put_nowait(b"data: 1\n\n")
+        bearer = {"authorization": "Bearer secret-a"}
+        for ends in (True, False):
+            events = await here.client.get(here.url + "/v1/admin/events", headers=bearer)
+            assert events.status == 200
+            status, headers, _ = await ask(here, "GET", "/v1/models")
+            assert (status, headers["x-ratelimit-client"]) == (429, "a")
+            if ends:
+                here.controller.admin.parts.put_nowait(None)
+                assert await events.read() == b"data: 1\n\n"
+                here.controller.admin.parts.put_nowait(b"data: 2\n\n")
+            else:
+                events.close()
+
+            async def let_in() -> bool:
+                return (await ask(here, "GET", "/v1/models"))[0] == 200
+
+            await until("it is counted no more", let_in)
+
+
+async def test_the_list_of_models_needs_the_scope_inference_and_the_document_none() -> None:
+    async with gateway_harness() as here:
+        await here.publish(route("m"), keys=(key("a", scopes=("admin",)), key("b")))
+        for path in ("/v1/models", "/v1/models/m", "/v1/models/", "/v1/%6dodels"):
+            status, _, body = await ask(here, "GET", path)
+            assert (status, json.loads(body)["error"]["code"]) == (403, "scope_required"), path
+            assert (await ask(here, "GET", path, "b"))[0] in (200, 404), path
+        for who in ("a", "b"):
+            assert (await ask(here, "GET", "/openapi.json", who))[0] == 200
+        _, _, document = await ask(here, "GET", "/openapi.json")
+        for path in ("/v1/models", "/v1/models/{name}"):
+            declared = json.loads(document)["paths"][path]["get"]
+            assert "`scope_required`" in declared["responses"]["403"]["description"]
+            assert "`rate_limit_exceeded`" in declared["responses"]["429"]["description"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"])
+async def test_errors_on_paths_of_messages_have_anthropics_form(path: str) -> None:
+    async with gateway_harness() as here:
+        keys = (key("a", scopes=("admin",), requests_per_minute=1),)
+        await here.publish(keys=keys)
+        seen = []
+        for who in ("nobody", "a", "a"):
+            status, headers, body = await ask(here, "GET", path, who)
+            told: Any = json.loads(body)
+            seen.append((status, told["type"], told["error"]["type"]))
+            assert told["request_id"] == headers["x-request-id"]
+        wrong = (404, "not_found_error") if path.endswith("batches") else (405, "invalid_request_error")
+        assert seen == [
+            (401, "error", "authentication_error"),
+            (wrong[0], "error", wrong[1]),
+            (429, "error", "rate_limit_error"),
+        ]
+        status, _, body = await ask(here, "GET", "/v1/messagesx", "nobody")
+        assert "type" not in json.loads(body), "no path of messages"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/props", "GET, POST"),
+        ("DELETE", "/lora-adapters", "GET, POST"),
+        ("GET", "/v1/messages", "POST"),
+        ("POST", "/v1/models/m", "GET"),
+        ("POST", "/health", "GET, HEAD"),
+    ],
+)
+async def test_a_wrong_method_is_told_all_right_ones(method: str, path: str, allowed: str) -> None:
+    async with gateway_harness(engine_state_routes=True) as here:
+        status, headers, _ = await ask(here, method, path)
+        assert (status, headers["allow"]) == (405, allowed)
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics"])
+async def test_health_and_metrics_answer_head(path: str) -> None:
+    async with gateway_harness() as here, raw(here) as client:
+        client.write(request("HEAD", path) + request("GET", "/nowhere"))
+        while b"unknown_route" not in client.received:
+            await client.read_bytes()
+        first, second = client.received.split(b"\r\n\r\n")[:2]
+        assert first.startswith(b"HTTP/1.1 200 ")
+        assert int(first.lower().split(b"content-length: ")[1].split(b"\r\n")[0]) > 0
+        assert second.startswith(b"HTTP/1.1 404 "), "no body"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"garbage\r\n\r\n", 400),
+        (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET /v1/models HTTP/1.1\r\nhost: x", 408),
+    ],
+)
+async def test_what_is_no_request_has_an_id_too(sent: bytes, status: int, loop_clock: LoopClock) -> None:
+    async with gateway_harness(client_timeout_s=10) as here:
+        assert here.server is not None
+        connections: Any = here.server.server_state.connections
+        ids = set()
+        for _ in range(2):
+            async with raw(here) as client:
+                client.write(sent)
+                await until("it is read", lambda: any(each._idle_bytes or each._deaf for each in connections))
+                await loop_clock.skip(20)
+                (answer,) = await client.to_the_end()
+                assert (answer.status, answer.error["request_id"]) == (status, answer["x-request-id"])
+                assert answer["x-request-id"].startswith("req-")
+                ids.add(answer["x-request-id"])
+        assert len(ids) == 2
+
+
+async def test_a_bug_while_a_table_is_applied_does_not_end_the_link(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[LiveRoutes] = []
+
+    def make() -> LiveRoutes:
+        made.append(LiveRoutes())
+        return made[-1]
+
+    monkeypatch.setattr("gateway.app.LiveRoutes", make)
+    async with gateway_harness() as here:
+        apply = made[0].on_table
+
+        def broken(_: Routes) -> None:
+            made[0].on_table = apply
+            raise LookupError("a bug")
+
+        made[0].on_table = broken
+        before = here.controller.connections
+        await here.controller.publish(route("m"))
+        await until("it connects anew", lambda: here.controller.connections > before)
+        await here.publish(route("m"), route("n"))
+        assert len(json.loads((await ask(here, "GET", "/v1/models", None))[2])["data"]) == 2
+        assert "a bug" in caplog.text
+
+
+async def test_a_report_that_fails_does_not_end_the_reports(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway_harness() as here:
+        before = here.controller.connections
+
+        def broken(_: object) -> str:
+            monkeypatch.undo()
+            raise LookupError("a bug")
+
+        monkeypatch.setattr("gateway.control.link.ControllerLink._report", broken)
+        async with asyncio.timeout(60):
+            await here.publish(route("m"))
+        assert here.controller.connections > before
+        assert "a bug" in caplog.text

@@ -1,0 +1,343 @@
+"""What a key opens, on every route that there is: routes are taken from the gateway's own tables and documents, so that
+one that is added later is held to the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+from prometheus_client import CollectorRegistry
+from yarl import URL
+
+from controller.api.app import create_app
+from controller.schema.errors import ERROR_CODES, RoundhouseError
+from controller.schema.keys import Key
+from gateway.api import INFERENCE_GROUPS
+from gateway.exchange.services import Api
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
+from tests.fakes.mock_engine import MockEngine
+from tests.support.queueing import key
+
+UNGATED = {"/health", "/metrics"}
+Kind = Literal["inference", "stored", "admin", "models", "listing", "absent", "ungated"]
+
+
+@dataclass(frozen=True)
+class Route:
+    """One route, and how it is asked."""
+
+    method: str
+    path: str
+    """As documented."""
+    kind: Kind
+    api: Api | None = None
+    """Of those that engines answer."""
+
+    @property
+    def target(self) -> str:
+        """With everything filled in; the model is `org/m`."""
+        target = self.path.replace("{id}", "0").replace("{name}", "org/m").replace("{operation}", "1")
+        target = target.replace("{response_id}", "resp_1")
+        native = self.api is not None and self.api.is_native
+        return f"{target}?model=org%2Fm" if native else target
+
+    @property
+    def body(self) -> bytes:
+        """JSON that the route takes."""
+        if self.method in ("GET", "DELETE"):
+            return b""
+        if self.path.startswith("/v1/responses"):
+            return b'{"model": "org/m", "input": "Hi"}'
+        asked = {"messages": [], "input": "Hi", "prompt": "Hi", "query": "Hi", "documents": ["Hi"]}
+        return json.dumps({"model": "org/m", **asked}).encode()
+
+
+def inference_routes() -> Iterator[Route]:
+    """Those that engines answer."""
+    for group in INFERENCE_GROUPS:
+        for api in group.APIS:
+            yield Route(api.method, api.path, "inference", api)
+
+
+async def every_route(here: GatewayHarness) -> list[Route]:
+    """Those, those of the document, and some that are in none."""
+    parts: Any = SimpleNamespace(hub=None, journal=None, desk=None, logs=None)
+    here.controller.admin.document = create_app(parts, CollectorRegistry()).openapi()
+    async with here.client.get(here.url + "/openapi.json", headers=bearer("all")) as answer:
+        paths = (await answer.json())["paths"]
+    found = {(one.method, one.path): one for one in inference_routes()}
+    for path, item in paths.items():
+        for method in (name.upper() for name in item if name in ("get", "post", "put", "patch", "delete")):
+            found.setdefault((method, path), Route(method, path, kind_of(path)))
+    for method, path in (("GET", "/openapi.json"), ("GET", "/v1/models/a-n")):
+        found[method, path] = Route(method, path, kind_of(path))
+    for method, path in (("GET", "/nowhere"), ("POST", "/"), ("GET", "/v1/chat/completions"), ("PUT", "/props")):
+        found[method, path] = Route(method, path, "absent")
+    for method in ("DELETE", "PATCH", "OPTIONS"):
+        found[method, "/v1/admin/any/thing"] = Route(method, "/v1/admin/any/thing", "admin")
+    return list(found.values())
+
+
+def kind_of(path: str) -> Kind:
+    """By where it is."""
+    if path in UNGATED:
+        return "ungated"
+    if path.startswith(("/v1/models", "/models")):
+        return "models"
+    if path.startswith("/v1/responses/"):
+        return "stored"
+    return "admin" if path.startswith("/v1/admin/") else "listing"
+
+
+def bearer(name: str) -> dict[str, str]:
+    """How the key of that name is sent."""
+    return {"authorization": f"Bearer secret-{name}"}
+
+
+BOTH = ("inference", "admin")
+KEYS = (
+    key("all", scopes=BOTH),
+    key("inference"),
+    key("admin", scopes=("admin",)),
+    key("expired", scopes=BOTH, expires_at=time.time() - 1),
+    key("other", scopes=BOTH, models=("x", "org/*/m", "*/mm")),
+    key("nothing", scopes=BOTH, models=()),
+    key("alias", scopes=BOTH, models=("an-alias",)),
+    key("pattern", scopes=BOTH, models=("nothing", "org/*")),
+)
+NOBODY: dict[str, list[tuple[str, str]]] = {
+    "no key": [],
+    "unknown": [("authorization", "Bearer secret-nobody")],
+    "unknown, x-api-key": [("x-api-key", "secret-nobody")],
+    "the hash": [("authorization", f"Bearer {KEYS[0].sha256}")],
+    "the name": [("authorization", "Bearer all")],
+    "empty": [("authorization", "Bearer ")],
+    "empty, x-api-key": [("x-api-key", "")],
+    "basic": [("authorization", "Basic c2VjcmV0LWFsbA==")],
+    "no scheme": [("authorization", "secret-all")],
+    "bearer in x-api-key": [("x-api-key", "Bearer secret-all")],
+    "with more": [("authorization", "Bearer secret-all secret-all")],
+    "prefix": [("authorization", "Bearer secret-al")],
+    "two": [("authorization", "Bearer secret-all"), ("x-api-key", "secret-inference")],
+    "twice": [("authorization", "Bearer secret-all"), ("authorization", "Bearer secret-all")],
+    "good, then bad": [("x-api-key", "secret-all"), ("x-api-key", "secret-nobody")],
+    "expired": [("authorization", "Bearer secret-expired")],
+    "in a cookie": [("cookie", "authorization=Bearer secret-all; key=secret-all")],
+    "by proxy": [("proxy-authorization", "Bearer secret-all")],
+}
+
+
+def verdict(asked: Route, who: str) -> tuple[int, str | None]:
+    """Status and code that the route owes to who has that key; 0: none of the gate's refusals."""
+    if asked.kind == "ungated":
+        return 0, None
+    by_kind = {"admin": "admin", "models": "inference", "stored": "inference"}
+    scope = asked.api.scope if asked.api is not None else by_kind.get(asked.kind)
+    if (who == "inference" and scope == "admin") or (who == "admin" and scope == "inference"):
+        return 403, "scope_required"
+    names_model = asked.api is not None or asked.path in ("/v1/models/{name}", "/v1/models/a-n")
+    if who in ("other", "nothing") and names_model:
+        return 403, "model_not_allowed"
+    return 0, None
+
+
+@contextlib.asynccontextmanager
+async def guarded(*keys: Key, **settings: Any) -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
+    """A gateway with keys, whose model `org/m` is also called `an-alias` and `a-n`."""
+    async with gateway_harness(engine_state_routes=True, **settings) as here, engines(1) as (engine,):
+        engine.answers["/slots"] = engine.answers["/props"] = b"HTTP/1.1 200 X\r\ncontent-length: 2\r\n\r\n{}"
+        counted = b'HTTP/1.1 200 X\r\ncontent-length: 19\r\n\r\n{"input_tokens": 1}'
+        engine.answers["/v1/chat/completions/input_tokens"] = counted
+        model = route("org/m", [engine.url], aliases=("an-alias", "a-n"), token="replica-token")
+        await here.publish(model, route("x"), keys=keys)
+        yield here, engine
+
+
+async def ask(here: GatewayHarness, asked: Route, headers: Any, target: str | None = None) -> tuple[int, Any, str]:
+    """Status, headers and text."""
+    url = here.url + (target or asked.target)
+    async with here.client.request(
+        asked.method, URL(url, encoded=True), data=asked.body or None, headers=headers
+    ) as answer:
+        return answer.status, answer.headers, await answer.text()
+
+
+def check_refusal(asked: Route, said: tuple[int, Any, str], status: int, code: str, who: str) -> None:
+    """A refusal in the route's own form."""
+    where = (asked.method, asked.path, who, said)
+    assert said[0] == status, where
+    body = json.loads(said[2])
+    assert body["error"]["code"] == code, where
+    request_id = (body if "request_id" in body else body["error"])["request_id"]
+    assert (body["error"]["status"], request_id) == (status, said[1]["x-request-id"]), where
+    assert body["error"]["next_steps"] == list(ERROR_CODES[code].next_steps), where
+    if asked.api is not None:
+        form = json.loads(asked.api.dialect.error_body(RoundhouseError(code, ""), "id"))
+        assert (body.keys(), body["error"].keys()) == (form.keys(), form["error"].keys()), where
+    assert ("www-authenticate" in said[1]) is (status == 401), where
+    assert "secret-" not in said[2] + str(said[1]), where
+    assert not any(each.sha256 in said[2] for each in KEYS), where
+
+
+async def test_without_a_good_key_nothing_is_reached_but_health_and_metrics(caplog: pytest.LogCaptureFixture) -> None:
+    async with guarded(*KEYS) as (here, engine):
+        routes = await every_route(here)
+        assert {one.path for one in routes if one.kind == "ungated"} == UNGATED
+        assert sum(one.kind == "admin" for one in routes) > 10
+        for asked in routes:
+            for who, headers in NOBODY.items():
+                said = await ask(here, asked, headers)
+                if asked.kind == "ungated":
+                    assert said[0] == 200, (asked, who)
+                else:
+                    check_refusal(asked, said, 401, "invalid_api_key", who)
+        assert not engine.requests
+        assert not here.controller.admin.asked
+        assert "secret-" not in await here.metrics() + caplog.text
+        assert not any(each.sha256 in caplog.text for each in KEYS)
+
+
+async def test_no_other_spelling_of_a_path_is_outside_the_gate() -> None:
+    async with guarded(*KEYS) as (here, engine):
+        for asked in await every_route(here):
+            target = asked.target.partition("?")[0]
+            encoded = "/" + "".join(f"%{ord(letter):02x}" for letter in target[1:])
+            spellings = [
+                encoded,
+                target + "/",
+                "/" + target,
+                target + "%00",
+                target + ";x",
+                target + "%3fx",
+                target.upper(),
+            ]
+            spellings += [
+                f"/health/..{target}",
+                f"/metrics/%2e%2e{target}",
+                f"/health%2f..{target}",
+                target + "/../health",
+            ]
+            if asked.kind == "ungated":
+                spellings = spellings[1:]
+            for spelling in spellings:
+                status, _, text = await ask(here, asked, {}, spelling)
+                assert (status, json.loads(text)["error"]["code"]) == (401, "invalid_api_key"), (asked, spelling)
+        assert not engine.requests
+        assert not here.controller.admin.asked
+
+
+@pytest.mark.parametrize("who", ["all", "inference", "admin", "other", "nothing", "alias", "pattern"])
+async def test_a_key_opens_what_it_says_and_no_more(who: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with guarded(*KEYS) as (here, engine):
+        for asked in await every_route(here):
+            before = len(engine.requests), len(here.controller.admin.asked)
+            status, code = verdict(asked, who)
+            for headers in (bearer(who), {"x-api-key": f"secret-{who}"}, bearer(who) | {"x-api-key": f"secret-{who}"}):
+                said = await ask(here, asked, headers)
+                if code is not None:
+                    check_refusal(asked, said, status, code, who)
+                elif asked.kind == "absent":
+                    assert said[0] in (404, 405), (asked, said)
+                elif asked.kind == "stored":
+                    check_refusal(asked, said, 404, "response_not_found", who)
+                else:
+                    assert said[0] == 200, (asked, who, said)
+                if asked.kind == "inference":
+                    assert said[1]["x-client-id"] == who
+            reached = len(engine.requests) - before[0], len(here.controller.admin.asked) - before[1]
+            open_ = 0 if code else 3
+            assert reached == (open_ * (asked.kind == "inference"), open_ * (asked.kind == "admin")), asked
+        for seen in engine.requests:
+            assert seen.headers["authorization"] == "Bearer replica-token"
+            assert not {"x-api-key", "cookie"} & seen.headers.keys()
+            assert "secret-" not in str(seen.headers)
+        for passed in here.controller.admin.asked:
+            assert passed.headers["x-roundhouse-actor"] == f"key {who} 127.0.0.1"
+            assert "secret-" not in str(passed.headers)
+        assert "secret-" not in await here.metrics() + caplog.text
+
+
+async def test_streams_are_refused_with_a_status_and_not_in_a_stream() -> None:
+    async with guarded(*KEYS) as (here, engine):
+        for asked in inference_routes():
+            if asked.api is None or not asked.api.streams:
+                continue
+            body = json.loads(asked.body) | {"stream": True}
+            for who, status in (("nobody", 401), ("admin", 403), ("other", 403), ("all", 200)):
+                async with here.client.post(here.url + asked.target, json=body, headers=bearer(who)) as answer:
+                    assert answer.status == status, (asked.path, who)
+                    is_stream = answer.content_type == "text/event-stream"
+                    assert is_stream is (status == 200)
+        assert len(engine.requests) == sum(one.api is not None and one.api.streams for one in inference_routes())
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ({"requests_per_minute": 1}, "1 request(s) per minute"),
+        ({"tokens_per_minute": 1}, "1 token(s) per minute"),
+        ({"concurrency": 1}, "1 request(s) at a time"),
+    ],
+    ids=["requests", "tokens", "concurrency"],
+)
+async def test_a_keys_limits_hold_on_every_route(limit: dict[str, int], words: str) -> None:
+    keys = (key("limited", scopes=BOTH, **limit), key("all", scopes=BOTH))
+    async with guarded(*keys) as (here, engine), contextlib.AsyncExitStack() as stack:
+        routes = await every_route(here)
+        await use_up(here, engine, stack, holds="concurrency" in limit)
+        for asked in routes:
+            said = await ask(here, asked, bearer("limited"))
+            if asked.kind == "ungated":
+                assert said[0] == 200
+                continue
+            check_refusal(asked, said, 429, "rate_limit_exceeded", "limited")
+            assert words in said[2]
+            assert said[1]["x-ratelimit-client"] == "limited"
+            assert int(said[1]["retry-after"]) >= 1
+            for name in ("requests", "tokens"):
+                assert (f"x-ratelimit-remaining-{name}" in said[1]) is (f"{name}_per_minute" in limit)
+            assert (await ask(here, asked, bearer("all")))[0] != 429, asked
+        assert len(engine.requests) == 1 + len(list(inference_routes())), "those of the other key"
+        assert "secret-" not in await here.metrics()
+
+
+async def use_up(here: GatewayHarness, engine: MockEngine, stack: contextlib.AsyncExitStack, *, holds: bool) -> None:
+    """Send the one request that `limited` has; `holds` keeps it inside until the stack is left."""
+    body = {"model": "org/m", "messages": [], "fault": "hold" if holds else ""}
+    call = here.client.post(here.url + "/v1/chat/completions", json=body, headers=bearer("limited"))
+    asking = asyncio.create_task(call.__aenter__())
+    stack.callback(asking.cancel)
+    if holds:
+        await until(lambda: len(engine.requests) == 1)
+    else:
+        assert (await asking).status == 200
+
+
+async def test_models_are_listed_for_whom_they_are() -> None:
+    async with guarded(*KEYS) as (here, _):
+        for who, names in (("all", ["org/m", "x"]), ("other", ["x"]), ("alias", ["org/m"]), ("nothing", [])):
+            for path in ("/v1/models", "/models"):
+                async with here.client.get(here.url + path, headers=bearer(who)) as answer:
+                    assert [one["id"] for one in (await answer.json())["data"]] == names, (who, path)
+
+
+async def test_what_a_key_is_not_for_cannot_be_told_from_its_alias() -> None:
+    """Which model stands behind an alias is not for those to know who may not use it."""
+    async with guarded(*KEYS) as (here, _):
+        for name in ("org/m", "an-alias", "a-n"):
+            body: dict[str, Any] = {"model": name, "messages": []}
+            async with here.client.post(
+                here.url + "/v1/chat/completions", json=body, headers=bearer("other")
+            ) as answer:
+                text = await answer.text()
+                assert answer.status == 403
+                assert "org/m" not in text
+                assert "an-alias" not in text

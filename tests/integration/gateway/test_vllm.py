@@ -1,0 +1,181 @@
+"""vLLM in a worker process, behind the gateway, through the openai package: thoughts, calls, usage and errors.
+
+One engine serves all of these tests, in their order, and the last ends it; it takes 40 s to start.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from controller.engines import ENGINES
+from controller.observe.health import context_length_in, metric_sum
+from controller.observe.prober import MODELS_PATH
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.support.chat_engines import CALLS, SAYS, WORKERS, tool
+from tests.support.clockwork_folders import make_hf
+from tests.support.vllm_engine import ON_CPU, STARTS_S, VllmWorker, start_worker
+from tests.support.worker_process import eventually
+
+pytestmark = [pytest.mark.engines, pytest.mark.vllm, pytest.mark.timeout(600)]
+
+TOKEN = "replica-token"
+CONTEXT = 1024
+FIELDS: dict[str, Any] = {
+    "vllm_max_model_len": CONTEXT,
+    "vllm_reasoning_parser": "deepseek_r1",
+    "vllm_tool_call_parser": "hermes",
+    "thinking_modes": ["enabled", "disabled"],
+}
+HI: Any = [{"role": "user", "content": "Hi"}]
+WEATHER = tool("get_weather", "Oslo", "Rome")
+CALLED = [json.loads(call) for call in CALLS]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmWorker]:
+    folder = tmp_path_factory.mktemp("vllm")
+    make_hf(folder / "thinks", SAYS, WORKERS)
+    with start_worker(folder, "thinks", TOKEN, **FIELDS) as worker:
+        assert isinstance(worker, VllmWorker)
+        yield worker.ready()
+
+
+@pytest.fixture
+async def here(engine: VllmWorker) -> AsyncIterator[GatewayHarness]:
+    declared = ENGINES["vllm"]
+    definition = declared.definition.model_validate({"backend": "vllm", "model_path": "thinks", **ON_CPU, **FIELDS})
+    made = route(
+        "thinks",
+        [f"http://127.0.0.1:{engine.port}"],
+        token=TOKEN,
+        apis=declared.apis(definition),
+        capabilities=declared.capabilities(definition),
+    )
+    more = {"backend": "vllm", "thinking_control": declared.thinking_control(definition)}
+    async with gateway_harness() as built:
+        await built.publish(made.model_copy(update=more))
+        yield built
+
+
+@pytest.fixture
+async def client(here: GatewayHarness) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{here.url}/v1", api_key="client-key", max_retries=0) as made:
+        yield made
+
+
+def thought_in(part: Any) -> str:
+    """What a message, or a part of one, tells of thoughts: the same under both names."""
+    told = part.model_extra or {}
+    assert told.get("reasoning") == told.get("reasoning_content")
+    return told.get("reasoning") or ""
+
+
+async def test_thoughts_text_and_calls(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="thinks", messages=HI, temperature=0, tools=[WEATHER])
+    message = answer.choices[0].message
+    assert (thought_in(message).strip(), (message.content or "").strip()) == ("well", "Sure.")
+    made = [(call.function.name, json.loads(call.function.arguments)) for call in _calls(message)]
+    assert made == [(each["name"], each["arguments"]) for each in CALLED]
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert answer.model == "thinks"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len(SAYS) + 1
+
+
+def _calls(message: Any) -> list[Any]:
+    return list(message.tool_calls or [])
+
+
+async def test_the_same_as_a_stream(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model="thinks",
+        messages=HI,
+        temperature=0,
+        tools=[WEATHER],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert "".join(thought_in(delta) for delta in deltas).strip() == "well"
+    assert "".join(delta.content or "" for delta in deltas).strip() == "Sure."
+    calls: dict[int, list[str]] = {}
+    for delta in deltas:
+        for part in delta.tool_calls or []:
+            assert part.function is not None
+            names, arguments = calls.setdefault(part.index, ["", ""])
+            calls[part.index] = [names + (part.function.name or ""), arguments + (part.function.arguments or "")]
+    assert [(name, json.loads(text)) for name, text in calls.values()] == [
+        (each["name"], each["arguments"]) for each in CALLED
+    ]
+    assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [len(SAYS) + 1]
+    assert {chunk.model for chunk in chunks} == {"thinks"}
+
+
+async def test_thinking_can_be_switched_off(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model="thinks", messages=HI, temperature=0, extra_body={"thinking": "disabled"}
+    )
+    assert "well" not in thought_in(answer.choices[0].message) + (answer.choices[0].message.content or "")
+
+
+async def test_a_response_with_thoughts_and_calls(client: openai.AsyncOpenAI) -> None:
+    function: Any = {"type": "function", **WEATHER["function"]}
+    response: Any = await client.responses.create(model="thinks", input="Hi", temperature=0, tools=[function])
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert response.output_text.strip() == "Sure."
+    assert [json.loads(item.arguments) for item in response.output[2:]] == [each["arguments"] for each in CALLED]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"temperature": "hot"}, "temperature", "valid number"),
+        ({"max_tokens": 100_000}, "max_tokens", str(CONTEXT)),
+        ({"messages": [{"role": "user", "content": "x" * 2 * CONTEXT}]}, "input_tokens", str(CONTEXT)),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "content"),
+        ({"top_p": 7}, "top_p", "top_p"),
+    ],
+)
+async def test_what_it_refuses(
+    client: openai.AsyncOpenAI, fields: dict[str, Any], param: str | None, words: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(**{"model": "thinks", "messages": HI, **fields})
+    assert words in caught.value.message
+    assert (caught.value.param, caught.value.code) == (param, "engine_error")
+
+
+def test_what_the_controller_reads(engine: VllmWorker) -> None:
+    probe = ENGINES["vllm"].probe(ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"}))
+    assert context_length_in(engine.ask("GET", MODELS_PATH)[1]) == CONTEXT
+    assert engine.ask("POST", probe.ready_path, probe.ready_body)[0] == 200
+    assert probe.metrics_path is not None
+    figures = engine.ask("GET", probe.metrics_path)[1]
+    assert metric_sum(figures, probe.busy_metrics) == 0
+    for name in (*probe.busy_metrics, *probe.progress_metrics):
+        assert metric_sum(figures, [name]) is not None, name
+    assert ENGINES["vllm"].progress(engine.log) == 1.0
+    # Paths that are said to be there are, all of them.
+    for path in ENGINES["vllm"].apis(ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})):
+        assert engine.ask("POST", path, {})[0] == 400, path
+
+
+def test_sigterm_ends_it_and_all_of_its_processes(engine: VllmWorker) -> None:
+    assert len(engine.family()) >= 4, "the launcher, the server, the engine's core and a worker"
+    assert engine.stop(signal.SIGTERM) == 0
+
+
+def test_a_launcher_that_is_killed_while_it_loads_takes_all_processes_along(tmp_path: Path) -> None:
+    make_hf(tmp_path / "m")
+    with start_worker(tmp_path, "m", TOKEN) as worker:
+        eventually("the engine's core starts", lambda: len(worker.family()) >= 4, STARTS_S)
+        assert worker.stop(signal.SIGKILL) == -signal.SIGKILL

@@ -1,0 +1,88 @@
+"""Any sequence of reads: what is in force follows the files, and a removal is confirmed."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.config.debounce import CONFIRM_S, Settled, settle
+from controller.config.parse import Parsed
+from controller.engines.stub import StubDefinition
+from controller.schema.status import Problem
+from tests.support.campaign import campaign_count
+
+NAMES = ("a", "b", "c")
+BROKEN = Parsed(problems=(Problem(file="f", message="broken"),))
+
+
+@st.composite
+def good_reads(draw: st.DrawFn) -> Parsed:
+    names = draw(st.sets(st.sampled_from(NAMES)))
+    free = [*(name for name in NAMES if name not in names), "x", "y"]
+    definitions = {}
+    for name in sorted(names):
+        aliases = draw(st.lists(st.sampled_from(free), unique=True, max_size=2)) if free else []
+        free = [each for each in free if each not in aliases]
+        definitions[name] = StubDefinition(backend="stub", aliases=aliases)
+    return Parsed(definitions, {name: {"backend": "stub"} for name in names}, digest="d")
+
+
+READS = st.lists(
+    st.tuples(st.floats(0.0, 3.0), st.one_of(good_reads(), good_reads(), st.just(BROKEN))), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=campaign_count(40, 1_000))
+@given(READS)
+def test_every_read_keeps_the_promises(reads: list[tuple[float, Parsed]]) -> None:
+    now, settled = 1000.0, None
+    agreed_since: dict[str, float] = {}
+    for pause, parsed in reads:
+        now += pause
+        before, settled = settled, settle(settled, parsed, now)
+        agreed_since = agreeing(agreed_since, before, parsed, now)
+        check(before, parsed, settled, agreed_since, now)
+
+
+def agreeing(since: dict[str, float], before: Settled | None, parsed: Parsed, now: float) -> dict[str, float]:
+    """Since when every read agreed that a model in force is gone: counted here once more, in the simplest way."""
+    if not parsed.ok or before is None:
+        return {}
+    gone = set(before.definitions) - set(parsed.definitions)
+    return {name: since.get(name, now) for name in gone}
+
+
+def check(before: Settled | None, parsed: Parsed, after: Settled | None, since: dict[str, float], now: float) -> None:
+    if after is None:
+        assert before is None
+        assert not parsed.ok
+        return
+    in_force = set(after.definitions)
+    assert set(after.declared) == in_force
+    if not parsed.ok:
+        assert before is not None
+        assert after.definitions == before.definitions
+        return
+    confirmed = {name for name, first in since.items() if now - first >= CONFIRM_S}
+    known = set(before.definitions) if before is not None else set()
+    assert in_force == (known - confirmed) | set(parsed.definitions)
+    assert set(after.missing) == in_force - set(parsed.definitions)
+    assert (after.wake_at is None) == (not after.missing)
+    assert after.wake_at is None or after.wake_at > now
+    answers = [*in_force, *(alias for definition in after.definitions.values() for alias in definition.aliases)]
+    assert len(answers) == len(set(answers)), "two models answer to one name"
+
+
+@settings(max_examples=campaign_count(25, 600))
+@given(READS, good_reads())
+def test_the_files_have_their_way_when_they_rest(reads: list[tuple[float, Parsed]], last: Parsed) -> None:
+    now, settled = 1000.0, None
+    for pause, parsed in reads:
+        now += pause
+        settled = settle(settled, parsed, now)
+    settled = settle(settled, last, now)
+    assert settled is not None
+    if settled.wake_at is not None:
+        settled = settle(settled, last, now + CONFIRM_S)
+        assert settled is not None
+    assert settled == Settled(last.definitions, last.declared)

@@ -1,0 +1,119 @@
+"""Every command line that is rendered for llama-server is taken by its real parser, and by the embedded one's."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.desired.resolve import with_params
+from controller.engines import ENGINES
+from controller.engines.base import Launch, RenderContext
+from controller.engines.llama_server import LlamaServerDefinition
+from tests.support.campaign import campaign_count
+from tests.support.llama_servers import needed, program
+from worker.launchers.llama_server_flags import parse, value_of
+
+pytestmark = pytest.mark.engines
+
+ENGINE = ENGINES["llama_server"]
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,20}", fullmatch=True)
+COUNTS = st.integers(1, 2**31 - 1)
+TYPES = st.sampled_from(["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"])
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "llama_server_n_ctx": COUNTS,
+    "llama_server_n_gpu_layers": st.integers(-1, 2**31 - 1),
+    "llama_server_flash_attn": st.sampled_from(["on", "off", "auto"]),
+    "llama_server_cache_type_k": TYPES,
+    "llama_server_cache_type_v": TYPES,
+    "llama_server_mmproj": NAMES,
+    "llama_server_image_max_tokens": COUNTS,
+    "llama_server_draft_model_path": NAMES,
+    "llama_server_spec_type": st.just("draft-mtp"),
+    "llama_server_spec_draft_n_max": st.integers(1, 6),
+    "llama_server_spec_draft_p_min": st.floats(0, 1),
+    "llama_server_embedding": st.booleans(),
+    "llama_server_pooling": st.sampled_from(["none", "mean", "cls", "last", "rank"]),
+    "llama_server_reranking": st.booleans(),
+    "llama_server_threads": st.integers(1, 512),
+    "llama_server_reasoning_format": st.sampled_from(["none", "deepseek", "deepseek-legacy", "auto"]),
+    "llama_server_chat_template_file": st.just("template.jinja"),
+    "target_inflight": st.integers(1, 256),
+}
+LOADS: dict[str, st.SearchStrategy[Any]] = {
+    "llama_server_n_ctx": COUNTS,
+    "llama_server_image_max_tokens": COUNTS,
+    "llama_server_spec_type": st.sampled_from(["draft-mtp", None]),
+    "llama_server_spec_draft_n_max": st.integers(1, 6),
+    "llama_server_spec_draft_p_min": st.floats(0, 1),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the one file lies that the parser itself reads."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+@st.composite
+def definitions(draw: st.DrawFn) -> LlamaServerDefinition:
+    fields = draw(st.fixed_dictionaries({"model_path": NAMES}, optional=FIELDS))
+    declared = LlamaServerDefinition.model_validate(fields)
+    load = draw(st.fixed_dictionaries({}, optional=LOADS))
+    assert ENGINE.load_faults(load) == []
+    loaded = with_params(declared, load)
+    assert isinstance(loaded, LlamaServerDefinition)
+    return loaded
+
+
+def rendered(definition: LlamaServerDefinition, models: Path, served: str, executables: dict[str, str]) -> Launch:
+    root = PurePosixPath(str(models))
+    return ENGINE.render(definition, RenderContext("process", served, root, "::1", 1, PurePosixPath("/c"), executables))
+
+
+def test_every_field_and_every_field_of_a_load_is_tried() -> None:
+    own = {name for name in LlamaServerDefinition.model_fields if name.startswith("llama_server_")}
+    assert own - {"llama_server_binary", "llama_server_library_path"} <= set(FIELDS)
+    assert set(LOADS) == {field.name for field in ENGINE.load_fields}
+
+
+def refusal(arguments: Sequence[str]) -> str | None:
+    """What the real parser says against a command line. It reads all of it before it comes to the version."""
+    done = subprocess.run([program(), *arguments, "--version"], check=False, capture_output=True, text=True, timeout=60)
+    return done.stderr if done.returncode else None
+
+
+@settings(max_examples=campaign_count(15, 400))
+@given(definition=definitions(), served=NAMES)
+def test_the_program_takes_it(models: Path, definition: LlamaServerDefinition, served: str) -> None:
+    needed("binary")
+    launch = rendered(definition, models, served, {"llama-server": str(program())})
+    assert refusal(launch.argv[1:]) is None
+
+
+@settings(max_examples=campaign_count(50, 2_000))
+@given(definition=definitions(), served=NAMES)
+def test_the_embedded_one_takes_it_and_means_the_same(
+    models: Path, definition: LlamaServerDefinition, served: str
+) -> None:
+    launch = rendered(definition, models, served, {"python": "/usr/bin/python3"})
+    told = parse(launch.argv[launch.argv.index("--") + 1 :], {})
+    assert value_of(told, "model.path") == models / definition.model_path
+    assert value_of(told, "n_parallel") == (definition.target_inflight or 4)
+    for field, attribute in (("llama_server_n_ctx", "n_ctx"), ("llama_server_threads", "cpuparams.n_threads")):
+        said = getattr(definition, field)
+        assert said is None or value_of(told, attribute) == said, field
+
+
+def test_the_program_refuses_what_is_wrong() -> None:
+    needed("binary")
+    assert "--no-such-flag" in (refusal(["--no-such-flag"]) or "")
+    assert "--ctx-size" in (refusal(["--model", "m", "--ctx-size", "many"]) or "")
+    assert refusal(["--model", "m", "--ctx-size", "512"]) is None

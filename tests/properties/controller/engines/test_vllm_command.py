@@ -1,0 +1,169 @@
+"""Every command line that is rendered for vLLM is taken by vLLM's own parser, and means what the definition says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.desired.resolve import with_params
+from controller.engines import ENGINES
+from controller.engines.base import RenderContext
+from controller.engines.vllm_fields import VllmFields
+from tests.support.campaign import campaign_count
+from tests.support.vllm_engine import Parser, parser
+
+pytestmark = [pytest.mark.engines, pytest.mark.vllm]
+
+MODELS = PurePosixPath("/models")
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,20}", fullmatch=True)
+WORDS = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True)
+TEXTS = st.text(max_size=12)
+CONTENT = st.recursive(st.none() | st.booleans() | st.integers() | TEXTS, lambda each: st.lists(each, max_size=3))
+CACHE_TYPES = st.sampled_from(["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16"])
+COUNTS = st.integers(1, 2**40)
+SHARED: dict[str, st.SearchStrategy[Any]] = {
+    "vllm_max_model_len": COUNTS,
+    "vllm_dtype": st.sampled_from(["auto", "half", "float16", "bfloat16", "float", "float32"]),
+    "vllm_quantization": WORDS,
+    "vllm_gpu_memory_utilization": st.floats(0, 1, exclude_min=True),
+    "vllm_kv_cache_dtype": CACHE_TYPES,
+    "vllm_kv_cache_memory_bytes": COUNTS,
+    "vllm_tensor_parallel_size": st.integers(1, 64),
+    "vllm_max_pixels": COUNTS,
+    "vllm_mm_processor_kwargs": st.dictionaries(TEXTS, CONTENT, max_size=3),
+    "vllm_limit_mm_per_prompt": st.dictionaries(st.sampled_from(["image", "video", "audio"]), st.integers(0, 9)),
+    "vllm_speculative_method": WORDS,
+    "vllm_speculative_model": NAMES,
+    "vllm_num_speculative_tokens": st.integers(1, 64),
+    "vllm_embedding": st.booleans(),
+    "vllm_enforce_eager": st.booleans(),
+    "vllm_trust_remote_code": st.booleans(),
+    "vllm_reasoning_parser": WORDS,
+    "vllm_tool_call_parser": WORDS,
+    "vllm_chat_template_file": NAMES,
+    "prompt_format": st.sampled_from(["generic", "qwen3_template"]),
+    "target_inflight": st.integers(1, 4096),
+    "gpus": st.integers(0, 64),
+}
+LOADS: dict[str, st.SearchStrategy[Any]] = {
+    "vllm_max_model_len": st.integers(256, 2**40),
+    "vllm_kv_cache_dtype": CACHE_TYPES,
+    "vllm_kv_cache_memory_bytes": st.integers(2**28, 2**50),
+    "vllm_max_pixels": st.integers(200704, 2**40),
+    "vllm_speculative_method": st.none() | WORDS,
+    "vllm_speculative_model": st.none() | NAMES,
+    "vllm_num_speculative_tokens": st.integers(1, 64),
+}
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parser]:
+    with parser(tmp_path_factory.mktemp("parser")) as started:
+        yield started
+
+
+def test_every_field_and_every_field_of_a_load_is_tried() -> None:
+    own = {name for name in VllmFields.model_fields if name.startswith("vllm_")} - {"vllm_model"}
+    assert own <= set(SHARED)
+    assert set(LOADS) == {field.name for field in ENGINES["vllm"].load_fields}
+
+
+@st.composite
+def definitions(draw: st.DrawFn) -> VllmFields:
+    backend = draw(st.sampled_from(["vllm", "vllm_serve"]))
+    fields = draw(st.fixed_dictionaries({}, optional=SHARED))
+    if fields.get("gpus", 0) and "vllm_tensor_parallel_size" in fields:
+        fields["vllm_tensor_parallel_size"] = min(fields["vllm_tensor_parallel_size"], fields["gpus"])
+    named = draw(st.fixed_dictionaries({"model_path": NAMES}) | st.fixed_dictionaries({"vllm_model": NAMES}))
+    declared = ENGINES[backend].definition.model_validate({"backend": backend, **named, **fields})
+    load = draw(st.fixed_dictionaries({}, optional=LOADS))
+    if load.get("vllm_speculative_method", "") is None:
+        load = {
+            name: each for name, each in load.items() if name == "vllm_speculative_method" or "speculat" not in name
+        }
+    assert ENGINES[backend].load_faults(load) == []
+    loaded = with_params(declared, load)
+    assert isinstance(loaded, VllmFields)
+    return loaded
+
+
+@settings(max_examples=campaign_count(30, 2_000))
+@given(definition=definitions(), runtime=st.sampled_from(["docker", "process"]), served=NAMES)
+def test_the_parser_takes_it_and_means_the_same(
+    real: Parser, definition: VllmFields, runtime: Any, served: str
+) -> None:
+    ctx = RenderContext(runtime, served, MODELS, "0.0.0.0", 8000, PurePosixPath("/cache"), {"python": "/bin/python"})
+    assert definition.backend is not None
+    argv = list(ENGINES[definition.backend].render(definition, ctx).argv)
+    start = argv.index("serve") if definition.backend == "vllm_serve" else argv.index("--")
+    told = real.parse(["serve", *argv[start + 1 :]])
+    assert isinstance(told, dict), told
+    assert told["model_tag"] == (definition.vllm_model or str(MODELS / str(definition.model_path)))
+    assert (told["host"], told["port"], told["served_model_name"]) == ("0.0.0.0", 8000, [served])
+    assert told["max_num_seqs"] == (definition.target_inflight or 64)
+    assert told["tensor_parallel_size"] == (definition.vllm_tensor_parallel_size or definition.gpu_count or 1)
+    assert_same_values(definition, told)
+    assert_same_content(definition, told)
+
+
+def assert_same_values(definition: VllmFields, told: dict[str, Any]) -> None:
+    """Fields that become one value each."""
+    for name, flag in (
+        ("vllm_max_model_len", "max_model_len"),
+        ("vllm_dtype", "dtype"),
+        ("vllm_quantization", "quantization"),
+        ("vllm_gpu_memory_utilization", "gpu_memory_utilization"),
+        ("vllm_kv_cache_dtype", "kv_cache_dtype"),
+        ("vllm_kv_cache_memory_bytes", "kv_cache_memory_bytes"),
+        ("vllm_reasoning_parser", "reasoning_parser"),
+        ("vllm_tool_call_parser", "tool_call_parser"),
+    ):
+        said = getattr(definition, name)
+        assert said is None or told[flag] == said, flag
+    if definition.vllm_gpu_memory_utilization is None:
+        by_bytes = definition.gpu_count and definition.vllm_kv_cache_memory_bytes is not None
+        assert told["gpu_memory_utilization"] == (0.01 if by_bytes else 0.92)
+    assert told["enforce_eager"] == definition.vllm_enforce_eager
+    assert told["trust_remote_code"] == definition.vllm_trust_remote_code
+    assert told["enable_auto_tool_choice"] == (definition.vllm_tool_call_parser is not None)
+    assert told["runner"] == ("pooling" if definition.vllm_embedding else "auto")
+    template = definition.vllm_chat_template_file
+    assert told["chat_template"] == (None if template is None else str(MODELS / template))
+
+
+def assert_same_content(definition: VllmFields, told: dict[str, Any]) -> None:
+    """Fields that become JSON."""
+    processor = dict(definition.vllm_mm_processor_kwargs or {})
+    if definition.vllm_max_pixels is not None:
+        processor["max_pixels"] = definition.vllm_max_pixels
+    assert (told["mm_processor_kwargs"] or {}) == processor
+    limits = told["limit_mm_per_prompt"]
+    assert {kind: limit if isinstance(limit, int) else limit["count"] for kind, limit in limits.items()} == (
+        definition.vllm_limit_mm_per_prompt or {}
+    )
+    speculation = told["speculative_config"]
+    if definition.vllm_speculative_method is None:
+        assert speculation is None
+    else:
+        assert speculation["method"] == definition.vllm_speculative_method
+        assert speculation["num_speculative_tokens"] == (definition.vllm_num_speculative_tokens or 1)
+        assert speculation.get("model") == definition.vllm_speculative_model
+
+
+def test_extra_arguments_rule(real: Parser) -> None:
+    fields = {"backend": "vllm_serve", "model_path": "m", "extra_args": ["--max-num-seqs", "7", "--seed", "3"]}
+    ctx = RenderContext("docker", "m", PurePosixPath("/m"), "h", 1, PurePosixPath("/c"))
+    argv = ENGINES["vllm_serve"].render(ENGINES["vllm_serve"].definition.model_validate(fields), ctx).argv
+    told = real.parse(argv[1:])
+    assert isinstance(told, dict)
+    assert (told["max_num_seqs"], told["seed"]) == (7, 3)
+
+
+def test_the_parser_refuses_what_is_wrong(real: Parser) -> None:
+    refused = real.parse(["serve", "m", "--no-such-flag"])
+    assert refused == "unrecognized arguments: --no-such-flag"

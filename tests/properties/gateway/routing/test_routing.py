@@ -1,0 +1,56 @@
+"""Properties of what is counted inside, and of what a name means."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.schema.routing import RoutingTable, Stamp
+from gateway.control.inflight import LEAVING_NAMED, Ledger
+from gateway.routing.table import Routes
+from tests.fakes.fake_controller import route
+from tests.support.campaign import campaign_count
+
+NAMES = [f"r{number}" for number in range(6)]
+
+
+@settings(max_examples=campaign_count(50, 2_500))
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(["a", "b"]), st.sampled_from(NAMES)), max_size=60))
+def test_counters_are_what_is_inside_and_never_hold_a_zero(steps: list[tuple[bool, str, str]]) -> None:
+    ledger = Ledger(lambda: 0.0, {})
+    inside: list[tuple[str, str, str]] = []
+    routes = Routes.of(RoutingTable(instance="i", stamp=Stamp(epoch=1, seq=1)))
+    for number, (enters, model, replica) in enumerate(steps):
+        if enters or not inside:
+            ledger.enter(model, replica, f"req-{number}")
+            inside.append((model, replica, f"req-{number}"))
+        else:
+            ledger.leave(*inside.pop())
+        assert ledger.inflight == Counter(replica for _, replica, _ in inside)
+        assert ledger.inflight_by_model == Counter(model for model, _, _ in inside)
+        leaving = ledger.report("g", routes).leaving
+        assert {replica: len(named) for replica, named in leaving.items()} == {
+            replica: min(count, LEAVING_NAMED) for replica, count in ledger.inflight.items()
+        }
+
+
+names = st.text(st.sampled_from("ab/:"), min_size=1, max_size=3)
+
+
+@settings(max_examples=campaign_count(50, 2_500))
+@given(st.dictionaries(names, st.lists(names, max_size=3).map(tuple), max_size=5))
+def test_a_models_own_name_always_finds_it_and_every_alias_finds_some_owner(models: dict[str, tuple[str, ...]]) -> None:
+    table = RoutingTable(
+        instance="i",
+        stamp=Stamp(epoch=1, seq=1),
+        models=tuple(route(name, aliases=aliases) for name, aliases in models.items()),
+    )
+    routes = Routes.of(table)
+    assert list(routes.models) == list(models)
+    for name, aliases in models.items():
+        assert routes.names[name].name == name
+        for alias in aliases:
+            owner = routes.names[alias]
+            assert owner.name == alias or alias in owner.aliases

@@ -1,0 +1,154 @@
+"""What is said of a model's files."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from controller.engines.base import FileCheck
+from controller.runtimes.model_files import check_files
+
+Kind = Literal["gguf", "file", "folder", "any"]
+
+
+def check(root: Path, path: str, kind: Kind = "gguf") -> str | None:
+    return check_files(root, [FileCheck("model_path", path, kind)])
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "models"
+    (root / "llama").mkdir(parents=True)
+    (root / "llama" / "llama-3-q4.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
+    (root / "config.json").write_text("{}")
+    (root / "hf").mkdir()
+    (root / "hf" / "config.json").write_text("{}")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("llama/llama-3-q4.gguf", "gguf"),
+        ("llama/llama-3-q4.gguf", "file"),
+        ("llama/llama-3-q4.gguf", "any"),
+        ("config.json", "file"),
+        ("hf", "folder"),
+        ("hf", "any"),
+        ("./llama/../hf", "folder"),
+    ],
+)
+def test_a_good_file_is_not_spoken_of(root: Path, path: str, kind: Kind) -> None:
+    assert check(root, path, kind) is None
+    assert check(root, str(root / path), kind) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "message"),
+    [
+        ("llama/llama-3-q5.gguf", "gguf", 'is missing from ROOT; did you mean "llama/llama-3-q4.gguf"?'),
+        ("llama-3-q4.gguf", "gguf", 'is missing from ROOT; did you mean "llama/llama-3-q4.gguf"?'),
+        ("somewhere/llama-3-q4.gguf", "gguf", 'is missing from ROOT; did you mean "llama/llama-3-q4.gguf"?'),
+        ("confg.json", "gguf", "is missing from ROOT"),
+        ("confg.json", "file", 'is missing from ROOT; did you mean "config.json"?'),
+        ("hff", "folder", 'is missing from ROOT; did you mean "hf"?'),
+        ("config.json/x.gguf", "gguf", "is missing from ROOT: one of its folders is a file"),
+        ("llama", "gguf", 'is a folder, and a GGUF file is needed: name a file in it, such as "llama-3-q4.gguf"'),
+        ("hf", "gguf", "is a folder, and a GGUF file is needed"),
+        ("hf", "file", "is a folder, and a file is needed"),
+        ("config.json", "folder", "is a file, and a folder is needed"),
+        ("config.json", "gguf", "is not a GGUF file: it begins with b'{}', not b'GGUF'"),
+        ("../models.gguf", "gguf", "is outside the models folder ROOT"),
+        ("/etc/passwd", "any", "is outside the models folder ROOT"),
+    ],
+)
+def test_a_wrong_path_is_told_with_its_field(root: Path, path: str, kind: Kind, message: str) -> None:
+    assert check(root, path, kind) == f"model_path: {path} {message.replace('ROOT', str(root))}"
+
+
+def test_contents_that_are_no_model(root: Path) -> None:
+    (root / "empty.gguf").touch()
+    (root / "lfs.gguf").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
+    (root / "none").mkdir()
+    os.mkfifo(root / "pipe.gguf")
+    assert check(root, "empty.gguf") == "model_path: empty.gguf is empty"
+    lfs = check(root, "lfs.gguf")
+    assert lfs is not None
+    assert "is a Git LFS pointer" in lfs
+    assert check(root, "none", "folder") == "model_path: none is an empty folder"
+    assert check(root, "pipe.gguf", "any") == "model_path: pipe.gguf is not a regular file"
+
+
+def test_links_may_not_leave_the_models_folder(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.gguf"
+    outside.write_bytes(b"GGUF")
+    (root / "inside.gguf").symlink_to("llama/llama-3-q4.gguf")
+    (root / "outside.gguf").symlink_to(outside)
+    (root / "folder").symlink_to(tmp_path)
+    (root / "dangling.gguf").symlink_to("nowhere.gguf")
+    (root / "circle.gguf").symlink_to("circle.gguf")
+    assert check(root, "inside.gguf") is None
+    refused = f"is a symbolic link to {outside}, outside the models folder {root}: copy or mount the files below it"
+    assert check(root, "outside.gguf") == f"model_path: outside.gguf {refused}"
+    assert check(root, "folder/outside.gguf") == f"model_path: folder/outside.gguf {refused}"
+    assert check(root, "dangling.gguf") == (
+        "model_path: dangling.gguf is a symbolic link to nowhere.gguf, which does not exist"
+    )
+    circle = check(root, "circle.gguf")
+    assert circle is not None
+    assert re.search("circle|symbolic links", circle)
+
+
+def test_the_models_folder_may_be_a_link_itself(root: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(root)
+    assert check(link, "llama/llama-3-q4.gguf") is None
+    assert check(link, str(link / "llama/llama-3-q4.gguf")) is None
+    assert check(link, str(root / "llama/llama-3-q4.gguf")) is None
+
+
+def test_no_models_folder(tmp_path: Path) -> None:
+    assert check(tmp_path / "none", "m.gguf") == f"the models folder {tmp_path / 'none'} does not exist"
+    assert check_files(tmp_path / "none", []) is None
+
+
+def test_the_first_wrong_file_is_told(root: Path) -> None:
+    checks = [
+        FileCheck("model_path", "llama/llama-3-q4.gguf", "gguf"),
+        FileCheck("llama_server_mmproj", "nothing", "gguf"),
+        FileCheck("other", "nothing", "gguf"),
+    ]
+    assert check_files(root, checks) == f"llama_server_mmproj: nothing is missing from {root}"
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Path]:
+    """A models folder that everybody may enter, seen by a user without rights."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        root = Path(folder).resolve()
+        root.chmod(0o755)
+        (root / "locked").mkdir()
+        (root / "locked" / "m.gguf").write_bytes(b"GGUF")
+        (root / "m.gguf").write_bytes(b"GGUF")
+        (root / "locked").chmod(0)
+        (root / "m.gguf").chmod(0)
+        was_root = os.geteuid() == 0
+        if was_root:
+            os.seteuid(65534)
+        try:
+            yield root
+        finally:
+            if was_root:
+                os.seteuid(0)
+            (root / "locked").chmod(0o700)
+
+
+def test_files_that_may_not_be_read(as_nobody: Path) -> None:
+    assert check(as_nobody, "m.gguf") == "model_path: m.gguf cannot be read: Permission denied"
+    assert check(as_nobody, "locked/m.gguf") == "model_path: locked/m.gguf cannot be read: Permission denied"

@@ -1,0 +1,198 @@
+"""The commands that need no controller, the program itself, and what docs/cli.md says of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from controller import __version__
+from controller.cli.app import app, run
+from controller.cli.exit_codes import Exit
+from controller.config.json_schema import schema_text
+from controller.config.read import SCHEMA_FILE
+from tests.support.doc_tables import DOCS, exit_rows, rows_of
+
+COMMANDS = (
+    "up",
+    "down",
+    "status",
+    "top",
+    "load",
+    "unload",
+    "reset",
+    "plan",
+    "drift",
+    "events",
+    "history",
+    "logs",
+    "gpu",
+    "validate",
+    "pause",
+    "resume",
+    "schema",
+    "version",
+)
+GROUPS = ("key",)
+"""Commands with commands of their own."""
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "models.yaml").write_text(text)
+    return folder
+
+
+def test_validate_a_good_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "models: {b: {backend: stub}, a: {backend: stub}}")
+    assert run(["validate", str(tmp_path)]) == Exit.DONE
+    assert capsys.readouterr().out == f"{tmp_path}: good; models: a, b\n"
+
+
+def test_validate_tells_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "models:\n  chat:\n    backend: stub\n    replica: 2\n    enabled: on\n")
+    assert run(["validate", str(tmp_path)]) == Exit.FAILED
+    assert capsys.readouterr() == (
+        f"{tmp_path}/models.yaml:4: models.chat.replica: unknown field; did you mean `replicas`?\n"
+        f"{tmp_path}/models.yaml:5: models.chat.enabled: must be true or false, is `on`\n",
+        "",
+    )
+    assert run(["validate", str(tmp_path), "--json"]) == Exit.FAILED
+    assert json.loads(capsys.readouterr().out) == {
+        "ok": False,
+        "problems": [
+            {
+                "file": f"{tmp_path}/models.yaml",
+                "line": 4,
+                "field": "models.chat.replica",
+                "message": "unknown field; did you mean `replicas`?",
+            },
+            {
+                "file": f"{tmp_path}/models.yaml",
+                "line": 5,
+                "field": "models.chat.enabled",
+                "message": "must be true or false, is `on`",
+            },
+        ],
+        "models": [],
+        "keys": [],
+    }
+
+
+def test_validate_checks_paths_against_the_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, f"models: {{a: {{model_path: {tmp_path}/weights/a.gguf}}}}")
+    assert run(["validate", ".", "--models", "weights"]) == Exit.DONE
+    assert run(["validate", ".", "--models", "others"]) == Exit.FAILED
+
+
+def test_validate_uses_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_DESIRED", str(write(tmp_path, "models: {}")))
+    assert run(["validate"]) == Exit.DONE
+
+
+def test_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["schema"]) == Exit.DONE
+    assert capsys.readouterr().out == schema_text()
+    assert run(["schema", "--write", "--desired", str(tmp_path)]) == Exit.DONE
+    assert (tmp_path / SCHEMA_FILE).read_text() == schema_text()
+    assert run(["schema", "--write", "--desired", str(tmp_path / "none")]) == Exit.FAILED
+    assert "cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["version"]) == Exit.DONE
+    assert run(["version", "--json"]) == Exit.DONE
+    assert capsys.readouterr().out == f'roundhouse {__version__}\n{{\n  "version": "{__version__}"\n}}\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["plann"], "No such command 'plann'"),
+        (["status", "--colour"], "No such option"),
+        (["up", "--port", "high"], "Invalid value for '--port'"),
+        (["up", "--runtime", "podman"], "ROUNDHOUSE_RUNTIME: must be `process`, `docker` or `auto`, is `podman`"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == Exit.USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("roundhouse: ")
+    assert line in err
+    assert err.count("\n") == 1
+
+
+def test_a_wrong_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_STOP_TIMEOUT_S", "soon")
+    assert run(["validate"]) == Exit.USAGE
+    assert capsys.readouterr().err == "roundhouse: ROUNDHOUSE_STOP_TIMEOUT_S: must be a number, is `soon`\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_json(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "--json" in result.output
+
+
+def test_every_command_is_in_the_docs() -> None:
+    listed = re.findall(r"^\| `roundhouse (\w+)`", (DOCS / "cli.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted((*COMMANDS, *GROUPS))
+    names = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    names += [group.typer_instance.info.name for group in app.registered_groups if group.typer_instance]
+    assert sorted(names) == sorted((*COMMANDS, *GROUPS))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_of_its_own_is_in_the_docs(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"]).output
+    text = (DOCS / "cli.md").read_text()
+    missing = {option for option in re.findall(r"--[a-z-]+", shown) if option not in text}
+    # These are settings, and in docs/settings.md.
+    assert missing <= {"--help", "--desired", "--models", "--runtime", "--host", "--port"}
+
+
+def test_every_exit_code_is_in_the_docs() -> None:
+    assert rows_of("cli.md", "Exit codes") == exit_rows()
+    assert len({code.value for code in Exit}) == len(Exit)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """What a command needs is imported when it runs: `roundhouse --help` answers at once."""
+    script = (
+        "import sys; from controller.cli.app import run; code = run(['--help']); "
+        "heavy = {'pydantic', 'aiohttp', 'docker', 'fastapi', 'ruamel', 'rich'} & set(sys.modules); "
+        "sys.exit(f'imported: {heavy}' if heavy else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_program_ends_with_the_exit_code(tmp_path: Path) -> None:
+    environment = {**os.environ, "ROUNDHOUSE_DESIRED": str(tmp_path), "PATH": os.environ["PATH"]}
+    program = Path(sys.executable).with_name("roundhouse")
+    done = subprocess.run([program, "validate"], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == Exit.FAILED
+    assert done.stdout == f"{tmp_path}: the folder holds no desired-state file (*.yaml, *.yml, *.json)\n"
+
+
+def test_a_reader_that_leaves_causes_no_traceback(tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("roundhouse")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as output:
+        done = subprocess.run([program, "schema"], stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode != 0
+
+
+def test_without_a_command_it_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == Exit.DONE
+    assert "Commands:" in capsys.readouterr().out

@@ -1,0 +1,181 @@
+"""`top`: rates from counters, the table, and what it shows when something cannot be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from prometheus_client import generate_latest
+
+from controller.cli.exit_codes import Exit
+from controller.cli.output import time_words
+from controller.cli.top.token_rates import TokenSample, token_rates, tokens_of
+from controller.cli.top.view import TopView
+from controller.schema.admin import GpuMemory, GpuMemoryAnswer
+from controller.schema.status import Problem
+from gateway.metrics.registry import Metrics
+from gateway.protocols.common.dialect import Usage
+from tests.fakes.fake_control_api import FakeControlApi, listed, row
+from tests.support.cli import Terminal, roundhouse, started
+from tests.support.wait import until
+
+pytestmark = pytest.mark.slow
+
+NO_GATEWAY = ("--gateway", "http://127.0.0.1:9")
+NO_GPUS = GpuMemoryAnswer(gpus=[], models=[], error="none")
+CARD = GpuMemory(
+    index=0, name="H200", used_mib=4, total_mib=9, used_over_total="4MiB / 9MiB", uuid="GPU-1", claimed_mib=0
+)
+
+
+@pytest.fixture
+async def api(folder: Path) -> AsyncIterator[FakeControlApi]:
+    async with FakeControlApi(folder / "controller.sock") as fake:
+        yield fake
+
+
+def finished(metrics: Metrics, model: str, tokens: int) -> None:
+    usage = Usage(prompt=1000, completion=tokens)
+    metrics.series(model, "/v1/chat/completions").finished(200, 1.0, 0.1, usage)
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[tuple[str, Metrics]]:
+    """A server with a gateway's real metrics; whenever it is asked, `chat` has made 50 tokens more."""
+    metrics = Metrics()
+
+    async def answer(_request: web.Request) -> web.Response:
+        finished(metrics, "chat", 50)
+        return web.Response(body=generate_latest(metrics.registry), content_type="text/plain")
+
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    assert runner.addresses
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}", metrics
+    await runner.cleanup()
+
+
+def test_the_tokens_of_a_gateways_own_metrics() -> None:
+    metrics = Metrics()
+    finished(metrics, "chat", 7)
+    finished(metrics, "chat", 5)
+    finished(metrics, "org/other", 3)
+    assert tokens_of(generate_latest(metrics.registry).decode()) == {"chat": 12, "org/other": 3}
+    assert tokens_of("") == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rates"),
+    [
+        (TokenSample(1.0, {"a": 10}), TokenSample(3.0, {"a": 30, "b": 4}), {"a": 10.0, "b": 2.0}),
+        (TokenSample(1.0, {"a": 10}), TokenSample(2.0, {"a": 10}), {"a": 0.0}),
+        (TokenSample(1.0, {"a": 100}), TokenSample(2.0, {"a": 30}), {"a": 30.0}),
+        (TokenSample(1.0, {"a": 100}), TokenSample(2.0, {}), {}),
+        (None, TokenSample(2.0, {"a": 1}), None),
+        (TokenSample(1.0, {"a": 1}), None, None),
+        (TokenSample(1.0, {"a": 1}), TokenSample(1.0, {"a": 2}), None),
+    ],
+)
+def test_rates_are_differences(
+    before: TokenSample | None, after: TokenSample | None, rates: Mapping[str, float] | None
+) -> None:
+    assert token_rates(before, after) == rates
+
+
+def test_the_busiest_come_first() -> None:
+    models = [
+        row("a", "unloaded"),
+        row("b", inflight_requests=None, queue_depth=None, vram_estimate_mib=7),
+        row("c", inflight_requests=1, queue_depth=2),
+        row("d", "loading", inflight_requests=4, replicas=2),
+    ]
+    assert TopView(listed(*models), NO_GPUS, {"c": 12.34}).rows() == [
+        ("d", "loading", "0/2", "4", "0", "0.0", "-"),
+        ("c", "loaded", "1/1", "1", "2", "12.3", "-"),
+        ("b", "loaded", "1/1", "-", "-", "0.0", "7MiB"),
+        ("a", "unloaded", "0/1", "0", "0", "0.0", "-"),
+    ]
+
+
+async def test_one_table_without_a_terminal(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+    api.memory = GpuMemoryAnswer(gpus=[CARD], models=[], error=None)
+    assert await roundhouse(api, "top", *NO_GATEWAY) == Exit.DONE
+    assert capsys.readouterr().out == (
+        "GPU 0 H200: 4MiB / 9MiB\n"
+        "MODEL  STATE   READY  IN FLIGHT  QUEUE  TOKENS/S  MEMORY\n"
+        "chat   loaded  1/1    0          0      -         -\n"
+    )
+
+
+async def test_what_keeps_the_controller_from_its_work(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = Problem(file="models.yaml", line=1, message="not YAML 1.2")
+    api.trouble = {"paused": True, "observation_error": "docker is away", "desired_problems": [problem]}
+    assert await roundhouse(api, "top", *NO_GATEWAY) == Exit.DONE
+    assert capsys.readouterr().out.splitlines()[:-2] == [
+        "paused: the controller observes and does not act; `roundhouse resume` ends it",
+        f"what runs cannot be seen since {time_words(1000.0)}: docker is away",
+        "models.yaml:1: not YAML 1.2 (what was last good rules)",
+    ]
+    assert await roundhouse(api, "top", "--json", *NO_GATEWAY) == Exit.DONE
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["paused"], shown["observation_error"], shown["observed_at"]) == (True, "docker is away", 1000.0)
+    assert shown["desired_problems"] == [problem.model_dump()]
+
+
+async def test_the_gateways_counters_give_rates(
+    api: FakeControlApi, gateway: tuple[str, Metrics], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await roundhouse(api, "top", "--json", "--interval", "0.1", "--gateway", gateway[0]) == Exit.DONE
+    [model] = json.loads(capsys.readouterr().out)["models"]
+    assert 0 < model.pop("tokens_per_s") <= 50 / 0.1
+    assert model == {
+        "name": "chat",
+        "runtime_state": "loaded",
+        "loaded_replicas": 1,
+        "replicas": 1,
+        "inflight_requests": 0,
+        "queue_depth": 0,
+        "vram_estimate_mib": None,
+    }
+
+
+async def test_the_gateway_is_where_up_listens(
+    api: FakeControlApi,
+    gateway: tuple[str, Metrics],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_HOST", "0.0.0.0")
+    monkeypatch.setenv("ROUNDHOUSE_PORT", gateway[0].rpartition(":")[2])
+    assert await roundhouse(api, "top", "--json", "--once", "--interval", "0.1") == Exit.DONE
+    assert json.loads(capsys.readouterr().out)["models"][0]["tokens_per_s"] > 0
+
+
+async def test_without_a_controller_it_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await roundhouse(FakeControlApi(folder / "none.sock"), "top", *NO_GATEWAY) == Exit.NO_CONTROLLER
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+async def test_on_a_terminal_it_lives_until_ctrl_c(api: FakeControlApi, gateway: tuple[str, Metrics]) -> None:
+    async with Terminal() as terminal:
+        program = await started(api, "top", "--interval", "0.1", "--gateway", gateway[0], stdout=terminal.end)
+        await until("a table", lambda: "IN FLIGHT" in terminal.text)
+        api.rows = [row("other", "failed")]
+        api.trouble = {"paused": True}
+        await until("the next", lambda: "other" in terminal.text)
+        await until("the trouble", lambda: "paused: the controller observes" in terminal.text)
+        await api.close()
+        await until("the reason", lambda: "no controller answers" in terminal.text)
+        program.send_signal(signal.SIGINT)
+        async with asyncio.timeout(60):
+            _, err = await program.communicate()
+    assert (program.returncode, err) == (Exit.DONE, b"")

@@ -1,0 +1,326 @@
+"""`roundhouse up`: the real supervision, over stand-ins for the controller and the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from controller.cli.app import run
+from controller.cli.exit_codes import Exit
+from controller.cli.up.first_model import first_choice, real_model_line, try_line
+from controller.cli.up.record import ProcessRecord, UpRecord, read_record, write_record
+from controller.settings import url_of
+from tests.support.ports import free_port
+from tests.support.wait import until
+
+pytestmark = pytest.mark.slow
+
+REPOSITORY = Path(__file__).parents[5]
+ENDED_IN_ORDER = ["gateway got SIGTERM", "gateway ended", "controller was asked to end", "controller ended"]
+
+
+class Up:
+    """An `up` over stand-ins, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.events_file = folder / "events"
+        self.events_file.touch()
+        self.port = free_port()
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, *arguments: str, **env: str) -> None:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
+        settings = {
+            "ROUNDHOUSE_DESIRED": str(self.folder),
+            "ROUNDHOUSE_STATE": str(self.state),
+            "ROUNDHOUSE_MODELS": str(self.folder),
+            "ROUNDHOUSE_RUNTIME": "process",
+            "ROUNDHOUSE_PORT": str(self.port),
+            "ROUNDHOUSE_STOP_TIMEOUT_S": "1",
+            "EVENTS": str(self.events_file),
+        }
+        with (self.folder / "out").open("w") as out, (self.folder / "err").open("w") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fakes.stand_ins", "up", *arguments],
+                cwd=REPOSITORY,
+                env={**own, **settings, **env},
+                stdout=out,
+                stderr=err,
+                text=True,
+            )
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "out").read_text()
+
+    @property
+    def err(self) -> str:
+        return (self.folder / "err").read_text()
+
+    def events(self) -> list[str]:
+        """What happened to the stand-ins, without their pids."""
+        return [re.sub(r" \d+$", "", line) for line in self.events_file.read_text().splitlines()]
+
+    def pids(self) -> list[int]:
+        """Of every stand-in that was started."""
+        return [int(pid) for pid in re.findall(r"started (\d+)", self.events_file.read_text())]
+
+    async def ready(self) -> None:
+        await until(f"the first model is announced; stderr: {self.err}", lambda: "\n" in self.out)
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    async def ended(self) -> int:
+        assert self.process is not None
+        return await asyncio.to_thread(self.process.wait, 60)
+
+    def kill_all(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pid in self.pids():
+            if runs(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def runs(pid: int) -> bool:
+    record = ProcessRecord.of(pid)
+    return record is not None and record.alive()
+
+
+@pytest.fixture
+async def up(folder: Path) -> AsyncIterator[Up]:
+    made = Up(folder)
+    yield made
+    made.kill_all()
+
+
+async def test_it_says_how_to_use_the_first_model_and_ends_in_order(up: Up) -> None:
+    up.start()
+    await up.ready()
+    await until("the hint is there", lambda: up.out.count("\n") == 2)
+    ready, hint = up.out.splitlines()
+    assert ready.startswith(f"chat is ready. Try: curl http://127.0.0.1:{up.port}/v1/chat/completions ")
+    assert "hf download" in hint
+    up.send(signal.SIGINT)
+    assert await up.ended() == Exit.DONE
+    events = up.events()
+    assert sorted(events[:2]) == ["controller started", "gateway started"]
+    assert events[2:] == ENDED_IN_ORDER
+    assert not any(runs(pid) for pid in up.pids())
+    assert not (up.state / "up.json").exists()
+    assert "Traceback" not in up.err
+    assert up.err.splitlines()[-2:] == [
+        "roundhouse: stopping: running requests may finish; Ctrl-C again does not wait",
+        "roundhouse: stopped",
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_every_signal_that_ends_a_program_ends_it_in_order(up: Up, number: signal.Signals) -> None:
+    up.start("--json")
+    await up.ready()
+    assert json.loads(up.out.splitlines()[0])["event"] == "ready"
+    up.send(number)
+    assert await up.ended() == Exit.DONE
+    assert not any(runs(pid) for pid in up.pids())
+
+
+async def test_a_second_ctrl_c_does_not_wait(up: Up) -> None:
+    up.start(GATEWAY_DOES="deaf", CONTROLLER_DOES="deaf")
+    await up.ready()
+    up.send(signal.SIGINT)
+    await until("the gateway was told", lambda: "gateway got SIGTERM" in up.events())
+    assert "controller was asked to end" not in up.events(), "its engines are still needed"
+    up.send(signal.SIGINT)
+    assert await up.ended() == Exit.DONE
+    assert not any(runs(pid) for pid in up.pids())
+    assert "forced: killing the controller and the gateway" in up.err
+    assert "Traceback" not in up.err
+
+
+async def test_a_child_that_dies_is_started_again_and_the_record_follows(up: Up) -> None:
+    up.start()
+    await up.ready()
+    before = read_record(up.state).children
+    os.kill(before["gateway"].pid, signal.SIGKILL)
+    await until("it was started again", lambda: up.events().count("gateway started") == 2)
+    await until("the record follows", lambda: read_record(up.state).children["gateway"] != before["gateway"])
+    assert read_record(up.state).children["controller"] == before["controller"]
+    assert "the gateway was ended by SIGKILL; it is started again in 0.5 s" in up.err
+    up.send(signal.SIGTERM)
+    assert await up.ended() == Exit.DONE
+
+
+async def test_a_crash_at_the_start_passes(up: Up) -> None:
+    up.start(CONTROLLER_DOES="exit-once:1")
+    await up.ready()
+    assert "the controller ended with exit code 1; it is started again in 0.5 s" in up.err
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "exit_code", "words"),
+    [
+        ("GATEWAY", 2, Exit.USAGE, "the gateway ended: a setting is wrong; stopping everything"),
+        ("GATEWAY", 3, Exit.ADDRESS_TAKEN, "the gateway ended: its address is taken; choose another with --host or"),
+        ("CONTROLLER", 2, Exit.USAGE, "the controller ended: a setting is wrong"),
+        ("CONTROLLER", 4, Exit.LOCKED, "the controller ended: the state folder is in use; `roundhouse down` ends what"),
+        ("CONTROLLER", 5, Exit.FAILED, "the controller ended: the runtime does not answer"),
+    ],
+)
+async def test_what_a_new_start_cannot_mend_ends_everything(
+    up: Up, program: str, code: int, exit_code: Exit, words: str
+) -> None:
+    up.start(**{f"{program}_DOES": f"exit:{code}"})
+    assert await up.ended() == exit_code
+    assert words in up.err
+    assert not any(runs(pid) for pid in up.pids())
+
+
+async def test_a_second_up_on_the_same_state_folder_is_refused(up: Up, folder: Path) -> None:
+    up.start()
+    await up.ready()
+    assert up.process is not None
+    (folder / "other").mkdir()
+    other = Up(folder / "other")
+    other.start(ROUNDHOUSE_STATE=str(up.state))
+    assert await other.ended() == Exit.LOCKED
+    assert other.err == (
+        f"roundhouse: another `roundhouse up` (process {up.process.pid}) runs on state folder {up.state}; "
+        "`roundhouse down` ends it\n"
+    )
+    assert other.events() == []
+
+
+async def test_what_a_killed_up_left_is_not_started_beside(up: Up) -> None:
+    up.start()
+    await up.ready()
+    assert up.process is not None
+    up.process.kill()
+    up.process.wait()
+    left = up.pids()
+    assert all(runs(pid) for pid in left)
+    up.start()
+    assert await up.ended() == Exit.LOCKED
+    assert "an earlier `roundhouse up` left its " in up.err
+    assert "`roundhouse down` ends that" in up.err
+    assert up.pids() == left
+    done = await asyncio.to_thread(run, ["down", "--state", str(up.state), "--runtime", "process"])
+    assert done == Exit.DONE
+    assert up.events()[2:] == ENDED_IN_ORDER
+    assert not any(runs(pid) for pid in left)
+    assert not (up.state / "up.json").exists()
+
+
+async def test_down_ends_a_running_up_in_order(up: Up, capsys: pytest.CaptureFixture[str]) -> None:
+    up.start()
+    await up.ready()
+    assert up.process is not None
+    ending = asyncio.create_task(up.ended())
+    done = await asyncio.to_thread(run, ["down", "--state", str(up.state), "--runtime", "process"])
+    assert done == Exit.DONE
+    assert await ending == Exit.DONE
+    assert capsys.readouterr().out == f"stopped roundhouse up (process {up.process.pid})\n"
+    assert "gateway got SIGTERM" in up.events()
+    assert "controller was asked to end" in up.events()
+
+
+# Before anything is started.
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield int(server.getsockname()[1])
+
+
+def test_a_taken_port_is_one_line_and_nothing_is_started(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "models.yaml").write_text("models: {}")
+    with taken_port() as port:
+        arguments = ["up", "--desired", str(folder), "--state", str(folder / "state"), "--port", str(port)]
+        assert run(arguments) == Exit.ADDRESS_TAKEN
+    assert capsys.readouterr() == (
+        "",
+        f"roundhouse: cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "choose another with --host or --port\n",
+    )
+    assert not (folder / "state" / "up.json").exists()
+
+
+def test_a_missing_desired_state_folder_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["up", "--desired", str(folder / "none"), "--state", str(folder / "state")]) == Exit.USAGE
+    assert capsys.readouterr().err == (
+        f"roundhouse: there is no folder {folder}/none; --desired or ROUNDHOUSE_DESIRED names the folder of the "
+        "desired-state files\n"
+    )
+    assert not (folder / "state").exists()
+
+
+def test_a_state_folder_that_cannot_be_made_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "file").touch()
+    assert run(["up", "--desired", str(folder), "--state", str(folder / "file" / "state")]) == Exit.FAILED
+    assert capsys.readouterr().err == f"roundhouse: state folder {folder}/file/state cannot be used: Not a directory\n"
+
+
+# The parts.
+
+
+def test_the_model_to_try_is_the_one_with_the_best_api() -> None:
+    embed = {"id": "e", "state": "loaded", "apis": ["/v1/embeddings"]}
+    chat = {"id": "c", "state": "loaded", "apis": ["/v1/chat/completions", "/v1/completions"]}
+    assert first_choice([embed, chat]) == ("c", "/v1/chat/completions")
+    assert first_choice([embed, {**chat, "state": "loading"}]) is None, "the better one is coming"
+    assert first_choice([embed, {**chat, "state": "failed"}]) == ("e", "/v1/embeddings")
+    assert first_choice([chat, {**embed, "state": "loading"}]) == ("c", "/v1/chat/completions")
+    assert first_choice([{**chat, "state": "failed"}, {"id": "r", "state": "loaded", "apis": ["/v1/rerank"]}]) is None
+
+
+def test_the_line_to_try_is_a_shell_command_with_json() -> None:
+    line = try_line("org/chat:1", "/v1/chat/completions", "http://127.0.0.1:8080")
+    command = line.partition("Try: ")[2]
+    done = subprocess.run(
+        ["bash", "-c", command.replace("curl ", "printf '%s\\n' ", 1)], capture_output=True, text=True, check=True
+    )
+    url, *_, body = done.stdout.splitlines()
+    assert url == "http://127.0.0.1:8080/v1/chat/completions"
+    assert json.loads(body)["model"] == "org/chat:1"
+
+
+def test_the_line_that_leads_to_a_real_model_declares_a_valid_one() -> None:
+    from tests.support.config_files import parse_text
+
+    line = real_model_line(Path("desired-state"), Path("models"))
+    declared = re.search(r"write `(.*)` into desired-state/local.yaml", line)
+    assert declared is not None
+    assert list(parse_text(declared.group(1)).definitions) == ["gemma"]
+
+
+def test_addresses() -> None:
+    assert url_of("0.0.0.0", 80) == "http://127.0.0.1:80"
+    assert url_of("::", 80) == "http://[::1]:80"
+    assert url_of("house", 80) == "http://house:80"
+
+
+def test_a_record_of_another_boot_names_nobody(folder: Path) -> None:
+    myself = ProcessRecord.of(os.getpid())
+    assert myself is not None
+    write_record(folder, UpRecord(boot_id="another", up=myself, children={"gateway": myself}))
+    assert read_record(folder).up is None
+    write_record(folder, UpRecord(up=myself))
+    assert read_record(folder).up == myself
+    assert not ProcessRecord(pid=myself.pid, start_ticks=myself.start_ticks - 1).alive()

@@ -1,0 +1,105 @@
+"""The JSON Schema that editors use."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from controller.config.json_schema import files_schema, schema_text
+from controller.config.parse import TOP_LEVEL, parse
+from controller.config.read import SCHEMA_FILE, read_folder
+from controller.engines import BACKEND_OF_SUFFIX, ENGINES
+from controller.schema.desired import Definition
+from controller.schema.keys import KeyDefinition
+from tests.support.config_files import snapshot
+
+EXAMPLE = Path(__file__).parents[4] / "desired-state"
+
+
+def test_the_file_of_the_example_is_the_one_that_the_code_makes() -> None:
+    assert (EXAMPLE / SCHEMA_FILE).read_text() == schema_text(), "run `roundhouse schema --write`"
+
+
+def test_the_example_works_as_it_stands_and_points_editors_at_the_schema() -> None:
+    read = read_folder(EXAMPLE)
+    parsed = parse(read, Path("/srv/models"))
+    assert list(parsed.problems) == []
+    assert {"clockwork", "clockwork-embed"} <= set(parsed.definitions)
+    assert read.files["models.yaml"].startswith(b"# yaml-language-server: $schema=./schema.json\n")
+
+
+def test_what_the_example_comments_out_would_work_too() -> None:
+    text = (EXAMPLE / "models.yaml").read_text()
+    # Comments of a YAML block: two spaces, the sign, and then a key or what belongs to it.
+    taken = [line.replace("# ", "", 1) if _is_yaml(line) else line for line in text.splitlines()]
+    parsed = parse(snapshot({"models.yaml": "\n".join(taken)}), Path("/srv/models"))
+    assert list(parsed.problems) == []
+    assert {"gemma", "coder", "large", "hosted"} <= set(parsed.definitions)
+    assert {"laptop", "batch"} <= set(parsed.keys)
+
+
+def _is_yaml(line: str) -> bool:
+    words = line.strip().removeprefix("# ").split()
+    return (
+        line.startswith(("  # ", "# keys:", "#   ")) and bool(words) and words[0].endswith(":") and words[0] != "with:"
+    )
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_each_backend_has_its_fields_and_no_others(name: str) -> None:
+    schema = files_schema()["$defs"][name]
+    assert set(schema["properties"]) == set(ENGINES[name].definition.model_fields)
+    assert schema["additionalProperties"] is False
+    assert "required" not in schema, "one file may say part of a definition"
+
+
+def test_every_field_is_described_and_may_be_null() -> None:
+    schema = files_schema()
+    for definition in (*ENGINES, "any"):
+        for name, field in schema["$defs"][definition]["properties"].items():
+            assert field["description"], name
+            types = field.get("type", [])
+            branches = [branch.get("type") for branch in field.get("anyOf", [])]
+            assert "null" in types or "null" in branches or None in field.get("enum", []), name
+            assert "enum" not in field or None in field["enum"], name
+
+
+def test_the_variant_is_chosen_by_the_backend() -> None:
+    *declared, case = files_schema()["$defs"]["model"]["allOf"]
+    chosen = {each["if"]["properties"]["backend"]["const"]: each["then"]["$ref"] for each in declared}
+    assert chosen == {name: f"#/$defs/{name}" for name in ENGINES}
+    by_pattern = {}
+    while "else" in case:
+        by_pattern[case["if"]["properties"]["model_path"]["pattern"]] = case["then"]["$ref"]
+        case = case["else"]
+    assert case["then"]["$ref"] == "#/$defs/any"
+    for suffix, name in BACKEND_OF_SUFFIX.items():
+        [pattern] = [each for each, chosen in by_pattern.items() if chosen == f"#/$defs/{name}"]
+        assert re.search(pattern, f"a/Model{suffix.upper()}")
+        assert re.search(pattern, f"model{suffix}")
+        assert not re.search(pattern, f"model{suffix}.txt")
+        assert not re.search(pattern, f"model{suffix.removeprefix('.')}")
+
+
+def test_a_key_has_its_fields_and_no_others() -> None:
+    schema = files_schema()["$defs"]["key"]
+    assert set(schema["properties"]) == set(KeyDefinition.model_fields)
+    assert (schema["additionalProperties"], "required" in schema) == (False, False)
+    for name, field in schema["properties"].items():
+        assert field["description"], name
+        assert "null" in field["type"], name
+
+
+def test_models_and_keys_stand_at_the_top() -> None:
+    schema = json.loads(schema_text())
+    assert list(schema["properties"]) == list(TOP_LEVEL)
+    assert schema["additionalProperties"] is False
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+def test_part_of_a_definition_may_hold_any_backends_fields() -> None:
+    fields = {name for engine in ENGINES.values() for name in engine.definition.model_fields}
+    assert set(files_schema()["$defs"]["any"]["properties"]) == fields | set(Definition.model_fields)

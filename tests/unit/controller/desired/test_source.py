@@ -1,0 +1,255 @@
+"""The desired state that files, overrides and demand make, over restarts and broken disks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from controller.desired.resolve import Defaults
+from controller.desired.source import DesiredFiles
+from controller.schema.override import Override
+from controller.schema.routing import GatewayReport
+from controller.storage.state_dir import Memory, Store
+
+LAZY = "models:\n  m:\n    backend: stub\n    enabled: {enabled}\n    autoload: true\n"
+
+
+class Place:
+    """A folder of files, a state folder, and a clock."""
+
+    def __init__(self, root: Path) -> None:
+        self.desired = root / "desired"
+        self.desired.mkdir()
+        self.state = root / "state"
+        self.now = 1_000.0
+        self.store = Store.open(self.state)
+
+    def files(self) -> DesiredFiles:
+        """As a controller that starts makes them."""
+        files = DesiredFiles(self.desired, self.desired, self.store, Defaults(), resync_s=10.0, clock=lambda: self.now)
+        files.recover()
+        return files
+
+    def write(self, text: str) -> None:
+        """One file."""
+        (self.desired / "models.yaml").write_text(text)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.store.close()
+
+
+def _wanted(files: DesiredFiles, now: float) -> dict[str, int]:
+    state = files.state(now)
+    assert state is not None
+    return {name: model.replicas for name, model in state.models.items()}
+
+
+async def test_the_last_good_state_rules_a_restart_over_broken_files(place: Place) -> None:
+    assert place.files().state(place.now) is None
+    place.write(LAZY.format(enabled="true"))
+    files = place.files()
+    await files.read()
+    place.write("models: [")
+    again = place.files()
+    await again.read()
+    assert _wanted(again, place.now) == {"m": 1}
+    assert again.problems()
+
+
+async def test_since_stands_still_after_a_restart(place: Place) -> None:
+    place.write(LAZY.format(enabled="true"))
+    await place.files().read()
+    files = place.files()
+    await files.read()
+    first = files.state(place.now)
+    place.now += 50
+    await files.read()
+    later = files.state(place.now)
+    assert first is not None
+    assert later is not None
+    assert later.generation == first.generation > 0
+    assert later.models["m"].statement == first.models["m"].statement
+
+
+async def test_demand_loads_and_an_edit_of_enabled_ends_it(place: Place) -> None:
+    place.write(LAZY.format(enabled="false") + "    replicas: 2\n")
+    files = place.files()
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 0}
+    report = GatewayReport(gateway_id="g", stamp=None, demand={"m": place.now})
+    assert files.ask_for(report)
+    assert not files.ask_for(report)
+    assert _wanted(files, place.now) == {"m": 2}
+    assert _wanted(place.files(), place.now) == {"m": 2}, "demand outlives a restart"
+    place.write(LAZY.format(enabled="false") + "    replicas: 1\n")
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 0}
+
+
+async def test_a_model_that_rests_stays_so_over_a_restart_until_it_is_asked_for(place: Place) -> None:
+    place.write(LAZY.format(enabled="true") + "    replicas: 2\n")
+    files = place.files()
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 2}
+    before = files.revision
+    files.rest({"m": "makes room for n"})
+    assert files.revision > before
+    again = place.files()
+    await again.read()
+    for each in (files, again):
+        state = each.state(place.now)
+        assert state is not None
+        assert (state.models["m"].replicas, state.models["m"].demand_replicas) == (0, 2)
+        assert state.models["m"].statement.reason == "makes room for n; the next request loads it"
+        assert not state.models["m"].drain_ends
+    old = GatewayReport(gateway_id="g", stamp=None, demand={"m": place.now - 100})
+    assert not again.ask_for(old), "a gateway tells of the last request, before the rest, again and again"
+    assert _wanted(again, place.now) == {"m": 0}
+    place.now += 1
+    assert again.ask_for(GatewayReport(gateway_id="g", stamp=None, demand={"m": place.now}))
+    assert _wanted(again, place.now) == {"m": 2}
+    again.rest({"m": "not used for 5 s"})
+    again.awake(["m"])
+    assert _wanted(again, place.now) == {"m": 2}
+
+
+@pytest.mark.parametrize("edit", ["    replicas: 2\n", "    autoload: false\n"])
+async def test_an_edit_that_says_what_is_to_run_ends_a_rest_and_another_one_does_not(place: Place, edit: str) -> None:
+    text = "models:\n  m:\n    backend: stub\n    enabled: true\n"
+    place.write(text + "    autoload: true\n")
+    files = place.files()
+    await files.read()
+    files.rest({"m": "makes room for n"})
+    place.write(text + "    autoload: true\n    stub_text: other\n")
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 0}
+    place.write(text + ("" if "autoload" in edit else "    autoload: true\n") + edit)
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 2 if "replicas" in edit else 1}
+
+
+async def test_a_statement_of_an_operator_ends_a_rest(place: Place) -> None:
+    place.write(LAZY.format(enabled="false"))
+    files = place.files()
+    await files.read()
+    files.rest({"m": "makes room for n"})
+    declared = {"backend": "stub", "autoload": True, "enabled": False}
+    files.state_override(Override.stating(declared, model="m", action="load", at=place.now))
+    assert _wanted(files, place.now) == {"m": 1}
+    assert files.drop_override("m")
+    state = files.state(place.now)
+    assert state is not None
+    assert state.models["m"].statement.reason == "autoload: no request asked for it yet"
+
+
+async def test_a_statement_that_an_edit_ended_stays_ended_when_the_edit_is_taken_back(place: Place) -> None:
+    text = "models:\n  m:\n    backend: stub\n"
+    place.write(text)
+    await place.files().read()
+    unload = Override.stating({"backend": "stub"}, model="m", action="unload", at=1.0)
+    place.store.remember(Memory(overrides={"m": unload}))
+    files = place.files()
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 0}
+    place.write(text + "    replicas: 2\n")
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 2}
+    place.write(text)
+    await files.read()
+    assert _wanted(files, place.now) == {"m": 1}
+
+
+async def test_a_model_that_vanishes_is_gone_after_two_reads_two_seconds_apart(place: Place) -> None:
+    place.write("models:\n  m: {backend: stub}\n  n: {backend: stub}\n")
+    files = place.files()
+    await files.read()
+    place.write("models:\n  n: {backend: stub}\n")
+    await files.read()
+    assert set(_wanted(files, place.now)) == {"m", "n"}
+    wake = files.wake_at()
+    assert wake is not None
+    place.now = wake
+    await files.refresh(place.now)
+    assert set(_wanted(files, place.now)) == {"n"}
+
+
+async def test_a_disk_that_is_full_costs_memory_and_not_the_pause(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.write(LAZY.format(enabled="true"))
+    files = place.files()
+    await files.read()
+
+    def full(memory: Memory) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(place.store, "remember", full)
+        files.pause(True)
+    state = files.state(place.now)
+    assert state is not None
+    assert state.paused
+    assert "not stored" in caplog.text
+    assert not place.store.memory().paused
+    files.remember(frozenset(), {})
+    assert place.store.memory().paused, "the next write brings it along"
+
+
+async def test_what_no_longer_fits_ends_and_stays_ended_when_the_edit_is_taken_back(place: Place) -> None:
+    text = "models:\n  m:\n    model_path: a.gguf\n    backend: {backend}\n"
+    place.write(text.format(backend="llama_server"))
+    ended: list[dict[str, Sequence[str]]] = []
+    files = DesiredFiles(
+        place.desired, place.desired, place.store, Defaults(), resync_s=10.0, clock=lambda: place.now,
+        edited=lambda _before, _after, ends: ended.append(dict(ends)),
+    )  # fmt: skip
+    await files.read()
+    assert files.settled is not None
+    params = {"llama_server_n_ctx": 512, "llama_server_threads": 2, "target_inflight": 3}
+    files.state_override(Override.stating(files.settled.declared["m"], model="m", action="load", at=1.0, params=params))
+    place.write(text.format(backend="stub"))
+    await files.read()
+    assert ended[-1] == {"m": ["llama_server_n_ctx", "llama_server_threads"]}
+    place.write(text.format(backend="llama_server"))
+    await files.read()
+    state = files.state(place.now)
+    assert state is not None
+    assert state.models["m"].params == {"target_inflight": 3}
+    place.write(text.format(backend="llama_server") + "    enabled: false\n")
+    await files.read()
+    assert ended[-1] == {"m": ["load"]}
+
+
+async def test_secrets_of_files_and_of_loads_are_learned_before_anything_is_said_of_them(place: Place) -> None:
+    learned: list[str] = []
+
+    def files() -> DesiredFiles:
+        return DesiredFiles(
+            place.desired, place.desired, place.store, Defaults(), resync_s=10.0, clock=lambda: place.now,
+            learn=lambda declared: learned.append(str(declared)),
+        )  # fmt: skip
+
+    place.write("models:\n  m:\n    backend: stub\n    env: {TOKEN: a-secret}\n")
+    first = files()
+    await first.read()
+    assert "a-secret" in learned[-1]
+    stated = Override(model="m", action="load", at=1.0, params={"stub_text": "b-secret"})
+    first.state_override(stated)
+    assert "b-secret" in learned[-1]
+    learned.clear()
+    files().recover()
+    assert "a-secret" in str(learned)
+    assert "b-secret" in str(learned)
+
+
+async def test_a_problem_is_logged_without_secrets(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    place.write("models:\n  m:\n    backend: openai_remote\n    base_url: http://u:pa55word@h?x\n")
+    await place.files().read()
+    assert "***@h" in caplog.text
+    assert "pa55word" not in caplog.text

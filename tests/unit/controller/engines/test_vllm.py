@@ -1,0 +1,306 @@
+"""vLLM's command lines, environment, probes, and what its log tells of an end."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from itertools import pairwise
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+
+from controller.engines import ENGINES
+from controller.engines.base import Launch, RenderContext
+from controller.engines.vllm_log import vllm_verdict
+from controller.runtimes.process.logs import EXIT_LINES, plain_tail
+from controller.runtimes.process.preflight import check_program
+
+DOCKER = RenderContext(
+    runtime="docker",
+    served_name="chat",
+    models_root=PurePosixPath("/models"),
+    host="0.0.0.0",
+    port=8000,
+    cache_dir=PurePosixPath("/cache/7"),
+    images={"vllm": "img/vllm", "worker": "img/worker"},
+)
+PROCESS = RenderContext(
+    runtime="process",
+    served_name="chat",
+    models_root=PurePosixPath("/srv/models"),
+    host="127.0.0.1",
+    port=4242,
+    cache_dir=PurePosixPath("/var/cache"),
+    executables={"python": "/venv/bin/python"},
+)
+SILENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+def _launch(backend: str, ctx: RenderContext, **fields: Any) -> Launch:
+    engine = ENGINES[backend]
+    needed = {} if "vllm_model" in fields else {"model_path": "a/b"}
+    return engine.render(engine.definition.model_validate({"backend": backend, **needed, **fields}), ctx)
+
+
+def test_vllm_serve_in_a_container() -> None:
+    launch = _launch(
+        "vllm_serve",
+        DOCKER,
+        gpus=2,
+        vllm_kv_cache_memory_bytes=2**31,
+        vllm_max_pixels=4014080,
+        vllm_mm_processor_kwargs={"min_pixels": 1, "max_pixels": 2},
+        vllm_limit_mm_per_prompt={"image": 2},
+        vllm_speculative_method="mtp",
+        vllm_speculative_model="google/assistant",
+        vllm_tool_call_parser="gemma4",
+        vllm_reasoning_parser="gemma4",
+        vllm_chat_template_file="t.jinja",
+        vllm_serve_binary="/opt/bin/vllm",
+        vllm_serve_library_path="/opt/lib",
+        extra_args=["--seed", "3"],
+        env={"HF_TOKEN": "t", "DO_NOT_TRACK": "0"},
+    )
+    assert launch.argv == (
+        *("vllm", "serve", "/models/a/b", "--host", "0.0.0.0", "--port", "8000", "--served-model-name", "chat"),
+        *("--max-num-seqs", "64", "--tensor-parallel-size", "2", "--disable-uvicorn-access-log"),
+        *("--kv-cache-memory-bytes", "2147483648", "--reasoning-parser", "gemma4", "--tool-call-parser", "gemma4"),
+        *("--gpu-memory-utilization", "0.01"),
+        *("--enable-auto-tool-choice", "--chat-template", "/models/t.jinja"),
+        *("--mm-processor-kwargs", '{"min_pixels":1,"max_pixels":4014080}', "--limit-mm-per-prompt", '{"image":2}'),
+        *("--speculative-config", '{"method":"mtp","num_speculative_tokens":1,"model":"google/assistant"}'),
+        *("--seed", "3"),
+    )
+    own = {"VLLM_CACHE_ROOT": "/cache/7/vllm", "HF_HOME": "/cache/7/huggingface", "HF_TOKEN": "t", "DO_NOT_TRACK": "0"}
+    assert launch.env == SILENT | own
+    assert (launch.image, launch.token_env, launch.shm_bytes) == ("img/vllm", "VLLM_API_KEY", 10 * 2**30)
+
+
+def test_vllm_serve_as_a_process() -> None:
+    named = {"vllm_serve_binary": "/opt/bin/vllm", "vllm_serve_library_path": "/opt/lib:/lib2"}
+    launch = _launch("vllm_serve", PROCESS, vllm_model="Qwen/Qwen3-8B", target_inflight=3, vllm_embedding=True, **named)
+    assert launch.argv[:3] == ("/opt/bin/vllm", "serve", "Qwen/Qwen3-8B")
+    assert launch.argv[launch.argv.index("--max-num-seqs") :] == (
+        *("--max-num-seqs", "3", "--tensor-parallel-size", "1", "--disable-uvicorn-access-log"),
+        *("--runner", "pooling"),
+    )
+    assert launch.env == SILENT | {"VLLM_CACHE_ROOT": "/var/cache/vllm", "LD_LIBRARY_PATH": "/opt/lib:/lib2"}
+    assert launch.shm_bytes is None
+    assert _launch("vllm_serve", PROCESS).argv[:2] == ("vllm", "serve")
+
+
+def test_vllm_in_a_worker_s_process_has_the_same_arguments() -> None:
+    fields = {"vllm_max_model_len": 512, "vllm_enforce_eager": True, "vllm_trust_remote_code": True}
+    inside, serve = _launch("vllm", PROCESS, **fields), _launch("vllm_serve", PROCESS, **fields)
+    assert inside.argv[:5] == ("/venv/bin/python", "-m", "worker", "vllm", "--")
+    assert inside.argv[5:] == serve.argv[2:]
+    assert (inside.env, inside.token_env) == (serve.env, serve.token_env)
+    assert _launch("vllm", DOCKER, **fields).argv[0] == "/opt/roundhouse/bin/python"
+
+
+@pytest.mark.parametrize("model", [None, "google/assistant"])
+def test_without_a_method_nothing_is_speculated(model: str | None) -> None:
+    argv = _launch("vllm", PROCESS, vllm_speculative_model=model, vllm_num_speculative_tokens=3).argv
+    assert "--speculative-config" not in argv
+    argv = _launch("vllm", PROCESS, vllm_speculative_method="ngram", vllm_num_speculative_tokens=3).argv
+    assert json.loads(argv[argv.index("--speculative-config") + 1]) == {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"gpus": 1, "vllm_kv_cache_memory_bytes": 2**31}, ["0.01"]),
+        ({"device": "cuda", "vllm_kv_cache_memory_bytes": 2**31}, ["0.01"]),
+        ({"gpus": 1, "vllm_kv_cache_memory_bytes": 2**31, "vllm_gpu_memory_utilization": 0.3}, ["0.3"]),
+        ({"vllm_kv_cache_memory_bytes": 2**31}, []),
+        ({"gpus": 1}, []),
+    ],
+)
+def test_a_cache_in_bytes_asks_for_no_share_of_the_gpu(fields: dict[str, Any], told: list[str]) -> None:
+    argv = _launch("vllm", PROCESS, **fields).argv
+    assert [value for flag, value in pairwise(argv) if flag == "--gpu-memory-utilization"] == told
+
+
+def test_what_is_not_installed_is_said_before_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert check_program(_launch("vllm_serve", PROCESS).argv) == (
+        "program vllm is not on PATH: install vLLM, or name its program as vllm_serve_binary, or take the backend vllm"
+    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    argv = (sys.executable, *_launch("vllm", PROCESS).argv[1:])
+    assert check_program(argv) == "Python package vllm is not installed: pip install 'roundhouse[vllm]'"
+
+
+@pytest.mark.parametrize("backend", ["vllm", "vllm_serve"])
+@pytest.mark.parametrize("embedding", [True, False])
+def test_it_is_probed_by_a_path_that_it_has(backend: str, embedding: bool) -> None:
+    engine = ENGINES[backend]
+    definition = engine.definition.model_validate({"backend": backend, "model_path": "m", "vllm_embedding": embedding})
+    assert engine.probe(definition).ready_path in engine.apis(definition)
+    assert engine.probe(definition).ready_path == ("/v1/embeddings" if embedding else "/v1/completions")
+
+
+UPSTREAM = """\
+(EngineCore pid=8730) ERROR 11-21 20:26:50 [core.py:1510] Exception: WorkerProc initialization failed due to an \
+exception in a background process. See stack trace for root cause.
+Traceback (most recent call last):
+Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause.
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': 1}
+"""
+"""What the processes above a failed one write after it."""
+HEALTHY = """\
+(EngineCore pid=77) INFO 11-21 21:00:00 [core.py:134] Initializing a V1 LLM engine (v0.32.0) with config: \
+model='/models/x', trust_remote_code=True, dtype=torch.bfloat16
+(EngineCore pid=77) INFO 11-21 21:00:05 [gpu_worker.py:510] Free memory on device (131.2/139.8 GiB) on startup. \
+Desired GPU memory utilization is (0.92, 128.6 GiB).
+"""
+"""What a start that goes well writes."""
+WORKER = "(Worker pid=8741) ERROR 11-21 20:26:48 [multiproc_executor.py:953] "
+
+
+@pytest.mark.parametrize(
+    ("log", "words", "permanent"),
+    [
+        ("vllm: error: unrecognized arguments: --nope", "bad argument: unrecognized arguments: --nope", True),
+        (
+            "usage: vllm serve [options]\nvllm serve: error: argument --kv-cache-dtype: invalid choice: 'x'",
+            "bad argument: argument --kv-cache-dtype: invalid choice: 'x'",
+            True,
+        ),
+        (
+            f"{WORKER}safetensors._safetensors_rust.SafetensorError: Error while deserializing header\n{UPSTREAM}",
+            "the model's files are corrupted or incomplete: SafetensorError: Error while deserializing header",
+            True,
+        ),
+        (
+            f"{WORKER}RuntimeError: Cannot find any model weights with `m`\n{UPSTREAM}",
+            "there are no weights in the model's folder: RuntimeError: Cannot find any model weights with `m`",
+            True,
+        ),
+        (
+            f"{WORKER}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n{UPSTREAM}",
+            "out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+            False,
+        ),
+        (
+            f"{WORKER}ValueError: Available memory on node 0 (18/19 GiB) on kv cache allocation is less\n{UPSTREAM}",
+            "out of memory: ValueError: Available memory on node 0 (18/19 GiB) on kv cache allocation is less",
+            False,
+        ),
+        (
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+            "  Value error, The checkpoint you are trying to load has model type `foo` but Transformers does not "
+            "recognize this architecture.",
+            "unsupported model architecture: The checkpoint you are trying to load has model type `foo` but "
+            "Transformers does not recognize this architecture.",
+            True,
+        ),
+        (
+            "  Value error, Model architectures ['FooForCausalLM'] are not supported for now.",
+            "unsupported model architecture: Model architectures ['FooForCausalLM'] are not supported for now.",
+            True,
+        ),
+        (
+            "  Value error, User-specified max_model_len (9) is greater than the derived max_model_len (4)",
+            "vllm_max_model_len is more than the model can do: User-specified max_model_len (9) is greater than the "
+            "derived max_model_len (4)",
+            True,
+        ),
+        (
+            "  Value error, Total number of attention heads (2) must be divisible by tensor parallel size (8).",
+            "the model cannot be split over that many GPUs: Total number of attention heads (2) must be divisible by "
+            "tensor parallel size (8).",
+            True,
+        ),
+        (
+            "KeyError: 'invalid tool call parser: nope (chose from { a,b })'",
+            "no such vllm_tool_call_parser: KeyError: 'invalid tool call parser: nope (chose from { a,b })'",
+            True,
+        ),
+        (
+            "KeyError: \"Reasoning parser 'nope' not found. Available parsers: a, b\"",
+            "no such vllm_reasoning_parser: KeyError: \"Reasoning parser 'nope' not found. Available parsers: a, b\"",
+            True,
+        ),
+        (
+            "OSError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/srv/nope'.",
+            "there is no such model: OSError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': "
+            "'/srv/nope'.",
+            True,
+        ),
+        (
+            "OSError: We couldn't connect to 'https://huggingface.co' to load the files",
+            "the model's hub cannot be reached: OSError: We couldn't connect to 'https://huggingface.co' to load the "
+            "files",
+            False,
+        ),
+        (
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\nmethod\n"
+            "  Input should be 'ngram' or 'mtp' [type=literal_error, input_value='nope', input_type=str]",
+            "vLLM cannot speculate like that: Input should be 'ngram' or 'mtp' [type=literal_error, "
+            "input_value='nope', input_type=str]",
+            True,
+        ),
+        ("OSError: [Errno 98] Address already in use", "port taken: OSError: [Errno 98] Address already in use", False),
+        (
+            f"{WORKER}ValueError: Free memory on device (9.1/139.8 GiB) on startup is less than desired GPU memory "
+            f"utilization (0.92, 128.6 GiB).\n{UPSTREAM}",
+            "out of memory: ValueError: Free memory on device (9.1/139.8 GiB) on startup is less than desired GPU "
+            "memory utilization (0.92, 128.6 GiB).",
+            False,
+        ),
+        (
+            f"{HEALTHY}{WORKER}torch.AcceleratorError: CUDA error: an illegal memory access\n{UPSTREAM}",
+            "AcceleratorError: CUDA error: an illegal memory access",
+            False,
+        ),
+        (
+            f"{HEALTHY}{WORKER}huggingface_hub.errors.LocalEntryNotFoundError: couldn't connect to 'https://hf'",
+            "the model's hub cannot be reached: LocalEntryNotFoundError: couldn't connect to 'https://hf'",
+            False,
+        ),
+        (
+            "ValueError: The repository m contains custom code which must be executed. Please pass the argument "
+            "`trust_remote_code=True` to allow custom code to be run.",
+            "the model brings code of its own: vllm_trust_remote_code is not set: ValueError: The repository m "
+            "contains custom code which must be executed. Please pass the argument `trust_remote_code=True` to allow "
+            "custom code to be run.",
+            True,
+        ),
+        (
+            f"{HEALTHY}vLLM was killed while loading: probably out of memory",
+            "out of memory",
+            False,
+        ),
+        (
+            "  Value error, World size (4) is larger than the number of available GPUs (2) in this node. If this is",
+            "vllm_tensor_parallel_size is more than the GPUs that the engine sees: World size (4) is larger than the "
+            "number of available GPUs (2) in this node. If this is",
+            True,
+        ),
+        ("No module named 'vllm': install the extra `vllm`", "vLLM is not installed (extra `vllm`)", True),
+        ("a.b.OddError: nobody knows\nRuntimeError: later", "OddError: nobody knows", False),
+    ],
+)
+def test_why_it_ended(log: str, words: str, permanent: bool) -> None:
+    verdict = ENGINES["vllm_serve"].explain(1, log)
+    assert verdict is not None
+    assert (verdict.message, verdict.permanent) == (words, permanent)
+
+
+@pytest.mark.parametrize(
+    "log", ["", "all is well", UPSTREAM, HEALTHY, "WARNING failed with error current limit exceeds"]
+)
+def test_no_reason_is_made_up(log: str) -> None:
+    assert vllm_verdict(log) is None
+
+
+def test_the_reason_is_found_far_above_the_end() -> None:
+    traceback = "".join(f'  File "/a/very/long/path/of/vllm/part{n}.py", line {n}, in load\n' for n in range(60))
+    log = f"{WORKER}RuntimeError: the cause\n" + (traceback + UPSTREAM) * 4
+    assert len(log.splitlines()) > 200
+    verdict = vllm_verdict(plain_tail(log.encode(), EXIT_LINES))
+    assert verdict is not None
+    assert re.match("RuntimeError: the cause$", verdict.message)

@@ -1,0 +1,331 @@
+"""The journal over restarts, damage and disks that take nothing more. Disks fail for real where they can be made to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.journal.entry import NewEntry
+from controller.journal.event_log import PRUNE_EVERY, Journal
+from controller.schema.admin import JournalEntry
+from tests.support.wait import until
+
+NOW = 1_700_000_000.0
+ALL = 1_000
+
+
+def said(*messages: str, kind: str = "statement", model: str | None = "m") -> list[NewEntry]:
+    return [NewEntry(kind, "operator", message, model, {"n": 1}) for message in messages]  # type: ignore[arg-type]
+
+
+def messages(entries: list[JournalEntry]) -> list[str]:
+    return [entry.message for entry in entries]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.db"
+
+
+@contextlib.contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    """No file of this process grows beyond so many bytes: the nearest thing to a full disk that needs no mount."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_entries_come_back_whole_after_a_restart(path: Path) -> None:
+    journal = Journal(path)
+    assert (journal.oldest, journal.newest) == (0, 0)
+    [first, second] = journal.record(said("a", "b"), NOW)
+    assert first.id < second.id == journal.newest
+    journal.close()
+
+    again = Journal(path)
+    assert (again.oldest, again.newest) == (first.id, second.id)
+    assert again.after(0, ALL) == [first, second]
+    assert first.details == {"n": 1}
+    # Even when the clock was set back meanwhile.
+    [third] = again.record(said("c"), NOW - 5_000)
+    assert third.id > second.id
+    assert messages(again.after(first.id, ALL)) == ["b", "c"]
+    assert messages(again.after(0, 1)) == ["a"]
+    again.close()
+
+
+def test_pages_go_from_the_newest_backwards_by_kind_and_model(path: Path) -> None:
+    journal = Journal(path)
+    journal.record(said("a", kind="file", model="x"), NOW)
+    journal.record(said("b", kind="state", model="x"), NOW)
+    journal.record(said("c", "d", kind="failure", model="y"), NOW)
+    first = journal.page([], None, None, 3)
+    assert messages(first) == ["d", "c", "b"]
+    assert messages(journal.page([], None, first[-1].id, 3)) == ["a"]
+    assert messages(journal.page(("file", "failure"), None, None, ALL)) == ["d", "c", "a"]
+    assert messages(journal.page([], "x", None, ALL)) == ["b", "a"]
+    assert messages(journal.page(["state"], "y", None, ALL)) == []
+    journal.close()
+
+
+def test_only_the_newest_are_kept(path: Path) -> None:
+    journal = Journal(path, keep=20)
+    lengths = []
+    for number in range(3 * PRUNE_EVERY):
+        journal.record(said(str(number)), NOW + number)
+        lengths.append(len(journal.after(0, ALL)))
+        assert messages(journal.after(0, ALL)) == [str(each) for each in range(number + 1)][-lengths[-1] :]
+    # Not with each entry: what is too old goes a few at a time.
+    assert (min(lengths[20:]), max(lengths)) == (20, 39)
+    assert journal.oldest == journal.after(0, 1)[0].id
+    journal.close()
+
+
+def test_chatter_does_not_displace_history(path: Path) -> None:
+    journal = Journal(path, keep=20)
+    journal.record(said("loaded"), NOW)
+    for number in range(3 * PRUNE_EVERY):
+        journal.record(said(str(number), kind="state"), NOW + number)
+    kept = messages(journal.after(0, ALL))
+    assert (kept[0], kept[-1]) == ("loaded", "299")
+    assert 20 <= len(kept) - 1 < 40
+    for number in range(3 * PRUNE_EVERY):
+        journal.record(said(f"edit {number}", kind="file"), NOW + 1_000 + number)
+    assert 20 <= len(journal.page(["file"], None, None, ALL)) < 40
+    assert messages(journal.page(["statement"], None, None, ALL)) == []
+    assert 20 <= len(journal.page(["state"], None, None, ALL)) < 40
+    journal.close()
+
+
+def test_chatter_does_not_displace_history_in_memory_either(path: Path) -> None:
+    path.mkdir()
+    journal = Journal(path, keep=20)
+    journal.record(said("loaded"), NOW)
+    chatter = [journal.record(said(str(number), kind="state"), NOW + number)[0] for number in range(50)]
+    assert messages(journal.after(0, ALL)) == ["loaded", *(str(number) for number in range(30, 50))]
+    lost = chatter[29].id
+    assert (journal.lacks_after(lost - 1), journal.lacks_after(lost)) == (True, False)
+    path.rmdir()
+    journal.record(said("at last"), NOW + 100)
+    journal.close()
+    again = Journal(path, keep=20)
+    assert (again.lacks_after(lost - 1), again.lacks_after(lost)) == (True, False)
+    again.close()
+
+
+def test_only_what_is_newer_and_gone_is_lacking(path: Path) -> None:
+    journal = Journal(path, keep=3)
+    assert (journal.lacks_after(0), journal.lacks_after(1)) == (False, True)
+    [first, second, third] = journal.record(said("a", "b", "c"), NOW)
+    assert not journal.lacks_after(first.id)
+    for number in range(3):
+        journal.record(said(str(number)), NOW + 1_000 + number)
+    assert messages(journal.after(0, ALL)) == ["0", "1", "2"]
+    for restarted in (False, True):
+        if restarted:
+            journal.close()
+            journal = Journal(path, keep=3)
+        # Ids are times: there are many between the third, which went, and what there is, and no entry.
+        assert [journal.lacks_after(each) for each in (second.id, third.id, journal.oldest)] == [True, False, False]
+        assert [journal.lacks_after(journal.newest + each) for each in (0, 1)] == [False, True]
+    journal.close()
+
+
+@pytest.mark.parametrize("while_used", [False, True])
+def test_all_of_a_damaged_journal_is_lacking(path: Path, while_used: bool) -> None:
+    journal = Journal(path)
+    old = journal.record(said(*("x" * 20_000 for _ in range(300))), NOW)
+    journal.close()
+    if while_used:
+        journal = Journal(path)
+    with path.open("r+b") as file:
+        file.write(b"\xff" * path.stat().st_size)
+    if not while_used:
+        journal = Journal(path)
+    journal.page([], None, None, ALL)
+    [new] = journal.record(said("new"), NOW + 1)
+    assert journal.lacks_after(old[-2].id)
+    assert not journal.lacks_after(new.id)
+    journal.close()
+
+
+def test_nobody_else_may_read_the_files(path: Path) -> None:
+    path.touch(mode=0o644)
+    journal = Journal(path)
+    journal.record(said("a"), NOW)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+    assert modes == {"journal.db": 0o600, "journal.db-wal": 0o600, "journal.db-shm": 0o600}
+    journal.close()
+
+
+def test_another_process_reads_along_and_a_killed_writer_loses_nothing(path: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from controller.journal.entry import NewEntry;"
+        "from controller.journal.event_log import Journal; journal = Journal(Path(sys.argv[1]));"
+        "journal.record([NewEntry('file', 'files', 'from elsewhere')], 1e9); os._exit(9)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
+    assert done.returncode == 9
+    journal = Journal(path)
+    [entry] = journal.after(0, ALL)
+    assert (entry.message, entry.id) == ("from elsewhere", 10**12)
+    with contextlib.closing(sqlite3.connect(path)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM entries").fetchone() == (1,)
+        journal.record(said("while it is read"), NOW)
+        assert reader.execute("SELECT count(*) FROM entries").fetchone() == (1,)
+    assert messages(journal.after(entry.id, ALL)) == ["while it is read"]
+    journal.close()
+
+
+@pytest.mark.parametrize("where", ["start", "middle"])
+def test_a_damaged_file_is_moved_aside_and_ids_go_on(path: Path, where: str, caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(path)
+    old = journal.record(said(*(f"entry {number} {'x' * 200}" for number in range(200))), NOW)[-1]
+    journal.close()
+    content = bytearray(path.read_bytes())
+    begin = 0 if where == "start" else len(content) // 2
+    content[begin : begin + 4096] = b"\xff" * 4096
+    path.write_bytes(content)
+
+    again = Journal(path)
+    assert "damaged" in caplog.text
+    assert (path.parent / "journal.db.damaged").read_bytes() == content
+    assert again.after(0, ALL) == []
+    [new] = again.record(said("new"), NOW + 1)
+    assert new.id > old.id
+    again.close()
+    assert messages(Journal(path).after(0, ALL)) == ["new"]
+
+
+def test_damage_that_shows_while_it_is_used_ends_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(path)
+    # More than SQLite keeps of the file in memory.
+    old = journal.record(said(*("x" * 20_000 for _ in range(300))), NOW)[-1]
+    journal.close()
+    journal = Journal(path)
+    with path.open("r+b") as file:
+        file.write(b"\xff" * path.stat().st_size)
+    assert journal.page([], None, None, ALL) == []
+    assert caplog.text.count("was damaged") == 1
+    assert (path.parent / "journal.db.damaged").exists()
+    [new] = journal.record(said("new"), NOW + 1)
+    assert new.id > old.id
+    journal.close()
+    journal = Journal(path)
+    assert messages(journal.after(0, ALL)) == ["new"]
+    journal.close()
+
+
+def test_a_full_disk_keeps_entries_in_memory_until_it_has_room(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    journal = Journal(path)
+    journal.record(said("a"), NOW)
+    with full_disk(path.stat().st_size + 4096):
+        lost = journal.record(said("b" * 200_000), NOW + 1)
+        more = journal.record(said("c"), NOW + 2)
+    assert caplog.text.count("in memory only") == 1
+    assert [entry.message[0] for entry in journal.after(0, ALL)] == ["a", "b", "c"]
+    assert [entry.message[0] for entry in journal.page([], None, None, ALL)] == ["c", "b", "a"]
+    assert journal.newest == more[0].id > lost[0].id
+    # Not tried at each entry: only after a pause.
+    journal.record(said("d"), NOW + 3)
+    assert "written again" not in caplog.text
+    journal.record(said("e"), NOW + 60)
+    assert "written again" in caplog.text
+    journal.close()
+    again = Journal(path)
+    assert [entry.message[0] for entry in again.after(0, ALL)] == ["a", "b", "c", "d", "e"]
+    again.close()
+
+
+def test_a_place_that_cannot_be_written_is_no_error(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.mkdir()
+    journal = Journal(path)
+    for number in range(3_000):
+        journal.record(said(str(number)), NOW + number / 100)
+    assert caplog.text.count("in memory only") == 1
+    kept = messages(journal.after(0, 10_000))
+    assert kept[-1] == "2999"
+    assert len(kept) == 1_000
+    assert journal.oldest == journal.after(0, 1)[0].id
+    path.rmdir()
+    journal.record(said("at last"), NOW + 100)
+    journal.close()
+    assert messages(Journal(path).after(0, 10_000))[-2:] == ["2999", "at last"]
+
+
+def test_a_newer_versions_file_is_left_alone(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(path)
+    journal.record(said("old"), NOW)
+    journal.close()
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("UPDATE meta SET value = 99")
+        other.commit()
+    content = path.read_bytes()
+    journal = Journal(path)
+    assert "newer" in caplog.text
+    journal.record(said("new"), NOW + 1)
+    journal.record(said("newest"), NOW + 100)
+    assert messages(journal.after(0, ALL)) == ["new", "newest"]
+    journal.close()
+    assert path.read_bytes() == content
+
+
+def test_anything_can_be_recorded(path: Path) -> None:
+    journal = Journal(path)
+    odd = NewEntry("failure", "engine", "half \ud83d, nul \0", None, {"x": float("nan"), "y": [1, {"\ud800": "z"}]})
+    [entry] = journal.record([odd], NOW)
+    assert journal.after(0, ALL) == [entry]
+    assert entry.model_dump_json()
+    journal.close()
+
+
+async def test_followers_get_every_entry_once_however_late_they_come(path: Path) -> None:
+    journal = Journal(path)
+    seen: list[list[str]] = [[], []]
+
+    async def follow(into: list[str]) -> None:
+        last = 0
+        while True:
+            for entry in await journal.following(last):
+                into.append(entry.message)
+                last = entry.id
+
+    followers = [asyncio.create_task(follow(into)) for into in seen]
+    expected = []
+    for number in range(50):
+        journal.record(said(f"{number} a", f"{number} b"), NOW)
+        expected += [f"{number} a", f"{number} b"]
+        if number % 7 == 0:
+            await asyncio.sleep(0)
+    await until("both have all", lambda: seen == [expected, expected])
+    for follower in followers:
+        follower.cancel()
+    await asyncio.gather(*followers, return_exceptions=True)
+    journal.close()
+
+
+async def test_a_follower_waits_where_there_is_nothing_newer(path: Path) -> None:
+    journal = Journal(path)
+    [first] = journal.record(said("a"), NOW)
+    waiting = asyncio.create_task(journal.following(first.id))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    journal.record([], NOW)
+    journal.record(said("b"), NOW)
+    assert messages(await waiting) == ["b"]
+    journal.close()

@@ -1,0 +1,61 @@
+"""When a drained replica is empty."""
+
+from __future__ import annotations
+
+from controller.planning.draining import ARRIVAL_S, FORGET_S, Drain, GatewayView, arriving, drained, inflight
+from controller.schema.routing import GatewayReport, Stamp
+
+UNROUTED = Stamp(epoch=2, seq=7)
+DRAIN = Drain(since=0.0, unrouted=UNROUTED)
+LATER = 100.0
+
+
+def _view(stamp: Stamp | None, count: int = 0, lost_at: float | None = None) -> GatewayView:
+    report = GatewayReport(gateway_id="g", stamp=stamp, inflight={"r": count} if count else {})
+    return GatewayView(report, lost_at)
+
+
+def _drained(*views: GatewayView, idle: bool | None = None, drain: Drain = DRAIN, unsure: bool = False) -> bool | None:
+    return drained("r", drain, views, idle, now=LATER, unsure=unsure)
+
+
+def test_every_gateway_must_report_zero_under_a_table_that_does_not_route_to_it() -> None:
+    assert _drained(_view(UNROUTED), _view(Stamp(epoch=2, seq=9))) is True
+    assert _drained(_view(UNROUTED), _view(Stamp(epoch=2, seq=6))) is False
+    assert _drained(_view(UNROUTED), _view(Stamp(epoch=1, seq=900))) is False
+    assert _drained(_view(UNROUTED), _view(UNROUTED, 1)) is False
+    assert _drained(_view(UNROUTED), _view(None)) is False
+
+
+def test_nothing_is_empty_before_a_table_without_it_was_published() -> None:
+    assert _drained(_view(UNROUTED), idle=True, drain=Drain(since=0.0)) is False
+
+
+def test_a_lost_gateway_is_unknown_and_then_the_engine_decides() -> None:
+    lost = _view(Stamp(epoch=2, seq=1), 3, lost_at=LATER - 1)
+    assert _drained(_view(UNROUTED), lost) is None
+    assert _drained(_view(UNROUTED), lost, idle=True) is True
+    assert _drained(_view(UNROUTED), lost, idle=False) is False
+    assert _drained(_view(UNROUTED, 1), lost, idle=True) is False
+
+
+def test_a_gateway_gone_for_long_holds_nothing() -> None:
+    assert _drained(_view(UNROUTED), _view(None, lost_at=LATER - FORGET_S)) is True
+
+
+def test_a_new_controller_waits_for_its_gateways_before_it_believes_some_of_them_or_the_engine() -> None:
+    assert _drained(idle=True, unsure=True) is None
+    assert _drained(_view(UNROUTED), idle=True, unsure=True) is None
+    assert _drained(_view(UNROUTED, 1), unsure=True) is False
+    assert _drained(idle=True) is True
+    assert _drained(idle=None) is None
+
+
+def test_gateways_are_waited_for_for_a_moment() -> None:
+    assert [arriving(now, 100.0) for now in (99.0, 100.0, 100.0 + ARRIVAL_S)] == [False, True, False]
+
+
+def test_inflight_adds_up_and_is_unknown_with_a_lost_gateway_or_none() -> None:
+    assert inflight("r", [_view(UNROUTED, 2), _view(UNROUTED, 3)], LATER) == 5
+    assert inflight("r", [_view(UNROUTED, 2), _view(UNROUTED, lost_at=LATER)], LATER) is None
+    assert inflight("r", [], LATER) is None

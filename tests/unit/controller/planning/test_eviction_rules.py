@@ -1,0 +1,227 @@
+"""Who makes room for whom, situation by situation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from controller.planning.actions import Plan
+from controller.planning.plan import plan
+from controller.state import (
+    HOST,
+    DesiredModel,
+    DesiredState,
+    Draining,
+    Failure,
+    Gpu,
+    GpuProcess,
+    Health,
+    ObservedReplica,
+    ObservedState,
+    OpKind,
+    PendingOp,
+    Phase,
+    PreflightResult,
+    ReplicaId,
+    ReplicaKey,
+    Statement,
+    Use,
+)
+from tests.support.traffic_simulator import autoload
+
+NOW = 10_000.0
+ROOM = 1_000
+IDLE = Use(0, None, 1_500.0)
+LONG_AGO, SINCE = 5_000.0, 9_900.0
+WAITS = Use(1, SINCE)
+
+
+def wanted(model: DesiredModel, replicas: int = 1, since: float = SINCE) -> DesiredModel:
+    """As a request asked for it."""
+    statement = Statement("autoload", since, "autoload: a request asked for it")
+    return replace(model, replicas=replicas, demand_replicas=0, statement=statement)
+
+
+def on_gpu(name: str, mib: int, **fields: Any) -> DesiredModel:
+    """One that needs a GPU."""
+    return replace(autoload(name, 0), memory_mib=None, gpu_count=1, vram_mib=mib, **fields)
+
+
+def engine(model: str, claims: dict[str, int], **fields: Any) -> ObservedReplica:
+    """A replica that has served for long."""
+    known: dict[str, Any] = {
+        "started_at": 990.0,
+        "health": Health.READY,
+        "ready_since": 1_000.0,
+        "base_url": "http://x",
+    }
+    replica_id = ReplicaId(model, fields.pop("index", 0), "new", 1)
+    return ObservedReplica(
+        replica_id, f"{model}-{replica_id.index}", Phase.RUNNING, 990.0, claims=claims, **known | fields
+    )
+
+
+def planned(models: list[DesiredModel], replicas: list[ObservedReplica], **fields: Any) -> Plan:
+    """The plan where all models are checked, and main memory is bounded."""
+    checked = {(model.name, "new"): PreflightResult(True, NOW - 1) for model in models}
+    known: dict[str, Any] = {"inflight": {each.name: 0 for each in replicas}, "host_mib": ROOM, "preflights": checked}
+    observed = ObservedState(NOW, tuple(replicas), **known | fields)
+    return plan(DesiredState(1, {model.name: model for model in models}), observed, NOW)
+
+
+def told(made: Plan) -> list[str]:
+    """What is done and to whom, and what waits; failures are marked."""
+    done = [f"{action.kind} {action.model}" for action in made.actions]
+    return done + [f"{each.model}: {each.reason}{' FAILED' if each.failed else ''}" for each in made.blocked]
+
+
+def test_what_an_engine_holds_is_what_its_leaving_frees() -> None:
+    a, b = wanted(on_gpu("a", 500), since=LONG_AGO), wanted(on_gpu("b", 900))
+    uses = {"a": IDLE, "b": WAITS}
+    for processes in ((GpuProcess(1, 700, "e", "a-0"),), None):
+        gpu = Gpu("G", 0, "x", ROOM, used_mib=700, processes=processes)
+        made = planned([a, b], [engine("a", {"G": 500})], gpus=(gpu,), uses=uses)
+        assert told(made) == ["drain a", "b: waits until a left"], "it holds more than it claims"
+    other = (GpuProcess(1, 600, "e", "a-0"), GpuProcess(2, 200, "foreign"))
+    gpu = Gpu("G", 0, "x", ROOM, used_mib=800, processes=other)
+    made = planned([a, replace(b, vram_mib=850)], [engine("a", {"G": 900})], gpus=(gpu,), uses=uses)
+    assert [action.kind for action in made.actions] == [], "it would go for nothing: the other process stays"
+    assert made.blocked[0].failed
+
+
+def test_whoever_waits_for_one_that_is_being_started_has_not_failed() -> None:
+    a, b = wanted(autoload("a", 800)), wanted(autoload("b", 800))
+    start = PendingOp(OpKind.START, ReplicaId("a", 0, "new", 1), {HOST: 800}, NOW - 0.5)
+    created = engine("a", {HOST: 800}, ready_since=None, health=Health.STARTING)
+    uses = {"a": WAITS, "b": Use(1, 9_950.0)}
+    for replicas in ([], [replace(created, phase=Phase.CREATED)], [created]):
+        made = planned([a, b], replicas, pending={"a-0": start}, uses=uses)
+        assert told(made) == ["b: waits for room: a is loaded first"]
+
+
+def test_nobody_goes_for_one_that_cannot_start_or_is_not_checked() -> None:
+    a, b = wanted(autoload("a", 400), since=LONG_AGO), wanted(autoload("b", 500), 2)
+    parked = {ReplicaKey("b", 1, "new"): Failure(1, NOW - 10, "bad", None, 1)}
+    running = [engine("a", {HOST: 400}), engine("b", {HOST: 500})]
+    uses = {"a": IDLE, "b": WAITS}
+    made = planned([a, b], running, failures=parked, loaded_once=frozenset("b"), uses=uses)
+    assert told(made) == ["b: bad FAILED"], "its other replica runs, this one never will"
+    b = wanted(autoload("b", 900))
+    for leaving in (None, Draining(NOW - 1, True)):
+        old = {("b", "new"): PreflightResult(True, NOW - 86_400)}
+        made = planned([a, b], [engine("a", {HOST: 400}, draining=leaving)], preflights=old, uses=uses)
+        assert "stop a" not in told(made)
+        assert "drain a" not in told(made)
+        assert "preflight b" in told(made)
+    just_due = {("b", "new"): PreflightResult(True, NOW - 61)}
+    drained = engine("a", {HOST: 400}, draining=Draining(NOW - 1, True))
+    assert "stop a" in told(planned([a, b], [drained], preflights=just_due, uses=uses))
+
+
+def test_who_comes_later_does_not_take_the_room_that_another_one_waits_for() -> None:
+    a, b = wanted(autoload("a", 500), since=LONG_AGO), wanted(autoload("b", 900))
+    c = replace(wanted(autoload("c", 300)), pinned=True)
+    uses = {"a": IDLE, "b": WAITS, "c": Use(1, 9_990.0)}
+    made = planned([a, b, c], [engine("a", {HOST: 500})], uses=uses)
+    assert told(made) == ["drain a", "b: waits until a left", "c: waits for room: b is loaded first"]
+
+
+def test_a_load_on_one_gpu_holds_up_no_swap_on_another() -> None:
+    x, a, b = wanted(on_gpu("x", 800)), wanted(on_gpu("a", 800), since=LONG_AGO), wanted(on_gpu("b", 800))
+    loading = engine("x", {"G0": 800}, ready_since=None, health=Health.STARTING, started_at=NOW - 100)
+    gpus = (Gpu("G0", 0, "x", ROOM, used_mib=300), Gpu("G1", 1, "x", ROOM, used_mib=800))
+    uses = {"a": IDLE, "b": WAITS, "x": WAITS}
+    made = planned([a, b, replace(x, autoload=False)], [loading, engine("a", {"G1": 800})], gpus=gpus, uses=uses)
+    assert told(made) == ["drain a", "b: waits until a left"]
+    huge = planned([replace(b, vram_mib=2_000), x], [loading], gpus=gpus[:1], uses={"b": WAITS, "x": WAITS})
+    assert huge.blocked[0].failed, "it would not fit, whatever becomes of the other one"
+
+
+def test_what_does_not_leave_in_time_is_not_counted_on() -> None:
+    leaves = replace(autoload("u", 500), autoload=False, demand_replicas=0, drain_ends=False)
+    leaves = replace(leaves, statement=Statement("unload", LONG_AGO, "unloaded by operator"))
+    a, b = wanted(autoload("a", 500), since=LONG_AGO), wanted(autoload("b", 500))
+    uses = {"a": IDLE, "b": WAITS}
+    for since, expected in ((NOW - 1, ["b: waits until u left"]), (LONG_AGO, ["drain a", "b: waits until a left"])):
+        drains = engine("u", {HOST: 500}, draining=Draining(since, False))
+        made = planned([a, b, leaves], [engine("a", {HOST: 500}), drains], inflight={"a-0": 0, "u-0": 1}, uses=uses)
+        assert told(made) == expected
+
+
+def test_a_clock_that_was_set_back_and_a_gateway_that_is_lost() -> None:
+    a, b = wanted(autoload("a", 800), since=LONG_AGO), wanted(autoload("b", 800))
+    later = engine("a", {HOST: 800}, ready_since=NOW + 86_400, started_at=NOW + 86_390)
+    made = planned([a, b], [later], uses={"a": Use(0, None, NOW + 86_400), "b": WAITS})
+    assert told(made) == ["b: waits for room: a is loaded only just now"]
+    assert made.wake_at == NOW + 10, "as long as its load took, not until tomorrow"
+    unknown = {"a": Use(None, None, 9_999.0), "b": Use(None, SINCE)}
+    made = planned([a, b], [engine("a", {HOST: 800})], inflight={"a-0": None}, uses=unknown)
+    assert told(made) == ["b: waits for room: a is in use"], "unknown is not idle, however long somebody waits"
+
+
+def test_of_those_that_idle_only_they_go_whose_room_is_needed() -> None:
+    small, large = wanted(autoload("small", 200), since=LONG_AGO), wanted(autoload("large", 800), since=LONG_AGO)
+    b = wanted(autoload("b", 800))
+    idle_first = {"small": IDLE, "large": Use(0, None, 2_000.0), "b": WAITS}
+    made = planned([small, large, b], [engine("small", {HOST: 200}), engine("large", {HOST: 800})], uses=idle_first)
+    assert told(made) == ["drain large", "b: waits until large left"]
+    b = replace(b, memory_mib=1_000)
+    made = planned([small, large, b], [engine("small", {HOST: 200}), engine("large", {HOST: 800})], uses=idle_first)
+    assert told(made) == ["drain large", "drain small", "b: waits until large and small left"]
+
+
+def test_who_is_in_use_is_named_and_the_plan_wakes_when_somebody_starves() -> None:
+    a, c = wanted(autoload("a", 400), since=LONG_AGO), wanted(autoload("c", 400), since=LONG_AGO)
+    b = wanted(autoload("b", 1_000), since=NOW - 20)
+    running = [engine("a", {HOST: 400}), engine("c", {HOST: 400})]
+    inside = {"a-0": 1, "c-0": 1}
+    made = planned([a, b, c], running, inflight=inside, uses={"b": Use(1, NOW - 29)})
+    assert told(made) == ["b: waits for room: a and c are in use"]
+    assert made.wake_at == NOW + 1
+    for use in (Use(1, NOW - 30), Use(1, NOW - 500)):
+        made = planned([a, b, c], running, inflight=inside, uses={"b": use})
+        assert told(made) == ["drain a", "drain c", "b: waits until a and c left"], "by its request, not by its load"
+    made = planned([a, replace(b, memory_mib=500), c], running, inflight=inside, uses={"b": Use(1, NOW - 1)})
+    assert told(made) == ["b: waits for room: a is in use"]
+
+
+def test_the_plan_wakes_when_the_first_may_go() -> None:
+    a, d = wanted(on_gpu("a", 800), since=LONG_AGO), wanted(on_gpu("d", 800), since=LONG_AGO)
+    b, c = wanted(on_gpu("b", 800), since=NOW - 2), wanted(on_gpu("c", 800), since=NOW - 1)
+    gpus = (Gpu("G0", 0, "x", ROOM, used_mib=800), Gpu("G1", 1, "x", ROOM, used_mib=800))
+    choice = {"G0": ("G0",), "G1": ("G1",)}
+    b, c = replace(b, gpu_choice=choice["G0"]), replace(c, gpu_choice=choice["G1"])
+    soon = engine("a", {"G0": 800}, started_at=NOW - 20, ready_since=NOW - 10)
+    later = engine("d", {"G1": 800}, started_at=NOW - 45, ready_since=NOW - 15)
+    uses = {"b": Use(1, NOW - 2), "c": Use(1, NOW - 1), "a": IDLE, "d": IDLE}
+    made = planned([a, b, c, d], [replace(soon, ready_since=NOW - 9), later], gpus=gpus, uses=uses)
+    assert told(made) == [
+        "b: waits for room: a is loaded only just now",
+        "c: waits for room: d is loaded only just now",
+    ]
+    assert made.wake_at == NOW + 2
+    made = planned([a, b, c, d], [soon, later], gpus=gpus, uses=uses)
+    assert told(made)[:2] == ["drain a", "b: waits until a left"], "as long as its load took"
+
+
+def test_who_waits_behind_one_that_starves_does_not_count_on_the_same_room() -> None:
+    a = wanted(autoload("a", 800), since=LONG_AGO)
+    b, c = wanted(autoload("b", 800)), wanted(autoload("c", 800))
+    unknown = {"a": Use(None, None, 9_999.0), "b": WAITS, "c": Use(1, 9_950.0)}
+    for first, words in ((b, "b is loaded first"), (replace(b, pinned=True), "b comes first")):
+        made = planned([a, first, c], [engine("a", {HOST: 800})], inflight={"a-0": None}, uses=unknown)
+        assert told(made) == ["b: waits for room: a is in use", f"c: waits for room: {words}"]
+
+
+def test_what_an_operator_loads_gets_the_room_though_no_request_waits_for_it() -> None:
+    a, b = wanted(autoload("a", 800), since=LONG_AGO), wanted(autoload("b", 800))
+    b = replace(b, statement=Statement("load", SINCE, "loaded by operator"))
+    made = planned([a, b], [engine("a", {HOST: 800})])
+    assert told(made) == ["drain a", "b: waits until a left"]
+
+
+def test_a_check_that_is_due_holds_only_while_somebody_leaves_already() -> None:
+    a, b = wanted(autoload("a", 400), since=LONG_AGO), wanted(autoload("b", 900))
+    due = {("b", "new"): PreflightResult(True, NOW - 61)}
+    made = planned([a, b], [engine("a", {HOST: 400})], preflights=due, uses={"a": IDLE, "b": WAITS})
+    assert told(made) == ["preflight b", "b: waits for room, once it is known that it can be started"]

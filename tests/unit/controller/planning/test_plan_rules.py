@@ -1,0 +1,406 @@
+"""What the plan does in each situation of one model: the actions with their reasons, what is blocked, when to wake."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller.engines.base import Verdict
+from controller.engines.stub import StubDefinition
+from controller.planning.actions import Blocked, Drain, Plan, Preflight, PullImage, Remove, Start, Stop, Undrain
+from controller.planning.backoff import verdict_of_exit
+from controller.planning.plan import VANISHED_DRAIN_S, plan
+from controller.state import (
+    HOST,
+    DesiredModel,
+    DesiredState,
+    Draining,
+    Exit,
+    Failure,
+    Gpu,
+    Health,
+    ObservedReplica,
+    ObservedState,
+    OpKind,
+    PendingOp,
+    Phase,
+    PreflightResult,
+    ReplicaId,
+    ReplicaKey,
+    Statement,
+    Use,
+)
+
+NOW = 10_000.0
+RECHECK_S = DesiredState(0, {}).preflight_recheck_s
+ONE = DesiredModel("m", StubDefinition(backend="stub"), "stub", "new", 1, Statement("file", 0.0, "enabled"))
+TWO = replace(ONE, replicas=2)
+CHECKED = {("m", "new"): PreflightResult(True, NOW)}
+KEY = ReplicaKey("m", 0, "new")
+WAITS = Failure(2, NOW - 1, "boom", NOW + 5, 2)
+RECHECK_S = DesiredState(0, {}).preflight_recheck_s
+FIRST = ReplicaId("m", 0, "new", 1)
+
+
+def seen(index: int = 0, spec: str = "new", attempt: int = 1, **fields: Any) -> ObservedReplica:
+    """A replica that serves."""
+    known: dict[str, Any] = {"started_at": NOW - 20, "health": Health.READY, "ready_since": NOW - 10}
+    replica_id = ReplicaId("m", index, spec, attempt)
+    return ObservedReplica(replica_id, f"{spec}-{index}", Phase.RUNNING, NOW - 20, **(known | fields))
+
+
+def starting(index: int = 0, spec: str = "new", **fields: Any) -> ObservedReplica:
+    """One that is not ready yet."""
+    return seen(index, spec, **{"health": Health.STARTING, "ready_since": None} | fields)
+
+
+def planned(want: DesiredModel | None, *replicas: ObservedReplica, **observed: Any) -> Plan:
+    """The plan of one model, whose definition is checked."""
+    models = {want.name: want} if want is not None else {}
+    state = ObservedState(NOW, replicas, **({"preflights": CHECKED, "loaded_once": frozenset("m")} | observed))
+    return plan(DesiredState(3, models), state, NOW)
+
+
+def comes_to(made: Plan, *actions: object, blocked: tuple[Blocked, ...] = (), wake_at: float | None = None) -> bool:
+    """Whether the plan is just that."""
+    assert (made.generation, made.actions, made.blocked, made.wake_at) == (3, actions, blocked, wake_at)
+    return True
+
+
+def start(
+    index: int = 0, attempt: int = 1, reason: str = "no replica at this index", claims: dict[str, int] | None = None
+) -> Start:
+    return Start(ReplicaId("m", index, "new", attempt), reason, claims or {})
+
+
+def test_nothing_is_to_be_done_where_all_is_as_wanted() -> None:
+    assert comes_to(planned(ONE, seen()))
+    assert comes_to(planned(replace(ONE, runs=False)))
+    assert comes_to(planned(ONE, pending={"new-0": PendingOp(OpKind.START, FIRST)}))
+
+
+@pytest.mark.parametrize("ready_since", [None, NOW - 10])
+def test_an_end_is_a_failure_and_is_not_followed_by_a_start_at_once(ready_since: float | None) -> None:
+    end = Exit(1, log_tail="boom")
+    gone = replace(seen(), phase=Phase.EXITED, exit=end, ready_since=ready_since)
+    verdict = verdict_of_exit("stub", end, was_ready=ready_since is not None)
+    assert comes_to(planned(ONE, gone), Remove(gone.id, gone.name, "ended", verdict))
+
+
+@pytest.mark.parametrize(("ready_since", "permanent"), [(None, True), (NOW - 10, False)])
+def test_an_end_is_explained_by_its_engine(ready_since: float | None, permanent: bool) -> None:
+    gone = replace(seen(), phase=Phase.EXITED, exit=Exit(1, log_tail="unknown argument"), ready_since=ready_since)
+    [removal] = planned(replace(ONE, backend="llama_server"), gone).actions
+    assert isinstance(removal, Remove)
+    assert removal.failure is not None
+    assert removal.failure.message.startswith("bad argument; the engine ended with exit code 1")
+    assert removal.failure.permanent is permanent
+
+
+def test_an_end_that_was_asked_for_or_is_not_known_is_no_failure() -> None:
+    gone = replace(seen(attempt=4), phase=Phase.EXITED, exit=Exit(0))
+    for each in (replace(gone, draining=Draining(NOW - 1, False)), replace(gone, exit=None)):
+        assert comes_to(planned(ONE, each), Remove(each.id, each.name, "ended", None), start(attempt=5))
+    for want in (None, replace(ONE, replicas=0)):
+        assert comes_to(planned(want, gone), Remove(gone.id, gone.name, "ended", None))
+
+
+def test_what_was_half_created_is_removed_and_started_anew() -> None:
+    half = replace(seen(attempt=2), phase=Phase.CREATED)
+    removal = Remove(half.id, half.name, "half-created, and nothing is creating it")
+    assert comes_to(planned(ONE, half), removal, start(attempt=3))
+    other = replace(half, id=replace(half.id, spec_hash="old"))
+    assert comes_to(planned(ONE, other), replace(removal, id=other.id), start(attempt=1))
+
+
+def test_what_is_broken_is_stopped_as_a_failure() -> None:
+    dead = seen(health=Health.DEAD)
+    reason = "the engine says that it is dead"
+    assert comes_to(planned(ONE, dead), Stop(dead.id, dead.name, reason, Verdict(reason)))
+
+
+UNLOADED = replace(ONE, replicas=0, statement=Statement("unload", NOW - 50, "by operator"))
+
+
+@pytest.mark.parametrize(
+    ("want", "index", "reason", "wait_s"),
+    [
+        (None, 0, "the model is no longer declared", VANISHED_DRAIN_S),
+        (replace(ONE, runs=False), 0, "the model is served elsewhere now", 300.0),
+        (UNLOADED, 0, "unloaded: by operator", 300.0),
+        (replace(UNLOADED, drain_timeout_s=7.0), 0, "unloaded: by operator", 7.0),
+        (replace(UNLOADED, drain_ends=False), 0, "unloaded: by operator", None),
+        (replace(ONE, drain_ends=False), 1, "more replicas than declared", 300.0),
+    ],
+)
+def test_what_is_not_wanted_is_drained_and_then_stopped(
+    want: DesiredModel | None, index: int, reason: str, wait_s: float | None
+) -> None:
+    others = () if index == 0 else (seen(),)
+    old = seen(index)
+    deadline = None if wait_s is None else NOW + wait_s
+    assert comes_to(planned(want, old, *others), Drain(old.id, old.name, reason, deadline))
+    new = starting(index)
+    assert comes_to(planned(want, new, *others), Stop(new.id, new.name, reason)), "nothing was ever routed to it"
+    drained = replace(old, draining=Draining(NOW - 1, True))
+    assert comes_to(planned(want, drained, *others), Stop(old.id, old.name, f"{reason}; drained"))
+    for idle in (False, None):
+        drains = replace(old, draining=Draining(NOW - (wait_s or 0.0) + 1, idle))
+        assert comes_to(planned(want, drains, *others), wake_at=None if wait_s is None else NOW + 1)
+        late = replace(old, draining=Draining(NOW - (wait_s or 1e6), idle))
+        stop = Stop(old.id, old.name, f"{reason}; its drain deadline has passed")
+        assert comes_to(planned(want, late, *others), *(() if wait_s is None else (stop,)))
+
+
+def test_one_stops_at_a_time_on_a_gpu_and_all_at_once_in_main_memory() -> None:
+    gone = "the model is no longer declared"
+    a, b = (starting(index, claims={"G": 10, HOST: 5}) for index in (0, 1))
+    gpus = (Gpu("G", 0, "x", 100),)
+    waits = Blocked("m", 0, "it is stopped once new-1 is done on its GPU")
+    assert comes_to(planned(None, a, b, gpus=gpus), Stop(b.id, b.name, gone), blocked=(waits,)), "both load: the last"
+    a, b = (seen(index, claims={"G": 10}, draining=Draining(NOW, True)) for index in (0, 1))
+    waits = Blocked("m", 1, "it is stopped once new-0 is done on its GPU")
+    assert comes_to(planned(None, a, b, gpus=gpus), Stop(a.id, a.name, f"{gone}; drained"), blocked=(waits,))
+    a, b = (starting(index, claims={HOST: 10}) for index in (0, 1))
+    assert comes_to(planned(None, a, b), Stop(a.id, a.name, gone), Stop(b.id, b.name, gone))
+
+
+def test_before_a_start_it_is_checked_once() -> None:
+    check = Preflight("m", "new", "before a start")
+    assert comes_to(planned(TWO, preflights={}), check)
+    assert comes_to(planned(TWO, preflights={}, preflighting=frozenset({("m", "new")})))
+    stale = {("m", "new"): PreflightResult(True, NOW - 86_400)}
+    assert comes_to(planned(ONE, preflights=stale), check)
+    assert comes_to(planned(TWO), start(0), start(1))
+
+
+def test_a_check_that_failed_is_told_and_repeated() -> None:
+    at = NOW - 1
+    for error, words in (("no such file", "no such file"), (None, "preflight failed")):
+        failed = {("m", "new"): PreflightResult(False, at, error)}
+        blocked = Blocked("m", 0, words, failed=True, retry_at=at + RECHECK_S)
+        assert comes_to(planned(ONE, preflights=failed), blocked=(blocked,), wake_at=at + RECHECK_S)
+    due = {("m", "new"): PreflightResult(False, NOW - RECHECK_S, "no such file")}
+    blocked = Blocked("m", 0, "no such file", failed=True, retry_at=NOW)
+    assert comes_to(planned(ONE, preflights=due), Preflight("m", "new", "before a start"), blocked=(blocked,))
+
+
+def test_an_image_that_is_missing_is_pulled_once() -> None:
+    missing = {("m", "new"): PreflightResult(False, NOW, "no image", "img")}
+    pull = PullImage("m", "img", "the image is not on this host")
+    assert comes_to(planned(TWO, preflights=missing), pull)
+    waits = tuple(Blocked("m", index, "image img is being pulled") for index in (0, 1))
+    assert comes_to(planned(TWO, preflights=missing, pulls={"img": None}), blocked=waits)
+    failed = Blocked("m", 0, "boom", failed=True, retry_at=NOW + 5)
+    assert comes_to(planned(ONE, preflights=missing, pulls={"img": WAITS}), blocked=(failed,), wake_at=NOW + 5)
+    over = replace(WAITS, retry_at=NOW)
+    assert comes_to(planned(ONE, preflights=missing, pulls={"img": over}), pull)
+
+
+def test_a_failure_is_waited_for_and_counted_on() -> None:
+    failed = Blocked("m", 0, "boom", failed=True, retry_at=NOW + 5)
+    assert comes_to(planned(ONE, failures={KEY: WAITS}), blocked=(failed,), wake_at=NOW + 5)
+    assert comes_to(planned(ONE, failures={KEY: replace(WAITS, retry_at=NOW)}), start(attempt=3))
+    parked = replace(failed, retry_at=None)
+    assert comes_to(planned(ONE, failures={KEY: replace(WAITS, retry_at=None)}), blocked=(parked,))
+
+
+def test_a_current_one_is_kept_and_its_start_deadline_watched() -> None:
+    drains = seen(draining=Draining(NOW - 1, True))
+    assert comes_to(planned(ONE, drains), Undrain(drains.id, drains.name, "wanted again"))
+    other = replace(drains, id=replace(drains.id, index=1), name="new-1")
+    pending = {"new-0": PendingOp(OpKind.START, FIRST)}
+    assert comes_to(planned(TWO, other, pending=pending), Undrain(other.id, other.name, "wanted again"))
+    assert comes_to(planned(replace(ONE, start_timeout_s=50.0), starting()), wake_at=NOW + 30)
+    both = (starting(0), starting(1, started_at=NOW - 45))
+    assert comes_to(planned(replace(TWO, start_timeout_s=50.0), *both), wake_at=NOW + 5)
+
+
+def test_an_edited_definition_starts_beside_the_old_one() -> None:
+    old = seen(spec="old")
+    beside = "the definition was edited; the old replica serves until then"
+    assert comes_to(planned(ONE, old), start(reason=beside))
+    assert comes_to(planned(ONE, replace(old, health=Health.FAILING)), start(reason=beside)), "it may serve again"
+    pending = {"new-0": PendingOp(OpKind.START, FIRST)}
+    assert comes_to(planned(ONE, old, pending=pending))
+    assert comes_to(planned(ONE, old, starting()), wake_at=NOW - 20 + 600)
+    replaced = Drain(old.id, old.name, "replaced by a replica of the edited definition", NOW + 300)
+    assert comes_to(planned(ONE, old, seen()), replaced)
+    assert comes_to(planned(ONE, old, seen(health=Health.FAILING)))
+
+
+def test_where_there_is_no_room_for_both_the_old_one_leaves_first() -> None:
+    want, old = replace(ONE, memory_mib=60), seen(spec="old", claims={HOST: 60})
+    both = "the definition was edited; no room for both"
+    assert comes_to(planned(want, old, host_mib=100), Drain(old.id, old.name, both, NOW + 300))
+    never = starting(spec="old", claims={HOST: 60})
+    assert comes_to(planned(want, never, host_mib=100), Stop(never.id, never.name, "the definition was edited"))
+    drained = replace(old, draining=Draining(NOW - 1, True))
+    stop = Stop(old.id, old.name, "the definition was edited; drained")
+    assert comes_to(planned(want, drained, host_mib=100), stop)
+    assert comes_to(planned(want, drained), stop), "it has been drained for the other one's sake"
+
+
+def test_an_old_one_serves_on_where_its_replacement_cannot_start() -> None:
+    drains = seen(spec="old", claims={HOST: 60}, draining=Draining(NOW - 1, True))
+    back = Undrain(drains.id, drains.name, "what was to replace it cannot start")
+    failed = Blocked("m", 0, "boom", failed=True, retry_at=NOW + 5)
+    bad = {("m", "new"): PreflightResult(False, NOW, "no file")}
+    unchecked = Blocked("m", 0, "no file", failed=True, retry_at=NOW + RECHECK_S)
+    reason = "needs 200 MiB of main memory; free: 100 of the 100 MiB that engines may take"
+    reason += ": declare a smaller context, or raise ROUNDHOUSE_ENGINES_MEMORY_MIB"
+    large, full = replace(ONE, memory_mib=200), Blocked("m", 0, reason, failed=True)
+    for old, actions in ((drains, (back,)), (replace(drains, draining=None), ())):
+        assert comes_to(planned(ONE, old, failures={KEY: WAITS}), *actions, blocked=(failed,), wake_at=NOW + 5)
+        assert comes_to(planned(large, old, host_mib=100), *actions, blocked=(full,))
+        again = NOW + RECHECK_S
+        assert comes_to(planned(ONE, old, preflights=bad), *actions, blocked=(unchecked,), wake_at=again)
+    assert comes_to(planned(ONE, drains, preflights={}), Preflight("m", "new", "before a start"))
+
+
+def test_a_replacement_waits_for_a_gpu_where_another_loads() -> None:
+    want = replace(ONE, gpu_count=1, vram_mib=10)
+    old = seen(spec="old", claims={"G": 10})
+    other = replace(starting(claims={"G": 10}), id=ReplicaId("n", 0, "h", 1), name="n-0")
+    gpus = (Gpu("G", 0, "x", 100, 20),)
+    waits = Blocked("m", 0, "GPU 0 is busy with n-0")
+    made = planned(want, old, other, gpus=gpus)
+    assert [each for each in made.blocked if each.model == "m"] == [waits]
+    assert not [each for each in made.actions if each.model == "m"]
+
+
+def test_one_is_replaced_at_a_time() -> None:
+    old = (seen(0, "old"), seen(1, "old"))
+    beside = start(reason="the definition was edited; the old replica serves until then")
+    assert comes_to(planned(TWO, *old), beside)
+    assert comes_to(planned(TWO, *old, starting(0)), wake_at=NOW + 580)
+    assert comes_to(planned(TWO, *old, seen(0, health=Health.FAILING)))
+    replaced = Drain(old[0].id, old[0].name, "replaced by a replica of the edited definition", NOW + 300)
+    assert comes_to(planned(TWO, *old, seen(0)), replaced)
+    assert comes_to(planned(TWO, seen(0), old[1]), replace(beside, id=replace(FIRST, index=1)))
+    assert comes_to(planned(TWO, old[1]), start(0)), "the missing one first"
+    failed = Blocked("m", 0, "boom", failed=True, retry_at=NOW + 5)
+    assert comes_to(planned(TWO, old[1], failures={KEY: WAITS}), blocked=(failed,), wake_at=NOW + 5)
+    last = {replace(KEY, index=1): WAITS}
+    assert comes_to(planned(TWO, old[0], failures=last), blocked=(replace(failed, index=1),), wake_at=NOW + 5)
+    last = {replace(KEY, index=1): replace(WAITS, retry_at=NOW)}
+    assert comes_to(planned(TWO, old[0], failures=last), beside, start(1, attempt=3))
+    over = {KEY: replace(WAITS, retry_at=NOW)}
+    assert comes_to(planned(TWO, old[1], failures=over, preflights={}), Preflight("m", "new", "before a start"))
+
+
+def test_a_first_load_is_all_or_nothing() -> None:
+    first: dict[str, Any] = {"loaded_once": frozenset()}
+    ready = seen(0)
+    failures = {ReplicaKey("m", 1, "new"): WAITS}
+    blocked = Blocked("m", 1, "boom", failed=True, retry_at=NOW + 5)
+    drain = Drain(ready.id, ready.name, "all or nothing: replica 1 failed", NOW + 300)
+    made = planned(TWO, ready, failures=failures, **first)
+    assert comes_to(made, drain, blocked=(blocked,), wake_at=NOW + 5)
+    over = {ReplicaKey("m", 1, "new"): replace(WAITS, retry_at=NOW)}
+    assert comes_to(planned(TWO, ready, failures=over, **first), start(1, attempt=3))
+    assert comes_to(planned(TWO, ready, failures=failures), blocked=(blocked,), wake_at=NOW + 5), (
+        "loaded once: it stays"
+    )
+    alone = replace(blocked, index=0)
+    assert comes_to(planned(ONE, failures={KEY: WAITS}, **first), blocked=(alone,), wake_at=NOW + 5)
+
+
+def test_a_first_load_that_has_not_room_for_all_starts_none() -> None:
+    want = replace(TWO, memory_mib=60)
+    reason = "needs 60 MiB of main memory; free: 40 of the 100 MiB that engines may take"
+    for index, blocked_at in ((0, 1), (1, 0)):
+        ready = seen(index, claims={HOST: 60})
+        made = planned(want, ready, host_mib=100, loaded_once=frozenset())
+        drain = Drain(ready.id, ready.name, f"all or nothing: no room for replica {blocked_at}", NOW + 300)
+        assert comes_to(made, drain, blocked=(Blocked("m", blocked_at, reason, failed=True),))
+    none = planned(want, host_mib=100, loaded_once=frozenset())
+    assert comes_to(none, blocked=(Blocked("m", 1, reason, failed=True),))
+    room = planned(want, host_mib=120, loaded_once=frozenset())
+    assert comes_to(room, start(0, claims={HOST: 60}), start(1, claims={HOST: 60}))
+    one = planned(want, host_mib=100)
+    assert comes_to(one, start(0, claims={HOST: 60}), blocked=(Blocked("m", 1, reason, failed=True),))
+
+
+def test_on_one_gpu_one_starts_at_a_time() -> None:
+    want = replace(TWO, gpu_count=1, vram_mib=10)
+    gpus = (Gpu("G", 0, "x", 100),)
+    for once in (frozenset("m"), frozenset()):
+        made = planned(want, gpus=gpus, loaded_once=once)
+        assert comes_to(made, start(0, claims={"G": 10}), blocked=(Blocked("m", 1, "GPU 0 is busy with m/0"),))
+
+
+def test_who_was_wanted_first_gets_the_room() -> None:
+    late = replace(ONE, name="a", memory_mib=60, statement=Statement("load", NOW - 1, "later"))
+    early = replace(ONE, memory_mib=60, statement=Statement("load", NOW - 2, "earlier"))
+    checked = CHECKED | {("a", "new"): PreflightResult(True, NOW)}
+    for models in ((late, early), (replace(late, statement=early.statement), replace(early, statement=late.statement))):
+        first = min(models, key=lambda each: each.statement.since)
+        state = ObservedState(NOW, host_mib=100, preflights=checked)
+        made = plan(DesiredState(1, {each.name: each for each in models}), state, NOW)
+        assert [action.model for action in made.actions] == [first.name]
+        assert [each.model for each in made.blocked] == [each.name for each in models if each is not first]
+
+
+def test_of_two_that_have_room_on_one_gpu_the_first_that_was_wanted_starts_first() -> None:
+    a, m = (
+        replace(ONE, name=name, gpu_count=1, vram_mib=10, statement=Statement("load", since, "loaded"))
+        for name, since in (("a", NOW - 1), ("m", NOW - 2))
+    )
+    checked = CHECKED | {("a", "new"): PreflightResult(True, NOW)}
+    state = ObservedState(NOW, gpus=(Gpu("G", 0, "x", 100),), preflights=checked)
+    made = plan(DesiredState(3, {"a": a, "m": m}), state, NOW)
+    assert comes_to(made, start(claims={"G": 10}), blocked=(Blocked("a", 0, "GPU 0 is busy with m/0"),))
+
+
+RESTS = replace(ONE, autoload=True, idle_ttl_s=60.0, statement=Statement("autoload", 0.0, "a request asked for it"))
+LONG: dict[str, Any] = {"started_at": NOW - 600, "ready_since": NOW - 590}
+
+
+def test_what_rests_is_told_once_its_engine_goes() -> None:
+    idles = seen(**LONG)
+    made = planned(RESTS, idles)
+    reason = "unloaded: not used for 60 s; the next request loads it"
+    assert comes_to(made, Drain(idles.id, idles.name, reason, None))
+    assert made.desired is not None
+    assert (made.desired.models["m"].replicas, made.rested, made.woken) == (0, {}, ())
+    drained = replace(idles, draining=Draining(NOW - 1, True))
+    made = planned(RESTS, drained)
+    assert comes_to(made, Stop(idles.id, idles.name, f"{reason}; drained"))
+    assert made.rested == {"m": "not used for 60 s"}
+
+
+def test_what_nobody_waits_for_rests_unless_something_of_it_is_under_way() -> None:
+    want = replace(RESTS, memory_mib=200)
+    made = planned(want, host_mib=100)
+    assert (made.actions, made.rested) == ((), {"m": "no request waits for it any more"})
+    pending = {"m-9": PendingOp(OpKind.STOP, ReplicaId("m", 9, "old", 1))}
+    assert planned(want, host_mib=100, pending=pending).rested == {}
+
+
+def test_who_is_woken_is_told() -> None:
+    want = replace(RESTS, replicas=0, demand_replicas=1)
+    made = planned(want, uses={"m": Use(1, NOW - 5)})
+    assert comes_to(made, start())
+    assert made.woken == ("m",)
+
+
+@pytest.mark.parametrize("want", [ONE, TWO])
+def test_it_waits_until_another_model_has_left(want: DesiredModel) -> None:
+    want = replace(want, memory_mib=50, statement=Statement("load", NOW - 5, "loaded"))
+    other = replace(RESTS, name="x", memory_mib=90, idle_ttl_s=None)
+    idles = replace(seen(claims={HOST: 90}, **LONG), id=ReplicaId("x", 0, "new", 1), name="x-0")
+
+    def made(preflight: PreflightResult | None) -> Plan:
+        preflights = {("x", "new"): PreflightResult(True, NOW)} | ({("m", "new"): preflight} if preflight else {})
+        state = ObservedState(NOW, (idles,), host_mib=100, preflights=preflights)
+        return plan(DesiredState(3, {"m": want, "x": other}), state, NOW)
+
+    leaves = Drain(idles.id, "x-0", "unloaded: makes room for m; the next request loads it", None)
+    assert comes_to(made(PreflightResult(True, NOW)), leaves, blocked=(Blocked("m", 0, "waits until x left"),))
+    first = Blocked("m", 0, "waits for room, once it is known that it can be started")
+    assert comes_to(made(None), Preflight("m", "new", "before a start"), blocked=(first,))
+    failed = Blocked("m", 0, "no file", failed=True, retry_at=NOW + RECHECK_S)
+    assert comes_to(made(PreflightResult(False, NOW, "no file")), blocked=(failed,), wake_at=NOW + RECHECK_S)

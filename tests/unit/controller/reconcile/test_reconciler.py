@@ -1,0 +1,333 @@
+"""The loop's rules, round by round, over a fake host and a clock of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import aiohttp
+import pytest
+
+from controller.engines.stub import StubDefinition
+from controller.observe.gateway_hub import GatewayHub
+from controller.observe.prober import Prober
+from controller.observe.remote_health import Remotes
+from controller.planning.draining import ARRIVAL_S, Drain
+from controller.reconcile.executor import Operations
+from controller.reconcile.operation_state import WorkingMemory
+from controller.reconcile.reconciler import RETRY_S, Reconciler, Round
+from controller.runtimes.base import StartError
+from controller.schema.keys import KeyDefinition
+from controller.schema.routing import GatewayReport
+from controller.schema.status import ModelState
+from controller.state import DesiredModel, DesiredState, Statement
+from tests.fakes.fake_runtime import FakeRuntime
+
+MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "hash", 1, Statement("file", 0.0, "enabled"))
+
+
+@dataclass
+class Wanted:
+    """A desired state that the test sets."""
+
+    value: DesiredState | None = field(default_factory=lambda: DesiredState(1, {"m": MODEL}))
+
+    async def refresh(self, now: float) -> None:
+        """Nothing to read."""
+
+    def state(self, now: float) -> DesiredState | None:
+        """As set."""
+        return self.value
+
+    def wake_at(self) -> float | None:
+        """Never."""
+        return None
+
+    def rest(self, models: Mapping[str, str]) -> None:
+        """Nothing is loaded on demand here."""
+        assert not models
+
+    def awake(self, models: Sequence[str]) -> None:
+        """As `rest`."""
+        assert not models
+
+    def remember(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
+        """No next controller."""
+
+
+@dataclass
+class Bench:
+    """A reconciler whose rounds the test runs."""
+
+    runtime: FakeRuntime
+    desired: Wanted
+    hub: GatewayHub
+    operations: Operations
+    reconciler: Reconciler
+    time: list[float]
+
+    async def round(self) -> Round:
+        """One complete round, and the operations that it began. Time goes on by 0.1 s."""
+        done = await self.reconciler.once()
+        assert done is not None, self.reconciler.error
+        await self.operations.settled()
+        self.time[0] += 0.1
+        return done
+
+    def status_error(self) -> str | None:
+        """Why the last observation failed."""
+        return self.reconciler.error
+
+    async def rounds(self, count: int) -> Round:
+        """So many rounds; the last one."""
+        for _ in range(count - 1):
+            await self.round()
+        return await self.round()
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    time = [1_000.0]
+
+    def clock() -> float:
+        return time[0]
+
+    runtime, desired, memory, wake = FakeRuntime(clock), Wanted(), WorkingMemory(), asyncio.Event()
+
+    async with aiohttp.ClientSession() as session:
+        hub = GatewayHub("i", 1, wake=wake.set, clock=clock)
+        operations = Operations(
+            runtime, memory, instance="i", secret=b"s", stop_timeout_s=1.0, wake=wake.set, clock=clock
+        )
+        prober = Prober(session, interval_s=1.0, timeout_s=1.0, wake=wake.set, clock=clock)
+        reconciler = Reconciler(
+            desired=desired,
+            runtime=runtime,
+            operations=operations,
+            memory=memory,
+            prober=prober,
+            remotes=Remotes(session, interval_s=1.0, timeout_s=1.0, wake=wake.set),
+            hub=hub,
+            wake=wake,
+            resync_s=10.0,
+            ready_before={},
+            clock=clock,
+        )
+        yield Bench(runtime, desired, hub, operations, reconciler, time)
+        await prober.close()
+
+
+async def test_an_observation_that_failed_yields_no_plan_and_no_table(bench: Bench) -> None:
+    bench.runtime.unavailable = "the daemon is down"
+    assert await bench.reconciler.once() is None
+    assert bench.status_error() == "the daemon is down"
+    assert bench.hub.table is None
+    assert bench.runtime.calls == []
+    bench.runtime.unavailable = None
+    await bench.round()
+    assert bench.status_error() is None
+    assert bench.hub.table is not None
+
+
+async def test_unknown_is_not_empty_what_ran_is_not_started_twice(bench: Bench) -> None:
+    await bench.rounds(3)
+    [name] = bench.runtime.replicas
+    stamp = bench.hub.table
+    bench.runtime.unavailable = "the daemon is down"
+    assert await bench.reconciler.once() is None
+    bench.runtime.unavailable = None
+    await bench.rounds(3)
+    assert list(bench.runtime.replicas) == [name]
+    assert bench.hub.table == stamp
+
+
+async def test_files_that_were_never_valid_start_and_stop_nothing(bench: Bench) -> None:
+    bench.desired.value = None
+    assert await bench.reconciler.once() is None
+    assert bench.hub.table is None
+    assert "never valid" in (bench.reconciler.error or "")
+
+
+async def test_a_start_under_way_is_not_issued_again_and_does_not_hold_up_the_loop(bench: Bench) -> None:
+    bench.runtime.hold.clear()
+    await bench.round()
+    for _ in range(5):
+        assert await bench.reconciler.once() is not None
+    await asyncio.sleep(0)
+    starts = [call for call in bench.runtime.calls if call.startswith("start")]
+    assert len(starts) == 1
+    bench.runtime.hold.set()
+    await bench.operations.settled()
+
+
+async def test_paused_it_plans_and_does_nothing(bench: Bench) -> None:
+    assert bench.desired.value is not None
+    bench.desired.value = replace(bench.desired.value, paused=True)
+    done = await bench.rounds(3)
+    assert [action.kind for action in done.plan.actions] == ["preflight"]
+    assert bench.runtime.calls == []
+
+
+async def test_an_image_is_pulled_before_the_start_and_a_failed_pull_backs_off(bench: Bench) -> None:
+    bench.desired.value = DesiredState(1, {"m": replace(MODEL, image="some/image")})
+    bench.runtime.missing_image = "some/image"
+    bench.runtime.pull_error = "no such host"
+    done = await bench.rounds(3)
+    assert bench.runtime.calls.count("pull some/image") == 1
+    assert done.statuses[0].state is ModelState.FAILED
+    assert done.statuses[0].last_error == "image some/image is missing and cannot be pulled: no such host"
+    bench.runtime.pull_error = None
+    bench.time[0] += 1.0
+    await bench.rounds(4)
+    assert [call.split()[0] for call in bench.runtime.calls[-2:]] == ["preflight", "start"]
+
+
+async def test_an_engine_that_ends_backs_off_and_its_failures_count_once_each(bench: Bench) -> None:
+    await bench.rounds(2)
+    [name] = bench.runtime.replicas
+    bench.runtime.end(name, 1, "segmentation trouble")
+    failed = await bench.round()
+    assert [action.kind for action in failed.plan.actions] == ["remove"]
+    waiting = await bench.reconciler.once()
+    assert waiting is not None
+    [status] = waiting.statuses
+    assert status.last_error == "the engine ended with exit code 1. Last log lines:\nsegmentation trouble"
+    assert bench.runtime.replicas == {}
+    bench.time[0] += 1.0
+    await bench.rounds(2)
+    [second] = bench.runtime.replicas
+    assert second != name
+    assert second.endswith("-2")
+
+
+async def test_a_permanent_start_error_parks_until_the_definition_changes(bench: Bench) -> None:
+    bench.runtime.start_error = StartError("no such program", permanent=True)
+    await bench.rounds(3)
+    bench.time[0] += 1e6
+    done = await bench.rounds(3)
+    assert [call.split()[0] for call in bench.runtime.calls] == ["preflight", "start"]
+    assert (done.statuses[0].last_error, done.statuses[0].retry_at) == ("no such program", None)
+    bench.runtime.start_error = None
+    bench.desired.value = DesiredState(2, {"m": replace(MODEL, spec_hash="edited")})
+    await bench.rounds(3)
+    assert len(bench.runtime.replicas) == 1
+
+
+async def test_foreign_names_in_the_plan_are_impossible_and_tables_change_only_when_routes_do(bench: Bench) -> None:
+    await bench.rounds(3)
+    table = bench.hub.table
+    await bench.rounds(5)
+    assert bench.hub.table is table
+
+
+async def test_an_end_that_is_refused_is_tried_again_and_its_failure_counts_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.reconcile.executor.REFUSED_PAUSE_S", 0.0)
+    await bench.rounds(2)
+    [name] = bench.runtime.replicas
+    bench.runtime.end(name, 1, "boom")
+    bench.runtime.refuses_ends = True
+    done = await bench.rounds(5)
+    assert bench.runtime.calls.count(f"remove {name}") > 1
+    [status] = done.statuses
+    assert status.retry_at is not None
+    assert status.retry_at <= 1_001.5, "one failure, one second"
+
+
+async def test_a_bug_in_one_start_backs_off_and_is_said(bench: Bench) -> None:
+    bench.runtime.start_bug = ZeroDivisionError("a bug")
+    done = await bench.rounds(6)
+    assert len([call for call in bench.runtime.calls if call.startswith("start")]) == 1
+    assert "ZeroDivisionError" in (done.statuses[0].last_error or "")
+
+
+async def test_a_round_that_saw_nothing_is_not_repeated_at_once(bench: Bench) -> None:
+    await bench.rounds(2)
+    [name] = bench.runtime.replicas
+    bench.runtime.end(name, 1, "boom")
+    await bench.round()
+    waiting = await bench.reconciler.once()
+    assert waiting is not None
+    assert waiting.plan.wake_at is not None
+    bench.time[0] = waiting.plan.wake_at + 1.0
+    bench.runtime.unavailable = "the daemon is down"
+    assert await bench.reconciler.once() is None
+    # The last plan's own wakeup has passed: it must not make the loop spin while nothing can be seen.
+    assert bench.reconciler._pause() == RETRY_S
+
+
+async def test_an_engine_serves_on_when_its_model_is_edited_to_one_that_cannot_start(bench: Bench) -> None:
+    await bench.rounds(3)
+    [name] = bench.runtime.replicas
+    bench.runtime.replicas[name] = replace(bench.runtime.replicas[name], base_url="http://127.0.0.1:1")
+    bench.runtime.preflight_error = "the file is missing"
+    bench.desired.value = DesiredState(2, {"m": replace(MODEL, spec_hash="other")})
+    await bench.rounds(3)
+    assert list(bench.runtime.replicas) == [name]
+    assert bench.status_error() is None
+
+
+async def test_keys_are_published_also_while_the_runtime_does_not_answer(bench: Bench) -> None:
+    await bench.rounds(3)
+    models, calls = bench.hub.table and bench.hub.table.models, list(bench.runtime.calls)
+    assert bench.desired.value is not None
+    bench.desired.value = replace(bench.desired.value, keys={"ci": KeyDefinition(sha256="0" * 64)})
+    bench.runtime.unavailable = "the daemon is down"
+    assert await bench.reconciler.once() is None
+    assert bench.hub.table is not None
+    assert ([key.name for key in bench.hub.table.keys], bench.hub.table.models) == (["ci"], models)
+    bench.runtime.unavailable = None
+    stamp = bench.hub.table.stamp
+    await bench.rounds(2)
+    assert (bench.hub.table.stamp, bench.runtime.calls) == (stamp, calls)
+
+
+async def test_what_was_found_is_in_use_for_all_that_is_known_until_its_gateways_are_back(bench: Bench) -> None:
+    await bench.rounds(2)
+    [name] = bench.runtime.replicas
+    bench.hub.link_up("first")
+    bench.hub.report(GatewayReport(gateway_id="first", stamp=None, last_used={"m": 990.0}))
+    seen = (await bench.round()).observed
+    assert (seen.inflight, seen.uses["m"].waiting, seen.uses["m"].last_used) == ({name: 0}, 0, 990.0)
+    bench.runtime.replicas[name] = replace(bench.runtime.replicas[name], created_at=900.0)
+    seen = (await bench.round()).observed
+    assert (seen.inflight, seen.uses["m"].waiting) == ({name: None}, None)
+    assert bench.reconciler._pause() == pytest.approx(1_000.0 + ARRIVAL_S - bench.time[0])
+    bench.time[0] = 1_000.0 + ARRIVAL_S
+    seen = (await bench.round()).observed
+    assert (seen.inflight, seen.uses["m"].waiting) == ({name: 0}, 0)
+
+
+async def test_what_nobody_told_of_counts_as_used_when_the_controller_came(bench: Bench) -> None:
+    await bench.round()
+    assert (await bench.round()).observed.uses["m"].last_used == 1_000.0
+
+
+async def test_paused_in_the_middle_of_an_eviction_what_was_to_go_serves_on(bench: Bench) -> None:
+    done = await bench.rounds(3)
+    [name] = bench.runtime.replicas
+    assert bench.desired.value is not None
+    bench.desired.value = replace(bench.desired.value, paused=True)
+    assert bench.hub.table is not None
+    bench.reconciler._memory.drains[name] = Drain(1_000.0, bench.hub.table.stamp)
+    done = await bench.round()
+    assert [each.phase for each in done.statuses[0].replicas] == ["starting"]
+
+
+async def test_what_was_found_is_not_stopped_before_all_its_gateways_can_be_back(bench: Bench) -> None:
+    await bench.rounds(3)
+    [name] = bench.runtime.replicas
+    bench.runtime.replicas[name] = replace(bench.runtime.replicas[name], created_at=900.0)
+    bench.reconciler._ready[name] = 990.0
+    bench.desired.value = DesiredState(2, {"m": replace(MODEL, replicas=0)})
+    await bench.round()
+    assert bench.hub.table is not None
+    bench.hub.link_up("first")
+    bench.hub.report(GatewayReport(gateway_id="first", stamp=bench.hub.table.stamp))
+    await bench.rounds(3)
+    assert name in bench.runtime.replicas, "the second gateway may have a request inside"
+    bench.time[0] = 1_000.0 + ARRIVAL_S
+    await bench.round()
+    assert f"stop {name}" in bench.runtime.calls

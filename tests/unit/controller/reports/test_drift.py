@@ -1,0 +1,229 @@
+"""What runs differently from what is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller.engines.openai_remote import OpenAIRemoteDefinition
+from controller.engines.stub import StubDefinition
+from controller.planning.actions import Blocked, Plan
+from controller.reconcile.reconciler import Round
+from controller.redaction.redactor import Conceal, Concealment, nothing_secret
+from controller.reports.drift import drift
+from controller.reports.drift_detector import DriftWatch
+from controller.runtimes.base import Rendered
+from controller.schema.admin import MASKED, DriftItem
+from controller.state import (
+    DesiredModel,
+    DesiredState,
+    Health,
+    ObservedReplica,
+    ObservedState,
+    Phase,
+    ReplicaId,
+    Statement,
+)
+from tests.fakes.fake_runtime import FakeRuntime
+
+NOW = 1_000.0
+FILE_SINCE = {"m": 100.0}
+ARGV = ("python", "-m", "worker", "stub", "--port", "1", "--text=hello")
+
+
+def model(**fields: Any) -> DesiredModel:
+    values: dict[str, Any] = {"statement": Statement("file", 100.0, "enabled in the files"), "replicas": 1}
+    definition = fields.pop("definition", StubDefinition(backend="stub"))
+    return DesiredModel("m", definition, fields.pop("backend", "stub"), "new", **(values | fields))
+
+
+def replica(index: int = 0, spec: str = "new", **fields: Any) -> ObservedReplica:
+    values: dict[str, Any] = {"health": Health.READY, "ready_since": NOW - 1, "argv": ARGV, "image_id": "sha256:a"}
+    name = fields.pop("name", f"rh-{spec}-{index}")
+    of = fields.pop("model", "m")
+    phase = fields.pop("phase", Phase.RUNNING)
+    return ObservedReplica(ReplicaId(of, index, spec), name, phase, NOW - 3, **(values | fields))
+
+
+def items(
+    want: DesiredModel | None,
+    *replicas: ObservedReplica,
+    rendered: Mapping[str, Rendered] | None = None,
+    blocked: tuple[Blocked, ...] = (),
+    conceal: Conceal = nothing_secret,
+    **fields: Any,
+) -> list[DriftItem]:
+    desired = DesiredState(1, {want.name: want} if want else {})
+    observed = ObservedState(NOW, replicas, **fields)
+    return drift(desired, observed, rendered or {}, file_since=FILE_SINCE, blocked=blocked, conceal=conceal, now=NOW)
+
+
+def kinds(found: list[DriftItem]) -> list[tuple[str, str | None, float]]:
+    return [(item.kind, item.replica, item.since) for item in found]
+
+
+def test_what_runs_as_declared_has_not_drifted() -> None:
+    assert items(model(), replica(), rendered={"rh-new-0": Rendered(ARGV, "sha256:a")}) == []
+    assert items(model(), replica()) == [], "not known is not different"
+    assert items(model(replicas=0)) == []
+
+
+def test_a_replica_of_an_older_definition_differs_since_the_edit() -> None:
+    other = {"rh-old-0": Rendered(("other",), "sha256:b")}
+    assert kinds(items(model(), replica(spec="old"), rendered=other)) == [("definition", "rh-old-0", 100.0)]
+    loaded = model(statement=Statement("load", 500.0, "loaded by me"))
+    assert kinds(items(loaded, replica(spec="old"))) == [("definition", "rh-old-0", 500.0)]
+
+
+def test_what_a_load_sets_differs_where_it_is_another_value() -> None:
+    files = StubDefinition(backend="stub", stub_text="a", stub_load_s=1.0)
+    loaded = model(
+        definition=files.model_copy(update={"stub_text": None}),
+        in_files=files,
+        params={"stub_text": None, "stub_load_s": 1.0},
+        statement=Statement("load", 500.0, "loaded by me"),
+    )
+    (item,) = items(loaded, replica())
+    assert (item.kind, item.field, item.declared, item.running, item.since) == ("override", "stub_text", "a", None, 500)
+    assert items(replace(loaded, replicas=0, statement=Statement("unload", 600.0, "unloaded by me")))[0].kind == (
+        "statement"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "enabled", "replicas", "expected"),
+    [
+        ("load", False, 1, [(0, 1)]),
+        ("load", True, 1, []),
+        ("load", True, 2, [(1, 2)]),
+        ("unload", True, 0, [(1, 0)]),
+        ("unload", False, 0, []),
+        ("autoload", False, 1, []),
+        ("file", True, 1, []),
+    ],
+)
+def test_a_statement_differs_where_it_wants_another_count(
+    kind: Any, enabled: bool, replicas: int, expected: list[tuple[int, int]]
+) -> None:
+    want = model(
+        definition=StubDefinition(backend="stub", enabled=enabled),
+        replicas=replicas,
+        statement=Statement(kind, 500.0, "said by me"),
+    )
+    found = items(want, *(replica(index) for index in range(replicas)))
+    assert [(item.declared, item.running) for item in found] == expected
+    assert all(item.kind == "statement" and item.since == 500.0 for item in found)
+
+
+def test_what_is_wanted_and_not_ready_is_missing_with_its_reason() -> None:
+    want = model(replicas=3)
+    found = items(
+        want,
+        replica(0),
+        replica(1, health=Health.STARTING),
+        blocked=(Blocked("m", 2, "no GPU is free"), Blocked("m", 2, "second")),
+    )
+    assert [(item.replica, item.running, item.kind) for item in found] == [
+        ("m/1", "starting", "missing"),
+        ("m/2", None, "missing"),
+    ]
+    assert "it is starting" in found[0].message
+    assert found[1].message == "replica 2 does not serve: no GPU is free"
+    assert kinds(items(model(), replica(phase=Phase.EXITED))) == [("missing", "m/0", NOW)]
+
+
+def test_a_remote_that_fails_is_missing() -> None:
+    definition = OpenAIRemoteDefinition.model_validate({"backend": "openai_remote", "base_url": "http://127.0.0.1:1"})
+    want = model(definition=definition, backend="openai_remote", runs=False)
+    assert items(want, remotes={"m": None}) == []
+    (item,) = items(want, remotes={"m": "HTTP 500"})
+    assert (item.kind, item.running) == ("missing", "failing")
+
+
+def test_what_nobody_wants_is_undeclared() -> None:
+    assert kinds(items(None, replica())) == [("undeclared", "rh-new-0", NOW)]
+    assert kinds(items(model(), replica(), replica(1))) == [("undeclared", "rh-new-1", NOW)]
+    assert kinds(items(model(), replica(), replica(name="twin"))) == [("undeclared", "twin", NOW)]
+    assert kinds(items(model(replicas=0), replica())) == [("undeclared", "rh-new-0", NOW)]
+    assert items(None, replica(phase=Phase.EXITED)) == []
+
+
+def test_a_reference_that_names_another_image_now_differs() -> None:
+    (item,) = items(model(image="engine:latest"), replica(), rendered={"rh-new-0": Rendered(ARGV, "sha256:b")})
+    assert (item.kind, item.declared, item.running) == ("image", "sha256:b", "sha256:a")
+    assert "engine:latest" in item.message
+    assert items(model(), replica(), rendered={"rh-new-0": Rendered(ARGV, None)}) == []
+
+
+def test_arguments_show_the_words_that_differ_with_their_flags() -> None:
+    now = ("python", "-m", "worker", "stub", "--port", "2", "--text=hello", "--new")
+    (item,) = items(model(), replica(), rendered={"rh-new-0": Rendered(now)})
+    assert (item.kind, item.declared, item.running) == ("arguments", ["--port", "2", "--new"], ["--port", "1"])
+
+
+def test_arguments_never_show_a_secret() -> None:
+    definition = StubDefinition(
+        backend="stub", extra_args=["--api-key", "sk-very-secret-1"], env={"PASSWORD": "hunter22"}
+    )
+    running = replica(argv=("stub", "--api-key", "sk-older-secret-2", "--x=hunter22", "earlier1", "tok-rh-new-0"))
+    rendered = {"rh-new-0": Rendered(("stub", "--api-key", "sk-very-secret-1", "hunter22"))}
+    known = Concealment(lambda name: f"tok-{name}")
+    known.learn({"m": {"env": {"PASSWORD": "earlier1"}}})
+    known.learn({"m": definition.model_dump()})
+    (item,) = items(model(definition=definition), running, rendered=rendered, conceal=known.text)
+    assert item.declared == ["--api-key", MASKED, MASKED]
+    assert item.running == ["--api-key", MASKED, f"--x={MASKED}", MASKED, MASKED]
+
+
+def test_a_reason_never_shows_a_secret() -> None:
+    known = Concealment(str)
+    known.learn({"m": {"env": {"PASSWORD": "hunter22"}}})
+    (item,) = items(model(), blocked=(Blocked("m", 0, "it ended: bad hunter22"),), conceal=known.text)
+    assert item.message == f"replica 0 does not serve: it ended: bad {MASKED}"
+
+
+# The watch.
+
+
+class Watch:
+    """A watch, its clock and its runtime."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+        self.runtime = FakeRuntime(lambda: self.now)
+        self.watch = DriftWatch(
+            self.runtime, file_since=lambda: FILE_SINCE, clock=lambda: self.now, conceal=nothing_secret
+        )
+
+    async def check(self, want: DesiredModel, *replicas: ObservedReplica) -> list[tuple[str, str | None, float]]:
+        seen = Round(DesiredState(1, {"m": want}), ObservedState(self.now, replicas), Plan(1), ())
+        found = await self.watch.check(seen)
+        assert found.checked_at == self.now
+        return kinds(found.items)
+
+
+async def test_a_difference_lasts_since_it_was_first_seen() -> None:
+    it = Watch()
+    it.runtime.rendered_argv["rh-new-0"] = Rendered(("other",), "sha256:a")
+    assert await it.check(model(replicas=2), replica()) == [("missing", "m/1", NOW), ("arguments", "rh-new-0", NOW)]
+    it.now += 30
+    assert await it.check(model(replicas=2), replica(), replica(1)) == [("arguments", "rh-new-0", NOW)]
+    it.now += 30
+    assert await it.check(model(replicas=2), replica()) == [
+        ("missing", "m/1", NOW + 60),
+        ("arguments", "rh-new-0", NOW),
+    ], "what had gone is new"
+    assert await it.check(model(), replica(spec="old")) == [("definition", "rh-old-0", 100.0)]
+
+
+async def test_a_runtime_that_does_not_answer_changes_nothing_that_was_known() -> None:
+    it = Watch()
+    it.runtime.rendered_argv["rh-new-0"] = Rendered(("other",), "sha256:b")
+    before = await it.check(model(), replica())
+    assert [kind for kind, _, _ in before] == ["image", "arguments"]
+    it.runtime.unavailable = "it hangs"
+    it.now += 30
+    assert await it.check(model(), replica()) == before

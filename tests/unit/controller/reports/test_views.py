@@ -1,0 +1,61 @@
+"""What operators read of a round."""
+
+from __future__ import annotations
+
+from controller.engines.stub import StubDefinition
+from controller.planning.plan import plan
+from controller.reconcile.reconciler import Round
+from controller.reports.views import plan_view, status_view
+from controller.schema.status import Problem
+from controller.state import (
+    DesiredModel,
+    DesiredState,
+    Gpu,
+    Health,
+    ObservedReplica,
+    ObservedState,
+    Phase,
+    PreflightResult,
+    ReplicaId,
+    Statement,
+)
+from controller.status.model_status import assess
+
+NOW = 1_000.0
+MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "new", 1, Statement("file", 5.0, "enabled"))
+OLD = ObservedReplica(
+    ReplicaId("m", 0, "old"), "rh-m-0", Phase.RUNNING, 1.0, 1.0, Health.READY, 2.0, "http://x", {"GPU-a": 300}
+)
+
+
+def _round(observed: ObservedState) -> Round:
+    desired = DesiredState(3, {"m": MODEL}, paused=True)
+    made = plan(desired, observed, NOW)
+    return Round(desired, observed, made, assess(desired, observed, made))
+
+
+def test_a_plan_shows_what_an_edit_will_do_before_it_was_looked_at() -> None:
+    view = plan_view(_round(ObservedState(NOW, (OLD,))), NOW)
+    [action] = view.actions
+    assert (action.kind, action.replica, view.paused) == ("start", "m/0", True)
+    assert "edited" in action.reason
+
+
+def test_a_definition_that_is_known_to_be_wrong_is_shown_as_blocked() -> None:
+    failed = {("m", "new"): PreflightResult(False, NOW, "model_path: no such file")}
+    view = plan_view(_round(ObservedState(NOW, (OLD,), preflights=failed)), NOW)
+    assert view.actions == []
+    assert [item.reason for item in view.blocked] == ["model_path: no such file"]
+
+
+def test_status_before_and_after_the_first_round() -> None:
+    problem = Problem(file="models.yaml", line=3, field="models.m", message="is wrong")
+    common = {"instance": "i", "runtime": "docker", "problems": [problem], "gateways": ["g"]}
+    before = status_view(None, error="the daemon is down", **common)  # type: ignore[arg-type]
+    assert (before.models, before.observation_error, before.observed_at) == ([], "the daemon is down", None)
+    gpus = (Gpu("GPU-a", 0, "fake", 1_000, 400),)
+    after = status_view(_round(ObservedState(NOW, (OLD,), gpus=gpus)), error=None, **common)  # type: ignore[arg-type]
+    assert after.generation == 3
+    assert after.gpus is not None
+    assert (after.gpus[0].used_mib, after.gpus[0].claimed_mib) == (400, 300)
+    assert str(after.desired_problems[0]) == "models.yaml:3: models.m: is wrong"

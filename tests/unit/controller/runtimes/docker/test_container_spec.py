@@ -1,0 +1,120 @@
+"""From a request to the container that the daemon is asked for."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from dataclasses import replace
+from typing import Any
+
+from controller.engines import engine_of
+from controller.engines.base import Launch
+from controller.engines.llama_server import LlamaServerDefinition
+from controller.runtimes.base import StartRequest
+from controller.runtimes.docker.container_spec import (
+    HostSide,
+    bounded_log,
+    cache_folder_archive,
+    container_config,
+    render_context,
+)
+from controller.runtimes.docker.user import Identity
+from controller.state import ReplicaId
+
+HOST = HostSide("one", "engines", published=False, models={"Type": "bind", "Source": "/srv/models"}, log_mib=16)
+USER = Identity(1000, 1001)
+DEFINITION = LlamaServerDefinition(model_path="m.gguf", image="engine:1", memory_mib=512, env={"A": "b=c"})
+REQUEST = StartRequest(
+    ReplicaId("a/b:c", 0, "0123456789abcdef", 2), "rh-one-x-0-01234567-2", DEFINITION, "a/b:c", "engine:1", "SECRET"
+)
+
+
+def config(request: StartRequest = REQUEST, host: HostSide = HOST, **launch: Any) -> dict[str, Any]:
+    rendered = engine_of(request.definition).render(request.definition, render_context("a/b:c", USER, {}))
+    return container_config(request, replace(rendered, **launch), USER, host, 12.5)
+
+
+def without(content: object, *keys: str) -> object:
+    """A copy without some keys, at any depth."""
+    if isinstance(content, dict):
+        return {key: without(value, *keys) for key, value in content.items() if key not in keys}
+    return [without(each, *keys) for each in content] if isinstance(content, list) else content
+
+
+def test_an_engine_sees_its_own_world() -> None:
+    context = render_context("a/b:c", USER, {"worker": "w:1"})
+    assert (context.runtime, context.host, context.port) == ("docker", "0.0.0.0", 8000)
+    assert context.path("sub/m.gguf") == "/models/sub/m.gguf"
+    assert str(context.cache_dir) == "/cache/1000"
+    made = config()
+    assert made["Entrypoint"] == ["/app/llama-server"]
+    assert made["Cmd"][:2] == ["--model", "/models/m.gguf"]
+    assert made["Image"] == "engine:1"
+    assert made["User"] == "1000:1001"
+
+
+def test_the_token_is_in_the_environment_and_nowhere_else() -> None:
+    made = config()
+    assert "LLAMA_API_KEY=SECRET" in made["Env"]
+    assert "SECRET" not in str(without(made, "Env"))
+    assert "SECRET" not in str(config(token_env=None))
+
+
+def test_definitions_set_variables_but_not_which_gpus_are_seen() -> None:
+    env = {"CUDA_VISIBLE_DEVICES": "3", "NVIDIA_VISIBLE_DEVICES": "all", "HOME": "/elsewhere"}
+    words = config(env=env)["Env"]
+    assert "HOME=/elsewhere" in words
+    assert words[-2:] == ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES=void"]
+    assert not [word for word in words if word.startswith("CUDA_VISIBLE_DEVICES=")]
+
+
+def test_claims_are_gpus_by_uuid_and_without_claims_there_are_none() -> None:
+    made = config(replace(REQUEST, claims={"GPU-b": 10, "GPU-a": 20}))
+    assert made["HostConfig"]["DeviceRequests"] == [
+        {"DeviceIDs": ["GPU-a", "GPU-b"], "Capabilities": [["gpu", "compute", "utility"]]}
+    ]
+    assert not [word for word in made["Env"] if word.startswith("NVIDIA_VISIBLE_DEVICES")]
+    assert made["Labels"]["dev.roundhouse.claims"] == '{"GPU-a":20,"GPU-b":10}'
+    assert "DeviceRequests" not in config()["HostConfig"]
+
+
+def test_a_port_is_published_on_loopback_only_where_names_do_not_reach() -> None:
+    inside = config()
+    assert "ExposedPorts" not in inside
+    assert "PortBindings" not in inside["HostConfig"]
+    outside = config(host=replace(HOST, published=True))
+    assert outside["HostConfig"]["PortBindings"] == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": ""}]}
+    assert outside["HostConfig"]["NetworkMode"] == "engines"
+
+
+def test_limits_follow_the_definition() -> None:
+    host = config()["HostConfig"]
+    assert (host["Memory"], host["MemorySwap"]) == (512 * 2**20, 512 * 2**20)
+    assert "ShmSize" not in host
+    assert config(shm_bytes=10 * 2**30)["HostConfig"]["ShmSize"] == 10 * 2**30
+    free = replace(REQUEST, definition=LlamaServerDefinition(model_path="m.gguf", image="engine:1"))
+    assert "Memory" not in config(free)["HostConfig"]
+
+
+def test_everything_is_restricted() -> None:
+    host = config()["HostConfig"]
+    assert (host["CapDrop"], host["CapAdd"], host["SecurityOpt"]) == (["ALL"], [], ["no-new-privileges"])
+    assert host["ReadonlyRootfs"]
+    assert host["RestartPolicy"] == {"Name": "no"}
+    assert [(mount["Target"], mount.get("ReadOnly", False)) for mount in host["Mounts"]] == [
+        ("/models", True),
+        ("/cache", False),
+    ]
+    cap_added = container_config(REQUEST, Launch(("x",), image="i"), Identity(0, 0, ("DAC_OVERRIDE",)), HOST, 0.0)
+    assert cap_added["HostConfig"]["CapAdd"] == ["DAC_OVERRIDE"]
+
+
+def test_logs_are_bounded_whatever_is_asked() -> None:
+    assert bounded_log(16)["Config"] == {"max-size": "8m", "max-file": "2"}
+    assert bounded_log(1)["Config"] == {"max-size": "1m", "max-file": "2"}
+
+
+def test_the_cache_s_archive_holds_one_folder_of_the_user_s_own() -> None:
+    with tarfile.open(fileobj=io.BytesIO(cache_folder_archive(1000, 1001))) as tar:
+        (folder,) = tar.getmembers()
+    assert (folder.name, folder.isdir(), folder.mode, folder.uid, folder.gid) == ("1000", True, 0o700, 1000, 1001)

@@ -1,0 +1,130 @@
+"""Engines' logs: tails, bounds, locks."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from controller.runtimes.ended_logs import KEPT_LOGS
+from controller.runtimes.process.logs import TAIL_BYTES, Logs, plain_tail
+
+NAME = "rh-a-m-0-12345678-1"
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", ""),
+        (b"one\ntwo\n", "one\ntwo"),
+        (b"one\n\n\ntwo\n\n", "one\n\n\ntwo"),
+        (b"\x1b[1;31mred\x1b[0m \x1b]0;title\x07and \x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\\n", "red and link"),
+        (b"10%\r20%\r100%\r\nnext\r\n", "100%\nnext"),
+        (b"10%\r20%\r", "20%"),
+        (b"a\x00b\x08c\ttab\n", "abc\ttab"),
+        ("größer\n".encode(), "größer"),
+        (b"\xff\xfe bad\n", "\ufffd\ufffd bad"),
+    ],
+)
+def test_a_tail_is_plain_text(data: bytes, text: str) -> None:
+    assert plain_tail(data) == text
+
+
+def test_a_tail_has_at_most_so_many_lines_and_bytes() -> None:
+    data = b"".join(b"line %d\n" % number for number in range(1000))
+    assert plain_tail(data).splitlines() == [f"line {number}" for number in range(950, 1000)]
+    assert plain_tail(data, 3) == "line 997\nline 998\nline 999"
+    long = plain_tail("ü".encode() * 100_000)
+    assert set(long) == {"ü"}
+    assert TAIL_BYTES - 1 <= len(long.encode()) <= TAIL_BYTES
+
+
+def test_a_log_within_its_bound_is_left_alone(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, 1000)
+    logs.path(NAME).write_bytes(b"x" * 1000)
+    logs.bound(NAME)
+    assert logs.path(NAME).stat().st_size == 1000
+    logs.bound("rh-a-none-0-12345678-1")
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [f"{NAME}.log"]
+
+
+def test_a_long_log_keeps_whole_lines_at_its_end(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, 1000)
+    lines = [b"line %04d\n" % number for number in range(200)]
+    fd = logs.open(NAME)
+    os.write(fd, b"".join(lines))
+    logs.bound(NAME)
+    os.write(fd, b"after\n")
+    os.close(fd)
+    assert logs.path(NAME).read_bytes() == b"after\n"
+    assert logs.path(NAME).with_suffix(".log.1").read_bytes() == b"".join(lines[-49:])
+    assert logs.tail(NAME, 2) == "line 0199\nafter"
+
+
+def test_an_ended_replica_leaves_one_bounded_file(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, 10**6)
+    logs.path(NAME).write_bytes(b"".join(b"line %06d\n" % number for number in range(10_000)))
+    logs.retire(NAME)
+    (kept,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert kept == tmp_path / "ended" / f"{NAME}.log"
+    assert kept.stat().st_size <= 64 * 1024
+    assert logs.tail(NAME, 1) == "line 009999"
+    logs.retire(NAME)
+    assert logs.tail(NAME, 1) == "line 009999"
+
+
+def test_the_oldest_ended_logs_go_first(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, 1000)
+    names = [f"rh-a-m-0-12345678-{attempt}" for attempt in range(1, KEPT_LOGS + 6)]
+    for age, name in enumerate(names):
+        logs.path(name).write_text(name)
+        logs.retire(name)
+        os.utime(tmp_path / "ended" / f"{name}.log", (1_000_000 + age, 1_000_000 + age))
+    assert {path.stem for path in (tmp_path / "ended").iterdir()} == set(names[-KEPT_LOGS:])
+    assert logs.tail(names[0]) == ""
+
+
+def test_a_log_without_output_leaves_nothing(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, 1000)
+    os.close(logs.open(NAME))
+    logs.retire(NAME)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_log_shows_whether_somebody_still_writes_to_it(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, 1000)
+    assert not logs.written_to(NAME)
+    fd = logs.open(NAME)
+    inherited = os.dup(fd)
+    os.close(fd)
+    assert logs.written_to(NAME)
+    os.close(inherited)
+    assert not logs.written_to(NAME)
+
+
+def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logs = Logs(tmp_path, 1000)
+    logs.path(NAME).write_bytes(b"x\n" * 1000)
+    with no_space():
+        logs.bound(NAME)
+        assert logs.path(NAME).stat().st_size == 0
+    logs.path(NAME).write_bytes(b"x\n")
+    with no_space():
+        logs.retire(NAME)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert "log lines are lost" in caplog.text
+
+
+@contextmanager
+def no_space() -> Iterator[None]:
+    """No file of this process may hold anything: writing fails as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,0 +1,239 @@
+"""GPUs as NVML tells of them. The GPU path runs against a fake of pynvml, the path without a driver is real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from controller.runtimes import nvml
+from controller.runtimes.nvml import LINE_BYTES, NvmlReader, Reading, main, sees_host_pids
+from controller.state import Gpu, GpuProcess
+from tests.fakes.fake_nvml import FakeNvml
+
+REPOSITORY = Path(__file__).resolve().parents[4]
+GONE = 4_000_000_000
+"""A number that no process has here."""
+MISMATCH = "the NVIDIA driver's library and its kernel module are of different versions, as after an update: reboot, "
+LOST = "a GPU has fallen off the bus: reboot the host, and see `dmesg` for its Xid (NVML: GPU is lost)"
+
+
+@pytest.mark.parametrize("error", ["LibraryNotFound", "DriverNotLoaded", "NotFound"])
+def test_without_a_driver_there_are_no_gpus(error: str) -> None:
+    fake = FakeNvml()
+    fake.fail(error)
+    reader = NvmlReader(fake)
+    assert reader.read() == ()
+    assert reader.error is None
+
+
+@pytest.mark.parametrize("old_driver", [False, True])
+def test_gpus_come_in_pci_order(old_driver: bool) -> None:
+    fake = FakeNvml(old_driver=old_driver)
+    fake.add(uuid="GPU-c", bus=1, domain=1)
+    fake.add(uuid="GPU-b", bus=9, total_mib=80_000, used_mib=500, busy_percent=30)
+    fake.add(uuid="GPU-a", bus=2)
+    gpus = NvmlReader(fake, host_pids=False).read()
+    assert gpus is not None
+    assert [(gpu.index, gpu.uuid) for gpu in gpus] == [(0, "GPU-a"), (1, "GPU-b"), (2, "GPU-c")]
+    assert gpus[1] == Gpu("GPU-b", 1, "NVIDIA Fake", 80_000, 500, utilization_percent=30)
+
+
+def test_a_gpu_in_mig_mode_is_represented_by_its_instances() -> None:
+    fake = FakeNvml()
+    fake.add(uuid="GPU-b", bus=2, mig=False)
+    card = fake.add(uuid="GPU-a", bus=1, total_mib=40_000)
+    card.add(0, "MIG-x", total_mib=4_864, used_mib=100, computing={GONE: 90})
+    card.add(3, "MIG-y", total_mib=9_856)
+    fake.add(uuid="GPU-c", bus=3, mig=True)
+    gpus = NvmlReader(fake, host_pids=True).read()
+    assert gpus is not None
+    assert [(gpu.label, gpu.uuid, gpu.total_mib) for gpu in gpus] == [
+        ("0:0", "MIG-x", 4_864),
+        ("0:3", "MIG-y", 9_856),
+        ("1", "GPU-b", 1_000),
+    ]
+    assert (gpus[0].name, gpus[0].used_mib, gpus[0].utilization_percent) == ("NVIDIA Fake MIG 1g.5gb", 100, None)
+    assert gpus[0].processes == (GpuProcess(GONE, 90),)
+
+
+@pytest.mark.parametrize("host_pids", [True, False])
+def test_processes_are_told_where_the_driver_s_numbers_are_ours(host_pids: bool) -> None:
+    fake = FakeNvml()
+    held = {os.getpid(): 300, GONE: 700, GONE + 1: None}
+    fake.add(uuid="GPU-a", bus=1, computing=held, drawing={GONE + 1: None, os.getpid(): 320})
+    [gpu] = NvmlReader(fake, host_pids=host_pids).read() or ()
+    ours = GpuProcess(os.getpid(), 320, psutil.Process().name())
+    named = (GpuProcess(GONE, 700), ours, GpuProcess(GONE + 1, None))
+    assert gpu.processes == (named if host_pids else None)
+
+
+@pytest.mark.parametrize("error", ["NotSupported", "NoPermission", "InvalidArgument", "InsufficientSize"])
+def test_what_one_gpu_does_not_tell_is_unknown_and_no_failure(error: str) -> None:
+    fake = FakeNvml()
+    listing = "nvmlDeviceGetComputeRunningProcesses_v3"
+    fake.add(uuid="GPU-a", bus=1, computing={GONE: 1}, errors={listing: error})
+    fake.add(uuid="GPU-b", bus=2, computing={GONE: 1}, errors={"nvmlDeviceGetGraphicsRunningProcesses_v3": error})
+    reader = NvmlReader(fake, host_pids=True)
+    silent, telling = reader.read() or ()
+    assert (reader.error, silent.processes, telling.processes) == (None, None, (GpuProcess(GONE, 1),))
+
+
+def test_an_old_driver_tells_no_processes() -> None:
+    fake = FakeNvml(old_driver=True)
+    fake.add(uuid="GPU-a", bus=1, computing={GONE: 1})
+    [gpu] = NvmlReader(fake, host_pids=True).read() or ()
+    assert gpu.processes is None
+
+
+def test_the_name_space_of_the_host_is_known_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sees_host_pids() == (str(Path("/proc/self/ns/pid").readlink()) == "pid:[4026531836]")
+    monkeypatch.setattr(nvml, "_OWN_PIDS", tmp_path)
+    assert not sees_host_pids()
+    monkeypatch.setattr(nvml, "_OWN_PIDS", tmp_path / "missing")
+    assert not sees_host_pids()
+
+
+@pytest.mark.parametrize("error", ["LibraryNotFound", "DriverNotLoaded", "Unknown", "LibRmVersionMismatch"])
+def test_what_was_seen_and_cannot_be_read_is_unknown(error: str, caplog: pytest.LogCaptureFixture) -> None:
+    fake = FakeNvml()
+    fake.add(uuid="GPU-a", bus=1)
+    reader = NvmlReader(fake)
+    assert len(reader.read() or ()) == 1
+    fake.fail(error)
+    assert [reader.read(), reader.read()] == [None, None]
+    assert Reading(None, reader.error).error
+    assert len(caplog.records) == 1
+    fake.fail(None)
+    assert len(reader.read() or ()) == 1
+    assert reader.error is None
+    reader.close()
+    assert fake.opened == 0
+
+
+def test_gpus_that_could_never_be_read_are_unknown_too() -> None:
+    fake = FakeNvml()
+    fake.fail("LibRmVersionMismatch")
+    reader = NvmlReader(fake)
+    assert reader.read() is None
+    assert reader.error == f"{MISMATCH}or reload the module (NVML: RM has detected an NVML/RM version mismatch.)"
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo"])
+def test_one_lost_gpu_makes_all_unknown(function: str) -> None:
+    fake = FakeNvml()
+    fake.add(uuid="GPU-a", bus=1)
+    fake.add(uuid="GPU-b", bus=2, errors={function: "GpuIsLost"})
+    reader = NvmlReader(fake)
+    assert reader.read() is None
+    assert (
+        reader.error == "a GPU has fallen off the bus: reboot the host, and see `dmesg` for its Xid (NVML: GPU is lost)"
+    )
+
+
+def test_a_reading_is_one_line() -> None:
+    gpu = Gpu("GPU-a", 1, "NVIDIA Fake", 80_000, 500, 40, (GpuProcess(7, 400, "python3"), GpuProcess(8, None)), 3)
+    reading = Reading((gpu,))
+    assert Reading.from_line(reading.to_line()) == reading
+    unknown = Reading(None, "GPU is lost")
+    assert Reading.from_line(unknown.to_line()) == unknown
+    for line in ("", "{}", "[]", '{"gpus": [{"uuid": "x"}], "error": null}', '{"gpus": [7], "error": null}', "nvml"):
+        with pytest.raises(ValueError, match="not a reading of GPUs"):
+            Reading.from_line(line)
+
+
+def test_an_older_and_a_newer_probe_are_read() -> None:
+    older = '{"gpus":[{"uuid":"GPU-a","index":1,"name":"Fake","total_mib":9,"used_mib":5}],"error":null}'
+    assert Reading.from_line(older) == Reading((Gpu("GPU-a", 1, "Fake", 9, 5),))
+    process = GpuProcess(7, 4, "python3")
+    newer = json.loads(Reading((Gpu("GPU-a", 1, "Fake", 9, 5, processes=(process,)),)).to_line())
+    newer |= {"driver": "700.1"}
+    newer["gpus"][0] |= {"watts": 300}
+    newer["gpus"][0]["processes"][0] |= {"kind": "compute"}
+    assert Reading.from_line(json.dumps(newer)) == Reading((Gpu("GPU-a", 1, "Fake", 9, 5, processes=(process,)),))
+
+
+def test_a_reading_that_docker_would_break_goes_without_its_processes() -> None:
+    crowd = tuple(GpuProcess(pid, 1, "python3") for pid in range(1000))
+    line = Reading((Gpu("GPU-a", 1, "Fake", 9, 5, processes=crowd),)).to_line()
+    assert len(line) < LINE_BYTES
+    assert Reading.from_line(line) == Reading((Gpu("GPU-a", 1, "Fake", 9, 5),))
+
+
+def test_the_probe_prints_one_reading(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main([]) == 0
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert set(json.loads(capsys.readouterr().out)) == {"gpus", "error"}
+
+
+@pytest.mark.parametrize("ending", ["reader gone", "SIGTERM"])
+def test_the_probe_prints_on_and_ends_quietly(ending: str) -> None:
+    command = [sys.executable, "-m", "controller.runtimes.nvml", "--interval", "0.01"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=pipe, stderr=pipe) as probe:
+        assert probe.stdout is not None
+        assert probe.stderr is not None
+        for _ in range(3):
+            assert "gpus" in json.loads(probe.stdout.readline())
+        if ending == "SIGTERM":
+            probe.terminate()
+        else:
+            probe.stdout.close()
+        assert probe.stderr.read() == b""
+        assert probe.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("LibraryNotFound", "no NVIDIA driver: libnvidia-ml.so.1 was not found"),
+        ("DriverNotLoaded", "the NVIDIA driver is not loaded"),
+        ("NotFound", "no NVIDIA GPU was found"),
+        (
+            "LibRmVersionMismatch",
+            f"the GPUs cannot be read now: {MISMATCH}",
+        ),
+        ("Unknown", "the GPUs cannot be read now: Unknown Error"),
+    ],
+)
+def test_why_there_are_no_figures_is_said(error: str, reason: str) -> None:
+    fake = FakeNvml()
+    fake.add(uuid="GPU-a", bus=1)
+    reader = NvmlReader(fake)
+    assert reader.reason is None
+    fake.fail(error)
+    reader.read()
+    assert (reader.reason or "").startswith(reason)
+    fake.fail(None)
+    reader.read()
+    assert reader.reason is None
+    fake.fail(error)
+    reader.read()
+    assert (reader.reason or "").startswith("the GPUs cannot be read now: "), "there were GPUs"
+
+
+def test_a_host_without_the_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("pynvml.CDLL", load)  # as on a host without a driver, also where there is one
+    reader = NvmlReader()
+    assert (reader.read(), reader.error) == ((), None)
+    assert reader.reason == "no NVIDIA driver: libnvidia-ml.so.1 was not found"
+
+
+def test_why_a_driver_knows_no_gpu_is_said() -> None:
+    fake = FakeNvml()
+    reader = NvmlReader(fake)
+    assert (reader.read(), reader.reason) == ((), "the NVIDIA driver knows no GPU")
+    fake.add(uuid="GPU-a", bus=1, mig=True)
+    assert (reader.read(), reader.reason) == ((), "all GPUs are in MIG mode, without an instance")

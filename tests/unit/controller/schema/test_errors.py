@@ -1,0 +1,79 @@
+"""The error table: pinned, documented, and the envelope's form."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from controller.schema.errors import ERROR_CODES, RoundhouseError
+
+DOCS = Path(__file__).parents[4] / "docs" / "errors.md"
+RETRY = {True: "later", False: "no", None: ""}
+
+
+def test_codes_and_statuses_are_pinned() -> None:
+    assert {code: entry.status for code, entry in ERROR_CODES.items()} == {
+        "invalid_json": 400,
+        "invalid_request": 400,
+        "invalid_load_request": 400,
+        "thinking_unsupported": 400,
+        "modality_unsupported": 400,
+        "multi_turn_unsupported": 400,
+        "tools_unsupported": 400,
+        "structured_output_unsupported": 400,
+        "dimensions_unsupported": 400,
+        "previous_response_not_found": 400,
+        "invalid_api_key": 401,
+        "forbidden_host": 403,
+        "forbidden_origin": 403,
+        "keys_required": 403,
+        "scope_required": 403,
+        "model_not_allowed": 403,
+        "route_disabled": 403,
+        "response_not_found": 404,
+        "unknown_model": 404,
+        "unknown_replica": 404,
+        "unknown_route": 404,
+        "method_not_allowed": 405,
+        "request_timeout": 408,
+        "state_conflict": 409,
+        "body_too_large": 413,
+        "schema_violation": 422,
+        "rate_limit_exceeded": 429,
+        "queue_full": 429,
+        "headers_too_large": 431,
+        "not_supported": 501,
+        "internal_error": 500,
+        "response_store_failed": 500,
+        "engine_error": 502,
+        "engine_unreachable": 502,
+        "engine_disconnected": 502,
+        "controller_unavailable": 503,
+        "gateway_stopping": 503,
+        "model_not_loaded": 503,
+        "model_loading": 503,
+        "model_unloading": 503,
+        "model_failed": 503,
+    }
+
+
+def test_the_docs_hold_the_same_table() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\w+) \| (\w*) \| (.+) \|$", DOCS.read_text(), re.MULTILINE)
+    assert rows == [
+        (entry.code, str(entry.status), entry.type, RETRY[entry.retry], entry.meaning) for entry in ERROR_CODES.values()
+    ]
+
+
+@pytest.mark.parametrize("code", ERROR_CODES)
+def test_every_code_says_what_to_do(code: str) -> None:
+    error = RoundhouseError(code, "words", param="model", retry_after_s=2.4)
+    body = json.loads(error.json_bytes("req-1"))["error"]
+    assert body["code"] == code
+    assert body["status"] == ERROR_CODES[code].status
+    assert body["next_steps"]
+    assert (body["message"], body["param"], body["request_id"]) == ("words", "model", "req-1")
+    expected = {True: {"retry-after": "2"}, False: {"x-should-retry": "false"}, None: {}}
+    assert error.headers() == expected[ERROR_CODES[code].retry]

@@ -1,0 +1,271 @@
+"""When replicas are looked at, and what is made of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from controller.engines.stub import StubDefinition
+from controller.reconcile.reconciler import Round
+from controller.sizing.history import FILE_NAME, Observed, ObservedMemory
+from controller.sizing.sampler import AGAIN_S, MemoryWatch
+from controller.state import (
+    DesiredModel,
+    DesiredState,
+    Gpu,
+    GpuProcess,
+    Health,
+    ObservedReplica,
+    ObservedState,
+    OpKind,
+    PendingOp,
+    Phase,
+    ReplicaId,
+    Statement,
+)
+from tests.fakes.fake_runtime import FakeRuntime
+
+KIND = "NVIDIA H200"
+
+
+def wanted(name: str, *, gpus: int = 0) -> DesiredModel:
+    definition = StubDefinition(backend="stub", gpus=gpus)
+    return DesiredModel(name, definition, "stub", "h", 1, Statement("file", 0.0, ""), gpu_count=gpus)
+
+
+class Bench:
+    """A host of which each round tells what the test has set."""
+
+    def __init__(self, folder: Path, *models: DesiredModel) -> None:
+        self.folder = folder
+        self.now = 1000.0
+        self.desired = {model.name: model for model in models}
+        self.used = {"GPU-a": 500, "GPU-b": 500}
+        self.processes: dict[str, tuple[GpuProcess, ...] | None] = {"GPU-a": None, "GPU-b": None}
+        self.unreadable = False
+        self.replicas: dict[str, ObservedReplica] = {}
+        self.pending: dict[str, PendingOp] = {}
+        self.runtime = FakeRuntime(lambda: self.now)
+        self.begin()
+
+    def begin(self) -> None:
+        """Another controller."""
+        self.known = ObservedMemory.load(self.folder)
+        self.watch = MemoryWatch(self.known, self.folder, self.runtime, lambda: self.now)
+
+    async def round(self, issued: Mapping[str, OpKind] | None = None) -> None:
+        """One more round, which issues operations in the end."""
+        self.now += 1.0
+        gpus = [
+            Gpu(uuid, index, KIND, 80_000, mib, processes=self.processes[uuid])
+            for index, (uuid, mib) in enumerate(self.used.items())
+        ]
+        for name, kind in (issued or {}).items():
+            replica = self.replicas[name]
+            self.pending[name] = PendingOp(kind, replica.id, replica.claims, self.now + 0.01)
+        observed = ObservedState(
+            self.now,
+            tuple(self.replicas.values()),
+            dict(self.pending),
+            gpus=None if self.unreadable else tuple(gpus),
+        )
+        desired = DesiredState(1, self.desired)
+        self.watch.follow(Round(desired, observed, cast("Any", None), ()))
+        await asyncio.sleep(0)
+        await asyncio.gather(*self.watch._tasks.values())
+        self.pending.clear()
+
+    def put(self, model: str, *uuids: str, spec_hash: str = "h") -> str:
+        """A replica that is starting; its name."""
+        name = f"rh-i-{model}-0-{spec_hash}-1"
+        claims = dict.fromkeys(uuids, 10)
+        replica = ReplicaId(model, 0, spec_hash)
+        self.replicas[name] = ObservedReplica(replica, name, Phase.RUNNING, self.now, self.now, claims=claims)
+        return name
+
+    def ready(self, name: str) -> None:
+        """It answers, just after the GPUs were read."""
+        self.replicas[name] = replace(self.replicas[name], health=Health.READY, ready_since=self.now + 0.9)
+
+    def of(self, model: str) -> Observed | None:
+        """What is known, on the GPUs if it has any."""
+        want = self.desired[model]
+        return self.known.need(want, KIND if want.gpu_count else None)
+
+
+async def test_without_a_gpu_main_memory_is_looked_at_once_it_is_ready_and_later_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m"))
+    name = bench.put("m")
+    bench.runtime.held[name] = 300
+    await bench.round()
+    assert bench.of("m") is None, "it still loads"
+    bench.ready(name)
+    await bench.round()
+    seen = Observed(None, 300, 1, bench.now)
+    assert bench.of("m") == seen
+    assert ObservedMemory.load(tmp_path).need(bench.desired["m"], None) == seen, "it is stored"
+    bench.runtime.held[name] = 350
+    await bench.round()
+    assert bench.of("m") == seen
+    bench.now += AGAIN_S
+    await bench.round()
+    assert bench.of("m") == Observed(None, 350, 1, bench.now)
+    bench.runtime.held[name] = 320
+    bench.begin()
+    await bench.round()
+    assert bench.of("m") == Observed(None, 350, 1, bench.now - 1), "a restarted controller does not look at once again"
+
+
+async def test_where_no_process_is_told_it_is_what_the_gpu_has_in_use_more(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m", gpus=2))
+    name = bench.put("m", "GPU-a", "GPU-b")
+    await bench.round({name: OpKind.START})
+    bench.used = {"GPU-a": 4500, "GPU-b": 4200}
+    await bench.round()
+    bench.ready(name)
+    await bench.round()
+    assert bench.of("m") is None, "this reading may be from just before it was ready"
+    bench.used = {"GPU-a": 4700, "GPU-b": 4200}
+    await bench.round()
+    assert bench.of("m") == Observed(4200, None, 1, bench.now)
+
+
+async def test_what_another_takes_after_it_is_not_counted(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m", gpus=1), wanted("n", gpus=1))
+    first = bench.put("m", "GPU-a")
+    await bench.round({first: OpKind.START})
+    bench.used["GPU-a"] = 4500
+    bench.ready(first)
+    second = bench.put("n", "GPU-a")
+    await bench.round({second: OpKind.START})
+    assert bench.of("m") == Observed(4000, None, 1, bench.now), "the next reading would not be its own"
+    bench.used["GPU-a"] = 9500
+    await bench.round()
+    bench.ready(second)
+    await bench.round()
+    await bench.round()
+    assert bench.of("n") == Observed(5000, None, 1, bench.now)
+    bench.now += AGAIN_S
+    await bench.round()
+    assert bench.of("m") == Observed(4000, None, 1, bench.now)
+
+
+async def test_processes_tell_better_than_what_is_in_use(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m", gpus=1))
+    name = bench.put("m", "GPU-a")
+    await bench.round({name: OpKind.START})
+    own = (GpuProcess(1, 3000, None, name), GpuProcess(2, 700, None, name))
+    bench.used["GPU-a"], bench.processes["GPU-a"] = 9000, (*own, GpuProcess(3, 5000, "Xorg"))
+    bench.ready(name)
+    await bench.round()
+    await bench.round()
+    assert bench.of("m") == Observed(3700, None, 1, bench.now)
+    bench.now += AGAIN_S
+    bench.processes["GPU-a"] = (replace(own[0], mib=3600), own[1])
+    await bench.round()
+    assert bench.of("m") == Observed(4300, None, 1, bench.now)
+    bench.now += AGAIN_S
+    bench.processes["GPU-a"] = (own[0], replace(own[1], mib=None))
+    await bench.round()
+    assert bench.of("m") == Observed(8500, None, 1, bench.now), "of one process it is not told: what is in use more"
+
+
+async def test_of_one_that_is_taken_over_only_what_can_be_told_is_known(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m", gpus=1), wanted("n", gpus=1))
+    known, silent = bench.put("m", "GPU-a"), bench.put("n", "GPU-b")
+    bench.processes["GPU-a"] = (GpuProcess(1, 3000, None, known),)
+    bench.runtime.held[silent] = 900
+    bench.ready(known)
+    bench.ready(silent)
+    bench.unreadable = True
+    await bench.round()
+    assert (bench.of("m"), bench.of("n")) == (None, None)
+    bench.unreadable = False
+    await bench.round()
+    assert bench.of("m") == Observed(3000, None, 1, bench.now)
+    assert bench.of("n") == Observed(None, 900, 1, bench.now)
+
+
+async def test_what_runs_with_other_parameters_is_not_looked_at(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m"))
+    name = bench.put("m", spec_hash="older")
+    bench.runtime.held[name] = 300
+    bench.ready(name)
+    await bench.round()
+    assert bench.of("m") is None
+
+
+async def test_a_runtime_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m"))
+    name = bench.put("m")
+    bench.runtime.held[name] = 300
+    bench.ready(name)
+    bench.runtime.unavailable = "it hangs"
+    await bench.round()
+    assert bench.of("m") is None
+    bench.runtime.unavailable = None
+    await bench.round()
+    assert bench.of("m") is not None
+
+
+async def test_a_fault_stays_here_and_is_not_repeated_in_every_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path, wanted("m"))
+    bench.ready(bench.put("m"))
+
+    async def broken(_name: str) -> int | None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(bench.runtime, "host_mib", broken)
+    for _ in range(3):
+        await bench.round()
+    assert len(caplog.records) == 1
+
+
+async def test_a_model_that_is_gone_is_forgotten_on_disk_too(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m"))
+    name = bench.put("m")
+    bench.runtime.held[name] = 300
+    bench.ready(name)
+    await bench.round()
+    want = bench.desired.pop("m")
+    del bench.replicas[name]
+    await bench.round()
+    assert ObservedMemory.load(tmp_path).need(want, None) is None
+    await bench.watch.close()
+
+
+async def test_a_full_disk_is_said_and_harms_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(tmp_path, wanted("m"))
+    (tmp_path / FILE_NAME).mkdir()
+    name = bench.put("m")
+    bench.runtime.held[name] = 300
+    bench.ready(name)
+    await bench.round()
+    assert bench.of("m") == Observed(None, 300, 1, bench.now)
+    assert "is not stored" in caplog.text
+
+
+async def test_what_a_stranger_takes_later_is_not_counted_where_no_process_is_told(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m", gpus=1))
+    name = bench.put("m", "GPU-a")
+    await bench.round({name: OpKind.START})
+    bench.used["GPU-a"] = 4500
+    bench.ready(name)
+    bench.unreadable = True
+    await bench.round()
+    await bench.round()
+    assert bench.of("m") is None
+    bench.unreadable = False
+    await bench.round()
+    bench.used["GPU-a"] = 70_000
+    await bench.round()
+    bench.now += AGAIN_S
+    await bench.round()
+    assert bench.of("m") == Observed(4000, None, 1, bench.now)

@@ -1,0 +1,155 @@
+"""What clients and operators are told, and what the gateway is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller.engines.llama_server import LlamaServerDefinition
+from controller.engines.openai_remote import OpenAIRemoteDefinition
+from controller.engines.stub import StubDefinition
+from controller.planning.plan import plan
+from controller.schema.status import ModelState, ModelStatus
+from controller.state import (
+    DesiredModel,
+    DesiredState,
+    Draining,
+    Failure,
+    Health,
+    ObservedReplica,
+    ObservedState,
+    OpKind,
+    PendingOp,
+    Phase,
+    PreflightResult,
+    ReplicaId,
+    ReplicaKey,
+    Statement,
+)
+from controller.status.model_status import assess
+from controller.status.routing_table import routes
+
+NOW = 1_000.0
+MODEL = DesiredModel(
+    "m", StubDefinition(backend="stub", aliases=["em"]), "stub", "new", 2, Statement("file", 5.0, "enabled")
+)
+OK = {("m", "new"): PreflightResult(True, NOW)}
+
+
+def _replica(index: int, health: Health = Health.READY, spec: str = "new", **fields: Any) -> ObservedReplica:
+    ready = NOW - 1 if health is not Health.STARTING else None
+    values: dict[str, Any] = {
+        "health": health, "ready_since": ready, "base_url": f"http://127.0.0.1:{9000 + index}", "started_at": NOW - 2
+    }  # fmt: skip
+    return ObservedReplica(
+        ReplicaId("m", index, spec), f"rh-{spec}-{index}", Phase.RUNNING, NOW - 3, **(values | fields)
+    )
+
+
+def _status(observed: ObservedState, model: DesiredModel = MODEL) -> ModelStatus:
+    desired = DesiredState(1, {model.name: model})
+    [status] = assess(desired, observed, plan(desired, observed, NOW))
+    return status
+
+
+def _seen(*replicas: ObservedReplica, **fields: Any) -> ObservedState:
+    return ObservedState(NOW, replicas, preflights=OK, **fields)
+
+
+def test_all_or_nothing_until_first_loaded_then_one_is_enough() -> None:
+    half = (_replica(0), _replica(1, Health.STARTING))
+    assert _status(_seen(*half)).state is ModelState.LOADING
+    assert _status(_seen(*half, loaded_once=frozenset("m"))).state is ModelState.LOADED
+    assert _status(_seen(_replica(0), _replica(1))).state is ModelState.LOADED
+
+
+def test_loading_only_during_an_attempt() -> None:
+    failure = Failure(2, NOW - 1, "boom", NOW + 5)
+    failures = {ReplicaKey("m", index, "new"): failure for index in (0, 1)}
+    failed = _status(_seen(failures=failures))
+    assert (failed.state, failed.last_error, failed.retry_at) == (ModelState.FAILED, "boom", NOW + 5)
+    pending = {"x": PendingOp(OpKind.START, ReplicaId("m", 0, "new"))}
+    alone = replace(MODEL, replicas=1)
+    assert _status(_seen(pending=pending), alone).state is ModelState.LOADING
+
+
+def test_a_model_that_does_not_fit_has_failed_and_says_why() -> None:
+    status = _status(_seen(), replace(MODEL, replicas=1, gpu_count=2))
+    assert status.state is ModelState.FAILED
+    assert status.last_error == "needs 2 GPUs, this host has none"
+
+
+def test_unloading_until_the_last_engine_is_gone() -> None:
+    unloaded = replace(MODEL, replicas=0)
+    assert _status(_seen(_replica(0, draining=Draining(NOW, False))), unloaded).state is ModelState.UNLOADING
+    assert _status(_seen(), unloaded).state is ModelState.UNLOADED
+
+
+def test_a_failed_replacement_leaves_the_model_loaded_and_shows_the_error() -> None:
+    failures = {ReplicaKey("m", 0, "new"): Failure(1, NOW, "bad argument", None)}
+    old = (_replica(0, spec="old"), _replica(1, spec="old"))
+    status = _status(_seen(*old, failures=failures, loaded_once=frozenset("m")))
+    assert (status.state, status.last_error) == (ModelState.LOADED, "bad argument")
+    assert all(replica.outdated for replica in status.replicas)
+
+
+def test_a_model_that_is_no_longer_declared_is_unloading() -> None:
+    observed = _seen(_replica(0))
+    [status] = assess(DesiredState(1, {}), observed, plan(DesiredState(1, {}), observed, NOW))
+    assert (status.state, status.wanted_replicas) == (ModelState.UNLOADING, 0)
+
+
+def test_only_ready_and_undrained_replicas_are_routed_to_with_their_tokens() -> None:
+    desired = DesiredState(1, {"m": MODEL})
+    observed = _seen(
+        _replica(0), _replica(1, Health.FAILING), _replica(2, draining=Draining(NOW, None)), _replica(3, base_url=None),
+        loaded_once=frozenset("m"),
+    )  # fmt: skip
+    statuses = assess(desired, observed, plan(desired, observed, NOW))
+    [route] = routes(desired, observed, statuses, lambda name: f"token of {name}")
+    [endpoint] = route.endpoints
+    assert (endpoint.replica, endpoint.base_url) == ("rh-new-0", "http://127.0.0.1:9000")
+    assert endpoint.token is not None
+    assert endpoint.token.get_secret_value() == "token of rh-new-0"
+    assert "token of" not in repr(route)
+    assert (route.state, route.aliases, route.created) == (ModelState.LOADED, ("em",), 5)
+
+
+@pytest.mark.parametrize(("told", "length"), [((4096, 2048), 2048), ((4096, None), 4096), ((None, None), 8192)])
+def test_the_context_length_is_what_every_engine_takes_or_what_is_declared(
+    told: tuple[int | None, ...], length: int
+) -> None:
+    definition = LlamaServerDefinition(model_path="m.gguf", llama_server_n_ctx=8192, matryoshka=True)
+    model = replace(MODEL, definition=definition, backend="llama_server")
+    desired = DesiredState(1, {"m": model})
+    observed = _seen(*(_replica(index, context_length=each) for index, each in enumerate(told)))
+    [route] = routes(desired, observed, assess(desired, observed, plan(desired, observed, NOW)), lambda name: None)
+    assert (route.context_length, route.shortens_embeddings, route.thinking_control) == (length, True, None)
+    assert not route.takes_dimensions
+    [before] = routes(desired, _seen(), assess(desired, _seen(), plan(desired, _seen(), NOW)), lambda name: None)
+    assert before.context_length == 8192
+
+
+def test_a_remote_is_as_well_as_its_last_answer() -> None:
+    definition = OpenAIRemoteDefinition(
+        backend="openai_remote",
+        base_url="https://x.example/v1",
+        remote_model="there",
+        thinking_modes=["disabled"],
+        thinking_field="thinking",
+    )
+    remote = DesiredModel("m", definition, "openai_remote", "h", 1, Statement("file", 5.0, "enabled"), runs=False)
+    assert _status(ObservedState(NOW), remote).state is ModelState.LOADING
+    down = _status(ObservedState(NOW, remotes={"m": "no route"}), remote)
+    assert (down.state, down.last_error) == (ModelState.FAILED, "no route")
+    well = ObservedState(NOW, remotes={"m": None})
+    status = _status(well, remote)
+    assert (status.state, status.loaded_replicas) == (ModelState.LOADED, 1)
+    [route] = routes(DesiredState(1, {"m": remote}), well, [status], lambda name: "key")
+    assert route.takes_dimensions
+    assert (route.served_name, route.endpoints[0].base_url, route.endpoints[0].api_prefix) == (
+        "there", "https://x.example/v1", ""
+    )  # fmt: skip
+    assert (route.thinking_control, route.context_length) == ("thinking", None)

@@ -1,0 +1,191 @@
+"""Keys on their way from the files to the routing table, over restarts, broken files and a runtime that is down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from controller.config.debounce import Settled
+from controller.desired.config_diff import key_edits
+from controller.desired.resolve import Defaults
+from controller.desired.source import DesiredFiles
+from controller.journal.event_log import Journal
+from controller.journal.recorder import Recorder
+from controller.observe.gateway_hub import GatewayHub
+from controller.redaction.redactor import nothing_secret
+from controller.schema.keys import Key
+from controller.schema.override import Override
+from controller.schema.routing import ModelRoute, RoutingTable, Stamp
+from controller.schema.status import ModelState
+from controller.status.routing_table import table_keys
+from controller.storage.state_dir import Store
+from tests.support.dry_runs import CHAT, DryRunHarness
+
+MODELS = "models:\n  m:\n    backend: stub\n"
+A, B = "a" * 64, "b" * 64
+KEYS = f"keys:\n  ci:\n    sha256: {A}\n"
+
+
+class Place:
+    """A folder of files, a state folder, a clock, and what was told of edits."""
+
+    def __init__(self, root: Path) -> None:
+        self.desired = root / "desired"
+        self.desired.mkdir()
+        self.now = 1_000.0
+        self.store = Store.open(root / "state")
+        self.edits: list[tuple[list[str], dict[str, Sequence[str]]]] = []
+
+    def files(self) -> DesiredFiles:
+        """As a controller that starts makes them."""
+        files = DesiredFiles(
+            self.desired, self.desired, self.store, Defaults(), resync_s=10.0, clock=lambda: self.now,
+            edited=lambda _, after, ends: self.edits.append((sorted(after.keys), dict(ends))),
+        )  # fmt: skip
+        files.recover()
+        return files
+
+    def write(self, text: str) -> None:
+        """One file."""
+        (self.desired / "models.yaml").write_text(text)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.store.close()
+
+
+def keys_of(files: DesiredFiles, place: Place) -> list[str]:
+    state = files.state(place.now)
+    assert state is not None
+    return [key.name for key in table_keys(state.keys)]
+
+
+async def test_an_edit_of_keys_is_wanted_at_once_and_touches_no_model(place: Place) -> None:
+    place.write(MODELS + KEYS)
+    files = place.files()
+    await files.read()
+    before = files.state(place.now)
+    assert files.settled is not None
+    files.state_override(Override.stating(files.settled.declared["m"], model="m", action="load", at=1.0))
+    loaded = files.state(place.now)
+    place.now += 50
+    place.write(f"{MODELS}{KEYS}  web:\n    sha256: {B}\n")
+    await files.read()
+    after = files.state(place.now)
+    assert before is not None
+    assert loaded is not None
+    assert after is not None
+    assert (keys_of(files, place), after.models) == (["ci", "web"], loaded.models)
+    assert after.revision > loaded.revision
+    assert after.generation > before.generation
+    assert place.edits == [(["ci"], {}), (["ci", "web"], {})]
+
+
+async def test_broken_files_drop_no_key_also_over_a_restart(place: Place) -> None:
+    place.write(MODELS + KEYS)
+    await place.files().read()
+    for broken in ("models: [", "models: {m: {backend: nope}}\n", f"{MODELS}keys: {{ci: {{sha256: rh-x}}}}\n"):
+        place.write(broken)
+        again = place.files()
+        assert keys_of(again, place) == ["ci"], "before the files are read"
+        await again.read()
+        place.now += 100
+        await again.read()
+        assert again.problems()
+        assert keys_of(again, place) == ["ci"]
+
+
+async def test_the_last_key_is_gone_when_two_reads_agree_and_stays_gone(place: Place) -> None:
+    place.write(MODELS + KEYS)
+    files = place.files()
+    await files.read()
+    place.write(MODELS)
+    await files.read()
+    assert (keys_of(files, place), files.wake_at()) == (["ci"], place.now + 2)
+    place.now += 2
+    await files.refresh(place.now)
+    assert (keys_of(files, place), keys_of(place.files(), place)) == ([], [])
+
+
+# The table.
+
+
+def hub() -> GatewayHub:
+    return GatewayHub("i", 3, wake=lambda: None, clock=lambda: 0.0)
+
+
+def route(name: str) -> ModelRoute:
+    return ModelRoute(name=name, backend="stub", state=ModelState.LOADED, created=1, served_name=name)
+
+
+CI = Key(name="ci", sha256=A, tenant="ci")
+
+
+def test_a_change_of_keys_alone_is_a_new_table() -> None:
+    made = hub()
+    assert made.publish((route("a"),), (CI,)) == made.publish((route("a"),), (CI,)) == Stamp(epoch=3, seq=1)
+    assert made.publish((route("a"),), (CI.model_copy(update={"weight": 2.0}),)) == Stamp(epoch=3, seq=2)
+    assert made.publish((route("a"),)) == Stamp(epoch=3, seq=3)
+    assert made.table is not None
+    assert RoutingTable.model_validate_json(made.table.model_dump_json()) == made.table
+
+
+def test_keys_alone_make_no_table() -> None:
+    made = hub()
+    made.rekey((CI,))
+    first = made.table
+    made.publish((route("a"),))
+    made.rekey((CI,))
+    assert first is None
+    assert made.table is not None
+    assert (made.table.models, made.table.keys, made.table.stamp.seq) == ((route("a"),), (CI,), 2)
+
+
+# What is told of it.
+
+
+def test_only_names_are_told_of_an_edit(tmp_path: Path) -> None:
+    before: dict[str, dict[str, object]] = {
+        "gone": {"sha256": A},
+        "same": {"sha256": A},
+        "ci": {"sha256": A, "weight": 2, "tenant": "t"},
+    }
+    after: dict[str, dict[str, object]] = {
+        "new": {"sha256": B},
+        "same": {"sha256": A},
+        "ci": {"sha256": B, "models": ["m"], "tenant": "t"},
+    }
+    assert [(each.key, each.change, each.fields) for each in key_edits(before, after)] == [
+        ("ci", "edited", ["models", "sha256", "weight"]),
+        ("gone", "removed", ["sha256"]),
+        ("new", "added", ["sha256"]),
+    ]
+    journal = Journal(tmp_path / "journal.db", keep=10)
+    recorder = Recorder(journal, lambda: 1_000.0, nothing_secret)
+    recorder.edited(Settled({}, {}, declared_keys=before), Settled({}, {}, declared_keys=after), {})
+    entries = journal.page(("file",), None, None, 10)
+    journal.close()
+    assert sorted(entry.message for entry in entries) == [
+        "the key ci is edited: models, sha256, weight",
+        "the key gone is no longer declared",
+        "the key new is declared",
+    ]
+    assert {"key": "gone", "change": "removed", "fields": ["sha256"]} in [dict(entry.details) for entry in entries]
+    assert not any(secret in str(entry) for entry in entries for secret in (A, B))
+
+
+async def test_a_dry_run_tells_of_keys(tmp_path: Path) -> None:
+    (tmp_path / "models.yaml").write_text(CHAT)
+    harness = DryRunHarness(tmp_path)
+    done = await harness.with_files(keys=KEYS)
+    assert (done.ok, done.changes) == (True, [])
+    assert [each.model_dump() for each in done.keys] == [{"key": "ci", "change": "added", "fields": ["sha256"]}]
+    (tmp_path / "keys.yaml").write_text(KEYS)
+    assert (await harness.with_files(models=CHAT)).keys == []
+    refused = await harness.with_files(keys=f"{KEYS}    weight: 0\n")
+    assert (refused.ok, refused.keys) == (False, [])

@@ -1,0 +1,136 @@
+"""Foreign Host and Origin headers, without keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.schema.errors import RoundhouseError
+from gateway.ingress.cors import Cors
+from gateway.ingress.host_check import _REMEMBERED, HostRule, hostname
+
+
+def verdict(rule: HostRule, host: str | None, origin: str | None = None, cors: Cors | None = None) -> str:
+    headers = [(b"accept", b"*/*")]
+    headers += [(b"host", host.encode())] if host is not None else []
+    headers += [(b"origin", origin.encode())] if origin is not None else []
+    try:
+        rule.check(headers, cors or NO_PAGES)
+    except RoundhouseError as error:
+        return error.entry.code
+    return "accepted"
+
+
+NO_PAGES = Cors([])
+LOOPBACK = HostRule("127.0.0.1", ["llm.example"], is_open=False)
+OPEN = HostRule("0.0.0.0", [], is_open=True)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8080", "127.0.0.1:8080", "[::1]:8080", "[::1]", "LOCALHOST:1", "llm.example:443"]
+)
+def test_names_of_this_machine_are_accepted(host: str) -> None:
+    assert verdict(LOOPBACK, host) == "accepted"
+    assert verdict(LOOPBACK, host) == "accepted", "and again, from memory"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "192.168.1.5:8080",
+        "localhost:8080:1",
+        "localhost:x",
+        "localhost@evil.example",
+        "[::1",
+        "[::1]x",
+        "",
+        None,
+    ],
+)
+def test_foreign_hosts_are_refused(host: str | None) -> None:
+    assert verdict(LOOPBACK, host) == "forbidden_host"
+    assert verdict(LOOPBACK, host) == "forbidden_host", "and never remembered"
+
+
+def test_two_host_headers_are_refused() -> None:
+    with pytest.raises(RoundhouseError, match="several"):
+        LOOPBACK.check([(b"host", b"localhost"), (b"host", b"localhost")], NO_PAGES)
+
+
+def test_an_open_gateway_is_reached_by_address_and_not_by_foreign_name() -> None:
+    assert verdict(OPEN, "192.168.1.5:8080") == "accepted"
+    assert verdict(OPEN, "[fd00::1]:8080") == "accepted"
+    assert verdict(OPEN, "rebound.evil.example") == "forbidden_host"
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://localhost:3000", "http://127.0.0.1:8080", "https://llm.example", "HTTP://LOCALHOST"]
+)
+def test_pages_of_this_machine_may_ask(origin: str) -> None:
+    assert verdict(LOOPBACK, "localhost:8080", origin) == "accepted"
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://evil.example", "null", "file://", "http://localhost.evil.example", "chrome-extension://localhost"],
+)
+def test_foreign_pages_are_refused(origin: str) -> None:
+    assert verdict(LOOPBACK, "localhost:8080", origin) == "forbidden_origin"
+
+
+def test_on_an_open_gateway_its_own_pages_may_ask_and_other_addresses_may_not() -> None:
+    assert verdict(OPEN, "192.168.1.5:8080", "http://192.168.1.5:8080") == "accepted"
+    assert verdict(OPEN, "192.168.1.5:8080", "http://203.0.113.9") == "forbidden_origin"
+
+
+@pytest.mark.parametrize(
+    ("authority", "name"),
+    [
+        ("a", "a"),
+        ("a:1", "a"),
+        ("[::1]:1", "::1"),
+        ("[::1]", "::1"),
+        ("[::1", ""),
+        ("[::1]]", ""),
+        ("[::1]1", ""),
+        ("a:", ""),
+        ("::1", ""),
+        ("a:1x", ""),
+        ("a:²", ""),
+        ("a:1²", ""),
+    ],
+)
+def test_hostname(authority: str, name: str) -> None:
+    assert hostname(authority) == name
+
+
+def test_a_refusal_says_what_was_sent() -> None:
+    with pytest.raises(RoundhouseError, match=r"The Host header is 'evil\.example'; this gateway"):
+        LOOPBACK.check([(b"host", b"evil.example")], NO_PAGES)
+    with pytest.raises(RoundhouseError, match="The Host header is missing, or there are several; this gateway"):
+        LOOPBACK.check([], NO_PAGES)
+    with pytest.raises(RoundhouseError, match=r"origin 'https://evil\.example' may not"):
+        LOOPBACK.check([(b"host", b"localhost"), (b"origin", b"https://evil.example")], NO_PAGES)
+
+
+def test_names_are_compared_without_case() -> None:
+    rule = HostRule("LLM.Local", ["Api.Example"], is_open=False)
+    for host in ("llm.local", "LLM.LOCAL:1", "api.example", "API.EXAMPLE:8080"):
+        assert verdict(rule, host, f"http://{host}") == "accepted"
+    assert verdict(OPEN, "[FD00::1]:8080", "http://[fd00::1]:8080") == "accepted"
+
+
+def test_an_origin_that_cors_names_is_not_foreign_and_no_other_is_let_in() -> None:
+    named = Cors(["https://evil.example"])
+    assert verdict(LOOPBACK, "localhost", "https://evil.example", named) == "accepted"
+    assert verdict(LOOPBACK, "localhost", "https://other.example", named) == "forbidden_origin"
+    assert verdict(LOOPBACK, "evil.example", "https://evil.example", named) == "forbidden_host"
+
+
+def test_what_is_remembered_has_a_bound() -> None:
+    rule = HostRule("0.0.0.0", [], is_open=True)
+    for port in range(3 * _REMEMBERED):
+        assert verdict(rule, f"10.0.0.1:{port}") == "accepted"
+    assert len(rule._accepted) == _REMEMBERED

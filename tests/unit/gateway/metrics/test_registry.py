@@ -1,0 +1,154 @@
+"""The metrics: documented, and bounded in number."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.control.inflight import Ledger
+from gateway.metrics.registry import UNKNOWN_MODEL, LinkState, Metrics
+from gateway.protocols.common.dialect import Usage
+from gateway.routing.live_routes import LiveRoutes
+from gateway.stored_responses.records import Stored
+
+DOCS = Path(__file__).parents[4] / "docs" / "metrics.md"
+
+
+def everything() -> Metrics:
+    """Metrics that have counted one of everything, so that every label shows."""
+    metrics, live, ledger, link = Metrics(), LiveRoutes(), Ledger(lambda: 0.0, {"m": 1}), LinkState()
+    metrics.show_state(live, ledger, link, lambda: 3.0)
+    link.table_at = 1.0
+    ledger.enter("m", "r", "req-1")
+    metrics.show_connections(idle=lambda: 3, busy=lambda: 2)
+    metrics.show_stored(lambda: Stored(5, 4096), lambda: 1)
+    metrics.key("team-a").finished(Usage(3, 4))
+    series = metrics.series("m", "/v1/chat/completions")
+    series.finished(200, 1.0, 0.5, Usage(3, 4))
+    series.retried()
+    series.client_left()
+    series.broke_off("engine_disconnected")
+    series.waited(0.2)
+    series.refused("queue_full")
+    return metrics
+
+
+def test_the_docs_hold_the_same_metrics() -> None:
+    documented = {
+        (name, kind): text
+        for name, kind, _, text in re.findall(
+            r"^\| `(roundhouse_gateway_\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \|$", DOCS.read_text(), re.MULTILINE
+        )
+    }
+    served = {
+        (f"{family.name}_total" if family.type == "counter" else family.name, family.type): family.documentation
+        for family in everything().registry.collect()
+        if family.name.startswith("roundhouse_gateway_")
+    }
+    assert documented == served
+
+
+def test_the_docs_hold_the_same_labels() -> None:
+    rows = re.findall(r"^\| `(roundhouse_gateway_\w+)` \| \w+ \| ([\w, ]*) \|", DOCS.read_text(), re.MULTILINE)
+    documented = {name: set(re.findall(r"\w+", labels)) for name, labels in rows}
+    for family in everything().registry.collect():
+        for sample in family.samples:
+            name = re.sub(r"_(bucket|sum|count|created)$", "", sample.name)
+            name = f"{name}_total" if family.type == "counter" and not name.endswith("_total") else name
+            if name in documented and name != "roundhouse_gateway_replicas":
+                assert set(sample.labels) - {"le"} == documented[name], name
+
+
+def test_state_is_read_off_when_it_is_asked_for() -> None:
+    registry = everything().registry
+    assert registry.get_sample_value("roundhouse_gateway_inflight", {"model": "m"}) == 1
+    assert registry.get_sample_value("roundhouse_gateway_queued", {"model": "m"}) == 1
+    assert registry.get_sample_value("roundhouse_gateway_table_age_seconds") == 2
+    assert registry.get_sample_value("roundhouse_gateway_link_up") == 0
+
+
+def test_two_gateways_in_one_process_do_not_share() -> None:
+    assert Metrics().registry is not Metrics().registry
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"roundhouse_gateway_{name}", labels)
+
+
+def test_what_a_request_was_is_counted_under_its_model_and_route() -> None:
+    metrics = everything()
+    assert sample(metrics, "requests_total", model="m", route="/v1/chat/completions", status="200") == 1
+    assert sample(metrics, "first_byte_seconds_sum", model="m", route="/v1/chat/completions") == 0.5
+    assert sample(metrics, "tokens_total", model="m", direction="in") == 3
+    assert sample(metrics, "tokens_total", model="m", direction="out") == 4
+    assert sample(metrics, "retries_total", model="m") == 1
+    assert sample(metrics, "client_disconnects_total", model="m", route="/v1/chat/completions") == 1
+    assert sample(metrics, "broken_answers_total", model="m", code="engine_disconnected") == 1
+    assert sample(metrics, "refusals_total", model="m", code="queue_full") == 1
+    assert sample(metrics, "queue_wait_seconds_count", model="m") == 1
+    assert sample(metrics, "engine_connections", state="idle") == 3
+    assert sample(metrics, "engine_connections", state="busy") == 2
+
+
+def test_routes_of_a_model_share_its_tokens() -> None:
+    metrics = Metrics()
+    for route in ("/v1/chat/completions", "/v1/completions"):
+        metrics.series("m", route).finished(200, 1.0, None, Usage(1, 2))
+    assert sample(metrics, "tokens_total", model="m", direction="out") == 4
+    assert sample(metrics, "requests_total", model="m", route="/v1/completions", status="200") == 1
+
+
+def test_a_key_is_counted_by_its_name() -> None:
+    metrics = Metrics()
+    metrics.key("team-a").finished(Usage(3, 4))
+    metrics.key("team-a").finished(None)
+    assert sample(metrics, "key_requests_total", key="team-a") == 2
+    assert sample(metrics, "key_tokens_total", key="team-a", direction="in") == 3
+    assert sample(metrics, "key_tokens_total", key="team-a", direction="out") == 4
+
+
+def test_nothing_is_shown_that_was_not_counted() -> None:
+    metrics = Metrics()
+    metrics.series(UNKNOWN_MODEL, "/v1/completions").finished(404, 0.1, 0.1, None)
+    text = generate_latest(metrics.registry).decode()
+    counted = {line.partition("{")[0] for line in text.splitlines() if line.startswith("roundhouse_gateway_")}
+    assert counted == {
+        "roundhouse_gateway_requests_total",
+        *(f"roundhouse_gateway_request_duration_seconds_{part}" for part in ("bucket", "count", "sum")),
+        *(f"roundhouse_gateway_first_byte_seconds_{part}" for part in ("bucket", "count", "sum")),
+    }
+
+
+@pytest.mark.parametrize("value", [0.0, 0.0099, 0.01, 0.010001, 0.3, 1, 1800, 1800.5, 1e9])
+def test_histograms_read_as_prometheus_clients_own(value: float) -> None:
+    theirs, ours = CollectorRegistry(), Metrics()
+    bounds = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+    name = "roundhouse_gateway_request_duration_seconds"
+    Histogram(name, "x", ("model", "route"), buckets=bounds, registry=theirs).labels("m", "r").observe(value)
+    ours.series("m", "r").finished(200, value, None, None)
+    assert samples(ours.registry, name) == samples(theirs, name)
+
+
+def test_counters_read_as_prometheus_clients_own() -> None:
+    theirs, ours = CollectorRegistry(), Metrics()
+    name = "roundhouse_gateway_refusals"
+    Counter(name, "x", ("model", "code"), registry=theirs).labels('od"d\\ \n', "queue_full").inc(2)
+    series = ours.series('od"d\\ \n', "r")
+    series.refused("queue_full")
+    series.refused("queue_full")
+    assert samples(ours.registry, name) == samples(theirs, name)
+
+
+def samples(registry: CollectorRegistry, name: str) -> list[object]:
+    """Samples of a family, as a scrape reads them."""
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return [
+        (found.name, found.labels, found.value)
+        for family in families
+        if family.name == name
+        for found in family.samples
+    ]

@@ -1,0 +1,336 @@
+"""What Anthropic's requests become for an engine that speaks chat completions: the fields, to the letter."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.schema.admin import Capabilities
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_OVER_CHAT, MESSAGES_OVER_CHAT
+from gateway.protocols.common.request import parse_request
+from tests.fakes.fake_controller import route
+
+Fields = dict[str, Any]
+
+HI: list[Fields] = [{"role": "user", "content": "Hi"}]
+ASKED: Fields = {"model": "m", "max_tokens": 9, "messages": HI}
+SAID: Fields = {"model": "inner", "max_tokens": 9, "messages": HI}
+SCHEMA: Fields = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL: Fields = {"name": "get_weather", "description": "Now.", "input_schema": SCHEMA}
+CALLED: Fields = {"type": "function", "function": {"name": "get_weather", "description": "Now.", "parameters": SCHEMA}}
+PNG: Fields = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+ANYTHING = Capabilities(
+    modalities=("text", "image"), thinking_modes=("default", "enabled", "disabled"), tools=True, structured_output=True
+)
+
+
+def chat_fields(fields: Fields, *, counts: bool = False, capabilities: Capabilities = ANYTHING, **model: Any) -> Fields:
+    """What the engine is asked for."""
+    dialect = MESSAGES_COUNTED_OVER_CHAT if counts else MESSAGES_OVER_CHAT
+    to = route("m", served_name="inner", capabilities=capabilities, **model)
+    request = parse_request(json.dumps(fields).encode(), may_stream=not counts)
+    dialect.check(request, to)
+    made: Fields = json.loads(dialect.body_for(request, to, as_stream=False))
+    return made
+
+
+def user(*content: Any) -> Fields:
+    """A request with one message of these blocks."""
+    return {**ASKED, "messages": [{"role": "user", "content": list(content)}]}
+
+
+CALL: Fields = {"type": "tool_use", "id": "toolu_3", "name": "get_time", "input": {"at": None}}
+CONVERSATION: Fields = {
+    **ASKED,
+    "system": [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch=a5145;"},
+        {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "Be kind."},
+    ],
+    "messages": [
+        {"role": "user", "content": "What is the weather"},
+        {"role": "user", "content": [{"type": "text", "text": "in Paris?"}, PNG]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "I must look.", "signature": ""},
+                {"type": "redacted_thinking", "data": "xyz"},
+                {"type": "text", "text": "Let me see."},
+                {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Paris ü"}},
+                {"type": "tool_use", "id": "toolu_2", "name": "get_time", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Here:"},
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "Rain"}, PNG]},
+                {"type": "tool_result", "tool_use_id": "toolu_2", "content": "no clock", "is_error": True},
+            ],
+        },
+        {"role": "system", "content": "One more word."},
+        {"role": "assistant", "content": "It"},
+        {"role": "assistant", "content": [{"type": "text", "text": "rains"}, CALL]},
+    ],
+}
+URL: Fields = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+
+
+def test_a_whole_conversation() -> None:
+    thought = "I must look."
+    made = {"id": "toolu_3", "type": "function", "function": {"name": "get_time", "arguments": '{"at":null}'}}
+    weather = {"name": "get_weather", "arguments": '{"city":"Paris ü"}'}
+    assert chat_fields(CONVERSATION) == {
+        **SAID,
+        "messages": [
+            {"role": "system", "content": "Be brief.\n\nBe kind."},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "What is the weather"},
+                    {"type": "text", "text": "in Paris?"},
+                    URL,
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": "Let me see.",
+                "reasoning_content": thought,
+                "reasoning": thought,
+                "tool_calls": [
+                    {"id": "toolu_1", "type": "function", "function": weather},
+                    {"id": "toolu_2", "type": "function", "function": {"name": "get_time", "arguments": "{}"}},
+                ],
+            },
+            {"role": "tool", "tool_call_id": "toolu_1", "content": [{"type": "text", "text": "Rain"}, URL]},
+            {"role": "tool", "tool_call_id": "toolu_2", "content": "no clock"},
+            {"role": "user", "content": "Here:"},
+            {"role": "system", "content": "One more word."},
+            {"role": "assistant", "content": "It\n\nrains", "tool_calls": [made]},
+        ],
+    }
+
+
+DOCUMENT: Fields = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Rain."}}
+SAME: list[tuple[Fields, Fields]] = [
+    (ASKED, SAID),
+    ({**ASKED, "max_tokens": 0}, {**SAID, "max_tokens": 0}),
+    (
+        {**ASKED, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "stop_sequences": ["a", "b"]},
+        {**SAID, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "stop": ["a", "b"]},
+    ),
+    ({**ASKED, "min_p": 0.1, "seed": 7, "tools": []}, {**SAID, "min_p": 0.1, "seed": 7}),
+    ({**ASKED, "metadata": {"user_id": "u1"}}, {**SAID, "user": "u1"}),
+    (
+        {**ASKED, "service_tier": "auto", "context_management": {"edits": []}, "container": None, "mcp_servers": []},
+        SAID,
+    ),
+    ({**ASKED, "betas": ["x"], "anthropic_version": "bedrock-2023-05-31", "speed": "fast"}, SAID),
+    ({**ASKED, "system": "Be brief."}, {**SAID, "messages": [{"role": "system", "content": "Be brief."}, *HI]}),
+    ({**ASKED, "system": []}, SAID),
+    ({**ASKED, "stream": True}, {**SAID, "stream": True, "stream_options": {"include_usage": True}}),
+    ({**ASKED, "tools": [TOOL]}, {**SAID, "tools": [CALLED]}),
+    (
+        {**ASKED, "tools": [{**TOOL, "type": "custom", "strict": True, "cache_control": None}]},
+        {**SAID, "tools": [{**CALLED, "function": {**CALLED["function"], "strict": True}}]},
+    ),
+    ({**ASKED, "tools": [TOOL], "tool_choice": {"type": "auto"}}, {**SAID, "tools": [CALLED], "tool_choice": "auto"}),
+    (
+        {**ASKED, "tools": [TOOL], "tool_choice": {"type": "any"}},
+        {**SAID, "tools": [CALLED], "tool_choice": "required"},
+    ),
+    ({**ASKED, "tools": [TOOL], "tool_choice": {"type": "none"}}, {**SAID, "tools": [CALLED], "tool_choice": "none"}),
+    (
+        {
+            **ASKED,
+            "tools": [TOOL],
+            "tool_choice": {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True},
+        },
+        {
+            **SAID,
+            "tools": [CALLED],
+            "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+            "parallel_tool_calls": False,
+        },
+    ),
+    (
+        {**ASKED, "output_config": {"effort": "max", "format": {"type": "json_schema", "schema": SCHEMA}}},
+        {
+            **SAID,
+            "reasoning_effort": "xhigh",
+            "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}},
+        },
+    ),
+    (
+        {**ASKED, "output_format": {"type": "json_schema", "schema": SCHEMA}},
+        {**SAID, "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}},
+    ),
+    (
+        user({"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}),
+        {**SAID, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]}]},
+    ),
+    (
+        user({**DOCUMENT, "title": "News", "context": "Of today", "citations": {"enabled": True}}),
+        {**SAID, "messages": [{"role": "user", "content": "News\nOf today\nRain."}]},
+    ),
+    (
+        user({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "Sun."}]}}),
+        {**SAID, "messages": [{"role": "user", "content": "Sun."}]},
+    ),
+    (
+        user({"type": "tool_result", "tool_use_id": "t"}),
+        {**SAID, "messages": [{"role": "tool", "tool_call_id": "t", "content": ""}]},
+    ),
+    ({**ASKED, "messages": [*HI, {"role": "assistant", "content": []}]}, SAID),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "said"), SAME)
+def test_what_becomes_of_each_field(asked: Fields, said: Fields) -> None:
+    assert chat_fields(asked) == said
+
+
+THINKING: list[tuple[Any, Fields]] = [
+    ({"type": "enabled", "budget_tokens": 2048}, {"chat_template_kwargs": {"enable_thinking": True}}),
+    ({"type": "disabled"}, {"chat_template_kwargs": {"enable_thinking": False}}),
+    ({"type": "adaptive"}, {}),
+    ("enabled", {"chat_template_kwargs": {"enable_thinking": True}}),
+    ("disabled", {"chat_template_kwargs": {"enable_thinking": False}}),
+    ("default", {}),
+    (None, {}),
+]
+
+
+@pytest.mark.parametrize(("thinking", "more"), THINKING)
+def test_thinking(thinking: Any, more: Fields) -> None:
+    switch: Fields = {"thinking_control": "chat_template_kwargs"}
+    assert chat_fields({**ASKED, "thinking": thinking}, **switch) == {**SAID, **more}
+
+
+def test_the_object_is_a_wish_and_the_word_is_an_order() -> None:
+    for thinking in ({"type": "enabled", "budget_tokens": 2048}, {"type": "disabled"}):
+        assert chat_fields({**ASKED, "thinking": thinking}, capabilities=Capabilities()) == SAID
+    for word in ("enabled", "disabled"):
+        with pytest.raises(RoundhouseError) as refused:
+            chat_fields({**ASKED, "thinking": word}, capabilities=Capabilities())
+        assert (refused.value.entry.code, refused.value.param) == ("thinking_unsupported", "thinking")
+
+
+def test_llama_server_is_asked_for_more() -> None:
+    fields = {**ASKED, "stop_sequences": ["x"], "thinking": {"type": "enabled", "budget_tokens": 2048}}
+    to = route("m", served_name="inner", capabilities=ANYTHING).model_copy(update={"backend": "llama_server"})
+    request = parse_request(json.dumps(fields).encode(), may_stream=True)
+    MESSAGES_OVER_CHAT.check(request, to)
+    made = json.loads(MESSAGES_OVER_CHAT.body_for(request, to, as_stream=False))
+    assert made == {**SAID, "stop": ["x"], "verbose": True, "thinking_budget_tokens": 2048}
+
+
+def test_counting_needs_no_limit() -> None:
+    assert chat_fields({"model": "m", "messages": HI}, counts=True) == {"model": "inner", "messages": HI}
+    with pytest.raises(RoundhouseError, match="max_tokens"):
+        chat_fields({"model": "m", "messages": HI})
+
+
+def block(**fields: Any) -> Fields:
+    """A request with one block of the user's."""
+    return user(fields)
+
+
+def reply(**fields: Any) -> Fields:
+    """A request with one block of the assistant's."""
+    return {**ASKED, "messages": [*HI, {"role": "assistant", "content": [fields]}]}
+
+
+FIRST = "messages[0].content[0]"
+REFUSED: list[tuple[Fields, str]] = [
+    ({"model": "m", "messages": HI}, "max_tokens"),
+    ({**ASKED, "max_tokens": -1}, "max_tokens"),
+    ({**ASKED, "max_tokens": "9"}, "max_tokens"),
+    ({**ASKED, "max_tokens": True}, "max_tokens"),
+    ({"model": "m", "max_tokens": 9}, "messages"),
+    ({**ASKED, "messages": []}, "messages"),
+    ({**ASKED, "messages": "Hi"}, "messages"),
+    ({**ASKED, "messages": ["Hi"]}, "messages[0]"),
+    ({**ASKED, "messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ({**ASKED, "messages": [{"role": "user"}]}, "messages[0].content"),
+    ({**ASKED, "messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    (user("Hi"), FIRST),
+    (block(text="Hi"), FIRST + ".type"),
+    (block(type="text"), FIRST + ".text"),
+    (block(type="search_result"), FIRST + ".type"),
+    (block(type="tool_use", id="t", name="f", input={}), FIRST + ".type"),
+    (block(type="image"), FIRST + ".source"),
+    (block(type="image", source={"type": "file", "file_id": "f"}), FIRST + ".source.type"),
+    (block(type="image", source={"type": "base64", "data": "x"}), FIRST + ".source.media_type"),
+    (block(type="tool_result"), FIRST + ".tool_use_id"),
+    (
+        block(type="tool_result", tool_use_id="t", content=[{"type": "tool_reference"}]),
+        FIRST + ".content[0].type",
+    ),
+    (reply(type="tool_use", id="t", name="f"), "messages[1].content[0].input"),
+    (reply(type="tool_use", name="f", input={}), "messages[1].content[0].id"),
+    (reply(type="server_tool_use"), "messages[1].content[0].type"),
+    ({**ASKED, "system": 3}, "system"),
+    ({**ASKED, "system": [{"type": "image"}]}, "system[0].type"),
+    ({**ASKED, "tools": [{"type": "web_search_20260318", "name": "web_search"}]}, "tools[0].type"),
+    ({**ASKED, "tools": [TOOL, {"type": "bash_20250124", "name": "bash"}]}, "tools[1].type"),
+    ({**ASKED, "tools": [{"name": "f"}]}, "tools[0].input_schema"),
+    ({**ASKED, "tools": [{"input_schema": {}}]}, "tools[0].name"),
+    ({**ASKED, "tools": [TOOL], "tool_choice": "auto"}, "tool_choice"),
+    ({**ASKED, "tools": [TOOL], "tool_choice": {"type": "all"}}, "tool_choice.type"),
+    ({**ASKED, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
+    ({**ASKED, "thinking": "often"}, "thinking"),
+    ({**ASKED, "thinking": True}, "thinking"),
+    ({**ASKED, "thinking": {}}, "thinking.type"),
+    ({**ASKED, "thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
+    ({**ASKED, "stop_sequences": "x"}, "stop_sequences"),
+    ({**ASKED, "stop_sequences": ["x", ""]}, "stop_sequences[1]"),
+    ({**ASKED, "output_config": {"effort": "huge"}}, "output_config.effort"),
+    ({**ASKED, "output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
+    ({**ASKED, "output_format": {"type": "json_schema"}}, "output_format.schema"),
+    ({**ASKED, "container": "c1"}, "container"),
+    ({**ASKED, "mcp_servers": [{"name": "x"}]}, "mcp_servers"),
+    ({**ASKED, "thread": {"type": "create"}}, "thread"),
+    ({**ASKED, "metadata": "me"}, "metadata"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "param"), REFUSED)
+def test_what_cannot_be_done_is_refused_by_its_place(asked: Fields, param: str) -> None:
+    with pytest.raises(RoundhouseError) as refused:
+        chat_fields(asked)
+    assert (refused.value.entry.code, refused.value.param) == ("invalid_request", param)
+    assert f"`{param}`" in str(refused.value)
+
+
+UNFIT: list[tuple[Fields, Fields, str, str]] = [
+    (CONVERSATION, {}, "modality_unsupported", "messages[1].content[1]"),
+    (block(type="tool_result", tool_use_id="t", content=[PNG]), {}, "modality_unsupported", FIRST + ".content[0]"),
+    (block(type="document", source={"type": "base64", "data": "x"}), {}, "modality_unsupported", FIRST + ".source"),
+    (block(type="document", source={"type": "file"}), {}, "modality_unsupported", FIRST + ".source"),
+    ({**ASKED, "tools": [TOOL]}, {"tools": False}, "tools_unsupported", "tools"),
+    (
+        {**ASKED, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        {"structured_output": False},
+        "structured_output_unsupported",
+        "output_config.format",
+    ),
+    (
+        {**ASKED, "messages": [*HI, {"role": "assistant", "content": "x"}, *HI]},
+        {"multi_turn": False},
+        "multi_turn_unsupported",
+        "messages[2]",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "lacks", "code", "param"), UNFIT)
+def test_what_the_model_does_not_take_is_refused_by_its_place(
+    asked: Fields, lacks: Fields, code: str, param: str
+) -> None:
+    with pytest.raises(RoundhouseError) as refused:
+        chat_fields(asked, capabilities=Capabilities(**lacks))
+    assert (refused.value.entry.code, refused.value.param) == (code, param)

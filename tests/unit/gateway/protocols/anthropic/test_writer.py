@@ -1,0 +1,273 @@
+"""What an engine's chat completions become for Anthropic's clients: the events and the message, to the letter."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_OVER_CHAT, MESSAGES_OVER_CHAT
+from tests.fakes.fake_controller import route
+from tests.support.messages_schema import checked_events, checked_message
+from tests.support.messages_transcripts import (
+    ASKED,
+    BEGUN,
+    COUNTED,
+    LLAMA_SERVER,
+    NONE_TOLD,
+    TEXT,
+    THINKING,
+    USAGE,
+    Fields,
+    asked,
+    call,
+    chunk,
+    ended,
+    grew,
+    lines,
+    said,
+    started,
+    stopped,
+    streamed,
+)
+
+
+def test_text() -> None:
+    out = streamed(
+        chunk({"role": "assistant", "content": None}),
+        chunk({"content": 'He said "ü'}),
+        chunk({"content": '€"\n'}),
+        chunk({}, "stop"),
+    )
+    assert out == lines(
+        BEGUN,
+        started(0, **TEXT),
+        grew(0, "text_delta", text='He said "ü'),
+        grew(0, "text_delta", text='€"\n'),
+        stopped(0),
+        *ended("end_turn"),
+    )
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_thoughts_text_and_calls(name: str) -> None:
+    out = streamed(
+        chunk({name: "Hm"}),
+        chunk({name: "m."}),
+        chunk({"content": "Let me see."}),
+        chunk(call(0, "", "get_weather")),
+        chunk(call(0, '{"city":')),
+        chunk(call(0, '"Paris"}')),
+        chunk(call(1, "{}", "get_time")),
+        chunk({}, "tool_calls"),
+    )
+    assert out == lines(
+        BEGUN,
+        started(0, **THINKING),
+        grew(0, "thinking_delta", thinking="Hm"),
+        grew(0, "thinking_delta", thinking="m."),
+        grew(0, "signature_delta", signature=""),
+        stopped(0),
+        started(1, **TEXT),
+        grew(1, "text_delta", text="Let me see."),
+        stopped(1),
+        started(2, type="tool_use", id="id0", name="get_weather", input={}),
+        grew(2, "input_json_delta", partial_json='{"city":'),
+        grew(2, "input_json_delta", partial_json='"Paris"}'),
+        stopped(2),
+        started(3, type="tool_use", id="id1", name="get_time", input={}),
+        grew(3, "input_json_delta", partial_json="{}"),
+        stopped(3),
+        *ended("tool_use"),
+    )
+
+
+def test_thoughts_may_come_again() -> None:
+    kinds = [
+        event["content_block"]["type"]
+        for event in checked_events(
+            streamed(
+                chunk({"content": "a"}),
+                chunk({"reasoning": "b", "content": "c"}),
+                chunk(call(0, "{}", "f")),
+                chunk({"content": "d"}),
+                chunk({}, "stop"),
+            )
+        )
+        if event["type"] == "content_block_start"
+    ]
+    assert kinds == ["text", "thinking", "text", "tool_use", "text"]
+
+
+ENDINGS: list[tuple[bytes, Fields | None, tuple[Fields, Fields]]] = [
+    (chunk({}, "length"), USAGE, ended("max_tokens")),
+    (chunk({}, "content_filter"), USAGE, ended("refusal")),
+    (chunk({}, "stop", stop_reason="fox"), USAGE, ended("stop_sequence", sequence="fox")),
+    (chunk({}, "stop", stop_reason=128001), USAGE, ended("end_turn")),
+    (chunk({}, "whatever"), USAGE, ended("end_turn")),
+    (chunk({}, "stop"), None, ended("end_turn", NONE_TOLD)),
+    (chunk({}, "stop"), {}, ended("end_turn", NONE_TOLD)),
+    (
+        chunk({}, "stop"),
+        {"prompt_tokens": 2, "completion_tokens": 1},
+        ended("end_turn", {"input_tokens": 2, "cache_read_input_tokens": 0, "output_tokens": 1}),
+    ),
+    (
+        b'data: {"choices":[{"index":0,"delta":{"content":""},"finish_reason":null}],'
+        b'"__verbose":{"stop_type":"word","stopping_word":"fox"}}\n\n' + chunk({}, "stop"),
+        USAGE,
+        ended("stop_sequence", sequence="fox"),
+    ),
+    (
+        b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],'
+        b'"__verbose":{"stop_type":"eos","stopping_word":""}}\n\n',
+        USAGE,
+        ended("end_turn"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("last", "usage", "expected"), ENDINGS)
+def test_how_a_stream_ends(last: bytes, usage: Fields | None, expected: tuple[Fields, Fields]) -> None:
+    out = streamed(chunk({"content": "a"}), last, usage=usage)
+    assert out == lines(BEGUN, started(0, **TEXT), grew(0, "text_delta", text="a"), stopped(0), *expected)
+
+
+def test_calls_that_end_with_stop_are_calls() -> None:
+    assert streamed(chunk(call(0, "{}", "f")), chunk({}, "stop")).endswith(lines(*ended("tool_use")))
+
+
+def test_a_refusal_is_text_and_the_reason() -> None:
+    out = streamed(chunk({"refusal": "No."}), chunk({}, "stop"))
+    assert out == lines(BEGUN, started(0, **TEXT), grew(0, "text_delta", text="No."), stopped(0), *ended("refusal"))
+
+
+def test_an_empty_answer_has_no_blocks() -> None:
+    assert streamed(chunk({}), chunk({}, "stop")) == lines(BEGUN, *ended("end_turn"))
+
+
+def test_of_several_answers_the_first_counts() -> None:
+    out = streamed(
+        chunk({"content": "a"}), chunk({"content": "b"}, index=1), chunk({}, "length", index=1), chunk({}, "stop")
+    )
+    assert b'"b"' not in out
+    assert out.endswith(lines(*ended("end_turn")))
+
+
+BEGUN_BEFORE = [
+    {"type": "thinking", "thinking": "[Hm", "signature": ""},
+    {"type": "text", "text": "["},
+]
+PREFILLED: Fields = {"messages": [*ASKED["messages"], {"role": "assistant", "content": BEGUN_BEFORE}]}
+
+
+def test_an_answer_goes_on_without_what_llama_server_repeats() -> None:
+    body = json.loads(MESSAGES_OVER_CHAT.body_for(asked(**PREFILLED), LLAMA_SERVER, as_stream=False))
+    assert body["echo"] is True
+    message = {"reasoning_content": "[Hm[Hm.", "content": "[[1,2],[3]]"}
+    thought = {"type": "thinking", "thinking": "[Hm.", "signature": ""}
+    assert whole(message, **PREFILLED)["content"] == [thought, {"type": "text", "text": "[1,2],[3]]"}]
+    assert whole({"reasoning_content": "[Hm", "content": "["}, **PREFILLED)["content"] == []
+    parts = [{"reasoning": "[Hm[H"}, {"reasoning": "m."}, {"content": "["}, {"content": "[1,2]"}, {"content": ",[3]]"}]
+    out = streamed(*map(chunk, parts), chunk({}, "stop"), **PREFILLED)
+    assert said(out) == ["[H", "m.", "", "[1,2]", ",[3]]"]
+    assert said(streamed(chunk({"content": "[[1,2]"}), chunk({}, "stop"), **PREFILLED)) == ["[1,2]"]
+
+
+def test_an_answer_that_begins_as_it_was_begun_is_whole() -> None:
+    other = route("m")
+    assert "echo" not in json.loads(MESSAGES_OVER_CHAT.body_for(asked(other, **PREFILLED), other, as_stream=False))
+    assert whole({"content": "[1,2],[3]]"}, engine=other, **PREFILLED)["content"][0]["text"] == "[1,2],[3]]"
+    out = streamed(
+        chunk({"content": "["}), chunk({"content": "1,2],[3]]"}), chunk({}, "stop"), engine=other, **PREFILLED
+    )
+    assert said(out) == ["[", "1,2],[3]]"]
+
+
+@pytest.mark.parametrize("before", [b"", chunk({"content": "a"})])
+def test_an_engines_error_is_the_end(before: bytes) -> None:
+    event = b"data: " + json.dumps({"error": {"message": "Out of luck.", "code": 503}}).encode() + b"\n\n"
+    events = MESSAGES_OVER_CHAT.events(asked(stream=True))
+    out = events.feed(before) + events.feed(event) + events.feed(b"data: [DONE]\n\n") + events.finish()
+    assert events.is_complete
+    last = out.split(b"\n\n")[-2] + b"\n\n"
+    told = json.loads(last.removeprefix(b"event: error\ndata: "))
+    assert (told["type"], told["error"]["type"]) == ("error", "overloaded_error")
+    assert (told["error"]["message"], told["error"]["status"]) == ("Out of luck.", 503)
+    assert told["request_id"] == "req-7"
+
+
+@pytest.mark.parametrize("before", [b"", chunk({"content": "a"})])
+def test_an_error_of_ours_is_the_end(before: bytes) -> None:
+    events = MESSAGES_OVER_CHAT.events(asked(stream=True))
+    out = events.feed(before) + events.failure(RoundhouseError("engine_disconnected", "It broke."), "req-1")
+    assert events.is_complete
+    assert events.failure(RoundhouseError("engine_disconnected", "Again."), "req-1") == b""
+    told = json.loads(out.rsplit(b"event: error\ndata: ", 1)[1])
+    assert (told["type"], told["error"]["type"], told["error"]["code"]) == ("error", "api_error", "engine_disconnected")
+    assert (told["error"]["message"], told["request_id"]) == ("It broke.", "req-1")
+
+
+@pytest.mark.parametrize("error", [{"message": "Out of luck.", "code": 400}, "Out of luck.", {"why": "Out of luck."}])
+def test_an_engines_error_that_is_called_a_success_is_an_error(error: Any) -> None:
+    translate = MESSAGES_OVER_CHAT.whole(asked())
+    assert translate is not None
+    with pytest.raises(RoundhouseError, match=r"Out of luck\.") as caught:
+        translate(json.dumps({"error": error, "choices": []}).encode())
+    assert caught.value.entry.code == "engine_error"
+    assert translate(json.dumps({"error": None, "choices": [{"message": {"content": "a"}}]}).encode())
+    with pytest.raises(RoundhouseError, match="no chat completion"):
+        translate(b"{}")
+
+
+def whole(message: Fields, finish: str = "stop", usage: Fields | None = USAGE, **fields: Any) -> Fields:
+    """What the client gets of a blocking answer."""
+    answer: Fields = {"id": "chatcmpl-7", "choices": [{"index": 0, "message": message, "finish_reason": finish}]}
+    translate = MESSAGES_OVER_CHAT.whole(asked(**fields))
+    assert translate is not None
+    made: Fields = json.loads(translate(json.dumps(answer | ({} if usage is None else {"usage": usage})).encode()))
+    checked_message(made)
+    return made
+
+
+def test_a_whole_message() -> None:
+    calls = [
+        {"id": "id0", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Paris"}'}},
+        {"id": "id1", "type": "function", "function": {"name": "get_time", "arguments": "[1]"}},
+        {"id": "id2", "type": "function", "function": {"name": "get_time", "arguments": '{"cut'}},
+    ]
+    message = {"role": "assistant", "content": "Let me see.", "reasoning_content": "Hmm.", "tool_calls": calls}
+    assert whole(message) == {
+        "id": "msg_7",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude-alias",
+        "content": [
+            {"type": "thinking", "thinking": "Hmm.", "signature": ""},
+            {"type": "text", "text": "Let me see."},
+            {"type": "tool_use", "id": "id0", "name": "get_weather", "input": {"city": "Paris"}},
+            {"type": "tool_use", "id": "id1", "name": "get_time", "input": {}},
+            {"type": "tool_use", "id": "id2", "name": "get_time", "input": {}},
+        ],
+        "stop_reason": "tool_use",
+        "stop_sequence": None,
+        "usage": COUNTED,
+    }
+
+
+def test_other_whole_messages() -> None:
+    assert whole({"content": "a"}, "length")["stop_reason"] == "max_tokens"
+    assert whole({"content": "", "refusal": "No."})["content"] == [{"type": "text", "text": "No."}]
+    assert whole({"content": None, "refusal": "No."})["stop_reason"] == "refusal"
+    assert whole({"content": ""}, usage=None)["usage"] == NONE_TOLD
+
+
+def test_a_count() -> None:
+    translate = MESSAGES_COUNTED_OVER_CHAT.whole(asked())
+    assert translate is not None
+    assert translate(b'{"object":"response.input_tokens","input_tokens":12}') == b'{"input_tokens":12}'
+    for wrong in (b"{}", b'{"input_tokens":true}', b"[]", b"x"):
+        with pytest.raises(RoundhouseError, match="counts no tokens"):
+            translate(wrong)

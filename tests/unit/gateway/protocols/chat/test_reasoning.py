@@ -1,0 +1,134 @@
+"""Thoughts under both names: in events, in blocking answers, in messages of a request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.protocols.chat import reasoning
+from gateway.protocols.chat.dialect import CHAT, COMPLETIONS, DONE
+from gateway.protocols.common.request import parse_request
+from tests.support.campaign import campaign_count
+
+REQUEST = parse_request(b'{"model": "m", "stream": true}', may_stream=True)
+NAMES = ("reasoning", "reasoning_content")
+
+
+def event(text: str) -> bytes:
+    """A chunk with that delta."""
+    return b'data: {"id":"c","choices":[{"index":0,"delta":%b,"finish_reason":null}]}\n\n' % text.encode()
+
+
+def deltas(events: bytes) -> list[dict[str, Any]]:
+    """Of each event."""
+    lines = [line for line in events.decode().split("\n") if line.startswith("data: {")]
+    return [choice["delta"] for line in lines for choice in json.loads(line[6:])["choices"]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_thought_in_a_stream_has_both_names_and_its_bytes(name: str) -> None:
+    text = r'"so\u00fc \"reasoning\": \\ \n ü€ \ud83d"'
+    chunk = event(f'{{"{name}" : {text},"content":null}}')
+    passed = CHAT.events(REQUEST).feed(chunk)
+    other = NAMES[1 - NAMES.index(name)]
+    assert passed == event(f'{{"{name}" : {text},"{other}":{text},"content":null}}')
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        '{"content":"I am \\"reasoning\\":\\"x\\""}',
+        '{"content":"\\"reasoning_content\\":\\"x\\""}',
+        '{"reasoning":null}',
+        '{"reasoning_content":null,"content":"x"}',
+        '{"reasoning_details":[{"type":"reasoning","text":"x"}]}',
+        '{"reasoning":"x","reasoning_content":"x"}',
+        '{"reasoning":"x","reasoning_content":"y"}',
+        '{"reasoning":null,"reasoning_content":null}',
+        '{"reasoning":{"a":"b"}}',
+    ],
+)
+def test_what_is_no_thought_or_has_both_names_stays(delta: str) -> None:
+    assert CHAT.events(REQUEST).feed(event(delta)) == event(delta)
+
+
+@pytest.mark.parametrize("first", NAMES)
+def test_a_name_that_is_null_is_given_the_thought(first: str) -> None:
+    other = NAMES[1 - NAMES.index(first)]
+    chunk = event(f'{{"{first}":null,"{other}":"so"}}') + event('{"content":"x"}') + event(f'{{"{other}":"on"}}')
+    passed = CHAT.events(REQUEST).feed(chunk)
+    assert deltas(passed) == [dict.fromkeys(NAMES, "so"), {"content": "x"}, dict.fromkeys(NAMES, "on")]
+    assert passed.count(b"\n\n") == 3
+
+
+def test_choices_of_one_event_keep_their_own_thoughts() -> None:
+    chunk = b'data: {"choices":[{"delta":{"reasoning":"a"}},{"delta":{"reasoning_content":null}}]}\n\n'
+    passed = CHAT.events(REQUEST).feed(chunk)
+    assert deltas(passed) == [dict.fromkeys(NAMES, "a"), {"reasoning_content": None}]
+
+
+def test_both_names_in_different_events_of_a_chunk() -> None:
+    passed = CHAT.events(REQUEST).feed(event('{"reasoning":"a"}') + event('{"reasoning_content":"b"}'))
+    assert deltas(passed) == [dict.fromkeys(NAMES, "a"), dict.fromkeys(NAMES, "b")]
+
+
+def test_completions_have_no_thoughts() -> None:
+    chunk = b'data: {"choices":[{"text":"x","reasoning":"y"}]}\n\n'
+    assert COMPLETIONS.events(REQUEST).feed(chunk) == chunk
+    assert COMPLETIONS.whole(REQUEST) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_blocking_answer_has_both(name: str) -> None:
+    change = CHAT.whole(REQUEST)
+    assert change is not None
+    body = b'{\n "choices": [{"message": {"%b": "so",\n "content": "x"}}],"usage":{"d":{"reasoning_tokens":1}}}'
+    answer = change(body % name.encode())
+    assert json.loads(answer)["choices"][0]["message"] == {"content": "x"} | dict.fromkeys(NAMES, "so")
+    assert change(b'{"choices":[{"message":{"content":"x"}}]}') == b'{"choices":[{"message":{"content":"x"}}]}'
+    assert change(b'{"choices":7,"reasoning":null,"reasoning_content":1}').startswith(b'{"choices":7')
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gathered_answer_has_both(name: str) -> None:
+    gathering = CHAT.gathering(REQUEST)
+    assert gathering is not None
+    gathering.feed(event(f'{{"{name}":"so "}}') + event(f'{{"{name}":"on"}}') + event('{"content":"x"}') + DONE)
+    result = gathering.result()
+    assert result is not None
+    message = json.loads(result[1])["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "x"} | dict.fromkeys(NAMES, "so on")
+
+
+TEXTS = st.text(st.characters(codec="utf-8") | st.sampled_from('"\\\n{}:,'), max_size=30)
+DELTAS = st.fixed_dictionaries(
+    {},
+    optional={
+        "content": st.none() | TEXTS,
+        "reasoning": st.none() | TEXTS,
+        "reasoning_content": st.none() | TEXTS,
+        "tool_calls": st.lists(st.fixed_dictionaries({"function": st.fixed_dictionaries({"arguments": TEXTS})})),
+    },
+)
+
+
+@settings(max_examples=campaign_count(40, 2_000))
+@given(st.lists(DELTAS, min_size=1, max_size=4), st.booleans(), st.booleans())
+def test_whatever_is_said_both_names_hold_the_thought_and_nothing_else_changes(
+    said: list[dict[str, Any]], ascii_only: bool, spaced: bool
+) -> None:
+    separators = (", ", ": ") if spaced else (",", ":")
+    chunk = b"".join(event(json.dumps(delta, ensure_ascii=ascii_only, separators=separators)) for delta in said)
+    passed = reasoning.in_events(chunk)
+    for before, after in zip(said, deltas(passed), strict=True):
+        told = [before[name] for name in NAMES if before.get(name)]
+        expected = dict.fromkeys(NAMES, told[0]) if len(told) == 1 else {}
+        if not told and "" in (before.get(name) for name in NAMES):
+            expected = {name: after.get(name) for name in NAMES if name in after}
+            assert set(expected.values()) <= {"", None}
+        assert after == before | expected
+    assert reasoning.in_events(passed) == passed

@@ -1,0 +1,260 @@
+"""Responses: what chat completions become, event by event and whole.
+
+`tests/golden/responses` holds streams of a real llama-server (`.chat`) and what is made of them (`.events`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import Answer, Call, Tokens
+from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.via_chat import RESPONSES_OVER_CHAT
+from gateway.protocols.responses.writer import ResponseWriter
+from tests.fakes.fake_controller import route
+from tests.support.responses import Fields, check_response, context, events_in, folded
+
+GOLDEN = Path(__file__).resolve().parents[4] / "golden" / "responses"
+FUNCTION = {"type": "function", "name": "get_weather"}
+ASKED: dict[str, Fields] = {
+    "text": {},
+    "probabilities": {"top_logprobs": 2, "include": ["message.output_text.logprobs"], "max_output_tokens": 3},
+    "calls": {"tools": [FUNCTION, {"type": "function", "name": "sum"}], "max_output_tokens": 60},
+    "custom": {"tools": [{"type": "custom", "name": "shell"}], "tool_choice": "required"},
+}
+"""Transcript to what was asked for."""
+
+
+def writer(made: ResponseContext | None = None, **fields: Any) -> ResponseWriter:
+    return ResponseWriter({"model": "m", "input": "Hi", **fields}, made or context())
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_transcripts(name: str, is_open: bool) -> None:
+    fields = {"model": "m", "input": "Hi", "stream": True, **ASKED[name]}
+    request = InferenceRequest(b"", fields, "m", stream=True, wants_usage=False)
+    request.state = context(is_open_responses=is_open)
+    events = RESPONSES_OVER_CHAT.events(request)
+    out = events.feed((GOLDEN / f"{name}.chat").read_bytes()) + events.finish()
+    golden = (GOLDEN / f"{name}.events").read_bytes()
+    if is_open:
+        golden = golden.replace(b"response.reasoning_text.", b"response.reasoning.")
+    assert out == golden
+    assert folded(out, is_open=is_open) == request.state.response
+
+
+def test_what_was_asked_for_is_told_again() -> None:
+    asked: Fields = {
+        "background": True,
+        "instructions": "Be brief.",
+        "max_output_tokens": 9,
+        "max_tool_calls": 3,
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": False,
+        "presence_penalty": 1,
+        "frequency_penalty": 0.5,
+        "previous_response_id": "resp_0",
+        "prompt_cache_key": "k",
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "safety_identifier": "s",
+        "service_tier": "flex",
+        "temperature": 0,
+        "text": {"format": {"type": "json_object"}, "verbosity": "low"},
+        "tool_choice": {"type": "function", "name": "f"},
+        "top_logprobs": 2,
+        "top_p": 0.9,
+        "truncation": "auto",
+        "user": "u",
+    }
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}, "defer_loading": True}]
+    response = writer(context(stores=True), **asked, tools=tools).whole(Answer(text="Hi", tokens=Tokens(1, 2)))
+    assert asked.items() <= response.items()
+    assert response["tools"] == [
+        {"type": "function", "name": "f", "parameters": {"type": "object"}, "description": None, "strict": None}
+    ]
+    assert (response["store"], response["model"]) == (True, "m")
+    check_response(response)
+
+
+def test_what_was_not_asked_for_has_its_default() -> None:
+    response = writer(metadata=None, tools=None, text=None, temperature=None).whole(Answer(text="Hi"))
+    check_response(response)
+    told = ("temperature", "top_p", "tool_choice", "truncation", "store", "metadata", "service_tier", "text")
+    assert [response[name] for name in told] == [
+        *(1.0, 1.0, "auto", "disabled", False, {}, "default"),
+        {"format": {"type": "text"}},
+    ]
+
+
+def test_tool_choices_and_forms_are_told_as_the_schemas_have_them() -> None:
+    chosen = {"type": "allowed_tools", "tools": [{"type": "function", "name": "f", "x": 1}]}
+    schema = {"type": "object", "properties": {}}
+    form = {"format": {"type": "json_schema", "name": "n", "schema": schema}}
+    fields: Fields = {"tools": [{"type": "function", "name": "f"}], "tool_choice": chosen, "text": form}
+    response = writer(**fields).whole(Answer())
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
+    assert response["tool_choice"] == allowed
+    told = {"type": "json_schema", "name": "n", "description": None, "strict": False}
+    assert response["text"] == {"format": {**told, "schema": schema}}
+    check_response(response)
+    response = writer(context(is_open_responses=True), **fields).whole(Answer())
+    assert response["text"] == {"format": {**told, "schema": None}}
+    check_response(response, is_open=True)
+
+
+def test_an_answer_that_is_whole() -> None:
+    made = context()
+    answer = Answer(
+        text="a",
+        thought="b",
+        refusal="c",
+        calls=(Call("1", "f", "{}"), Call("2", "g", '{"input":"x"}'), Call("3", "g", "odd")),
+        tokens=Tokens(5, 4, cached=3, reasoning=2),
+    )
+    response = writer(made, tools=[{"type": "custom", "name": "g"}]).whole(answer)
+    check_response(response)
+    assert response is made.response
+    assert response["output"] == [
+        *({"id": "rs_0", "type": "reasoning", "status": "completed", "summary": [], "content": [thought("b")]},),
+        *({"id": "msg_0", "type": "message", "status": "completed", "role": "assistant", "content": said("a", "c")},),
+        *({"id": "fc_0", "type": "function_call", "status": "completed", "call_id": "1", "name": "f",
+           "arguments": "{}"},),
+        *({"id": "ctc_0", "type": "custom_tool_call", "status": "completed", "call_id": "2", "name": "g",
+           "input": "x"},),
+        *({"id": "ctc_1", "type": "custom_tool_call", "status": "completed", "call_id": "3", "name": "g",
+           "input": "odd"},),
+    ]  # fmt: skip
+    assert response["usage"] == {
+        "input_tokens": 5,
+        "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
+        "output_tokens": 4,
+        "output_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": 9,
+    }
+
+
+def thought(text: str) -> Fields:
+    return {"type": "reasoning_text", "text": text}
+
+
+def said(text: str, refusal: str) -> list[Fields]:
+    spoken = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return [spoken, {"type": "refusal", "refusal": refusal}]
+
+
+@pytest.mark.parametrize(("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
+def test_an_answer_that_was_cut_is_incomplete_and_so_is_its_last_item(finish: Any, reason: str) -> None:
+    cut = writer()
+    stream = cut.begin("x") + cut.thought("a") + cut.text("b", None) + cut.end(finish, None, Tokens(1, 1))
+    response = folded(stream)
+    assert events_in(stream)[-1]["type"] == "response.incomplete"
+    assert response["incomplete_details"] == {"reason": reason}
+    assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
+    whole = writer().whole(Answer(thought="a", text="b", finish=finish, tokens=Tokens(1, 1)))
+    assert whole == response
+    assert (whole["status"], whole["completed_at"]) == ("incomplete", None)
+    nothing = writer()
+    empty = folded(nothing.begin("x") + nothing.end(finish, None, None))
+    assert (empty["output"], empty["usage"], empty["status"]) == ([], None, "incomplete")
+    assert writer().whole(Answer(finish=finish)) == empty
+
+
+def test_a_conversation_in_which_nothing_is_said_goes_to_the_engine() -> None:
+    fields = {"model": "m", "input": [{"type": "reasoning", "summary": []}]}
+    request = InferenceRequest(b"", fields, "m", stream=False, wants_usage=False, state=context())
+    engine = route("m").model_copy(update={"backend": "llama_server"})
+    RESPONSES_OVER_CHAT.check(request, engine)
+    assert RESPONSES_OVER_CHAT.gathering(request) is not None
+    assert json.loads(RESPONSES_OVER_CHAT.body_for(request, engine, as_stream=False))["messages"] == []
+
+
+@pytest.mark.parametrize("stop", ["x", ["x"]])
+def test_what_a_stream_would_lose_is_not_gathered(stop: Any) -> None:
+    for limit, is_gathered in (({}, True), ({"max_output_tokens": 5}, False)):
+        fields = {"model": "m", "input": "Hi", "stop": stop, **limit}
+        request = InferenceRequest(b"", fields, "m", stream=False, wants_usage=False, state=context())
+        request.prompt = RESPONSES_OVER_CHAT.read(request)
+        assert (RESPONSES_OVER_CHAT.gathering(request) is not None) is is_gathered
+
+
+def test_calls_that_overlap_lose_nothing() -> None:
+    both = writer()
+    stream = both.begin("x") + both.call(0, "a", "f", '{"x":') + both.call(1, "b", "g", "{}")
+    stream += both.call(0, None, None, "1}") + both.call(2, None, "h", "") + both.call(1, None, None, "late")
+    stream += both.text("so", None) + both.end("tool_calls", None, None)
+    response = folded(stream)
+    called = [(item["call_id"], item["arguments"]) for item in response["output"][:3]]
+    assert called == [("a", '{"x":1}'), ("b", "{}"), ("call_0", "")]
+    # A call is done as soon as another item begins, if it is JSON by then.
+    kinds = [(event["type"], event.get("output_index")) for event in events_in(stream)]
+    assert kinds.index(("response.output_item.done", 0)) < kinds.index(("response.output_item.added", 2))
+    assert kinds.index(("response.output_item.done", 2)) > kinds.index(("response.output_item.added", 3))
+
+
+def test_thoughts_between_texts_are_items_between_items() -> None:
+    mixed = writer()
+    stream = mixed.begin("x") + mixed.text("a", None) + mixed.thought("b") + mixed.text("c", None)
+    stream += mixed.refusal("d") + mixed.end("stop", None, None)
+    response = folded(stream)
+    assert [item["type"] for item in response["output"]] == ["message", "reasoning", "message"]
+    assert [part["type"] for part in response["output"][2]["content"]] == ["output_text", "refusal"]
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("engine_disconnected", "server_error"),
+        ("queue_full", "rate_limit_exceeded"),
+        ("invalid_request", "invalid_prompt"),
+    ],
+)
+def test_an_error_before_anything_began_is_a_whole_stream(code: str, told: str) -> None:
+    error = RoundhouseError(code, "No.", param="input").envelope("r").error.model_dump()
+    made = context()
+    stream = writer(made).failure(error)
+    response = folded(stream)
+    assert [event["type"] for event in events_in(stream)] == [
+        *("response.created", "response.in_progress", "error", "response.failed"),
+    ]
+    failed = {"code": told, "message": "No.", "type": error["type"], "param": "input", "reason": code}
+    assert response["error"] == failed
+    assert made.response == response
+
+
+def test_an_error_while_a_stream_waits_for_its_engine_is_a_whole_stream_too() -> None:
+    told = RoundhouseError("queue_full", "No.").json_bytes("r")
+    request = InferenceRequest(b"", {"model": "m", "input": "Hi"}, "m", stream=True, wants_usage=False)
+    request.state = context()
+    # What could not be read has no response.
+    alone = events_in(RESPONSES_OVER_CHAT.error_as_events(told, request))
+    assert [(event["type"], event["sequence_number"]) for event in alone] == [("error", 0)]
+    request.prompt = RESPONSES_OVER_CHAT.read(request)
+    response = folded(RESPONSES_OVER_CHAT.error_as_events(told, request))
+    assert response == request.state.response
+    assert response["error"]["reason"] == "queue_full"
+
+
+def test_half_a_surrogate_pair_can_be_said() -> None:
+    half = writer()
+    stream = half.begin("x") + half.text("\ud83d", None) + half.text("ü", None) + half.end("stop", None, None)
+    assert "ü".encode() in stream
+    assert json.dumps(folded(stream)["output"][0]["content"][0]["text"]) == '"\\ud83d\\u00fc"'
+
+
+def test_a_stream_that_somebody_ends_is_cancelled() -> None:
+    made = context()
+    cut = writer(made)
+    stream = cut.begin("x") + cut.thought("a") + cut.text("b", None) + cut.call(0, "c", "f", "{")
+    assert made.cancel is not None
+    response = folded(stream + made.cancel())
+    assert response is not made.response
+    assert response == made.response
+    assert response["status"] == "cancelled"
+    assert [item["status"] for item in response["output"]] == ["completed", "completed", "incomplete"]

@@ -1,0 +1,71 @@
+"""Settings: what may be served where, and that each one is described and documented."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.settings import GatewaySettings, is_loopback
+
+DOCS = Path(__file__).parents[3] / "docs" / "gateway.md"
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in GatewaySettings.model_fields:
+        monkeypatch.delenv(f"ROUNDHOUSE_{name.upper()}", raising=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_loopback_needs_no_permission(host: str) -> None:
+    assert is_loopback(host)
+    assert GatewaySettings(host=host).serves_everybody
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.1", "::", "example.org"])
+def test_other_addresses_serve_nobody_without_keys_unless_they_are_opened(host: str) -> None:
+    assert not GatewaySettings(host=host).serves_everybody
+    assert GatewaySettings(host=host, open=True).serves_everybody
+
+
+def test_tls_needs_files_that_are_there_and_a_certificate(tmp_path: Path) -> None:
+    file = tmp_path / "x.pem"
+    with pytest.raises(ValidationError, match="there is no file"):
+        GatewaySettings(tls_cert=file)
+    file.write_text("x")
+    assert GatewaySettings(tls_cert=file, tls_key=file).tls_key == file
+    with pytest.raises(ValidationError, match="set both, or neither"):
+        GatewaySettings(tls_key=file)
+
+
+def test_allowed_hosts_are_a_comma_separated_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_ALLOWED_HOSTS", " Gateway, llm.example ,")
+    assert GatewaySettings().allowed_hosts == ("gateway", "llm.example")
+
+
+@pytest.mark.parametrize("url", ["http://controller:8081", "unix:/run/controller.sock", "unix:state/controller.sock"])
+def test_controller_urls(url: str) -> None:
+    assert GatewaySettings(controller_url=url).controller_url == url
+
+
+@pytest.mark.parametrize("url", ["controller:8081", "http://", "unix:", "ftp://x", ""])
+def test_wrong_controller_urls_are_refused(url: str) -> None:
+    with pytest.raises(ValidationError, match="unix:/path"):
+        GatewaySettings(controller_url=url)
+
+
+def test_the_docs_hold_the_same_settings() -> None:
+    rows = re.findall(r"^\| `(ROUNDHOUSE_\w+)` \| (?:`(.*?)`)? *\| (.+) \|$", DOCS.read_text(), re.MULTILINE)
+    assert rows == [
+        (f"ROUNDHOUSE_{name.upper()}", _written(field.default), field.description)
+        for name, field in GatewaySettings.model_fields.items()
+    ]
+
+
+def _written(default: object) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
+    return "" if default in ((), None) else str(default)

@@ -1,0 +1,111 @@
+"""OpenAI's messages in LiteRT-LM's form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import litert_lm
+import pytest
+
+from worker.bindings.litert_messages import answer_of, messages_for, piece_of
+from worker.engine import Piece
+from worker.errors import RequestError
+from worker.schema import ChatRequest, parse
+
+PNG = "iVBORw0KGgo="
+
+
+def made(*messages: dict[str, Any], images: bool = True) -> list[dict[str, Any]]:
+    return messages_for(parse(ChatRequest, json.dumps({"messages": messages}).encode()).messages, images=images)
+
+
+def picture(url: Any) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+
+
+def call(arguments: Any, name: str = "f", number: str = "1") -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": number, "type": "function", "function": function}],
+    }
+
+
+def test_parts_are_as_the_library_writes_them() -> None:
+    content = litert_lm.Content
+    parts = [
+        {"type": "text", "text": "look"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}},
+    ]
+    wanted = litert_lm.Contents([content.Text("look"), content.ImageBytes(b"\x89PNG\r\n\x1a\n")]).to_json()
+    assert made({"role": "user", "content": parts}) == [{"role": "user", "content": wanted}]
+    answer = {"role": "tool", "tool_call_id": "1", "content": '{"a": 1}'}
+    wanted = [content.ToolResponse("g", {"a": 1}).to_json()]
+    assert made(call("{}", "f", "0"), call("{}", "g"), answer)[2] == {"role": "tool", "content": wanted}
+    wanted = litert_lm.ToolCall("f", {"a": [1]}).to_json()
+    assert made(call('{"a": [1]}'))[0]["tool_calls"] == made(call({"a": [1]}))[0]["tool_calls"] == [wanted]
+
+
+def test_texts() -> None:
+    assert made({"role": "developer", "content": "be"})[0] == {
+        "role": "system",
+        "content": [{"type": "text", "text": "be"}],
+    }
+    assert (
+        made({"role": "user", "content": ""})[0]["content"]
+        == made({"role": "user", "content": None})[0]["content"]
+        == []
+    )
+    told = made(call(""), {"role": "tool", "tool_call_id": "1", "content": "no JSON"})[1]
+    assert told["content"][0]["response"] == "no JSON"
+
+
+@pytest.mark.parametrize(
+    ("message", "images", "place", "words"),
+    [
+        (picture("https://x/a.png"), True, "messages[0].content[0].image_url", "data URL"),
+        (picture("data:image/png,abc"), True, "messages[0].content[0].image_url", "data URL"),
+        (picture("data:text/plain;base64,AA=="), True, "messages[0].content[0].image_url", "data URL"),
+        (picture(None), True, "messages[0].content[0].image_url", "data URL"),
+        (picture("data:image/png;base64,A!"), True, "messages[0].content[0].image_url", "not base64"),
+        (picture(f"data:image/png;base64,{PNG}"), False, "messages[0].content[0].type", "reads text, not image_url"),
+        (
+            {"role": "user", "content": [{"type": "input_audio"}]},
+            True,
+            "messages[0].content[0].type",
+            "text and images",
+        ),
+        (call("{"), True, "messages[0].tool_calls[0].function.arguments", "not JSON"),
+        ({"role": "assistant", "tool_calls": ["x"]}, True, "messages[0].tool_calls[0]", "`function` with a `name`"),
+    ],
+)
+def test_what_cannot_be_told(message: dict[str, Any], images: bool, place: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as raised:
+        made(message, images=images)
+    assert raised.value.param == place
+
+
+def test_answers() -> None:
+    assert piece_of({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, 0) == Piece("ab")
+    assert piece_of({"content": "a", "channels": {"thought": "t"}}, 0) == Piece("a", "t")
+    said = {"tool_calls": [litert_lm.ToolCall("f", {"ä": 1}).to_json(), litert_lm.ToolCall("g", {}).to_json()]}
+    calls = piece_of(said, 3).tool_calls
+    assert [(each["index"], each["function"]) for each in calls] == [
+        (3, {"name": "f", "arguments": '{"ä": 1}'}),
+        (4, {"name": "g", "arguments": "{}"}),
+    ]
+    assert len({each["id"] for each in calls}) == 2
+    assert [len(piece_of(said, before, 1).tool_calls) for before in (0, 1)] == [1, 0]
+
+
+def test_an_answer_that_comes_back_is_the_one_that_was_given() -> None:
+    given = [
+        Piece("Let "),
+        Piece("me see", tool_calls=piece_of({"tool_calls": [litert_lm.ToolCall("f", {}).to_json()]}, 0).tool_calls),
+    ]
+    [call] = given[1].tool_calls
+    back = {"role": "assistant", "content": "Let me see", "tool_calls": [call]}
+    assert made(back) == [answer_of(given)]
+    assert made({"role": "assistant", "content": "a"}) == [answer_of([Piece("a"), Piece(finish_reason="stop")])]

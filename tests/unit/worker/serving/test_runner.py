@@ -1,0 +1,154 @@
+"""Jobs between engine threads and the event loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.wait import until
+from worker.engine import Job
+from worker.errors import EngineFailedError, JobCancelledError, RequestError
+from worker.metrics import Counters
+from worker.serving.runner import Run, Runner
+
+
+def counting(job: Job) -> Iterator[int]:
+    for number in range(3):
+        job.count_token()
+        yield number
+
+
+def endless(job: Job) -> Iterator[int]:
+    while True:
+        job.count_token()
+        yield 0
+        job.pause(0.001)
+
+
+async def exhaust(run: Run[int]) -> None:
+    async for _ in run:
+        pass
+
+
+async def test_pieces_come_in_order_and_are_counted() -> None:
+    counters = Counters()
+    runner = Runner(1, counters)
+    run = runner.start(counting)
+    assert [number async for number in run] == [0, 1, 2]
+    assert [number async for number in run] == [], "an end stays the end"
+    assert counters.read().tokens_predicted == run.job.completion_tokens == 3
+    assert counters.read().processing == counters.read().deferred == 0
+
+
+async def test_one_slot_serves_in_order_of_arrival() -> None:
+    runner = Runner(1, Counters())
+    order: list[str] = []
+
+    def named(name: str) -> object:
+        def work(job: Job) -> Iterator[None]:
+            order.append(name)
+            yield None
+
+        return runner.start(work)
+
+    runs = [named(name) for name in "abcde"]
+    await until("all have run", lambda: len(order) == len(runs))
+    assert order == list("abcde")
+
+
+async def test_several_slots_serve_side_by_side() -> None:
+    runner = Runner(2, Counters())
+    meeting = threading.Barrier(2, timeout=60)
+
+    def meet(job: Job) -> Iterator[int]:
+        yield meeting.wait()
+
+    first, second = runner.start(meet), runner.start(meet)
+    assert {await anext(first), await anext(second)} == {0, 1}
+
+
+async def test_cancelling_stops_the_engine_at_its_next_token() -> None:
+    counters = Counters()
+    run = Runner(1, counters).start(endless)
+    await anext(run)
+    assert counters.read().processing == 1
+    run.cancel()
+    with pytest.raises(JobCancelledError):
+        await exhaust(run)
+    await until("the slot is free", lambda: counters.read().processing == 0)
+    predicted = counters.read().tokens_predicted
+    assert predicted == run.job.completion_tokens
+
+
+async def test_a_job_that_waits_is_withdrawn_without_ever_running() -> None:
+    counters = Counters()
+    runner = Runner(1, counters)
+    running = runner.start(endless)
+    await anext(running)
+    ran = threading.Event()
+
+    def work(job: Job) -> Iterator[None]:
+        ran.set()
+        yield None
+
+    waiting = runner.start(work)
+    assert counters.read().deferred == 1
+    waiting.cancel()
+    assert counters.read().deferred == 0
+    with pytest.raises(JobCancelledError):
+        await anext(waiting)
+    runner.forget(running)
+    last = runner.start(counting)
+    assert [number async for number in last] == [0, 1, 2]
+    assert not ran.is_set()
+
+
+async def test_cancelling_twice_or_after_the_end_changes_no_figure() -> None:
+    counters = Counters()
+    runner = Runner(1, counters)
+    run = runner.start(counting)
+    assert [number async for number in run] == [0, 1, 2]
+    run.cancel()
+    run.cancel()
+    runner.forget(run)
+    assert (counters.read().processing, counters.read().deferred) == (0, 0)
+
+
+async def test_a_request_s_own_fault_is_passed_on() -> None:
+    def refuse(job: Job) -> Iterator[int]:
+        raise RequestError("too long", param="prompt")
+
+    with pytest.raises(RequestError, match="too long"):
+        await anext(Runner(1, Counters()).start(refuse))
+
+
+async def test_an_engine_s_failure_is_logged_and_named_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    def break_down(job: Job) -> Iterator[int]:
+        yield 1
+        raise OSError("cable cut")
+
+    counters = Counters()
+    runner = Runner(1, counters)
+    run = runner.start(break_down)
+    assert await anext(run) == 1
+    with pytest.raises(EngineFailedError):
+        await anext(run)
+    assert "cable cut" in caplog.text
+    assert counters.read().processing == 0
+    assert [number async for number in runner.start(counting)] == [0, 1, 2]
+
+
+async def test_stopping_cancels_what_runs_and_what_waits() -> None:
+    counters = Counters()
+    runner = Runner(1, counters)
+    runs = [runner.start(endless) for _ in range(3)]
+    await anext(runs[0])
+    runner.stop()
+    assert runner.stopping
+    for run in runs:
+        with pytest.raises(JobCancelledError):
+            await exhaust(run)
+    await until("the slot is free", lambda: counters.read().processing == 0)
+    assert counters.read().deferred == 0

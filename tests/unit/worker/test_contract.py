@@ -1,0 +1,139 @@
+"""What the controller renders, the worker takes."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Any, get_args
+
+import pytest
+
+from controller.engines import ENGINES
+from controller.engines.base import RenderContext
+from controller.engines.ct2 import ComputeType
+from controller.engines.families import ChatFormat, PromptFormat
+from worker import __main__ as worker_main
+from worker.engines.ct2 import COMPUTE_TYPES
+from worker.engines.exllamav3 import ExLlamaV3
+from worker.launchers.llama_server_flags import parse, value_of
+from worker.text.prompt_form import CHAT_FORMATS, PROMPT_FORMATS
+
+LLAMA_SERVER = {
+    "llama_server_n_ctx": 4096,
+    "llama_server_n_gpu_layers": 0,
+    "llama_server_flash_attn": "on",
+    "llama_server_cache_type_k": "q8_0",
+    "llama_server_cache_type_v": "q8_0",
+    "llama_server_mmproj": "p.gguf",
+    "llama_server_image_max_tokens": 1024,
+    "llama_server_draft_model_path": "d.gguf",
+    "llama_server_spec_type": "draft-mtp",
+    "llama_server_spec_draft_n_max": 3,
+    "llama_server_spec_draft_p_min": 0.5,
+    "llama_server_embedding": True,
+    "llama_server_pooling": "mean",
+    "llama_server_reranking": True,
+    "llama_server_threads": 2,
+    "llama_server_reasoning_format": "none",
+}
+LLAMA_CPP = {
+    "gguf_n_ctx": 4096,
+    "gguf_n_gpu_layers": -1,
+    "gguf_flash_attn": "auto",
+    "gguf_type_k": "q8_0",
+    "gguf_type_v": "f16",
+    "gguf_embedding": True,
+    "gguf_chat_format": "chatml",
+}
+CT2 = {
+    "ct2_tokenizer": "texts",
+    "ct2_compute_type": "int8",
+    "ct2_max_tokens": 1000,
+    "ct2_inter_threads": 2,
+    "ct2_intra_threads": 1,
+    "prompt_format": "qwen3_template",
+}
+EXLLAMAV3 = {
+    "exllama_cache_size": 4096,
+    "exllama_cache_quant": "8,4",
+    "exllama_max_rq_tokens": 2048,
+    "exllama_tensor_parallel": True,
+    "prompt_format": "gemma4_template",
+}
+PROMPT = {"prompt_format": "translategemma_template"}
+STUB = {"stub_text": "-- hi", "stub_load_s": 0.5, "stub_token_delay_ms": 20, "stub_fail": "no"}
+
+
+def rendered(backend: str, fields: dict[str, Any]) -> list[str]:
+    """The command line after `python -m worker`, as the process runtime starts it."""
+    engine = ENGINES[backend]
+    model = {} if backend == "stub" else {"model_path": "m.gguf"}
+    definition = engine.definition.model_validate({"backend": backend, **model, **fields})
+    context = RenderContext(
+        runtime="process",
+        served_name="a/model:1",
+        models_root=PurePosixPath("/models"),
+        host="127.0.0.1",
+        port=8099,
+        cache_dir=PurePosixPath("/cache"),
+        executables={"python": "python"},
+    )
+    python, dash_m, worker, *arguments = engine.render(definition, context).argv
+    assert (python, dash_m, worker) == ("python", "-m", "worker")
+    return arguments
+
+
+@pytest.mark.parametrize("name", [*LLAMA_SERVER, None])
+def test_every_llama_server_field_reaches_the_embedded_server(name: str | None) -> None:
+    engine, dashes, *flags = rendered("llama_server", {name: LLAMA_SERVER[name]} if name else LLAMA_SERVER)
+    assert (engine, dashes) == ("llama_server", "--")
+    settings = parse(flags, {})
+    assert value_of(settings, "model.path") == Path("/models/m.gguf")
+    assert value_of(settings, "model_alias") == {"a/model:1"}
+    assert value_of(settings, "fit_params") is False
+    assert value_of(settings, "n_parallel") == 4
+
+
+@pytest.mark.parametrize(
+    ("backend", "fields"),
+    [
+        ("stub", STUB),
+        ("llama_cpp", LLAMA_CPP),
+        ("stub", {}),
+        ("llama_cpp", {}),
+        ("llama_cpp", PROMPT),
+        ("ct2", CT2),
+        ("ct2", {}),
+        ("exllamav3", EXLLAMAV3),
+        ("exllamav3", {}),
+    ],
+)
+def test_every_field_of_a_worker_engine_is_taken(backend: str, fields: dict[str, Any]) -> None:
+    engine, *flags = rendered(backend, fields)
+    args = worker_main.parse_engine(engine, flags)[1]
+    assert (args.host, args.port, args.served_name) == ("127.0.0.1", 8099, "a/model:1")
+
+
+def test_the_worker_learns_what_the_template_is() -> None:
+    engine, *flags = rendered("llama_cpp", PROMPT)
+    assert worker_main.parse_engine(engine, flags)[1].prompt_format == "translategemma_template"
+
+
+def test_every_field_of_ct2_and_exllamav3_reaches_the_engine() -> None:
+    ct2, *flags = rendered("ct2", CT2)
+    args = vars(worker_main.parse_engine(ct2, flags)[1])
+    assert (args["model"], args["tokenizer"]) == (Path("/models/m.gguf"), Path("/models/texts"))
+    assert [args[name.removeprefix("ct2_")] for name in CT2 if name != "ct2_tokenizer"] == [*CT2.values()][1:]
+    exllamav3, *flags = rendered("exllamav3", EXLLAMAV3)
+    args = vars(worker_main.parse_engine(exllamav3, flags)[1])
+    assert (args["cache_size"], args["cache_quant"], args["max_rq_tokens"]) == (4096, (8, 4), 2048)
+    assert (args["tensor_parallel"], args["prompt_format"]) == (True, "gemma4_template")
+
+
+def test_lists_that_both_sides_have() -> None:
+    assert get_args(ChatFormat) == CHAT_FORMATS
+    assert get_args(ComputeType) == COMPUTE_TYPES
+    assert ENGINES["exllamav3"].most_inflight == ExLlamaV3.slots
+
+
+def test_the_worker_knows_every_prompt_format() -> None:
+    assert get_args(PromptFormat) == PROMPT_FORMATS

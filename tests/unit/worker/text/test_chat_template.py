@@ -1,0 +1,86 @@
+"""What a chat template is given."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from worker.errors import RequestError
+from worker.schema import ChatRequest, Message, parse
+from worker.text.chat_template import RESERVED, messages_for, plain, variables
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def request(**fields: Any) -> ChatRequest:
+    return parse(ChatRequest, json.dumps({"messages": HELLO, **fields}).encode())
+
+
+@pytest.mark.parametrize(
+    ("fields", "given"),
+    [
+        ({}, {}),
+        ({"thinking": "default"}, {}),
+        ({"thinking": "enabled"}, {"enable_thinking": True}),
+        ({"thinking": "disabled", "chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": False}),
+        ({"chat_template_kwargs": {"enable_thinking": True, "x": [1]}}, {"enable_thinking": True, "x": [1]}),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}),
+        ({"reasoning_effort": "none", "thinking": "enabled"}, {"enable_thinking": True}),
+        ({"reasoning_effort": "high"}, {"reasoning_effort": "high"}),
+    ],
+)
+def test_how_much_to_think(fields: dict[str, Any], given: dict[str, Any]) -> None:
+    assert variables(request(**fields)) == given
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_what_a_client_may_not_set(name: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        variables(request(chat_template_kwargs={name: "x"}))
+    assert raised.value.param == f"chat_template_kwargs.{name}"
+
+
+@pytest.mark.parametrize(
+    ("message", "given"),
+    [
+        ({"content": "a"}, {"content": "a"}),
+        ({"content": None, "tool_calls": []}, {"content": "", "tool_calls": []}),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, {"content": "a\nb"}),
+        ({"content": "a", "reasoning": "hm"}, {"content": "a", "reasoning_content": "hm"}),
+        ({"content": "a", "reasoning_content": "hm"}, {"content": "a", "reasoning_content": "hm"}),
+        (
+            {"content": "a", "reasoning_content": "hm", "reasoning": "hm"},
+            {"content": "a", "reasoning_content": "hm"},
+        ),
+        ({"content": "a", "reasoning": None}, {"content": "a"}),
+        ({"content": "a", "tool_call_id": "i", "name": "n"}, {"content": "a", "tool_call_id": "i", "name": "n"}),
+    ],
+)
+def test_a_message_as_templates_know_it(message: dict[str, Any], given: dict[str, Any]) -> None:
+    assert plain(Message(role="assistant", **message)) == {"role": "assistant", **given}
+
+
+@pytest.mark.parametrize(
+    ("sent", "given"), [('{"a": 1}', {"a": 1}), ("", {}), ("not JSON", "not JSON"), ({"a": 1}, {"a": 1})]
+)
+def test_arguments_of_earlier_calls_are_objects(sent: Any, given: Any) -> None:
+    call = {"id": "i", "type": "function", "function": {"name": "f", "arguments": sent}}
+    message = plain(Message(role="assistant", content="", tool_calls=[call]))
+    assert message["tool_calls"] == [call | {"function": {"name": "f", "arguments": given}}]
+    assert call["function"] == {"name": "f", "arguments": sent}, "the request stays as it is"
+
+
+def test_an_image_is_refused_by_its_place() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "image_url"}]
+    with pytest.raises(RequestError, match="reads text, not image_url") as raised:
+        messages_for(request(messages=[*HELLO, {"role": "user", "content": parts}]), "")
+    assert raised.value.param == "messages[1].content[1].type"
+
+
+def test_a_developer_is_the_system_where_the_template_knows_none() -> None:
+    asked = request(messages=[{"role": "developer", "content": "x"}, *HELLO])
+    assert [each["role"] for each in messages_for(asked, "{{ messages }}")] == ["system", "user"]
+    assert [each["role"] for each in messages_for(asked, "{% if role == 'developer' %}")] == ["developer", "user"]

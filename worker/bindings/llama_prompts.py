@@ -1,0 +1,122 @@
+"""What llama-cpp-python's models are asked: conversations as prompts, by the template in the file or by one of the
+library's own chat formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from worker.bindings.llama_vocabulary import LlamaVocabulary
+from worker.errors import LoadError, RequestError
+from worker.schema import ChatRequest
+from worker.text.chat_template import messages_for
+from worker.text.prompt_form import GENERIC, RAISED, Form, Prompt, TemplateForm
+from worker.text.reasoning import Marks
+from worker.text.tool_calls import Markup
+
+_KEY: Final = "tokenizer.chat_template"
+
+
+def file_template(
+    llama_cpp: Any, llama: Any, vocabulary: LlamaVocabulary, template: str, prompt_format: str | None
+) -> TemplateForm:
+    """A Jinja template of the file's."""
+    chat_format = llama_cpp.llama_chat_format
+    formatter = chat_format.Jinja2ChatFormatter(
+        template=template,
+        bos_token=vocabulary.name(llama.token_bos()),
+        eos_token=vocabulary.name(llama.token_eos()),
+    )
+
+    def render(**given: Any) -> str:
+        text: str = formatter(**given).prompt
+        return text
+
+    return TemplateForm(render, (chat_format.jinja2.TemplateError,), vocabulary, template, prompt_format)
+
+
+class LibraryFormat:
+    """A chat format that is code of llama-cpp-python's. How its models think and call tools is not known."""
+
+    marks: Marks | None = None
+    markup: Markup | None = None
+    tells_tools = False
+
+    def __init__(self, llama_cpp: Any, llama: Any, name: str) -> None:
+        try:
+            self._handler = llama_cpp.llama_chat_format.get_chat_completion_handler(name)
+        except Exception as error:
+            raise LoadError(f"--chat-format {name}: neither the model nor llama-cpp-python has it") from error
+        self._name = name
+        self._llama = llama
+
+    def prompt(self, request: ChatRequest) -> Prompt:
+        """See Form."""
+        scribe = _Scribe(self._llama)
+        tools = request.offered_tools or None
+        try:
+            self._handler(llama=scribe, messages=messages_for(request, ""), tools=tools, stream=True)
+            tokens = scribe.options["prompt"]
+            stops = tuple(stop for stop in scribe.options.get("stop") or () if stop)
+            if isinstance(tokens, str):
+                scribe.text, tokens = tokens.encode(), self._llama.tokenize(tokens.encode(), special=True)
+        except RAISED as error:
+            message = f"The chat format {self._name} makes no prompt of this conversation: {error!r:.300}"
+            raise RequestError(message, param="messages") from error
+        return Prompt(scribe.text.decode(), tokens, stops)
+
+
+class _Scribe:
+    """In the place of a `Llama`: takes down what a chat format would let it complete."""
+
+    verbose = False
+
+    def __init__(self, llama: Any) -> None:
+        self._llama = llama
+        self.text = b""
+        self.options: dict[str, Any] = {}
+
+    def tokenize(self, text: bytes, **how: bool) -> list[int]:
+        self.text = text
+        tokens: list[int] = self._llama.tokenize(text, **how)
+        return tokens
+
+    def create_completion(self, **options: Any) -> Iterator[Any]:
+        self.options = options
+        return iter(())
+
+
+class Forms:
+    """The ways that a loaded model has: one, or a second one for requests with tools."""
+
+    def __init__(
+        self,
+        llama_cpp: Any,
+        llama: Any,
+        vocabulary: LlamaVocabulary,
+        *,
+        chat_format: str | None,
+        prompt_format: str | None,
+    ) -> None:
+        template = _template(llama.metadata, chat_format)
+        with_tools = llama.metadata.get(f"{_KEY}.tool_use") if chat_format is None else None
+        if template is None and prompt_format not in (None, GENERIC):
+            raise LoadError(f"--prompt-format {prompt_format}: the file has no chat template")
+        self._form: Form = (
+            LibraryFormat(llama_cpp, llama, chat_format or llama.chat_format)
+            if template is None
+            else file_template(llama_cpp, llama, vocabulary, template, prompt_format)
+        )
+        self._with_tools = (
+            self._form if with_tools is None else file_template(llama_cpp, llama, vocabulary, with_tools, prompt_format)
+        )
+
+    def of(self, request: ChatRequest) -> Form:
+        """The one for this request."""
+        return self._with_tools if request.offered_tools else self._form
+
+
+def _template(metadata: Mapping[str, str], chat_format: str | None) -> str | None:
+    if chat_format is None or chat_format == "chat_template.default":
+        return metadata.get(_KEY)
+    return metadata.get(f"{_KEY}.{chat_format.removeprefix('chat_template.')}")

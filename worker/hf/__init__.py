@@ -1,0 +1,1 @@
+"""What engines with a Hugging Face tokenizer share."""

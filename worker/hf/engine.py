@@ -1,0 +1,157 @@
+"""What engines whose models have a Hugging Face tokenizer share: everything but the computing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Mapping
+from math import inf, isfinite
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from worker.call_ids import call_id
+from worker.engine import Api, FinishReason, Job, Piece
+from worker.errors import RequestError
+from worker.hf.folder import HFFolder
+from worker.hf.vocabulary import HFVocabulary
+from worker.schema import ChatRequest, CompletionRequest, GenerationRequest
+from worker.text import tool_calls
+from worker.text.grammars import schema_asked
+from worker.text.prompt_form import calls_told, check_tools, shown_texts, thoughts_told
+from worker.text.token_reader import TokenReader
+
+if TYPE_CHECKING:
+    from worker.hf.prompts import HFForms
+
+NEUTRAL: Final[Mapping[str, object]] = MappingProxyType(
+    {
+        "min_p": 0,
+        "typical_p": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "repeat_penalty": 1,
+        "mirostat_mode": 0,
+        "logit_bias": {},
+    }
+)
+"""Sampling fields that an engine may lack, and the values with which they do nothing."""
+
+
+BOUNDS: Final[Mapping[str, tuple[Callable[[float], bool], str]]] = MappingProxyType(
+    {
+        "min_p": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+        "repeat_penalty": (lambda value: 0 < value < inf, "above 0"),
+        "presence_penalty": (isfinite, "a finite number"),
+        "frequency_penalty": (isfinite, "a finite number"),
+        "temperature": (isfinite, "a finite number"),
+    }
+)
+"""Of values with which the engines fail, or compute nonsense: what holds of those that are taken, in code and words."""
+
+
+class HFEngine:
+    """One model. A subclass loads it, after `open_folder`, and makes tokens; all else is the same for any."""
+
+    name: ClassVar[str]
+    """As refusals call it."""
+    takes: ClassVar[Collection[str]]
+    """Those of `NEUTRAL` that it samples by."""
+    apis: frozenset[Api] = frozenset({"chat", "completions", "tokens", "prompts"})
+    context_length: int | None = None
+    vocabulary: HFVocabulary
+    _forms: HFForms
+
+    def open_folder(self, folder: HFFolder, prompt_format: str | None) -> None:
+        """What the folder says about texts. Raises LoadError, or ImportError for want of `tokenizers` or `jinja2`."""
+        from worker.hf.prompts import HFForms
+
+        self.vocabulary = HFVocabulary(folder)
+        self._forms = HFForms(folder, self.vocabulary, prompt_format)
+
+    def make(self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job) -> Generator[int]:
+        """Tokens as they are made, the end token included, `limit` at most. Raises RequestError before the first."""
+        raise NotImplementedError
+
+    def chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
+        """Through the folder's chat template. Raises RequestError."""
+        form = self._forms.of(request)
+        if schema_asked(request.response_format)[0] is not None:
+            message = f"{self.name} holds answers to no schema: ask for JSON in words."
+            raise RequestError(message, code="structured_output_unsupported", param="response_format")
+        if tool_calls.forced(request):
+            message = f"{self.name} cannot be made to call a tool: leave `tool_choice` at `auto`."
+            raise RequestError(message, code="tools_unsupported", param="tool_choice")
+        check_tools(request, form)
+        prompt = form.prompt(request)
+        shown = self.vocabulary.special_in(shown_texts(request, form))
+        pieces = thoughts_told(self._told(prompt.tokens, request, job, shown), form, prompt)
+        return calls_told(pieces, request, form, call_id)
+
+    def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
+        """The prompt as it is, without a template. Raises RequestError."""
+        prompt = request.text_or_tokens
+        tokens = self.tokenize(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else prompt
+        self.vocabulary.check(tokens, "prompt")
+        if not tokens:
+            raise RequestError("`prompt` is empty, and this model has no token to begin with.", param="prompt")
+        return self._told(tokens, request, job, ())
+
+    def embed(self, texts: list[str], job: Job) -> list[list[float]]:
+        """Not among `apis`."""
+        raise RequestError(f"{self.name} makes no embeddings here.", code="not_supported")
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """See Engine."""
+        return self.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def token_texts(self, tokens: list[int]) -> list[bytes]:
+        """See Engine."""
+        return self.vocabulary.texts(tokens)
+
+    def prompt(self, request: ChatRequest) -> str:
+        """See Engine."""
+        return self._forms.of(request).prompt(request).text
+
+    def count(self, request: ChatRequest) -> int:
+        """See Engine."""
+        return len(self._forms.of(request).prompt(request).tokens)
+
+    def _told(
+        self, tokens: list[int], request: GenerationRequest, job: Job, shown: Collection[int]
+    ) -> Generator[Piece]:
+        self._check_sampling(request)
+        limit = request.token_limit
+        if self.context_length is not None:
+            room = self.context_length - len(tokens)
+            if room <= 0:
+                message = f"The prompt has {len(tokens)} tokens, more than fit the context of {self.context_length}."
+                raise RequestError(message, code="context_length_exceeded")
+            limit = min(limit or room, room)
+        return self._pieces(self.make(tokens, limit, request, job), len(tokens), job, shown)
+
+    def _pieces(self, made: Generator[int], prompt_tokens: int, job: Job, shown: Collection[int]) -> Generator[Piece]:
+        reader = TokenReader(self.vocabulary, shown)
+        finish: FinishReason = "length"
+        job.check()
+        try:
+            for number, token in enumerate(made):
+                if number == 0:
+                    job.count_prompt(prompt_tokens)
+                job.count_token()
+                if token in self.vocabulary.end_tokens:
+                    finish = "stop"
+                    break
+                if text := reader.feed(token):
+                    yield Piece(text)
+                job.check()
+        finally:
+            made.close()
+        yield Piece(reader.rest(), finish_reason=finish)
+
+    def _check_sampling(self, request: GenerationRequest) -> None:
+        for name in sorted(NEUTRAL.keys() - {*self.takes}):
+            value: Any = getattr(request, name)
+            if value is not None and value != NEUTRAL[name]:
+                raise RequestError(f"{self.name} cannot sample by `{name}`: leave it out.", param=name)
+        for name, (holds, words) in BOUNDS.items():
+            value = getattr(request, name)
+            if value is not None and not holds(value):
+                raise RequestError(f"`{name}` must be {words}; it is {value}.", param=name)

@@ -1,0 +1,97 @@
+"""A Hugging Face tokenizer's tokens and the texts they stand for, through the library `tokenizers`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from worker.errors import LoadError, RequestError
+from worker.hf.folder import TOKENIZER, HFFolder
+from worker.text.byte_level import byte_alphabet
+
+_BYTE: Final = re.compile(r"<0x([0-9A-F]{2})>")
+_SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
+"""What SentencePiece writes for a space."""
+
+
+class HFVocabulary:
+    """The vocabulary of a folder. It never changes, so any thread may read it. Raises LoadError."""
+
+    def __init__(self, folder: HFFolder) -> None:
+        # Untyped on purpose: type checks must not depend on whether the extra is installed.
+        self._tokenizer: Any = _loaded(folder)
+        self._plain: Any = _loaded(folder)
+        self._plain.encode_special_tokens = True
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._added: dict[int, bytes] = {number: token.content.encode() for number, token in added.items()}
+        self._special = frozenset(number for number, token in added.items() if token.special)
+        self.size: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        kinds = {*_kinds(json.loads((folder.path / TOKENIZER).read_text(encoding="utf-8")).get("decoder"))}
+        self._bytes = {letter: byte for byte, letter in byte_alphabet().items()} if "ByteLevel" in kinds else None
+        self._has_bytes = "ByteFallback" in kinds
+        named = (self._tokenizer.token_to_id(name) for name in folder.end_tokens)
+        self.end_tokens = folder.end_token_ids | {number for number in named if number is not None}
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """The tokens of a text. What UTF-8 cannot hold (half of a surrogate pair) becomes `?`."""
+        tokenizer = self._tokenizer if parse_special else self._plain
+        whole = text.encode(errors="replace").decode()
+        tokens: list[int] = tokenizer.encode(whole, add_special_tokens=add_special).ids
+        return tokens
+
+    def text(self, token: int, *, with_special: bool) -> bytes:
+        """What a token stands for; nothing for a special one, unless these are told too."""
+        if token in self._special and not with_special:
+            return b""
+        if token in self._added:
+            return self._added[token]
+        name = self.name(token)
+        if self._bytes is not None:
+            return bytes(self._bytes[letter] for letter in name if letter in self._bytes)
+        if self._has_bytes and (byte := _BYTE.fullmatch(name)):
+            return bytes.fromhex(byte[1])
+        return name.replace(_SPACE, " ").encode()
+
+    def texts(self, tokens: list[int]) -> list[bytes]:
+        """What each token stands for. Raises RequestError: there is no such token."""
+        self.check(tokens, "tokens")
+        return [self.text(token, with_special=True) for token in tokens]
+
+    def check(self, tokens: Iterable[int], place: str) -> None:
+        """Raises RequestError unless all are tokens of this model."""
+        for token in tokens:
+            if not 0 <= token < self.size:
+                raise RequestError(f"There is no token {token}: the model has {self.size}.", param=place)
+
+    def name(self, token: int) -> str:
+        """A token as the vocabulary writes it; empty for a number that none has."""
+        return self._tokenizer.id_to_token(token) or ""
+
+    def special_in(self, texts: Iterable[str]) -> frozenset[int]:
+        """The tokens of these texts."""
+        return frozenset(
+            token for text in texts for token in self.tokenize(text, add_special=False, parse_special=True)
+        )
+
+
+def _loaded(folder: HFFolder) -> Any:
+    tokenizers = importlib.import_module("tokenizers")
+    path = folder.path / TOKENIZER
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+        raise LoadError(f"tokenizers cannot load {path}: {error}") from None
+    # Such settings come from whatever made the file, and would cut or fill prompts.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _kinds(decoder: Any) -> Iterator[str]:
+    if isinstance(decoder, dict):
+        yield str(decoder.get("type"))
+        for part in decoder.get("decoders") or ():
+            yield from _kinds(part)

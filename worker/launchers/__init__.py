@@ -1,0 +1,1 @@
+"""Engines with a server of their own, which a worker launches."""

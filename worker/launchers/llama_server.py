@@ -1,0 +1,134 @@
+"""llama.cpp's own server, embedded through xllamacpp: `python -m worker llama_server -- LLAMA-SERVER-FLAGS...`.
+
+A launcher and nothing more. Endpoint, probes, metrics and the check of the API key (LLAMA_API_KEY) are llama.cpp's.
+xllamacpp's `Server()` holds the GIL while it loads, so that no Python signal handler runs, and says little when it
+fails. So it lives in a forked child: the launcher ends it at any moment, outlives its crashes, and says in one plain
+line why it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from worker.errors import LoadError, PortTakenError
+from worker.launchers.child_process import Ending, supervise
+from worker.launchers.llama_server_flags import Member, Setting, UsageError, Value, parse, value_of
+from worker.preflight import check_gguf, listen
+
+_FILES = ("model.path", "mmproj.path", "speculative.draft.mparams.path")
+_ERROR_LINE = re.compile(r"[\d.]+ E (?P<text>.+)|(?P<fatal>.*(GGML_ASSERT|terminate called|std::bad_alloc).*)")
+_BIND_FAILED = "couldn't bind"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Host the server until a signal: the exit code. Before a code other than 0, stderr's last line says why."""
+    try:
+        settings = parse(arguments, os.environ)
+        preflight(settings)
+    except UsageError as error:
+        return _fail(2, str(error))
+    except LoadError as error:
+        return _fail(1, str(error))
+    except PortTakenError as error:
+        return _fail(3, str(error))
+    ending = supervise(lambda ready: _host(settings, ready), first_error)
+    code, line = explain(ending, settings)
+    return _fail(code, line) if line else code
+
+
+def preflight(settings: Sequence[Setting]) -> None:
+    """What can be seen before llama.cpp is asked. Raises LoadError or PortTakenError."""
+    for attribute in _FILES:
+        path = value_of(settings, attribute)
+        if isinstance(path, Path):
+            check_gguf(path)
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise LoadError("No module named 'xllamacpp': install the extra `embedded`, or name a llama-server program")
+    port = value_of(settings, "port")
+    hosts = value_of(settings, "hostnames") or ["127.0.0.1"]
+    assert isinstance(port, int)
+    assert isinstance(hosts, list)
+    for host in hosts:
+        listen(str(host), port).close()
+
+
+def first_error(line: str) -> str | None:
+    """The text of a line of llama.cpp's log that tells of an error; the first such line is the cause of the others."""
+    match = _ERROR_LINE.match(line)
+    if match is None:
+        return None
+    return " ".join((match["text"] or match["fatal"]).split())
+
+
+def explain(ending: Ending, settings: Sequence[Setting]) -> tuple[int, str | None]:
+    """Exit code and, unless a signal asked for the end, one plain line."""
+    if ending.asked_for:
+        return 0, None
+    cause = f": {ending.first_error}" if ending.first_error and not ending.was_ready else ""
+    if _BIND_FAILED in cause:
+        return 3, f"port {value_of(settings, 'port')} is taken{cause}"
+    doing = "serving" if ending.was_ready else f"loading {value_of(settings, 'model.path')}"
+    if ending.signal == signal.SIGKILL:
+        return 1, f"llama-server was killed while {doing}: probably out of memory"
+    if ending.signal is not None:
+        return 1, f"llama-server crashed ({ending.signal.name}) while {doing}{cause}"
+    return 1, f"llama-server ended while {doing}{cause}"
+
+
+def apply(settings: Iterable[Setting], params: Any, xllamacpp: Any) -> None:
+    """Put the settings into a `CommonParams`."""
+    for setting in settings:
+        *owners, name = setting.attribute.split(".")
+        owner = params
+        for part in owners:
+            owner = getattr(owner, part)
+        setattr(owner, name, _native(setting.value, xllamacpp))
+
+
+def _native(value: Value, xllamacpp: Any) -> Any:
+    if isinstance(value, Member):
+        return getattr(getattr(xllamacpp, value.enum), value.name)
+    if isinstance(value, list):
+        return [_native(item, xllamacpp) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _host(settings: Sequence[Setting], ready: int) -> None:
+    xllamacpp = importlib.import_module("xllamacpp")
+    params = xllamacpp.CommonParams()
+    apply(settings, params, xllamacpp)
+    try:
+        server = xllamacpp.Server(params)
+    except RuntimeError:  # llama.cpp's log says why
+        _flush_log(xllamacpp)
+        return
+    os.write(ready, b"\n")
+    while server:
+        signal.pause()
+
+
+def _flush_log(xllamacpp: Any) -> None:
+    # llama.cpp logs in a thread of its own, and the reason may still wait there. Its own main() ends with this call,
+    # which xllamacpp does not wrap; a build without these symbols may lose the last lines.
+    library = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
+    with contextlib.suppress(AttributeError):
+        log = library["_Z15common_log_mainv"]  # common_log_main()
+        flush = library["_Z16common_log_flushP10common_log"]  # common_log_flush(common_log *)
+        log.restype = ctypes.c_void_p
+        flush.argtypes = [ctypes.c_void_p]
+        flush(log())
+
+
+def _fail(code: int, line: str) -> int:
+    sys.stderr.write(f"{line}\n")
+    return code

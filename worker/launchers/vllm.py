@@ -1,0 +1,105 @@
+"""vLLM's own server: `python -m worker vllm -- MODEL VLLM-SERVE-FLAGS...`.
+
+A launcher and nothing more. Endpoint, probes, metrics and the check of the API key (VLLM_API_KEY) are vLLM's. Its
+server runs in a forked child, whose own processes (the engine's core, one worker for each GPU) never outlive it; and
+why it ended is said in one plain line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from worker.errors import LoadError, PortTakenError
+from worker.launchers.child_process import Ending, die_with_parent, kill_descendants, supervise
+from worker.preflight import listen, port_number
+
+AT_ONCE = signal.SIGUSR2
+"""Ends vLLM while it loads, when SIGTERM may leave it hanging, and when its launcher is dead."""
+_STARTED = "Application startup complete"
+_ERROR_LINE = re.compile(
+    r"(?:\([\w-]+ pid=\d+\) )?(?:ERROR [\d: -]+ \[[\w.]+:\d+\] )?\s*"
+    r"(?P<text>(?:[A-Za-z_][\w.]*(?:Error|Exception): |Value error, |Input should be |vllm[\w ]*: error: ).+)"
+)
+_NO_CAUSE = re.compile(r"initialization failed|validation errors? for ")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Host the server until a signal: the exit code. Before a code other than 0, stderr's last line says why."""
+    try:
+        preflight(arguments)
+    except LoadError as error:
+        return _fail(1, str(error))
+    except PortTakenError as error:
+        return _fail(3, str(error))
+    except ValueError as error:
+        return _fail(2, f"--port: {error}")
+    log = Log()
+    ending = supervise(lambda ready: _host(arguments), log.error_in, lambda: signal.SIGTERM if log.served else AT_ONCE)
+    code, line = explain(ending, served=log.served)
+    return _fail(code, line) if line else code
+
+
+def preflight(arguments: Sequence[str]) -> None:
+    """What can be seen before vLLM is asked. Raises LoadError, PortTakenError, or ValueError for what is no port."""
+    if importlib.util.find_spec("vllm") is None:
+        raise LoadError("No module named 'vllm': install the extra `vllm`")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("model", nargs="?", default="")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", default="8000")
+    given, _ = parser.parse_known_args(arguments)
+    if given.model.startswith("/") and not Path(given.model).exists():
+        raise LoadError(f"there is no model {given.model}")
+    listen(given.host, port_number(given.port)).close()
+
+
+def explain(ending: Ending, *, served: bool) -> tuple[int, str | None]:
+    """Exit code and, unless a signal asked for the end, one plain line."""
+    if ending.asked_for:
+        return 0, None
+    cause = f": {ending.first_error}" if ending.first_error else ""
+    doing = "serving" if served else "loading"
+    if ending.signal == signal.SIGKILL:
+        return 1, f"vLLM was killed while {doing}: probably out of memory"
+    if ending.signal is not None:
+        return 1, f"vLLM crashed ({ending.signal.name}) while {doing}{cause}"
+    return 2 if ending.code == 2 else 1, f"vLLM ended while {doing}{cause}"
+
+
+class Log:
+    """What vLLM writes: whether it has served, and the first error, which is the cause of the others."""
+
+    def __init__(self) -> None:
+        self.served = False
+
+    def error_in(self, line: str) -> str | None:
+        """The text of a line that names an exception of a load; what happens to requests later is not looked at."""
+        self.served = self.served or _STARTED in line
+        match = _ERROR_LINE.match(line)
+        return None if match is None or self.served or _NO_CAUSE.search(line) else match["text"]
+
+
+def _host(arguments: Sequence[str]) -> None:
+    signal.signal(AT_ONCE, _end_at_once)
+    die_with_parent(AT_ONCE)
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    sys.argv = ["vllm", "serve", *arguments]
+    importlib.import_module("vllm.entrypoints.cli.main").main()
+
+
+def _end_at_once(signum: int, frame: object) -> None:
+    kill_descendants(os.getpid())
+    os._exit(1)
+
+
+def _fail(code: int, line: str) -> int:
+    sys.stderr.write(f"{line}\n")
+    return code

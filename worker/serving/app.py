@@ -1,0 +1,179 @@
+"""The HTTP surface: OpenAI's paths over one engine."""
+
+from __future__ import annotations
+
+import hmac
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, cast
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from worker.engine import Api, Engine, Job, Piece
+from worker.errors import RequestError
+from worker.metrics import Counters, prometheus_text
+from worker.schema import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    GenerationRequest,
+    RequestT,
+    parse,
+)
+from worker.serving.response_stream import Reply, StreamReply, WholeReply, error_response, failure
+from worker.serving.runner import Runner
+from worker.serving.text_routes import TextRoutes
+from worker.text import openai_objects
+from worker.text.openai_objects import ChatShape, CompletionShape, Shape
+from worker.text.stop_strings import until_stop
+
+Answer = Response | Reply[Any]
+
+
+class Worker:
+    """One engine behind its paths. `ready` is set once the engine has loaded."""
+
+    def __init__(self, engine: Engine, served_name: str) -> None:
+        self.ready = False
+        self.engine = engine
+        self.counters = Counters()
+        self.runner = Runner(engine.slots, self.counters)
+        self.texts = TextRoutes(engine, self._refusal)
+        self._name = served_name
+        self._created = int(time.time())
+
+    async def health(self, request: Request) -> Answer:
+        """200 once the engine can answer."""
+        if not self.ready:
+            return _loading()
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Answer:
+        """Prometheus' text format."""
+        text = prometheus_text(self.counters.read())
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def models(self, request: Request) -> Answer:
+        """The one model; how long its requests may be is told as llama-server does."""
+        model: openai_objects.Object = {
+            "id": self._name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "roundhouse",
+        }
+        if self.engine.context_length is not None:
+            model["meta"] = {"n_ctx": self.engine.context_length}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def chat(self, request: Request) -> Answer:
+        """`/v1/chat/completions`."""
+        if refusal := self._refusal("chat"):
+            return refusal
+        asked = await _read(request, ChatRequest)
+        shape = ChatShape(f"chatcmpl-{uuid.uuid4().hex}", self._name, int(time.time()), asked.include_usage)
+        return self._generate(asked, shape, lambda job: self.engine.chat(asked, job))
+
+    async def completions(self, request: Request) -> Answer:
+        """`/v1/completions`."""
+        if refusal := self._refusal("completions"):
+            return refusal
+        asked = await _read(request, CompletionRequest)
+        shape = CompletionShape(f"cmpl-{uuid.uuid4().hex}", self._name, int(time.time()), asked.include_usage)
+        return self._generate(asked, shape, lambda job: self.engine.complete(asked, job))
+
+    async def embeddings(self, request: Request) -> Answer:
+        """`/v1/embeddings`."""
+        if refusal := self._refusal("embeddings"):
+            return refusal
+        asked = await _read(request, EmbeddingRequest)
+        if asked.dimensions is not None:
+            message = "This engine gives embeddings as long as its model makes them: leave `dimensions` out."
+            raise RequestError(message, code="dimensions_unsupported", param="dimensions")
+        encoding = asked.encoding_format or "float"
+
+        def work(job: Job) -> Iterator[list[list[float]]]:
+            yield self.engine.embed(asked.texts, job)
+
+        return WholeReply(
+            self.runner, work, lambda made, job: openai_objects.embeddings(made[0], self._name, encoding, job)
+        )
+
+    def _generate(self, asked: GenerationRequest, shape: Shape, engine: Callable[[Job], Generator[Piece]]) -> Answer:
+        def work(job: Job) -> Iterator[Piece]:
+            return until_stop(engine(job), asked.stops)
+
+        if asked.stream:
+            return StreamReply(self.runner, work, shape, include_usage=asked.include_usage)
+        return WholeReply(self.runner, work, shape.whole)
+
+    def _refusal(self, api: Api) -> Response | None:
+        if not self.ready:
+            return _loading()
+        if api not in self.engine.apis:
+            offered = ", ".join(sorted(self.engine.apis))
+            return error_response(f"This engine does not offer {api}; it offers {offered}.", "not_supported", 501)
+        return None
+
+
+def create_app(worker: Worker, token: str | None) -> Starlette:
+    """The ASGI app. With a token, everything but `/health` needs it as a bearer token."""
+    routes = [
+        Route("/health", worker.health),
+        Route("/metrics", worker.metrics),
+        Route("/v1/models", worker.models),
+        Route("/v1/chat/completions", worker.chat, methods=["POST"]),
+        Route("/v1/completions", worker.completions, methods=["POST"]),
+        Route("/v1/embeddings", worker.embeddings, methods=["POST"]),
+        Route("/v1/chat/completions/input_tokens", worker.texts.input_tokens, methods=["POST"]),
+        Route("/tokenize", worker.texts.tokenize, methods=["POST"]),
+        Route("/detokenize", worker.texts.detokenize, methods=["POST"]),
+        Route("/apply-template", worker.texts.apply_template, methods=["POST"]),
+    ]
+    middleware = [Middleware(BearerToken, token=token)] if token else []
+    handlers = {RequestError: _refused, HTTPException: _http_error, Exception: _bug}
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=cast("Any", handlers))
+
+
+class BearerToken:
+    """Refuses requests without the worker's token."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, or answer 401."""
+        sent = dict(scope["headers"]).get(b"authorization", b"")
+        if scope["path"] == "/health" or hmac.compare_digest(sent, self._expected):
+            await self._app(scope, receive, send)
+        else:
+            response = error_response("The engine's token is missing or wrong.", "invalid_api_key", 401)
+            await response(scope, receive, send)
+
+
+async def _read(request: Request, kind: type[RequestT]) -> RequestT:
+    return parse(kind, await request.body())
+
+
+def _loading() -> Response:
+    return error_response("The model is being loaded.", "model_loading", 503)
+
+
+async def _refused(request: Request, error: RequestError) -> Response:
+    return error_response(*failure(error))
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    code = {404: "unknown_route", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    return error_response(f"{error.detail}: {request.method} {request.url.path}", code, error.status_code)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    return error_response("The worker failed; its log says why.", "internal_error", 500)

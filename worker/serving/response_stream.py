@@ -1,0 +1,128 @@
+"""An answer on its way: one job, one client, whichever of them ends first."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from worker.engine import Job, Piece
+from worker.errors import EngineFailedError, JobCancelledError, RequestError
+from worker.serving.runner import Run, Runner, Work
+from worker.text import openai_objects
+from worker.text.openai_objects import Object, Shape
+
+T = TypeVar("T")
+
+_FAILURES = (RequestError, JobCancelledError, EngineFailedError)
+Failure = tuple[str, str, int, str | None]
+_STATUS = {"not_supported": 501}
+_STOPPING = "This engine is stopping."
+
+
+def error_response(message: str, code: str, status: int, param: str | None = None) -> Response:
+    """An error as a whole response."""
+    headers = {503: {"retry-after": "5"}, 501: {"x-should-retry": "false"}}.get(status)
+    content = openai_objects.encode(openai_objects.error(message, code, status, param))
+    return Response(content, status, headers, media_type="application/json")
+
+
+def failure(error: Exception) -> Failure:
+    """Message, code, HTTP status and parameter of what ended a run early."""
+    if isinstance(error, RequestError):
+        return str(error), error.code, _STATUS.get(error.code, 400), error.param
+    if isinstance(error, JobCancelledError):
+        return _STOPPING, "model_unloading", 503, None
+    return str(error), "internal_error", 500, None
+
+
+class Reply(abc.ABC, Generic[T]):
+    """An ASGI response that runs one job while it watches the client.
+
+    A client that leaves cancels the job, whether its answer streams or not: uvicorn's `send()` says nothing of a
+    closed connection, so `receive()` is watched. The headers wait for the first piece, so that what goes wrong
+    before it has a status of its own.
+    """
+
+    def __init__(self, runner: Runner, work: Work[T]) -> None:
+        self._runner = runner
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the job and send its answer."""
+        if self._runner.stopping:
+            await error_response(_STOPPING, "model_unloading", 503)(scope, receive, send)
+            return
+        run = self._runner.start(self._work)
+        watcher = asyncio.create_task(_cancel_when_gone(receive, run))
+        try:
+            await self._answer(run, scope, receive, send)
+        finally:
+            watcher.cancel()
+            self._runner.forget(run)
+
+    @abc.abstractmethod
+    async def _answer(self, run: Run[T], scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+async def _cancel_when_gone(receive: Receive, run: Run[Any]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    run.cancel()
+
+
+class WholeReply(Reply[T]):
+    """All pieces, then one JSON object, or the error in its place."""
+
+    def __init__(self, runner: Runner, work: Work[T], build: Callable[[list[T], Job], Object]) -> None:
+        super().__init__(runner, work)
+        self._build = build
+
+    async def _answer(self, run: Run[T], scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            pieces = [piece async for piece in run]
+        except _FAILURES as error:
+            response = error_response(*failure(error))
+        else:
+            response = Response(openai_objects.encode(self._build(pieces, run.job)), media_type="application/json")
+        await response(scope, receive, send)
+
+
+class StreamReply(Reply[Piece]):
+    """Server-sent events, one for each piece. An error after the first one is the stream's last event."""
+
+    def __init__(self, runner: Runner, work: Work[Piece], shape: Shape, *, include_usage: bool) -> None:
+        super().__init__(runner, work)
+        self._shape = shape
+        self._include_usage = include_usage
+
+    async def _answer(self, run: Run[Piece], scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            first = await anext(run, None)
+        except _FAILURES as error:
+            await error_response(*failure(error))(scope, receive, send)
+            return
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        opening = self._shape.opening()
+        start = openai_objects.event(opening) if opening else b""
+        if first is not None:
+            start += openai_objects.event(self._shape.chunk(first))
+        await _send_part(send, start)
+        try:
+            async for piece in run:
+                await _send_part(send, openai_objects.event(self._shape.chunk(piece)))
+        except _FAILURES as error:
+            last = openai_objects.event(openai_objects.error(*failure(error)))
+        else:
+            last = openai_objects.event(self._shape.counts(run.job)) if self._include_usage else b""
+            last += openai_objects.DONE
+        await send({"type": "http.response.body", "body": last})
+
+
+async def _send_part(send: Send, part: bytes) -> None:
+    await send({"type": "http.response.body", "body": part, "more_body": True})

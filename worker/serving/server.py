@@ -1,0 +1,82 @@
+"""One worker process: listen, load, serve, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from argparse import Namespace
+from types import FrameType
+
+import uvicorn
+import uvloop
+
+from worker.engine import Engine
+from worker.errors import LoadError
+from worker.preflight import listen
+from worker.serving.app import Worker, create_app
+
+TOKEN_ENV = "ROUNDHOUSE_ENGINE_TOKEN"  # noqa: S105 - the variable's name, not its value
+KEEP_ALIVE_SECONDS = 75
+"""Longer than clients keep idle connections, so that it is they who close them and no request meets a closed one."""
+STOP_SECONDS = 1
+"""How long answers may take to end after SIGTERM, once their jobs are cancelled."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with two differences: when it stops, answers are cancelled (it would wait for them), and a signal that
+    stopped it is not raised again afterwards (the worker exits 0)."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+        super().__init__(config)
+        self._worker = worker
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._worker.runner.stop()
+        await super().shutdown(sockets)
+
+
+async def _serve(worker: Worker, listener: socket.socket, token: str | None) -> None:
+    config = uvicorn.Config(
+        create_app(worker, token),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+    server = _Server(config, worker)
+    load = asyncio.create_task(worker.runner.call(worker.engine.load))
+
+    def loaded(task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            server.should_exit = True
+        else:
+            worker.ready = True
+
+    load.add_done_callback(loaded)
+    await server.serve([listener])
+    if load.done():
+        load.result()
+    else:
+        load.cancel()
+
+
+def run(engine: Engine, args: Namespace) -> None:
+    """Serve until a signal; `args` has `host`, `port` and `served_name`. Raises LoadError or PortTakenError.
+
+    Listens before it loads, so that `/health` answers meanwhile and a taken port is seen first.
+    """
+    token = os.environ.get(TOKEN_ENV)
+    if token == "":
+        raise LoadError(f"{TOKEN_ENV} is set and empty: set a token, or unset it to serve without one")
+    listener = listen(args.host, args.port)
+    worker = Worker(engine, args.served_name)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(worker, listener, token))

@@ -1,0 +1,76 @@
+"""What texts and conversations are to the model: llama-server's own routes, in its shapes. They take no slot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from worker.engine import Api, Engine
+from worker.schema import ChatRequest, DetokenizeRequest, TokenizeRequest, parse
+from worker.text import openai_objects
+from worker.text.openai_objects import Object
+
+
+class TextRoutes:
+    """Of one engine. `refusal` gives the answer where it cannot serve an API now."""
+
+    def __init__(self, engine: Engine, refusal: Callable[[Api], Response | None]) -> None:
+        self._engine = engine
+        self._refusal = refusal
+
+    async def tokenize(self, request: Request) -> Response:
+        """`/tokenize`."""
+        return await self._answer("tokens", request, self._tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        """`/detokenize`."""
+        return await self._answer("tokens", request, self._detokenize)
+
+    async def apply_template(self, request: Request) -> Response:
+        """`/apply-template`."""
+        return await self._answer("prompts", request, self._apply_template)
+
+    async def input_tokens(self, request: Request) -> Response:
+        """`/v1/chat/completions/input_tokens`."""
+        return await self._answer("prompts", request, self._input_tokens)
+
+    async def _answer(self, api: Api, request: Request, make: Callable[[bytes], Object]) -> Response:
+        if refusal := self._refusal(api):
+            return refusal
+        made = await asyncio.to_thread(make, await request.body())
+        return Response(openai_objects.encode(made), media_type="application/json")
+
+    def _tokenize(self, body: bytes) -> Object:
+        asked = parse(TokenizeRequest, body)
+        tokens: list[int] = []
+        for at, part in enumerate([asked.content] if isinstance(asked.content, str) else asked.content):
+            if isinstance(part, int):
+                tokens.append(part)
+                continue
+            add_special = asked.add_special and at == 0
+            tokens += self._engine.tokenize(part, add_special=add_special, parse_special=asked.parse_special)
+        if not asked.with_pieces:
+            return {"tokens": tokens}
+        texts = self._engine.token_texts(tokens)
+        return {"tokens": [{"id": id_, "piece": _piece(text)} for id_, text in zip(tokens, texts, strict=True)]}
+
+    def _detokenize(self, body: bytes) -> Object:
+        texts = self._engine.token_texts(parse(DetokenizeRequest, body).tokens)
+        return {"content": b"".join(texts).decode(errors="replace")}
+
+    def _apply_template(self, body: bytes) -> Object:
+        return {"prompt": self._engine.prompt(parse(ChatRequest, body))}
+
+    def _input_tokens(self, body: bytes) -> Object:
+        return {"input_tokens": self._engine.count(parse(ChatRequest, body)), "object": "response.input_tokens"}
+
+
+def _piece(text: bytes) -> Any:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return list(text)

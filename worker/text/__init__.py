@@ -1,0 +1,1 @@
+"""What the worker reads and writes of texts: prompts, answers, calls of tools. Pure."""

@@ -1,0 +1,174 @@
+"""What an answer must be, as a grammar of llama.cpp's (GBNF). Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+from urllib.parse import unquote
+
+from worker.errors import RequestError
+from worker.text.reasoning import Marks
+
+ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
+MOST_REPETITIONS: Final = 2000
+"""As llama.cpp has it; the library writes each one out."""
+
+_COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength")
+_BRACES: Final = re.compile(r"\{(\d*),?(\d*)\}")
+_ANY: Final = re.compile(r'(?<=^char ::= )\[\^"\\\\\]|(?<=^dot ::= ).*', re.MULTILINE)
+"""What the library takes for a character of a string; a JSON text has no raw control characters there."""
+_CHARACTER: Final = r'[^"\\\x00-\x1F\x7F]'
+
+
+def schema_asked(response_format: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, str]:
+    """The JSON Schema that an answer is asked to follow, or None, and where it stands. Raises RequestError."""
+    kind = response_format.get("type") if response_format is not None else "text"
+    if response_format is None or kind == "text":
+        return None, "response_format"
+    if kind == "json_object":  # llama.cpp takes a schema here too
+        return _object(response_format.get("schema", ANY_OBJECT), "response_format.schema")
+    if kind == "json_schema":
+        outer, place = _object(response_format.get("json_schema"), "response_format.json_schema")
+        return _object(outer.get("schema"), f"{place}.schema")
+    raise RequestError(
+        f"`response_format.type` must be text, json_object or json_schema; it is {kind!r:.60}.",
+        param="response_format.type",
+    )
+
+
+def _object(value: Any, place: str) -> tuple[dict[str, Any], str]:
+    if not isinstance(value, dict):
+        raise RequestError(f"`{place}` must be an object.", param=place)
+    return value, place
+
+
+def gbnf_of(schema: Mapping[str, Any], place: str, convert: Callable[[str], str]) -> str:
+    """The grammar of a JSON Schema. `convert` makes it of the schema's text; a schema that it cannot read, or that
+    would make a grammar beyond all bounds, is refused with RequestError."""
+    try:
+        _check_counts(schema)
+        return _ANY.sub(lambda any_: _CHARACTER, convert(json.dumps(_with_shared(schema))))
+    except (ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError) as error:
+        reason = str(error) or type(error).__name__
+        raise RequestError(f"`{place}` cannot be followed: {reason:.300}.", param=place) from error
+
+
+def _check_counts(value: Any) -> None:
+    for inner in value if isinstance(value, list) else ():
+        _check_counts(inner)
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        counts = [inner] if name in _COUNTS and isinstance(inner, int) else []
+        if name == "pattern" and isinstance(inner, str):
+            counts = [int(count) for pair in _BRACES.findall(inner) for count in pair if count]
+        if any(count > MOST_REPETITIONS for count in counts):
+            raise ValueError(f"{name} is above {MOST_REPETITIONS}")
+        _check_counts(inner)
+
+
+def _with_shared(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same schema, with all that local references lead to as definitions of unique names: the library knows a
+    definition by the last part of its place, whatever else has that name, and none beside a reference at the root."""
+    name = _free("shared", json.dumps(schema))
+    names: dict[str, str] = {}
+    shared: dict[str, Any] = {}
+
+    def share(ref: str) -> str:
+        if ref not in names:
+            names[ref] = f"{name}-{len(names)}"
+            shared[names[ref]] = _rebuilt(_target(schema, ref), share)
+        return f"#/$defs/{names[ref]}"
+
+    root = _rebuilt(schema, share)
+    return {**({"anyOf": [root]} if "$ref" in root else root), "$defs": shared} if shared else schema
+
+
+def _rebuilt(value: Any, change: Callable[[str], str]) -> Any:
+    """The same, with every local reference changed."""
+    if isinstance(value, list):
+        return [_rebuilt(inner, change) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    rebuilt = {key: _rebuilt(inner, change) for key, inner in value.items()}
+    ref = value.get("$ref")
+    return rebuilt | {"$ref": change(ref)} if isinstance(ref, str) and ref.startswith("#") else rebuilt
+
+
+def _target(schema: Any, ref: str) -> Any:
+    """What a JSON pointer in a fragment leads to. Raises ValueError: nothing."""
+    anchor, *parts = unquote(ref).split("/")
+    try:
+        for part in parts:
+            key = part.replace("~1", "/").replace("~0", "~")
+            schema = schema[int(key)] if isinstance(schema, list) else schema[key]
+    except (ValueError, LookupError, TypeError):
+        anchor = ""
+    if anchor != "#":
+        raise ValueError(f"{ref} leads nowhere")
+    return schema
+
+
+def one_of(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The schema of `{"name": TOOL, "arguments": {...}}` for any of these tools."""
+    calls, places = [], dict[str, Any]()
+    for name, schema in schemas.items():
+        place = f"#/$defs/{len(places)}"
+        call = {"name": {"const": name}, "arguments": {"$ref": place}}
+        calls.append({"type": "object", "properties": call, "required": ["name", "arguments"]})
+        places[str(len(places))] = _rebuilt(schema, partial(_moved, place))
+    return {"anyOf": calls, "$defs": places}
+
+
+def _moved(place: str, ref: str) -> str:
+    return place + ref[1:]
+
+
+def or_call(gbnf: str, begin: str) -> str:
+    """The same grammar for an answer in whose place there may be calls. What they hold, it leaves open."""
+    answer, inner = _renamed(gbnf)
+    return f"root ::= {answer} | {_literal(begin)} .*\n{inner}"
+
+
+def _renamed(gbnf: str) -> tuple[str, str]:
+    """A new name of its root, and the grammar with it."""
+    answer = _free("answer", gbnf)
+    return answer, re.sub(r"^root(?=\s*::=)", answer, gbnf, flags=re.MULTILINE)
+
+
+def after_thought(gbnf: str, marks: Marks, *, opened: bool) -> str:
+    """The same grammar for an answer that may begin with a thought; where the prompt opened one, it goes on with it."""
+    (answer, inner), thought = _renamed(gbnf), _free("thought", gbnf)
+    thinking = f'{thought}-0 "\\n"? "\\n"? {answer}'
+    root = thinking if opened else f"{_literal(marks.begin)} {thinking} | {answer}"
+    return "\n".join((f"root ::= {root}", *_through(marks.end, thought), inner))
+
+
+def _free(name: str, gbnf: str) -> str:
+    while name in gbnf:
+        name += "x"
+    return name
+
+
+def _through(end: str, name: str) -> list[str]:
+    """Rules for any text with `end` at its end and nowhere before. Rule N has seen the first N characters of `end`."""
+    alphabet = dict.fromkeys(end)
+    rules = []
+    for seen in range(len(end)):
+        ways = [f"[^{''.join(map(_escaped, alphabet))}] {name}-0"]
+        for character in alphabet:
+            text = end[:seen] + character
+            length = next(length for length in range(len(text), -1, -1) if end.startswith(text[len(text) - length :]))
+            then = "" if length == len(end) else f" {name}-{length}"
+            ways.append(f"{_literal(character)}{then}")
+        rules.append(f"{name}-{seen} ::= {' | '.join(ways)}")
+    return rules
+
+
+def _literal(text: str) -> str:
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(character: str) -> str:
+    return f"\\x{ord(character):02x}"

@@ -1,0 +1,108 @@
+"""What a model thinks, told from what it says: by the marks that its family puts around thoughts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from worker.engine import Piece
+from worker.text.stop_strings import Finder
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What stands before and behind a thought. A thought comes first in an answer, or not at all."""
+
+    begin: str
+    end: str
+
+
+QWEN: Final = Marks("<think>", "</think>")
+GEMMA: Final = Marks("<|channel>thought", "<channel|>")
+MISTRAL: Final = Marks("[THINK]", "[/THINK]")
+
+_OF_FORMAT: Final = {"qwen3_template": QWEN, "gemma4_template": GEMMA}
+
+
+def marks_of(prompt_format: str | None, template: str) -> Marks | None:
+    """By the prompt format where it tells, else those that the chat template knows: every template that takes thoughts
+    out of earlier answers names the end mark."""
+    if prompt_format in _OF_FORMAT:
+        return _OF_FORMAT[prompt_format]
+    return next((marks for marks in (QWEN, GEMMA, MISTRAL) if marks.end in template), None)
+
+
+def is_open(prompt: str, marks: Marks) -> bool:
+    """Whether the prompt ends inside a thought, so that the answer begins there."""
+    return prompt.rstrip().endswith(marks.begin)
+
+
+class Splitter:
+    """Tells thought from text, piece by piece. White space around a thought is nobody's."""
+
+    def __init__(self, marks: Marks, *, opened: bool) -> None:
+        self._marks = marks
+        self._at: Literal["begin", "thought", "gap", "text"] = "thought" if opened else "begin"
+        self._end = Finder(marks.end)
+        self._held = ""
+        """What may be a part of the begin mark, or white space before it; white space that may be a thought's last."""
+        self._is_empty = True
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """The next parts of the thought and of the text, either of which may be empty."""
+        thought = ""
+        if self._at == "begin":
+            text = self._begin(text)
+        if self._at == "thought":
+            within, end, text = self._end.feed(text)
+            thought = self._trimmed(within)
+            if end is not None:
+                self._at, self._held = "gap", ""
+        if self._at == "gap":
+            text = text.lstrip()
+            self._at = "text" if text else "gap"
+        return thought, text
+
+    def rest(self) -> tuple[str, str]:
+        """What was held back, where no more text comes."""
+        if self._at == "thought":
+            return self._trimmed(self._end.rest()), ""
+        held, self._held = self._held, ""
+        return "", held
+
+    def _begin(self, text: str) -> str:
+        text = self._held + text
+        stripped = text.lstrip()
+        if self._marks.begin.startswith(stripped) and stripped != self._marks.begin:
+            self._held = text
+            return ""
+        self._held = ""
+        if stripped.startswith(self._marks.begin):
+            self._at = "thought"
+            return stripped[len(self._marks.begin) :]
+        self._at = "text"
+        return text
+
+    def _trimmed(self, text: str) -> str:
+        text = self._held + text
+        told = text.rstrip()
+        self._held = text[len(told) :]
+        if self._is_empty:
+            told = told.lstrip()
+            self._is_empty = not told
+        return told
+
+
+def separated(pieces: Generator[Piece], marks: Marks, *, opened: bool) -> Generator[Piece]:
+    """The pieces of an answer, with what the model thinks in `thought` and without the marks."""
+    splitter = Splitter(marks, opened=opened)
+    with closing(pieces):
+        for piece in pieces:
+            thought, text = splitter.feed(piece.text)
+            if piece.finish_reason is not None:
+                last_thought, last_text = splitter.rest()
+                thought, text = thought + last_thought, text + last_text
+            if thought or text or piece.finish_reason is not None:
+                yield replace(piece, thought=thought, text=text)

@@ -1,0 +1,268 @@
+"""Calls of tools, read from the text of an answer: each family of models writes them in its own way. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from worker.engine import Piece
+from worker.errors import RequestError
+from worker.schema import ChatRequest, NamedTool
+from worker.text.gemma_calls import gemma_call
+from worker.text.stop_strings import Finder
+
+Call = tuple[str, Any]
+"""A tool's name and its arguments."""
+Schemas = Mapping[str, Mapping[str, Any]]
+"""Tools' names to the JSON Schemas of their arguments."""
+
+_PARAMETER: Final = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """How calls stand in a text."""
+
+    begin: str
+    end: str | None
+    """None: a call goes on to the next one, or to the end of the answer."""
+    read: Callable[[str, Schemas], list[Call]]
+    """The calls between the marks. Raises ValueError: there are none."""
+    tokens: tuple[str, ...]
+    """Texts whose tokens must be told as text: some vocabularies hide them."""
+
+
+def _qwen(body: str, schemas: Schemas) -> list[Call]:
+    body = body.strip()
+    if not body.startswith("<function="):
+        return [_call_in(_json(body))]
+    function = re.fullmatch(r"<function=([^>\s]+)>(.*)</function>", body, re.DOTALL)
+    if function is None or _PARAMETER.sub("", function[2]).strip():
+        raise ValueError("no function, or not all of it")
+    properties = schemas.get(function[1], {}).get("properties")
+    of = properties if isinstance(properties, dict) else {}
+    return [(function[1], {name: _typed(value, of.get(name)) for name, value in _PARAMETER.findall(function[2])})]
+
+
+def _mistral(body: str, schemas: Schemas) -> list[Call]:
+    body = body.strip()
+    if body.startswith("["):
+        return [_call_in(each) for each in _json(body)]
+    parts = re.fullmatch(r"([^\[{\s]+)(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?(\{.*)", body, re.DOTALL)
+    if parts is None:
+        raise ValueError("no name and arguments")
+    return [(parts[1], _json(parts[2]))]
+
+
+def _gemma(body: str, schemas: Schemas) -> list[Call]:
+    return [gemma_call(body.strip())]
+
+
+QWEN: Final = Markup("<tool_call>", "</tool_call>", _qwen, ("<tool_call>", "</tool_call>"))
+"""Of Qwen and Hermes: JSON, and of later Qwens XML."""
+MISTRAL: Final = Markup("[TOOL_CALLS]", None, _mistral, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"))
+GEMMA: Final = Markup("<|tool_call>", "<tool_call|>", _gemma, ("<|tool_call>", "<tool_call|>", '<|"|>'))
+
+_OF_FORMAT: Final = {"qwen3_template": QWEN, "gemma4_template": GEMMA, "mistral_template": MISTRAL}
+
+
+def markup_of(prompt_format: str | None, template: str) -> Markup | None:
+    """By the prompt format where it tells, else what the chat template writes earlier calls with."""
+    if prompt_format in _OF_FORMAT:
+        return _OF_FORMAT[prompt_format]
+    return next((markup for markup in (QWEN, MISTRAL, GEMMA) if markup.begin in template), None)
+
+
+def _call_in(value: Any) -> Call:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ValueError("no name")  # noqa: TRY004 - it is the text that is wrong
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = _json(arguments)
+    if not isinstance(arguments, dict):
+        raise ValueError("no arguments")  # noqa: TRY004
+    return value["name"], arguments
+
+
+def _typed(text: str, schema: Any) -> Any:
+    if _may_be_text(text, schema):
+        return text
+    try:
+        return _json(text)
+    except ValueError:
+        return text
+
+
+def _may_be_text(text: str, schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    types, values, any_of, one_of = (_list(schema.get(name)) for name in ("type", "enum", "anyOf", "oneOf"))
+    if schema.get("type") == "string" or "string" in types or text in values:
+        return True
+    return any(_may_be_text(text, branch) for branch in (*any_of, *one_of))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+class _Reader:
+    """The text and the calls of one answer, piece by piece."""
+
+    def __init__(self, markup: Markup, schemas: Schemas, new_id: Callable[[], str], most: int | None) -> None:
+        self._markup = markup
+        self._most = most
+        self._schemas = schemas
+        self._new_id = new_id
+        self._begin = Finder(markup.begin)
+        self._end = Finder(markup.end or markup.begin)
+        self._body: list[str] | None = None
+        """Of the call that is being read."""
+        self._gap = ""
+        """White space that belongs to the text only if more of it follows."""
+        self._is_after_call = False
+        self.count = 0
+
+    def feed(self, text: str) -> tuple[str, list[dict[str, Any]]]:
+        told, calls = "", list[dict[str, Any]]()
+        while text and not self.is_full:
+            if self._body is None:
+                before, found, text = self._begin.feed(text)
+                told += self._spaced(before)
+                if found is not None:
+                    self._body = []
+            else:
+                before, found, text = self._end.feed(text)
+                self._body.append(before)
+                if found is not None:
+                    told += self._read("".join(self._body), found, calls)
+                    self._body = None if self._markup.end else []
+        return told, calls
+
+    @property
+    def is_full(self) -> bool:
+        """No more calls may follow."""
+        return self._most is not None and self.count >= self._most
+
+    def rest(self) -> tuple[str, list[dict[str, Any]]]:
+        """What was held back, where no more text comes. A call need not be closed."""
+        calls: list[dict[str, Any]] = []
+        if self._body is None:
+            told = self._spaced(self._begin.rest())
+        else:
+            told = self._read("".join(self._body) + self._end.rest(), "", calls)
+        return told if self.count else told + self._gap, calls
+
+    def _read(self, body: str, end: str, calls: list[dict[str, Any]]) -> str:
+        try:
+            read = [(name, encoded(arguments)) for name, arguments in self._markup.read(body, self._schemas)]
+        except (ValueError, RecursionError):
+            return self._spaced(self._markup.begin + body + (end if self._markup.end else ""))
+        self._gap, self._is_after_call = "", True
+        for name, arguments in read[: self._most]:
+            function = {"name": name, "arguments": arguments}
+            calls.append({"index": self.count, "id": self._new_id(), "type": "function", "function": function})
+            self.count += 1
+        return ""
+
+    def _spaced(self, text: str) -> str:
+        text = self._gap + text
+        told = text.rstrip()
+        self._gap = text[len(told) :]
+        if self._is_after_call:
+            told = told.lstrip()
+            self._is_after_call = not told
+        return told
+
+
+def called(
+    pieces: Generator[Piece], markup: Markup, schemas: Schemas, new_id: Callable[[], str], *, several: bool
+) -> Generator[Piece]:
+    """The pieces of an answer, with calls in `tool_calls` instead of in the text, each in one part when it is complete.
+    What looks like a call and is none stays text. Unless there may be several, the answer ends with the first."""
+    reader = _Reader(markup, schemas, new_id, None if several else 1)
+    with closing(pieces):
+        for piece in pieces:
+            text, calls = reader.feed(piece.text)
+            finish = piece.finish_reason
+            if finish is not None and not reader.is_full:
+                last_text, last_calls = reader.rest()
+                text, calls = text + last_text, calls + last_calls
+            if reader.is_full:
+                yield replace(piece, text=text, tool_calls=tuple(calls), finish_reason="tool_calls")
+                return
+            if finish == "stop" and reader.count:
+                finish = "tool_calls"
+            if text or calls or piece.thought or finish is not None:
+                yield replace(piece, text=text, tool_calls=tuple(calls), finish_reason=finish)
+
+
+def called_by_name(pieces: Generator[Piece], name: str, new_id: Callable[[], str]) -> Generator[Piece]:
+    """The pieces of an answer whose whole text is the arguments of a call of this tool."""
+    part: dict[str, Any] = {"index": 0, "id": new_id(), "type": "function", "function": {"name": name, "arguments": ""}}
+    with closing(pieces):
+        for piece in pieces:
+            calls: tuple[dict[str, Any], ...] = ()
+            if piece.text or (piece.finish_reason == "stop" and "id" in part):
+                part["function"]["arguments"] = piece.text
+                calls, part = (part,), {"index": 0, "function": {}}
+            finish = "tool_calls" if piece.finish_reason == "stop" else piece.finish_reason
+            yield replace(piece, text="", tool_calls=calls, finish_reason=finish)
+
+
+def called_as_json(pieces: Generator[Piece], new_id: Callable[[], str]) -> Generator[Piece]:
+    """The pieces of an answer whose whole text is `{"name": ..., "arguments": ...}`. What was cut short stays text."""
+    parts = []
+    with closing(pieces):
+        for piece in pieces:
+            parts.append(piece.text)
+            if piece.finish_reason is None:
+                if piece.thought:
+                    yield replace(piece, text="")
+                continue
+            try:
+                name, value = _call_in(_json("".join(parts)))
+                arguments = encoded(value)
+            except (ValueError, RecursionError):
+                yield replace(piece, text="".join(parts))
+                continue
+            function = {"name": name, "arguments": arguments}
+            call = {"index": 0, "id": new_id(), "type": "function", "function": function}
+            yield replace(piece, text="", tool_calls=(call,), finish_reason="tool_calls")
+
+
+def forced(request: ChatRequest) -> dict[str, dict[str, Any]]:
+    """The tools of which one must be called, with the schemas of their arguments. Raises RequestError."""
+    tools = schemas_of(request.offered_tools)
+    choice = request.tool_choice
+    if isinstance(choice, NamedTool):
+        name = choice.function.name
+        if name not in tools:
+            raise RequestError(f"`tool_choice` names {name!r}, which is not in `tools`.", param="tool_choice")
+        return {name: tools[name]}
+    if choice == "required" and not tools:
+        raise RequestError("`tool_choice` is required, and `tools` has none.", param="tool_choice")
+    return tools if choice == "required" else {}
+
+
+def encoded(arguments: Any) -> str:
+    """Arguments as the JSON text that clients get. Raises ValueError: a number is beyond all bounds."""
+    return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+
+
+def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Schemas of the arguments by name; a tool without one takes nothing."""
+    nothing = {"type": "object", "properties": {}}
+    return {tool["function"]["name"]: tool["function"].get("parameters") or nothing for tool in tools}
