@@ -15,7 +15,7 @@ from controller import __version__
 from controller.admin.log_reader import LogReader
 from controller.admin.service import Desk
 from controller.desired.resolve import Defaults
-from controller.desired.source import DesiredFiles, follow_files, follow_runtime
+from controller.desired.source import DesiredFiles
 from controller.journal.event_log import Journal
 from controller.journal.recorder import Recorder
 from controller.journal.round_events import Trouble
@@ -25,7 +25,8 @@ from controller.observe.prober import Prober
 from controller.observe.remote_health import Remotes
 from controller.reconcile.executor import Operations
 from controller.reconcile.operation_state import WorkingMemory
-from controller.reconcile.reconciler import Reconciler, Round
+from controller.reconcile.reconciler import Reconciler
+from controller.reconcile.watchers import follow_files, follow_runtime
 from controller.redaction.redactor import Concealment
 from controller.reports.drift_detector import DriftWatch
 from controller.reports.dry_run import dry_run
@@ -42,6 +43,7 @@ from controller.sizing.history import ObservedMemory
 from controller.sizing.requirements import Needs
 from controller.sizing.sampler import MemoryWatch
 from controller.state import Phase
+from controller.status.reconcile_round import Round
 from controller.storage.state_dir import Store
 
 log = logging.getLogger(__name__)

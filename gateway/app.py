@@ -18,7 +18,7 @@ from gateway.api import INFERENCE_GROUPS, admin, document, errors, health, model
 from gateway.api.declare import TAGS
 from gateway.control.http_client import ControllerClient
 from gateway.control.inflight import Ledger
-from gateway.control.link import ControllerAddress, ControllerLink
+from gateway.control.link import ControllerAddress, ControllerLink, LinkState
 from gateway.exchange.dispatcher import InferenceRoutes
 from gateway.exchange.services import Parts
 from gateway.ingress.authenticator import Gate
@@ -26,7 +26,7 @@ from gateway.ingress.cors import Cors
 from gateway.ingress.host_check import HostRule
 from gateway.ingress.middleware import FrontDoor, request_ids
 from gateway.ingress.response_headers import HeaderLines
-from gateway.metrics.registry import LinkState, Metrics
+from gateway.metrics.registry import Metrics
 from gateway.routing.live_routes import LiveRoutes
 from gateway.settings import MIB, GatewaySettings
 from gateway.stored_responses.records import Bounds

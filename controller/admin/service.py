@@ -20,7 +20,7 @@ from controller.journal.event_log import Journal
 from controller.observe.gateway_hub import GatewayHub
 from controller.observe.remote_health import Remotes
 from controller.reconcile.operation_state import WorkingMemory
-from controller.reconcile.reconciler import Reconciler, Round
+from controller.reconcile.reconciler import Reconciler
 from controller.redaction.patterns import masked
 from controller.reports.views import gpu_statuses
 from controller.schema.admin import AdminModel, GpuMemoryAnswer, ListContext, ModelLive
@@ -30,6 +30,7 @@ from controller.schema.status import ModelState, ModelStatus
 from controller.sizing.estimator import Predictions, largest_mib
 from controller.sizing.history import ObservedMemory
 from controller.state import DesiredModel, Gpu
+from controller.status.reconcile_round import Round
 
 TAKEN_WITHIN_S = 2.0
 """How long an answer is held back for a statement to come into force at the gateways."""

@@ -11,9 +11,9 @@ from typing import Final
 
 from controller.artifacts.ct2 import parse_ct2
 from controller.artifacts.facts import Artifact, ArtifactError, HfFolder, Sized, Unread
+from controller.artifacts.files import files_of
 from controller.artifacts.gguf import GgufHead, TooShort, gguf_of, parse_head
 from controller.artifacts.hf import HEAD_LENGTH, head_length, shard_names, tensor_bytes, text_config
-from controller.runtimes.model_files import files_of
 
 FIRST_READ: Final = 2**20
 LONGEST_GGUF_HEAD: Final = 2**28

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, get_args
 import typer
 
 from controller.cli.exit_codes import CommandError
+from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
     from controller.schema.admin import AdminModel
@@ -35,7 +36,6 @@ def _rows(ctx: typer.Context) -> list[AdminModel]:
     import os
 
     from controller.cli.admin_client import AdminClient
-    from controller.cli.options import controller_url
 
     async def _ask(url: str) -> list[AdminModel]:
         async with AdminClient(url, PATIENCE_S) as client:

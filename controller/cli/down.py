@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from controller.cli import stop_timeouts
 from controller.cli.exit_codes import CommandError, Exit
-from controller.cli.options import ControllerUrl, Json, Models, Runtime, State, settings_of
+from controller.cli.options import ControllerUrl, Json, Models, Runtime, State
 from controller.cli.output import say, say_json
+from controller.cli.settings import settings_of
 
 if TYPE_CHECKING:
     from controller.cli.client import ControllerClient

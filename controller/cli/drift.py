@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from controller.cli.exit_codes import Exit
-from controller.cli.options import ControllerUrl, Json, State, controller_url
+from controller.cli.options import ControllerUrl, Json, State
 from controller.cli.output import first_line, plain_words, say, say_json, say_table, time_words
+from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
     from controller.schema.admin import DriftItem

@@ -12,8 +12,9 @@ import typer
 from controller.cli.completion import event_kinds, model_names
 from controller.cli.exit_codes import Exit
 from controller.cli.history import what_words
-from controller.cli.options import ControllerUrl, Follow, Json, Kinds, State, controller_url, kinds_of, named
+from controller.cli.options import ControllerUrl, Follow, Json, Kinds, State, kinds_of, named
 from controller.cli.output import say, time_words
+from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
     from controller.schema.admin import JournalEntry

@@ -10,8 +10,9 @@ import typer
 
 from controller.cli.completion import model_names
 from controller.cli.exit_codes import Exit
-from controller.cli.options import ControllerUrl, Json, Kinds, State, controller_url, kinds_of, named
+from controller.cli.options import ControllerUrl, Json, Kinds, State, kinds_of, named
 from controller.cli.output import one_line, plain_words, say, say_error, say_json, say_table, time_words
+from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
     from controller.cli.admin_client import AdminClient

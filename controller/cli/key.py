@@ -106,7 +106,7 @@ def new(
 def _check(name: str, fields: Mapping[str, Any]) -> None:
     """Raises CommandError with what `roundhouse validate` would say of such a key."""
     from controller.config.keys import validate_keys
-    from controller.config.problems import told
+    from controller.config.parse import told
     from controller.config.tree import Place, Table, placed
 
     table = placed({"keys": {name: dict(fields)}}, Place("the command line"))

@@ -11,8 +11,9 @@ import typer
 from controller.cli.completion import load_fields
 from controller.cli.exit_codes import CommandError, Exit
 from controller.cli.load_values import LoadScalar, load_values
-from controller.cli.options import ControllerUrl, Json, ModelArgument, NoWait, State, Timeout, controller_url
+from controller.cli.options import ControllerUrl, Json, ModelArgument, NoWait, State, Timeout
 from controller.cli.output import clock_words, counted, ends_by_unload, one_line, say, say_blocked, say_error, say_json
+from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
     from controller.cli.admin_client import Transition

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from controller.cli.exit_codes import Exit
-from controller.cli.options import ControllerUrl, Follow, Json, ModelArgument, State, controller_url
+from controller.cli.options import ControllerUrl, Follow, Json, ModelArgument, State
 from controller.cli.output import say_error, say_json_line, say_piece
+from controller.cli.settings import controller_url
 
 
 def logs(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
 from controller.cli.completion import event_kinds, model_names
 from controller.cli.exit_codes import CommandError, Exit
-
-if TYPE_CHECKING:
-    from controller.settings import ControllerSettings
 
 
 def named(value: str | None) -> str | None:
@@ -68,18 +65,3 @@ def kinds_of(given: list[str] | None) -> list[str]:
     if unknown is not None:
         raise CommandError(f"--kind {unknown}: there is no such kind; the kinds are {', '.join(kinds)}", Exit.USAGE)
     return given or []
-
-
-def settings_of(**given: Any) -> ControllerSettings:
-    """The settings under these options. Raises CommandError with one line."""
-    from controller.settings import SettingsError, load_settings  # pydantic takes 100 ms
-
-    try:
-        return load_settings(**given)
-    except SettingsError as error:
-        raise CommandError(str(error), Exit.USAGE) from None
-
-
-def controller_url(given: str | None, state: Path | None) -> str:
-    """Where the controller is asked: as the operator says, else where the settings say that it listens."""
-    return given or settings_of(state=state).controller_url

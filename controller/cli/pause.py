@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from controller.cli.exit_codes import Exit
-from controller.cli.options import ControllerUrl, Json, State, controller_url
+from controller.cli.options import ControllerUrl, Json, State
 from controller.cli.output import say, say_json
+from controller.cli.settings import controller_url
 
 
 def pause(controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:

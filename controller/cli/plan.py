@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.cli.exit_codes import CommandError, Exit
-from controller.cli.options import ControllerUrl, Json, State, controller_url
+from controller.cli.options import ControllerUrl, Json, State
 from controller.cli.output import one_line, say, say_json, say_table, value_words
+from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
     from controller.schema.admin import DryRun, ModelChange

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from controller.cli.exit_codes import CommandError, Exit
-from controller.cli.options import Desired, Json, settings_of
+from controller.cli.options import Desired, Json
 from controller.cli.output import say, say_json
+from controller.cli.settings import settings_of
 
 
 def schema(

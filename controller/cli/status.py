@@ -10,8 +10,9 @@ import typer
 
 from controller.cli.exit_codes import Exit
 from controller.cli.gpu import gpu_label
-from controller.cli.options import ControllerUrl, Json, State, controller_url
+from controller.cli.options import ControllerUrl, Json, State
 from controller.cli.output import STATE_COLOURS, ends_by_unload, one_line, say, say_json, say_table, time_words
+from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
     from controller.schema.status import ControllerStatus, ModelStatus

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.cli.exit_codes import Exit
-from controller.cli.options import ControllerUrl, Json, ModelArgument, NoWait, State, Timeout, controller_url
+from controller.cli.options import ControllerUrl, Json, ModelArgument, NoWait, State, Timeout
 from controller.cli.output import counted, say, say_blocked, say_error, say_json
+from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
     from controller.cli.admin_client import Transition

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from controller.cli.exit_codes import Exit
-from controller.cli.options import Json, Models, settings_of
+from controller.cli.options import Json, Models
 from controller.cli.output import counted, say, say_json
+from controller.cli.settings import settings_of
 
 
 def validate(

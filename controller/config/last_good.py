@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from controller.config.debounce import Settled
 from controller.config.keys import validate_keys
-from controller.config.problems import told
+from controller.config.parse import told
 from controller.config.tree import Place, Table, placed
 from controller.config.validate import validate
 from controller.schema.status import SCHEMA_VERSION

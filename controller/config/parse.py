@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Final
@@ -12,11 +12,11 @@ from typing import Any, Final
 from controller.config.keys import validate_keys
 from controller.config.merge import merge_all
 from controller.config.messages import kind_of, suggestion
-from controller.config.problems import told
 from controller.config.read import SUFFIXES, FolderSnapshot
 from controller.config.tree import Table, is_null, plain
 from controller.config.validate import validate
 from controller.config.yaml12 import read_document
+from controller.redaction.patterns import masked_text
 from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
 from controller.schema.status import Problem
@@ -100,3 +100,8 @@ def _models(snapshot: FolderSnapshot, merged: Table) -> Table | Problem:
     if not isinstance(entry.node, Table):
         return Problem(**where, message=f"must map names to definitions, is {kind_of(plain(entry.node))}")
     return entry.node
+
+
+def told(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """The problems without what their words mark as a secret. Everything that reads files gives these and no others."""
+    return tuple(each.model_copy(update={"message": masked_text(each.message)}) for each in problems)

@@ -1,7 +1,4 @@
-"""Everything that wakes the loop: desired-state files, runtime events. And the desired state that the files make.
-
-Events are the fast path only: the reconciler's resync timer reads the files again whether or not anything was seen.
-"""
+"""The desired state that files, overrides and demand make."""
 
 from __future__ import annotations
 
@@ -12,14 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from watchfiles import awatch
-
 from controller.config.debounce import Settled, settle
 from controller.config.last_good import LastGoodError, load, save
 from controller.config.parse import Parsed, parse
 from controller.config.read import read_folder
 from controller.desired.resolve import Declared, Defaults, resolve, standing
-from controller.runtimes.base import Runtime, RuntimeUnavailableError
 from controller.schema.override import Override, Rested, ended, field_digest, restated
 from controller.schema.routing import GatewayReport, Stamp
 from controller.schema.status import Problem
@@ -30,8 +24,6 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-DEBOUNCE_MS = 50
-RETRY_S = 1.0
 GATEWAYS_HEARD = 64
 """Gateways whose demand is remembered; each start of one is another."""
 
@@ -307,26 +299,3 @@ def _without(entries: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
 
 def _differ(before: Settled, after: Settled) -> bool:
     return (before.declared, before.declared_keys) != (after.declared, after.declared_keys)
-
-
-async def follow_files(files: DesiredFiles, folder: Path, wake: Callable[[], None], stop: asyncio.Event) -> None:
-    """Read the files whenever something in the folder changes."""
-    while not stop.is_set():
-        try:
-            async for _ in awatch(folder, debounce=DEBOUNCE_MS, step=10, stop_event=stop, recursive=False):
-                await files.read()
-                wake()
-        except (OSError, RuntimeError) as error:
-            log.warning("the folder %s cannot be watched and is read from time to time: %s", folder, error)
-            await asyncio.sleep(RETRY_S)
-
-
-async def follow_runtime(runtime: Runtime, wake: Callable[[], None]) -> None:
-    """Wake whenever an engine may have changed."""
-    while True:
-        try:
-            async for _ in runtime.events():
-                wake()
-        except RuntimeUnavailableError as error:
-            log.warning("no events: %s", error)
-        await asyncio.sleep(RETRY_S)

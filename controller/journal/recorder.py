@@ -10,7 +10,7 @@ from controller.config.debounce import Settled
 from controller.desired.config_diff import Edit, edits, key_edits
 from controller.journal.entry import NewEntry
 from controller.journal.event_log import Journal
-from controller.journal.round_events import RoundLike, Trouble, happenings, troubles
+from controller.journal.round_events import Round, Trouble, happenings, troubles
 from controller.planning.draining import GatewayView
 from controller.redaction.redactor import Conceal
 from controller.schema.admin import KeyChange
@@ -52,7 +52,7 @@ class Recorder:
         entries += [_key_edit(each) for each in key_edits(before.declared_keys, after.declared_keys)]
         self._journal.record(entries, self._clock())
 
-    def round(self, before: RoundLike | None, after: RoundLike, gateways: Iterable[GatewayView]) -> None:
+    def round(self, before: Round | None, after: Round, gateways: Iterable[GatewayView]) -> None:
         """A round was complete."""
         leaving: dict[str, dict[str, float]] = {}
         for view in gateways:

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from pydantic import JsonValue
 
 from controller.journal.entry import NewEntry
-from controller.planning.actions import Action, Drain, Plan, Preflight, PullImage, Remove, Start, Stop
+from controller.planning.actions import Action, Drain, Preflight, PullImage, Remove, Start, Stop
 from controller.redaction.patterns import masked_text
 from controller.redaction.redactor import Conceal
 from controller.schema.status import ModelState, ModelStatus, Problem
 from controller.state import (
-    DesiredState,
     Failure,
     ObservedReplica,
-    ObservedState,
     OpKind,
     PendingOp,
     Phase,
     ReplicaKey,
 )
+from controller.status.reconcile_round import Round
 
 CHARS: Final = 500
 HOLDERS: Final = 100
@@ -37,27 +36,7 @@ Leaving = Mapping[str, Mapping[str, float]]
 """Replica that leaves, to its requests, each with the Unix time since when: every gateway's `leaving`."""
 
 
-class RoundLike(Protocol):
-    """What `controller.reconcile.reconciler.Round` has."""
-
-    @property
-    def desired(self) -> DesiredState:
-        """What was wanted."""
-
-    @property
-    def observed(self) -> ObservedState:
-        """What was seen, with what was issued."""
-
-    @property
-    def plan(self) -> Plan:
-        """What was decided."""
-
-    @property
-    def statuses(self) -> tuple[ModelStatus, ...]:
-        """What was published."""
-
-
-def happenings(before: RoundLike | None, after: RoundLike, leaving: Leaving, conceal: Conceal) -> list[NewEntry]:
+def happenings(before: Round | None, after: Round, leaving: Leaving, conceal: Conceal) -> list[NewEntry]:
     """Entries in the order in which one reads them: failures, what was done about them, the states that this gave.
 
     `before` None: the controller's first round. Then no state is a change.
@@ -116,7 +95,7 @@ def _state_words(old: ModelState | None, new: ModelState | None, error: str | No
 # Actions.
 
 
-def _actions(before: RoundLike | None, after: RoundLike, texts: _Texts) -> Iterator[NewEntry]:
+def _actions(before: Round | None, after: Round, texts: _Texts) -> Iterator[NewEntry]:
     """An end that the runtime refuses is issued again and again, and told once."""
     told = {_same(action) for action in _issued(before)} if before is not None else set()
     ending = before.observed.pending if before is not None else {}
@@ -132,7 +111,7 @@ def _actions(before: RoundLike | None, after: RoundLike, texts: _Texts) -> Itera
         yield NewEntry("action", "controller", words, action.model, details)
 
 
-def _issued(done: RoundLike) -> tuple[Action, ...]:
+def _issued(done: Round) -> tuple[Action, ...]:
     return () if done.desired.paused else done.plan.actions
 
 
@@ -169,7 +148,7 @@ def _what(action: Action) -> dict[str, JsonValue]:
 # Failures.
 
 
-def _failures(before: RoundLike | None, after: RoundLike, texts: _Texts) -> Iterator[NewEntry]:
+def _failures(before: Round | None, after: Round, texts: _Texts) -> Iterator[NewEntry]:
     """Engines that ended or never became ready, and starts that the runtime refused."""
     known = before.observed.failures if before is not None else {}
     seen = [*after.observed.replicas, *(before.observed.replicas if before is not None else ())]
@@ -200,7 +179,7 @@ def _was_ready(key: ReplicaKey, failure: Failure, seen: Collection[ObservedRepli
     )
 
 
-def _refusals(before: RoundLike | None, after: RoundLike, texts: _Texts) -> Iterator[NewEntry]:
+def _refusals(before: Round | None, after: Round, texts: _Texts) -> Iterator[NewEntry]:
     """Models that cannot be started as they are declared, and images that cannot be pulled. Looked at again and again,
     told once.
     """
@@ -228,7 +207,7 @@ def _refusals(before: RoundLike | None, after: RoundLike, texts: _Texts) -> Iter
 # Unloads that do not come to an end.
 
 
-def _overdue(before: RoundLike | None, after: RoundLike, leaving: Leaving) -> Iterator[NewEntry]:
+def _overdue(before: Round | None, after: Round, leaving: Leaving) -> Iterator[NewEntry]:
     """Operators' unloads whose drain deadline has passed. It only reports: requests are never cut off by it."""
     told = {replica.name for replica in _late(before)} if before is not None else set()
     fresh: dict[str, list[str]] = {}
@@ -248,7 +227,7 @@ def _overdue(before: RoundLike | None, after: RoundLike, leaving: Leaving) -> It
         yield NewEntry("overdue", "controller", words, model, details)
 
 
-def _late(done: RoundLike) -> Iterator[ObservedReplica]:
+def _late(done: Round) -> Iterator[ObservedReplica]:
     for replica in done.observed.replicas:
         want = done.desired.models.get(replica.id.model)
         if want is None or want.statement.kind != "unload" or replica.draining is None:

@@ -7,18 +7,19 @@ engines that size themselves by free memory mis-measure each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from controller.planning.gpu_holders import held_by
-from controller.state import HOST, DesiredModel, Gpu, Need, ObservedReplica, ObservedState, OpKind, Phase
+from controller.state import HOST, DesiredModel, Gpu, GpuProcess, Need, ObservedReplica, ObservedState, OpKind, Phase
 
 RELEASE_S: Final = 60.0
 """How long the memory of an engine that is gone may still be in use before that is a failure."""
 FOREIGN_USE: Final = 0.1
 """Share of a GPU's memory that others may use while the GPU still counts as empty for a whole-GPU claim."""
 _UNKNOWN: Final = Need()
+NAMED = 3
+"""Processes that are named; the others are counted."""
 
 
 @dataclass(slots=True)
@@ -231,3 +232,27 @@ def _shortage(count: int, need: Need, allowed: list[Gpu], ledger: Ledger) -> str
 
 def _gpus(count: int) -> str:
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def held_by(gpu: Gpu, staying: Collection[str], *, expected_mib: int = 0) -> str | None:
+    """Which processes hold memory there, beside those of the replicas `staying`; None: none does.
+
+    Where the driver names no processes, it is what is in use beyond `expected_mib`, without a name.
+    """
+    if gpu.processes is None:
+        beyond = gpu.used_mib - expected_mib
+        return f"{beyond} MiB, by processes that the driver does not name here" if beyond > 0 else None
+    others = [process for process in gpu.processes if process.replica is None or process.replica not in staying]
+    if not others:
+        return None
+    words = [_words(process) for process in others[:NAMED]]
+    if len(others) > NAMED:
+        words.append(f"{len(others) - NAMED} more")
+    return "; ".join(words)
+
+
+def _words(process: GpuProcess) -> str:
+    name = f"process {process.pid}" if process.name is None else f"process {process.pid} ({process.name})"
+    owner = "not of this Roundhouse" if process.replica is None else f"of {process.replica}"
+    size = "an unknown part" if process.mib is None else f"{process.mib} MiB"
+    return f"{name}, {owner}: {size}"

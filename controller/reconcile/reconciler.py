@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from controller.engines import ENGINES
 from controller.observe.gateway_hub import GatewayHub
@@ -28,7 +28,7 @@ from controller.reconcile.operation_state import WorkingMemory
 from controller.redaction.patterns import masked_text
 from controller.redaction.redactor import Conceal, nothing_secret
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica
-from controller.schema.status import ModelState, ModelStatus
+from controller.schema.status import ModelState
 from controller.sizing.requirements import Needs
 from controller.state import (
     DesiredState,
@@ -41,6 +41,7 @@ from controller.state import (
 )
 from controller.status.load_stage import starting
 from controller.status.model_status import assess
+from controller.status.reconcile_round import Round
 from controller.status.routing_table import routes, table_keys
 from controller.status.state_machine import in_step
 
@@ -49,16 +50,6 @@ log = logging.getLogger(__name__)
 SHORTEST_ROUND_S = 0.01
 RETRY_S = 1.0
 """Pause after a round that saw nothing, or failed."""
-
-
-@dataclass(slots=True)
-class Round:
-    """What one complete round saw and decided."""
-
-    desired: DesiredState
-    observed: ObservedState
-    plan: Plan
-    statuses: tuple[ModelStatus, ...]
 
 
 class Reconciler:

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from controller.reconcile.reconciler import Round
 from controller.redaction.redactor import Conceal
 from controller.reports.drift import drift
 from controller.runtimes.base import Rendered, Runtime, RuntimeUnavailableError, SeenReplica
 from controller.schema.admin import Drift, DriftItem
 from controller.state import DesiredModel, ObservedReplica, Phase
+from controller.status.reconcile_round import Round
 
 AT_A_TIME: Final = 4
 """Questions to the runtime at a time: looking for drift must not hold up what matters more."""

@@ -14,7 +14,6 @@ from controller.desired.config_diff import Edit, edits, key_edits
 from controller.desired.resolve import Declared, Defaults, resolve, standing
 from controller.planning.actions import Plan
 from controller.reconcile.preflight import preflight
-from controller.reconcile.reconciler import Round
 from controller.redaction.redactor import Conceal, Concealment
 from controller.reports.views import plan_view
 from controller.runtimes.base import Runtime
@@ -22,6 +21,7 @@ from controller.schema.admin import DryRun, ModelChange, ProposedFiles
 from controller.schema.errors import RoundhouseError
 from controller.schema.override import Override, Rested, ended, restated
 from controller.state import DesiredModel, DesiredState, ObservedReplica, ObservedState, Phase, PreflightResult
+from controller.status.reconcile_round import Round
 
 AT_ONCE: Final = 4
 """Preflights at a time."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 from controller import __version__
 from controller.planning.actions import Action, Start
 from controller.planning.plan import plan
-from controller.reconcile.reconciler import Round
 from controller.schema.status import (
     ActionView,
     BlockedView,
@@ -18,6 +17,7 @@ from controller.schema.status import (
     Problem,
 )
 from controller.state import Gpu, ObservedState, Phase, PreflightResult
+from controller.status.reconcile_round import Round
 
 
 def status_view(

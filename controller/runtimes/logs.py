@@ -15,6 +15,11 @@ from controller.runtimes.base import LogPart
 
 PART_BYTES: Final = 256 * 1024
 """Most that is given at a time."""
+TAIL_BYTES: Final = 8 * 1024
+TAIL_LINES: Final = 50
+EXIT_LINES: Final = 400
+"""Lines that tell of an end: vLLM repeats the traceback of a child in each of its processes."""
+_LINE_BYTES: Final = 160
 
 _CONTEXT_BYTES: Final = 256
 _LONGEST_CONTEXT: Final = 1024
@@ -39,6 +44,18 @@ def last_lines(data: bytes, count: int) -> tuple[str, ...]:
     while lines and not lines[-1]:
         lines.pop()
     return tuple(lines[-count:]) if count > 0 else ()
+
+
+def plain_tail(data: bytes, lines: int = TAIL_LINES) -> str:
+    """The last lines as text: no terminal codes, a progress bar as its last state, and not much longer than lines
+    usually are."""
+    tail = "\n".join(last_lines(data, lines)).encode()[-tail_bytes(lines) :]
+    return tail.decode(errors="ignore")
+
+
+def tail_bytes(lines: int) -> int:
+    """How long so many lines may be together."""
+    return max(TAIL_BYTES, lines * _LINE_BYTES)
 
 
 def whole(data: bytes, *, ended: bool, most: int = PART_BYTES) -> bytes:

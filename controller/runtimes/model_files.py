@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import stat
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -17,10 +16,6 @@ GGUF_MAGIC: Final = b"GGUF"
 _LFS_POINTER: Final = b"version https://git-lfs"
 _LOOKED_AT: Final = 10_000
 """Files that are searched at most for a name to suggest."""
-_SPLIT: Final = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
-"""One file of a set, as llama.cpp's gguf-split names them."""
-_OUTSIDE: Final = ("_data", ".data")
-"""Weights of an ONNX model that are not in its file, as exporters name them."""
 
 
 def check_files(models_root: Path, checks: Sequence[FileCheck]) -> str | None:
@@ -40,17 +35,6 @@ def check_files(models_root: Path, checks: Sequence[FileCheck]) -> str | None:
         if wrong:
             return f"{check.field}: {check.path} {wrong}"
     return None
-
-
-def files_of(target: Path) -> list[Path]:
-    """A file with what it keeps outside itself, the set of a split file, or all files of a folder."""
-    if target.is_dir():
-        return [file for file in target.rglob("*") if file.is_file()]
-    if split := _SPLIT.fullmatch(target.name):
-        of_set = re.compile(re.escape(split["stem"]) + r"-\d{5}-of-" + split["count"] + r"\.gguf")
-        return [file for file in target.parent.iterdir() if of_set.fullmatch(file.name)] or [target]
-    outside = [target.with_name(target.name + end) for end in _OUTSIDE] if target.suffix == ".onnx" else []
-    return [target, *(file for file in outside if file.is_file())]
 
 
 def _check(root: Path, path: Path, check: FileCheck) -> str | None:

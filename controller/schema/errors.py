@@ -7,8 +7,7 @@ from typing import Final
 
 from pydantic import BaseModel, Field
 
-from controller.schema.error_code import ErrorCode
-from controller.schema.error_codes import ERROR_CODES
+from controller.schema.error_codes import ERROR_CODES, ErrorCode
 
 __all__ = ["DEFAULT_RETRY_AFTER_S", "ERROR_CODES", "ErrorBody", "ErrorCode", "ErrorEnvelope", "RoundhouseError"]
 

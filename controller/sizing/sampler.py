@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from controller.reconcile.reconciler import Round
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.sizing.history import ObservedMemory, save
 from controller.state import DesiredModel, Gpu, Health, ObservedReplica, OpKind, Phase
+from controller.status.reconcile_round import Round
 
 AGAIN_S: Final = 600.0
 

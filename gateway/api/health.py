@@ -10,7 +10,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 
 from gateway.control.inflight import Ledger
-from gateway.metrics.registry import LinkState, Metrics
+from gateway.control.link import LinkState
+from gateway.metrics.registry import Metrics
 from gateway.routing.live_routes import LiveRoutes
 
 

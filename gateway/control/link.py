@@ -19,7 +19,6 @@ from controller.schema.routing import RoutingTable
 from controller.schema.status import SCHEMA_VERSION
 from gateway.control.inflight import Ledger
 from gateway.control.report_schedule import ReportTimer
-from gateway.metrics.registry import LinkState
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.table import Routes
 
@@ -95,6 +94,23 @@ class ControllerAddress:
         if self.unix_path:
             return aiohttp.UnixConnector(self.unix_path, limit=0, force_close=True)
         return aiohttp.TCPConnector(limit=0, force_close=True)
+
+
+class LinkState:
+    """How it stands with the controller."""
+
+    def __init__(self) -> None:
+        self.connected = False
+        self.ever_connected = False
+        self.table_at: float | None = None
+        """Monotonic time of the last table, in seconds."""
+
+    @property
+    def word(self) -> str:
+        """`connected`, `lost` or `never`."""
+        if self.connected:
+            return "connected"
+        return "lost" if self.ever_connected else "never"
 
 
 class ControllerLink:

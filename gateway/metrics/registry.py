@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway.control.inflight import Ledger
+from gateway.control.link import LinkState
 from gateway.metrics.fast_counters import Count, Counts, Distributions
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.live_routes import LiveRoutes
@@ -139,23 +140,6 @@ class Metrics:
     def show_connections(self, *, idle: Callable[[], int], busy: Callable[[], int]) -> None:
         """Add the gauge of the connections to engines, each count asked for when it is read."""
         self.registry.register(_Connections(idle, busy))
-
-
-class LinkState:
-    """How it stands with the controller."""
-
-    def __init__(self) -> None:
-        self.connected = False
-        self.ever_connected = False
-        self.table_at: float | None = None
-        """Monotonic time of the last table, in seconds."""
-
-    @property
-    def word(self) -> str:
-        """`connected`, `lost` or `never`."""
-        if self.connected:
-            return "connected"
-        return "lost" if self.ever_connected else "never"
 
 
 class _Requests(Collector):

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support.scripted_model_file import Token, speaker_vocabulary, token_name
 from worker import clockwork
-from worker.clockwork import CHAT_TEMPLATE, Vocabulary, make_vocabulary, make_weights
-from worker.clockwork_hf import hf_files, write_hf
+from worker.clockwork import CHAT_TEMPLATE, Vocabulary, hf_files, make_vocabulary, make_weights, write_hf
 
 if TYPE_CHECKING:
     from worker.clockwork import Tensors

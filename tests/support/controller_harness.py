@@ -17,13 +17,14 @@ from controller.observe.gateway_hub import GatewayHub
 from controller.observe.remote_health import Remotes
 from controller.reconcile.executor import Operations
 from controller.reconcile.operation_state import WorkingMemory
-from controller.reconcile.reconciler import Reconciler, Round
+from controller.reconcile.reconciler import Reconciler
 from controller.runtimes.base import StartRequest
 from controller.schema.keys import Key
 from controller.schema.routing import GatewayReport, ModelRoute, Stamp
 from controller.schema.status import ModelState
 from controller.sizing.estimator import Predictions
 from controller.sizing.history import ObservedMemory
+from controller.status.reconcile_round import Round
 from controller.status.state_machine import LEGAL
 from controller.storage.state_dir import Store
 from tests.fakes.fake_prober import FakeProber

@@ -17,8 +17,7 @@ import types
 from dataclasses import replace
 from pathlib import Path
 
-from worker.clockwork import CONTEXT, Vocabulary, make_vocabulary, make_weights
-from worker.clockwork_hf import hf_files, write_hf
+from worker.clockwork import CONTEXT, Vocabulary, hf_files, make_vocabulary, make_weights, write_hf
 
 THOUGHT = "The quick brown fox"
 SPOKEN = " jumps over a lazy dog"

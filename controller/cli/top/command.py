@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.cli.exit_codes import CommandError, Exit
-from controller.cli.options import ControllerUrl, Json, State, controller_url, settings_of
+from controller.cli.options import ControllerUrl, Json, State
 from controller.cli.output import STATE_COLOURS, say, say_json, say_table, table_of
+from controller.cli.settings import controller_url, settings_of
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from controller.cli.exit_codes import CommandError, Exit
-from controller.cli.options import Desired, Json, Models, Runtime, State, settings_of
+from controller.cli.options import Desired, Json, Models, Runtime, State
+from controller.cli.settings import settings_of
 
 
 def up(

@@ -13,8 +13,7 @@ from docker.errors import APIError
 from controller.runtimes.base import LogPart
 from controller.runtimes.docker.inspect import parse_time, phase_of
 from controller.runtimes.ended_logs import KeptLogs
-from controller.runtimes.logs import PART_BYTES, Given, kept_part, last_lines, plain_lines
-from controller.runtimes.process.logs import EXIT_LINES, plain_tail
+from controller.runtimes.logs import EXIT_LINES, PART_BYTES, Given, kept_part, last_lines, plain_lines, plain_tail
 from controller.state import Phase
 
 READ_LINES: Final = 400

@@ -41,10 +41,10 @@ from controller.runtimes.docker.stop import end
 from controller.runtimes.docker.user import UNPRIVILEGED, Identity, choose_identity, entries_to_read
 from controller.runtimes.ended_logs import KeptLogs
 from controller.runtimes.gpu_owners import GpuOwners
+from controller.runtimes.logs import plain_tail
 from controller.runtimes.model_files import check_files
 from controller.runtimes.naming import is_replica_name
 from controller.runtimes.nvml import NvmlReader
-from controller.runtimes.process.logs import plain_tail
 from controller.schema.desired import Definition
 from controller.state import Gpu, Phase, PreflightResult
 

@@ -9,30 +9,22 @@ import re
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 from controller.runtimes.base import LogPart
 from controller.runtimes.ended_logs import KEPT_BYTES, KeptLogs
-from controller.runtimes.logs import PART_BYTES, Given, kept_part, last_lines, plain_lines, whole
+from controller.runtimes.logs import (
+    PART_BYTES,
+    TAIL_LINES,
+    Given,
+    kept_part,
+    last_lines,
+    plain_lines,
+    plain_tail,
+    tail_bytes,
+    whole,
+)
 from controller.storage.atomic_write import write_atomic
-
-TAIL_BYTES: Final = 8 * 1024
-TAIL_LINES: Final = 50
-EXIT_LINES: Final = 400
-"""Lines that tell of an end: vLLM repeats the traceback of a child in each of its processes."""
-_LINE_BYTES: Final = 160
-
-
-def plain_tail(data: bytes, lines: int = TAIL_LINES) -> str:
-    """The last lines as text: no terminal codes, a progress bar as its last state, and not much longer than lines
-    usually are."""
-    tail = "\n".join(last_lines(data, lines)).encode()[-_limit(lines) :]
-    return tail.decode(errors="ignore")
-
-
-def _limit(lines: int) -> int:
-    return max(TAIL_BYTES, lines * _LINE_BYTES)
-
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +103,7 @@ class Logs:
 
     def tail(self, name: str, lines: int = TAIL_LINES) -> str:
         """The last lines, also of a replica that is gone."""
-        return plain_tail(self._last_bytes(name, 4 * _limit(lines)), lines)
+        return plain_tail(self._last_bytes(name, 4 * tail_bytes(lines)), lines)
 
     def retire(self, name: str) -> None:
         """Keep a tail of an ended replica's log, and no more."""

@@ -20,12 +20,13 @@ from weakref import WeakValueDictionary
 
 from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
 from controller.runtimes.gpu_owners import GpuOwners
+from controller.runtimes.logs import EXIT_LINES
 from controller.runtimes.naming import is_replica_name
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process.exit_watch import POLL_S, ExitWatch
 from controller.runtimes.process.groups import Mark, end, find_leader, members
 from controller.runtimes.process.launch import Launcher
-from controller.runtimes.process.logs import EXIT_LINES, Logs
+from controller.runtimes.process.logs import Logs
 from controller.runtimes.process.memory import host_mib
 from controller.runtimes.process.records import Record, Records
 from controller.runtimes.process.spawn import Child

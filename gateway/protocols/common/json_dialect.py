@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from controller.schema.routing import ModelRoute
-from gateway.protocols.chat.dialect import OpenAIEvents, as_events
 from gateway.protocols.common import bodies
 from gateway.protocols.common.dialect import Events, Gathering
 from gateway.protocols.common.envelope import EnvelopeDialect
+from gateway.protocols.common.openai_events import OpenAIEvents, as_events
 from gateway.protocols.common.request import InferenceRequest
 
 

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Final
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
-from gateway.protocols.chat.dialect import error_event
 from gateway.protocols.common import bodies, errors
 from gateway.protocols.common.dialect import Events, Gathering, Usage
 from gateway.protocols.common.envelope import EnvelopeDialect
 from gateway.protocols.common.event_reader import Fields, GatheredEvents
+from gateway.protocols.common.openai_events import error_event
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.common.sse import data_of, last_event
 from gateway.protocols.common.stream_compat import differs_as_stream, wants_probabilities

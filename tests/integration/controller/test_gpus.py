@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from controller.assembly import Controller
-from controller.planning.gpu_holders import held_by
+from controller.planning.placement import held_by
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process.runtime import ProcessRuntime
 from controller.settings import ControllerSettings

@@ -28,7 +28,6 @@ from controller.journal.recorder import Recorder
 from controller.journal.round_events import Trouble
 from controller.observe.gateway_hub import GatewayHub
 from controller.planning.plan import plan
-from controller.reconcile.reconciler import Round
 from controller.redaction.redactor import nothing_secret
 from controller.reports.metrics import create_registry as controller_registry
 from controller.runtimes.base import StartRequest
@@ -65,6 +64,7 @@ from controller.state import (
     Statement,
 )
 from controller.status.model_status import assess
+from controller.status.reconcile_round import Round
 from controller.status.routing_table import routes, table_keys
 from controller.storage.state_dir import Memory as StoredMemory
 from controller.storage.state_dir import Store
@@ -72,7 +72,7 @@ from gateway.api.declare import admin_errors
 from gateway.api.openapi_merge import merge
 from gateway.app import create_gateway
 from gateway.control.inflight import Ledger
-from gateway.metrics.registry import LinkState
+from gateway.control.link import LinkState
 from gateway.metrics.registry import Metrics as GatewayMetrics
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.live_routes import LiveRoutes

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from controller.engines.stub import StubDefinition
 from controller.journal.entry import NewEntry
-from controller.journal.round_events import RoundLike, Trouble, happenings, troubles
+from controller.journal.round_events import Trouble, happenings, troubles
 from controller.planning.actions import Action, Drain, Plan, Preflight, PullImage, Remove, Start, Stop
 from controller.planning.backoff import with_tail
-from controller.reconcile.reconciler import Round
 from controller.redaction.redactor import Concealment
 from controller.schema.status import ModelState, ModelStatus, Problem, StatementView
 from controller.state import (
@@ -27,6 +26,7 @@ from controller.state import (
     ReplicaId,
     Statement,
 )
+from controller.status.reconcile_round import Round
 
 NOW = 1_000.0
 SECRET = "s3cret-s3cret"
@@ -62,7 +62,7 @@ class Story:
 
 
 def told(before: Story | None, after: Story, leaving: dict[str, dict[str, float]] | None = None) -> list[NewEntry]:
-    done: RoundLike = after.round()
+    done: Round = after.round()
     return happenings(before.round() if before is not None else None, done, leaving or {}, KNOWN.text)
 
 

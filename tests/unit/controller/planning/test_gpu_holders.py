@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.planning.gpu_holders import held_by
+from controller.planning.placement import held_by
 from controller.state import Gpu, GpuProcess
 
 

@@ -16,12 +16,13 @@ from controller.observe.remote_health import Remotes
 from controller.planning.draining import ARRIVAL_S, Drain
 from controller.reconcile.executor import Operations
 from controller.reconcile.operation_state import WorkingMemory
-from controller.reconcile.reconciler import RETRY_S, Reconciler, Round
+from controller.reconcile.reconciler import RETRY_S, Reconciler
 from controller.runtimes.base import StartError
 from controller.schema.keys import KeyDefinition
 from controller.schema.routing import GatewayReport
 from controller.schema.status import ModelState
 from controller.state import DesiredModel, DesiredState, Statement
+from controller.status.reconcile_round import Round
 from tests.fakes.fake_runtime import FakeRuntime
 
 MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "hash", 1, Statement("file", 0.0, "enabled"))

@@ -11,7 +11,6 @@ import pytest
 from controller.engines.openai_remote import OpenAIRemoteDefinition
 from controller.engines.stub import StubDefinition
 from controller.planning.actions import Blocked, Plan
-from controller.reconcile.reconciler import Round
 from controller.redaction.redactor import Conceal, Concealment, nothing_secret
 from controller.reports.drift import drift
 from controller.reports.drift_detector import DriftWatch
@@ -27,6 +26,7 @@ from controller.state import (
     ReplicaId,
     Statement,
 )
+from controller.status.reconcile_round import Round
 from tests.fakes.fake_runtime import FakeRuntime
 
 NOW = 1_000.0

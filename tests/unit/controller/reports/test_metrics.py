@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.engines.stub import StubDefinition
 from controller.planning.plan import plan
-from controller.reconcile.reconciler import Reconciler, Round
+from controller.reconcile.reconciler import Reconciler
 from controller.reports.metrics import create_registry
 from controller.state import (
     DesiredModel,
@@ -25,6 +25,7 @@ from controller.state import (
     Statement,
 )
 from controller.status.model_status import assess
+from controller.status.reconcile_round import Round
 
 DOCS = Path(__file__).parents[4] / "docs" / "metrics.md"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from controller.engines.stub import StubDefinition
 from controller.planning.plan import plan
-from controller.reconcile.reconciler import Round
 from controller.reports.views import plan_view, status_view
 from controller.schema.status import Problem
 from controller.state import (
@@ -20,6 +19,7 @@ from controller.state import (
     Statement,
 )
 from controller.status.model_status import assess
+from controller.status.reconcile_round import Round
 
 NOW = 1_000.0
 MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "new", 1, Statement("file", 5.0, "enabled"))

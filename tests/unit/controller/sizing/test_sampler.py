@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 
 from controller.engines.stub import StubDefinition
-from controller.reconcile.reconciler import Round
 from controller.sizing.history import FILE_NAME, Observed, ObservedMemory
 from controller.sizing.sampler import AGAIN_S, MemoryWatch
 from controller.state import (
@@ -28,6 +27,7 @@ from controller.state import (
     ReplicaId,
     Statement,
 )
+from controller.status.reconcile_round import Round
 from tests.fakes.fake_runtime import FakeRuntime
 
 KIND = "NVIDIA H200"

@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.control.inflight import Ledger
-from gateway.metrics.registry import UNKNOWN_MODEL, LinkState, Metrics
+from gateway.control.link import LinkState
+from gateway.metrics.registry import UNKNOWN_MODEL, Metrics
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.live_routes import LiveRoutes
 from gateway.stored_responses.records import Stored

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from controller.runtimes.ended_logs import KEPT_LOGS
-from controller.runtimes.process.logs import TAIL_BYTES, Logs, plain_tail
+from controller.runtimes.logs import TAIL_BYTES, plain_tail
+from controller.runtimes.process.logs import Logs
 
 NAME = "rh-a-m-0-12345678-1"
 

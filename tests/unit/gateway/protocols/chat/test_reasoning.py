@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.protocols.chat import reasoning
-from gateway.protocols.chat.dialect import CHAT, COMPLETIONS, DONE
+from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
+from gateway.protocols.common.openai_events import DONE
 from gateway.protocols.common.request import parse_request
 from tests.support.campaign import campaign_count
 

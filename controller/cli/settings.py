@@ -1,0 +1,26 @@
+"""The settings under the options of a command line, and where the controller is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from controller.cli.exit_codes import CommandError, Exit
+
+if TYPE_CHECKING:
+    from controller.settings import ControllerSettings
+
+
+def settings_of(**given: Any) -> ControllerSettings:
+    """The settings under these options. Raises CommandError with one line."""
+    from controller.settings import SettingsError, load_settings  # pydantic takes 100 ms
+
+    try:
+        return load_settings(**given)
+    except SettingsError as error:
+        raise CommandError(str(error), Exit.USAGE) from None
+
+
+def controller_url(given: str | None, state: Path | None) -> str:
+    """Where the controller is asked: as the operator says, else where the settings say that it listens."""
+    return given or settings_of(state=state).controller_url
