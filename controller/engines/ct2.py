@@ -140,7 +140,12 @@ class CT2(Engine):
     def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """Its variables in the types that it computes in."""
         assert isinstance(definition, CT2Definition)
-        return predict_ct2(definition, artifacts)
+        return predict_ct2(
+            definition.model_path,
+            artifacts,
+            compute_type=definition.ct2_compute_type or "default",
+            gpus=definition.gpu_count or 0,
+        )
 
     def render(self, definition: Definition, ctx: RenderContext) -> Launch:
         """`python -m worker ct2 ...`."""

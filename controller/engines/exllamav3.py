@@ -16,7 +16,7 @@ from controller.engines.families import ChatFormat, family_of, thinking_modes
 from controller.engines.hf_worker import HF_VERDICTS
 from controller.engines.load_fields import LoadFault, LoadField, LoadValue
 from controller.engines.memory import Forecast
-from controller.engines.memory_hf import predict_exllama
+from controller.engines.memory_hf import ExLlamaLoad, predict_exllama
 from controller.engines.worker import (
     WORKER_CHAT_APIS,
     WORKER_TOKEN_ENV,
@@ -217,7 +217,13 @@ class ExLlamaV3(Engine):
     def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """By the folder's config.json and the cache's tokens."""
         assert isinstance(definition, ExLlamaV3Definition)
-        return predict_exllama(definition, artifacts)
+        load = ExLlamaLoad(
+            cache_tokens=definition.exllama_cache_size,
+            cache_quant=definition.exllama_cache_quant,
+            gpus=definition.gpu_count or 1,
+            tensor_parallel=bool(definition.exllama_tensor_parallel),
+        )
+        return predict_exllama(definition.model_path, artifacts, load)
 
     def files(self, definition: Definition) -> tuple[FileCheck, ...]:
         """The folder with its configuration and its tokenizer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from controller.artifacts.facts import Artifact, Ct2, Unread
 from controller.engines.memory import (
@@ -16,9 +16,6 @@ from controller.engines.memory import (
     Unpredicted,
     artifact_at,
 )
-
-if TYPE_CHECKING:
-    from controller.engines.ct2 import CT2Definition
 
 _BYTES: Final = {"f32": 4, "i8": 1, "i16": 2, "i32": 4, "f16": 2, "bf16": 2}
 _COMPUTES: Final = {
@@ -34,16 +31,14 @@ _COMPUTES: Final = {
 """Bytes of an element of matrices, and of the rest."""
 
 
-def predict_ct2(definition: CT2Definition, artifacts: Mapping[str, Artifact]) -> Forecast:
+def predict_ct2(path: str, artifacts: Mapping[str, Artifact], *, compute_type: str, gpus: int) -> Forecast:
     """Weights alone: what is kept of a text is small beside them."""
-    facts = artifact_at(definition.model_path, artifacts)
+    facts = artifact_at(path, artifacts)
     if isinstance(facts, Unread):
         return Unpredicted(facts.reason)
     if not isinstance(facts, Ct2):
-        return Unpredicted(f"{definition.model_path} has no model.bin")
-    gpus = definition.gpu_count or 0
-    kind = definition.ct2_compute_type or "default"
-    matrix, other = (1, 2 if gpus else 4) if kind == "auto" else _COMPUTES.get(kind, (None, None))
+        return Unpredicted(f"{path} has no model.bin")
+    matrix, other = (1, 2 if gpus else 4) if compute_type == "auto" else _COMPUTES.get(compute_type, (None, None))
     least = 2 if gpus else 4  # without a GPU it computes with floats of 4 bytes, however they are stored
     weights = _converted(facts.matrices, matrix, least) + _converted(facts.vectors, other, least)
     host = Parts(overhead=WORKER_OVERHEAD)

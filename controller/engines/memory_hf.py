@@ -5,9 +5,9 @@ The widths of activations and what CUDA takes are magnitudes, not measured here:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from controller.artifacts.facts import Artifact, Gguf, HfFolder, Unread
 from controller.engines.memory import (
@@ -20,10 +20,6 @@ from controller.engines.memory import (
     Unpredicted,
     artifact_at,
 )
-
-if TYPE_CHECKING:
-    from controller.engines.exllamav3 import ExLlamaV3Definition
-    from controller.engines.vllm_fields import VllmFields
 
 VLLM_SHARE: Final = 0.92
 """vLLM 0.32's own share of each GPU where nothing is said."""
@@ -95,60 +91,92 @@ def kv_bytes_per_token(shape: HfShape, element: float = _HALF) -> int:
     return int(shape.layers * elements * element)
 
 
-def predict_vllm(definition: VllmFields, sequences: int, artifacts: Mapping[str, Artifact]) -> Forecast:
+@dataclass(frozen=True, slots=True)
+class VllmLoad:
+    """How vLLM loads a model. Sizes in bytes."""
+
+    path: str | None
+    """None: `model` is a model of the hub, whose files are not here."""
+    model: str | None
+    sequences: int
+    gpus: int
+    """0: it computes on the CPU."""
+    tensor_parallel: int | None
+    kv_cache: int | None
+    """None: what is left of its share."""
+    gpu_share: float | None
+    dtype: str | None
+    eager: bool
+    draft_model: str | None
+    env: Mapping[str, str]
+    extra_args: Sequence[str]
+
+
+def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
     """vLLM takes a share of each GPU whatever the model is, unless its cache is set in bytes."""
-    for arg in definition.extra_args:
+    for arg in load.extra_args:
         if arg.startswith(_VLLM_OPAQUE):
             return Unpredicted(f"extra_args holds {arg:.60}, which changes what is taken")
-    gpus = definition.gpu_count or 0
-    weights = _vllm_weights(definition, artifacts)
+    gpus = load.gpus
+    weights = _vllm_weights(load, artifacts)
     if not gpus:
-        return _vllm_on_cpu(definition, weights)
-    parallel = definition.vllm_tensor_parallel_size or gpus
+        return _vllm_on_cpu(load, weights)
+    parallel = load.tensor_parallel or gpus
     host = Parts(overhead=_VLLM_HOST)
-    if definition.vllm_kv_cache_memory_bytes is None:
+    if load.kv_cache is None:
         known = weights if isinstance(weights, int) else 0
-        share = definition.vllm_gpu_memory_utilization or VLLM_SHARE
+        share = load.gpu_share or VLLM_SHARE
         return Prediction(Parts(-(-known // parallel), overhead=_TORCH_CUDA), host, gpus, share)
     if isinstance(weights, Unpredicted):
         return weights
-    if definition.vllm_speculative_method is not None and definition.vllm_speculative_model is not None:
-        return Unpredicted(f"how much {definition.vllm_speculative_model:.80} takes beside it is not read")
-    compute = _vllm_compute(definition, sequences, artifacts, parallel)
+    if load.draft_model is not None:
+        return Unpredicted(f"how much {load.draft_model:.80} takes beside it is not read")
+    compute = _vllm_compute(load, artifacts, parallel)
     if isinstance(compute, Unpredicted):
         return compute
-    cache = definition.vllm_kv_cache_memory_bytes
+    cache = load.kv_cache
     # Of a share that is declared beside it no more is taken, but it has to be free.
-    free = definition.vllm_gpu_memory_utilization
+    free = load.gpu_share
     return Prediction(Parts(-(-weights // parallel), cache, compute, _TORCH_CUDA), host, gpus, free)
 
 
-def predict_exllama(definition: ExLlamaV3Definition, artifacts: Mapping[str, Artifact]) -> Forecast:
+@dataclass(frozen=True, slots=True)
+class ExLlamaLoad:
+    """How ExLlamaV3 loads a folder."""
+
+    cache_tokens: int | None
+    """None: as many as the model's context."""
+    cache_quant: str | None
+    """Bits of K and V, as `4` or `8,4`; None: half precision."""
+    gpus: int
+    tensor_parallel: bool
+
+
+def predict_exllama(path: str, artifacts: Mapping[str, Artifact], load: ExLlamaLoad) -> Forecast:
     """Weights as they are stored, a cache of a fixed number of tokens."""
-    facts = artifact_at(definition.model_path, artifacts)
+    facts = artifact_at(path, artifacts)
     if isinstance(facts, Unread):
         return Unpredicted(facts.reason)
     if not isinstance(facts, HfFolder):
-        return Unpredicted(f"{definition.model_path} has no config.json beside weights")
+        return Unpredicted(f"{path} has no config.json beside weights")
     shape = hf_shape(facts.config)
     if isinstance(shape, Unpredicted):
         return shape
-    tokens = definition.exllama_cache_size or shape.context
+    tokens = load.cache_tokens or shape.context
     if not tokens:
         return Unpredicted("config.json does not tell max_position_embeddings: set exllama_cache_size")
-    cache = _exllama_cache(shape, definition.exllama_cache_quant)
+    cache = _exllama_cache(shape, load.cache_quant)
     if isinstance(cache, Unpredicted):
         return cache
-    gpus = definition.gpu_count or 1
     # Without tensor parallelism it goes on to the next GPU only when one is full.
-    parts = gpus if definition.exllama_tensor_parallel else 1
+    parts = load.gpus if load.tensor_parallel else 1
     gpu = Parts(
         weights=-(-sum(facts.weights.values()) // parts),
         kv_cache=-(-tokens * cache // parts),
         compute=_EXLLAMA_BATCH * 3 * (shape.width + shape.inner) * _HALF + _EXLLAMA_BATCH * shape.vocabulary * _HALF,
         overhead=_TORCH_CUDA,
     )
-    return Prediction(gpu, Parts(overhead=WORKER_OVERHEAD), gpus)
+    return Prediction(gpu, Parts(overhead=WORKER_OVERHEAD), load.gpus)
 
 
 def _exllama_cache(shape: HfShape, quant: str | None) -> int | Unpredicted:
@@ -162,11 +190,11 @@ def _exllama_cache(shape: HfShape, quant: str | None) -> int | Unpredicted:
     return shape.layers * sum(groups * (each * 4 + 2) for each in (bits[0], bits[-1]))
 
 
-def _vllm_on_cpu(definition: VllmFields, weights: int | Unpredicted) -> Forecast:
+def _vllm_on_cpu(load: VllmLoad, weights: int | Unpredicted) -> Forecast:
     if isinstance(weights, Unpredicted):
         return weights
-    cache = definition.vllm_kv_cache_memory_bytes
-    declared = definition.env.get(_CPU_CACHE_ENV, "")
+    cache = load.kv_cache
+    declared = load.env.get(_CPU_CACHE_ENV, "")
     if cache is None and declared.isdecimal():
         cache = int(declared) * 1024 * MIB
     if cache is None:
@@ -174,17 +202,17 @@ def _vllm_on_cpu(definition: VllmFields, weights: int | Unpredicted) -> Forecast
     return Prediction(NOTHING, Parts(weights, cache, overhead=_VLLM_HOST))
 
 
-def _vllm_weights(definition: VllmFields, artifacts: Mapping[str, Artifact]) -> int | Unpredicted:
-    if definition.model_path is None:
-        return Unpredicted(f"{definition.vllm_model} is a model of the hub, whose files are not here")
-    facts = artifact_at(definition.model_path, artifacts)
+def _vllm_weights(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> int | Unpredicted:
+    if load.path is None:
+        return Unpredicted(f"{load.model} is a model of the hub, whose files are not here")
+    facts = artifact_at(load.path, artifacts)
     if isinstance(facts, Gguf):
         return facts.weights
     if not isinstance(facts, HfFolder):
         return Unpredicted(
-            facts.reason if isinstance(facts, Unread) else f"{definition.model_path} has no config.json beside weights"
+            facts.reason if isinstance(facts, Unread) else f"{load.path} has no config.json beside weights"
         )
-    element = _DTYPES.get(definition.vllm_dtype or "auto")
+    element = _DTYPES.get(load.dtype or "auto")
     if element is None and set(facts.weights) & {"f32", "f64"}:
         element = _HALF  # `auto` takes half as much of weights that are stored with more
     if element is None:
@@ -194,10 +222,8 @@ def _vllm_weights(definition: VllmFields, artifacts: Mapping[str, Artifact]) -> 
     )
 
 
-def _vllm_compute(
-    definition: VllmFields, sequences: int, artifacts: Mapping[str, Artifact], parallel: int
-) -> int | Unpredicted:
-    facts = artifact_at(definition.model_path or "", artifacts)
+def _vllm_compute(load: VllmLoad, artifacts: Mapping[str, Artifact], parallel: int) -> int | Unpredicted:
+    facts = artifact_at(load.path or "", artifacts)
     if isinstance(facts, Gguf):
         width, inner = facts.number("embedding_length", 0) or 0, facts.number("feed_forward_length", 0) or 0
         vocabulary = facts.vocabulary
@@ -207,8 +233,8 @@ def _vllm_compute(
             return shape
         width, inner, vocabulary = shape.width, shape.inner, shape.vocabulary
     activations = _VLLM_BATCH * 3 * (width + -(-inner // parallel)) * _HALF
-    logits = 4 * sequences * vocabulary * 4  # as floats, sorted, as probabilities and their sums
-    return activations + logits + (0 if definition.vllm_enforce_eager else _VLLM_GRAPHS)
+    logits = 4 * load.sequences * vocabulary * 4  # as floats, sorted, as probabilities and their sums
+    return activations + logits + (0 if load.eager else _VLLM_GRAPHS)
 
 
 def _number(config: Mapping[str, object], name: str) -> int:

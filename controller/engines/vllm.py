@@ -11,7 +11,7 @@ from controller.engines.capabilities import EMBEDDINGS, declared_over
 from controller.engines.families import family_of, thinking_modes
 from controller.engines.load_fields import LoadFault, LoadField
 from controller.engines.memory import Forecast
-from controller.engines.memory_hf import predict_vllm
+from controller.engines.memory_hf import VllmLoad, predict_vllm
 from controller.engines.vllm_command import TOKEN_ENV, vllm_arguments, vllm_environment
 from controller.engines.vllm_fields import HASHED, LOAD_FIELDS, VllmFields
 from controller.engines.vllm_log import vllm_progress, vllm_verdict
@@ -83,7 +83,7 @@ class VllmEngine(Engine):
     def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """A share of each GPU, or weights and a cache of so many bytes."""
         assert isinstance(definition, VllmFields)
-        return predict_vllm(definition, self.target_inflight(definition), artifacts)
+        return predict_vllm(_load_of(definition, self.target_inflight(definition)), artifacts)
 
     def render(self, definition: Definition, ctx: RenderContext) -> Launch:
         """The program, then the arguments of `vllm serve`."""
@@ -159,3 +159,22 @@ class Vllm(VllmEngine):
     def program(self, definition: VllmFields, ctx: RenderContext) -> tuple[str, ...]:
         """`python -m worker vllm --`."""
         return (worker_python(ctx), "-m", "worker", self.name, "--")
+
+
+def _load_of(definition: VllmFields, sequences: int) -> VllmLoad:
+    """In the terms of the formulas of memory."""
+    drafts = definition.vllm_speculative_method is not None
+    return VllmLoad(
+        path=definition.model_path,
+        model=definition.vllm_model,
+        sequences=sequences,
+        gpus=definition.gpu_count or 0,
+        tensor_parallel=definition.vllm_tensor_parallel_size,
+        kv_cache=definition.vllm_kv_cache_memory_bytes,
+        gpu_share=definition.vllm_gpu_memory_utilization,
+        dtype=definition.vllm_dtype,
+        eager=bool(definition.vllm_enforce_eager),
+        draft_model=definition.vllm_speculative_model if drafts else None,
+        env=definition.env,
+        extra_args=definition.extra_args,
+    )

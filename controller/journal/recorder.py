@@ -10,11 +10,12 @@ from controller.config.debounce import Settled
 from controller.desired.config_diff import Edit, edits, key_edits
 from controller.journal.entry import NewEntry
 from controller.journal.event_log import Journal
-from controller.journal.round_events import Round, Trouble, happenings, troubles
+from controller.journal.round_events import Trouble, happenings, troubles
 from controller.planning.draining import GatewayView
 from controller.redaction.redactor import Conceal
 from controller.schema.admin import KeyChange
 from controller.schema.override import is_whole
+from controller.status.reconcile_round import Round
 
 
 class Recorder:

@@ -13,7 +13,7 @@ from controller.schema.routing import Endpoint, ModelRoute
 from gateway.admission.circuit_breaker import Breaker
 from gateway.admission.model_queue import Line, Replica
 from gateway.admission.retry_state import MAX_BREAKS
-from gateway.admission.ticket import Grant, Place, Ticket
+from gateway.admission.ticket import Grant, Place, Queue, Slots, Ticket
 from gateway.routing.table import Routes
 
 __all__ = ["Admission", "Grant", "Place", "Ticket"]
@@ -183,11 +183,11 @@ class Admission:
         replica.routed = True
         return replica
 
-    def _forget_if_gone(self, replica: Replica) -> None:
+    def _forget_if_gone(self, replica: Slots) -> None:
         if not replica.routed and not replica.inside:
             self._replicas.pop(replica.endpoint.replica, None)
 
-    def _forget_if_empty(self, line: Line) -> None:
+    def _forget_if_empty(self, line: Queue) -> None:
         if not line.routed and not line.inside and not line.fair.waiting:
             self._lines.pop(line.model, None)
 

@@ -9,40 +9,15 @@ claim by asking for less than it could have.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
 from typing import Final
 
-from gateway.admission.ticket import Ticket
+from gateway.admission.ticket import Entry, Share, Ticket
 
-_RANKS: Final = 3
 _IDLE_KEPT: Final = 64
 """Tenants that are remembered without a look at who of them is idle."""
-
-
-class Share:
-    """One tenant's account with one model."""
-
-    __slots__ = ("counter", "entry", "inside", "name", "ranks", "turn", "waiting", "weight")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.weight = 1.0
-        self.counter = 0.0
-        self.turn = 0
-        """Decides between equal counters: when it last went in, or came to wait."""
-        self.inside = 0
-        self.waiting = 0
-        self.ranks: tuple[OrderedDict[Ticket, None], ...] = tuple(OrderedDict() for _ in range(_RANKS))
-        """Who waits, by rank, in the order in which they go."""
-        self.entry: _Entry | None = None
-        """The one of its entries in the heap that counts; None while it has nobody waiting."""
-
-
-_Entry = tuple[float, int, Share]
-"""Counter, turn, share. No two shares have had the same turn, so that they are never compared."""
 
 
 class FairQueue:
@@ -52,7 +27,7 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._shares: dict[str, Share] = {}
-        self._heap: list[_Entry] = []
+        self._heap: list[Entry] = []
         self._turn = 0
         self._virtual = 0.0
         self._greatest = 0.0

@@ -2,16 +2,62 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint
-from gateway.admission.retry_state import NO_TRIES
+from gateway.admission.circuit_breaker import Breaker
+from gateway.admission.retry_state import NO_TRIES, Tries
 
-if TYPE_CHECKING:
-    from gateway.admission.fair_queue import Share
-    from gateway.admission.model_queue import Line, Replica
+_RANKS: Final = 3
+
+
+class Slots(Protocol):
+    """A replica, as far as a ticket leads to it: `model_queue.Replica`."""
+
+    endpoint: Endpoint
+    inside: int
+    routed: bool
+    breaker: Breaker | None
+
+
+class Waiting(Protocol):
+    """A queue's length: `fair_queue.FairQueue`."""
+
+    waiting: int
+
+
+class Queue(Protocol):
+    """A model's queue, as far as a ticket leads to it: `model_queue.Line`."""
+
+    model: str
+    inside: int
+    routed: bool
+    loaded: bool
+
+    @property
+    def fair(self) -> Waiting:
+        """The tickets that wait."""
+
+    def leave(self, ticket: Ticket, now: float) -> None:
+        """See `model_queue.Line`, as for the others."""
+
+    def wait_again(self, ticket: Ticket) -> None:
+        """The ticket waits for another replica."""
+
+    def give_up(self, ticket: Ticket) -> None:
+        """The ticket waits no longer."""
+
+    def serve(self, now: float) -> list[Grant]:
+        """Everybody who can go in now."""
+
+    def open_to(self, tries: Tries, now: float) -> Sequence[Slots]:
+        """Where a request may be tried."""
+
+    def unreachable(self, tries: Tries, now: float) -> RoundhouseError:
+        """Why nothing is left to try."""
 
 
 class Place(NamedTuple):
@@ -50,10 +96,10 @@ class Ticket:
     )
 
     state: Literal["new", "waiting", "inside", "gone"]
-    line: Line
+    line: Queue
     """The rest is admission's own. This is set on arrival."""
     share: Share
-    replica: Replica
+    replica: Slots
     """Where it is inside, or was last. This, `expected_s` and `since` are set on entering."""
     expected_s: float
     since: float
@@ -79,6 +125,29 @@ class Ticket:
 
     def __repr__(self) -> str:
         return f"Ticket({self.tenant} {self.model}, {self.state})"
+
+
+class Share:
+    """One tenant's account with one model."""
+
+    __slots__ = ("counter", "entry", "inside", "name", "ranks", "turn", "waiting", "weight")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.weight = 1.0
+        self.counter = 0.0
+        self.turn = 0
+        """Decides between equal counters: when it last went in, or came to wait."""
+        self.inside = 0
+        self.waiting = 0
+        self.ranks: tuple[OrderedDict[Ticket, None], ...] = tuple(OrderedDict() for _ in range(_RANKS))
+        """Who waits, by rank, in the order in which they go."""
+        self.entry: Entry | None = None
+        """The one of its entries in the heap that counts; None while it has nobody waiting."""
+
+
+Entry = tuple[float, int, Share]
+"""Counter, turn, share. No two shares have had the same turn, so that they are never compared."""
 
 
 Grant = tuple[Ticket, Endpoint | RoundhouseError]

@@ -6,8 +6,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
+from controller.schema.errors import RoundhouseError
 from controller.schema.keys import KeyScope
 from controller.schema.routing import Endpoint
 from gateway.admission.admission import Admission, Grant
@@ -27,8 +28,18 @@ from gateway.upstream.client import EngineClient
 
 logger = logging.getLogger(__name__)
 
-if TYPE_CHECKING:
-    from gateway.exchange.exchange import Exchange
+
+class Running(Protocol):
+    """An exchange that is not over: `exchange.Exchange`."""
+
+    due_at: float
+    waits_since: float | None
+
+    def on_time(self, now: float) -> None:
+        """Something is due."""
+
+    def fail(self, error: RoundhouseError) -> None:
+        """Answer `error`, and be done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,5 +122,5 @@ class Parts:
     now: Callable[[], float]
     clock: Callable[[], float]
     turns: Turns = field(default_factory=Turns)
-    exchanges: set[Exchange] = field(default_factory=set)
+    exchanges: set[Running] = field(default_factory=set)
     """Those that are not over."""

@@ -10,7 +10,7 @@ import pytest
 from controller.engines import ENGINES
 from controller.observe.load_progress import LoadProgress
 from controller.runtimes.base import Runtime
-from controller.runtimes.process.logs import EXIT_LINES
+from controller.runtimes.logs import EXIT_LINES
 from controller.state import Phase
 from tests.support.runtime_contract import RUN, ContractEngines, exited, give, only, said, waiting_for
 from tests.support.wait import until

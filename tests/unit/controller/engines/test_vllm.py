@@ -14,7 +14,7 @@ import pytest
 from controller.engines import ENGINES
 from controller.engines.base import Launch, RenderContext
 from controller.engines.vllm_log import vllm_verdict
-from controller.runtimes.process.logs import EXIT_LINES, plain_tail
+from controller.runtimes.logs import EXIT_LINES, plain_tail
 from controller.runtimes.process.preflight import check_program
 
 DOCKER = RenderContext(

@@ -10,7 +10,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.exchange.client_response import JSON_LINE, Answer
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.chat.dialect import CHAT
-from gateway.protocols.chat.dialect import DONE as DONE_EVENT
+from gateway.protocols.common.openai_events import DONE as DONE_EVENT
 from gateway.server.call import ClientCall
 from tests.fakes.fake_client import FakeConnection
 
