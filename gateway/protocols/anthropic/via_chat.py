@@ -7,8 +7,8 @@ from typing import Final
 
 from controller.schema.routing import ModelRoute
 from gateway.protocols.anthropic import request as messages
+from gateway.protocols.anthropic.answer_stream import MessagesWriter
 from gateway.protocols.anthropic.dialect import MessagesDialect
-from gateway.protocols.anthropic.writer import MessagesWriter
 from gateway.protocols.common.conversation import AnswerWriter, Fields, Prompt
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.via_chat.dialect import OverChat, ReadForChat

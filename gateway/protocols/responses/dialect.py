@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.protocols.common import errors
 from gateway.protocols.common.envelope import EnvelopeDialect
 from gateway.protocols.common.request import InferenceRequest
-from gateway.protocols.responses.writer import DONE, ResponseWriter, error_event
+from gateway.protocols.responses.answer_stream import DONE, ResponseWriter, error_event
 
 
 class ResponsesDialect(EnvelopeDialect):

@@ -8,8 +8,8 @@ from gateway.protocols.common.conversation import AnswerWriter, Fields, Prompt
 from gateway.protocols.common.json_dialect import PlainDialect
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.responses import request as responses
+from gateway.protocols.responses.answer_stream import ResponseWriter
 from gateway.protocols.responses.dialect import ResponsesDialect
-from gateway.protocols.responses.writer import ResponseWriter
 from gateway.protocols.via_chat.dialect import OverChat
 from gateway.protocols.via_chat.token_count import CountedOverChat
 

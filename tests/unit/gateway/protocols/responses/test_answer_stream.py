@@ -14,9 +14,9 @@ import pytest
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Answer, Call, Tokens
 from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.responses.answer_stream import ResponseWriter
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.via_chat import RESPONSES_OVER_CHAT
-from gateway.protocols.responses.writer import ResponseWriter
 from tests.fakes.fake_controller import route
 from tests.support.responses import Fields, check_response, context, events_in, folded
 
