@@ -1,10 +1,11 @@
-"""Proves that a commit moved and renamed and did nothing else.
+"""Lists what differs between two commits beyond moved modules and renamed identifiers.
 
-    python prove_moves.py OLD NEW MOVES [RENAMES...]
+    python docs/adr/0015/prove_moves.py OLD NEW MOVES [RENAMES...]
 
 OLD and NEW are commits. MOVES: lines of `old.module new.module`. RENAMES: lines of `package.module.Name[.member] new`.
-Both trees of every Python file are walked side by side: they must be equal but for imports (compared as sets, after
-mapping module names), identifiers that a rename table lists, and module names in strings. What differs is printed.
+The syntax trees of every Python file are walked side by side. They must be equal, but for imports (compared as sets,
+modules mapped), identifiers that a table renames, and module names in strings. The exit code is 0 where nothing else
+differs.
 """
 
 from __future__ import annotations
@@ -13,151 +14,148 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-
-def git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True).stdout
-
-
-def pairs(path: str) -> list[tuple[str, str]]:
-    lines = (line.split() for line in Path(path).read_text().splitlines() if line.strip() and not line.startswith("#"))
-    return [(line[0], line[1]) for line in lines]
+IDENTIFIERS = ("arg", "attr", "id", "name", "rest")
+"""Fields of syntax trees that hold an identifier."""
+Import = tuple[str, str, str]
+"""Module, name and alias; empty where there is none."""
 
 
-OLD, NEW, MOVES, *RENAMES = sys.argv[1:]
-MOVED = dict(pairs(MOVES))
-IDENTIFIERS = {(old.rpartition(".")[2], new) for path in RENAMES for old, new in pairs(path)}
-IDENTIFIERS |= {(old.rpartition(".")[2], new.rpartition(".")[2]) for old, new in MOVED.items()}
-SPELLED: dict[str, str] = {}
-for old, new in MOVED.items():
-    SPELLED |= {old: new, old.replace(".", "/"): new.replace(".", "/")}
-NAMES = re.compile(r"(?<![\w/.-])(" + "|".join(map(re.escape, sorted(SPELLED, key=len, reverse=True))) + r")(?![\w-])")
+def run_git(*arguments: str) -> str:
+    """The output of a git command. Raises CalledProcessError."""
+    found = subprocess.run(["git", *arguments], check=True, capture_output=True, text=True)  # noqa: S607
+    return found.stdout
 
 
-def sources(commit: str) -> dict[str, str]:
-    names = [name for name in git("ls-tree", "-r", "--name-only", commit).split() if name.endswith(".py")]
-    return {name: git("show", f"{commit}:{name}") for name in names}
+def read_table(path: str) -> dict[str, str]:
+    """The first two words of each line that is not empty and no comment."""
+    lines = (line.split() for line in Path(path).read_text().splitlines())
+    return {words[0]: words[1] for words in lines if words and words[0] != "#"}
 
 
-def path_after(name: str) -> str:
-    module = name[:-3].replace("/", ".")
-    package = module.removesuffix(".__init__")
-    if module.endswith(".__init__"):
-        return MOVED.get(package, package).replace(".", "/") + "/__init__.py"
-    return MOVED.get(module, module).replace(".", "/") + ".py"
+def read_sources(commit: str) -> dict[str, str]:
+    """Path to text of the commit's Python files."""
+    names = run_git("ls-tree", "-r", "--name-only", commit).splitlines()
+    return {name: run_git("show", f"{commit}:{name}") for name in names if name.endswith(".py")}
 
 
-def imports(node: ast.stmt, known: set[str], moved: bool) -> set[tuple[str, str, str]]:
-    """(module, name, bound) of one import, its modules mapped if it is an old one."""
-    found = set()
-    if isinstance(node, ast.Import):
-        for alias in node.names:
-            module = MOVED.get(alias.name, alias.name) if moved else alias.name
-            found.add((module, "", alias.asname or ""))
-    if isinstance(node, ast.ImportFrom):
-        for alias in node.names:
-            whole = f"{node.module}.{alias.name}"
-            if moved and whole in known:
-                module, _, name = MOVED.get(whole, whole).rpartition(".")
-            else:
-                module, name = (MOVED.get(node.module or "", node.module or "") if moved else node.module or ""), alias.name
-            found.add((module, name, alias.asname or ""))
-    return found
+def module_of(path: str) -> str:
+    """The dotted name of the module in a file."""
+    return path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
 
+@dataclass
 class Comparison:
-    def __init__(self, name: str, known: set[str]) -> None:
-        self.name, self.known, self.faults = name, known, []
+    """One comparison of two commits. `known`: the old commit's modules. `renamed`: pairs of an old and a new word."""
 
-    def fault(self, node: ast.AST, text: str) -> None:
-        self.faults.append(f"{self.name}:{getattr(node, 'lineno', '?')}: {text}")
+    moves: dict[str, str]
+    renamed: set[tuple[str, str]]
+    known: set[str]
+    differences: list[str] = field(default_factory=list)
+    path: str = ""
 
-    def identifier(self, node: ast.AST, old: str | None, new: str | None) -> None:
-        if old != new and (old, new) not in IDENTIFIERS:
-            self.fault(node, f"{old} became {new}")
+    def __post_init__(self) -> None:
+        spelled = self.moves | {old.replace(".", "/"): new.replace(".", "/") for old, new in self.moves.items()}
+        longest_first = sorted(spelled, key=len, reverse=True)
+        self._spelled = spelled
+        self._names = re.compile(rf"(?<![\w/.-])({'|'.join(map(re.escape, longest_first))})(?![\w-])")
 
-    def statements(self, old: list[ast.stmt], new: list[ast.stmt]) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        """Both without imports, which are compared here."""
-        def split(body, moved):
-            rest, found = [], set()
-            for node in body:
-                if isinstance(node, (ast.Import, ast.ImportFrom)):
-                    found |= imports(node, self.known, moved)
-                else:
-                    rest.append(node)
-            return rest, found
-        old_rest, old_imports = split(old, True)
-        new_rest, new_imports = split(new, False)
-        gone, come = old_imports - new_imports, new_imports - old_imports
-        for module, name, bound in sorted(gone):
-            match = [c for c in come if c[0] == module and ((name, c[1]) in IDENTIFIERS or c[1] == name)]
-            if match:
-                come.discard(match[0])
-                if match[0][2] != bound and not (not bound and match[0][2]):
-                    self.fault(new[0], f"import {name} as {bound} became {match[0]}")
-            else:
-                self.fault(new[0] if new else ast.Pass(), f"import of {module}.{name} is gone")
-        for one in come:
-            self.fault(new[0], f"import of {one} has come")
-        return old_rest, new_rest
+    def path_after(self, path: str) -> str:
+        """Where the file of an old path is."""
+        module = module_of(path)
+        end = "/__init__.py" if path.endswith("__init__.py") else ".py"
+        return self.moves.get(module, module).replace(".", "/") + end
 
-    def compare(self, old: object, new: object, node: ast.AST) -> None:
+    def compare_files(self, path: str, old: str, new: str) -> None:
+        """Note what differs in one file, which is at `path` now."""
+        self.path = path
+        tree = ast.parse(new)
+        self._compare(ast.parse(old), tree, tree)
+
+    def _note(self, node: ast.AST, text: str) -> None:
+        self.differences.append(f"{self.path}:{getattr(node, 'lineno', 1)}: {text}")
+
+    def _compare(self, old: object, new: object, at: ast.AST) -> None:
         if type(old) is not type(new):
-            self.fault(node, f"{type(old).__name__} became {type(new).__name__}")
+            self._note(at, f"{type(old).__name__} became {type(new).__name__}")
         elif isinstance(old, ast.Constant) and isinstance(old.value, str):
-            if self.spell(old.value) != new.value and not self.is_listed(old.value, new.value):
-                self.fault(new, f"{old.value[:80]!r} became {new.value[:80]!r}")
+            assert isinstance(new, ast.Constant)
+            if not self._is_same_text(old.value, str(new.value)):
+                self._note(new, f"{old.value[:80]!r} became {str(new.value)[:80]!r}")
         elif isinstance(old, ast.AST):
-            for field in old._fields:
-                before, after = getattr(old, field, None), getattr(new, field, None)
-                if field in ("id", "attr", "name", "arg", "rest") and isinstance(before, str | None) and isinstance(after, str | None):
-                    self.identifier(new, before, after)
-                elif field in ("lineno", "type_comment"):
-                    continue
-                else:
-                    self.compare(before, after, new)
+            assert isinstance(new, ast.AST)
+            for name in old._fields:
+                self._compare_field(name, getattr(old, name, None), getattr(new, name, None), new)
         elif isinstance(old, list):
-            if old and isinstance(old[0], ast.stmt) or new and isinstance(new[0], ast.stmt):
-                old, new = self.statements(old, new)
-            if len(old) != len(new):
-                self.fault(node, f"{len(old)} parts became {len(new)}")
-            for before, after in zip(old, new, strict=False):
-                self.compare(before, after, after if isinstance(after, ast.AST) else node)
+            assert isinstance(new, list)
+            self._compare_lists(old, new, at)
         elif old != new:
-            self.fault(node, f"{old!r} became {new!r}")
+            self._note(at, f"{old!r} became {new!r}")
 
-    def spell(self, text: str) -> str:
-        return NAMES.sub(lambda found: SPELLED[found.group(1)], text)
+    def _compare_field(self, name: str, old: object, new: object, at: ast.AST) -> None:
+        if name in IDENTIFIERS and isinstance(old, str) and isinstance(new, str):
+            if old != new and (old, new) not in self.renamed:
+                self._note(at, f"{old} became {new}")
+        else:
+            self._compare(old, new, at)
 
-    def is_listed(self, old: str, new: str) -> bool:
-        """Whether two texts differ by words of the tables alone."""
+    def _compare_lists(self, old: list[object], new: list[object], at: ast.AST) -> None:
+        imports = (ast.Import, ast.ImportFrom)
+        before = {each for node in old if isinstance(node, imports) for each in self._imports(node, is_old=True)}
+        after = {each for node in new if isinstance(node, imports) for each in self._imports(node, is_old=False)}
+        for module, name, alias in sorted(before - after):
+            if not any(self._is_same_import((module, name, alias), other) for other in after - before):
+                self._note(at, f"the import of {module} {name} is gone")
+        rest = [node for node in old if not isinstance(node, imports)]
+        now = [node for node in new if not isinstance(node, imports)]
+        if len(rest) != len(now):
+            self._note(at, f"{len(rest)} parts became {len(now)}")
+        for one, other in zip(rest, now, strict=False):
+            self._compare(one, other, other if isinstance(other, ast.AST) else at)
+
+    def _imports(self, node: ast.Import | ast.ImportFrom, *, is_old: bool) -> list[Import]:
+        found = []
+        for alias in node.names:
+            module, name = (alias.name, "") if isinstance(node, ast.Import) else (node.module or "", alias.name)
+            if is_old and f"{module}.{name}" in self.known:
+                module, _, name = self.moves.get(f"{module}.{name}", f"{module}.{name}").rpartition(".")
+            elif is_old:
+                module = self.moves.get(module, module)
+            found.append((module, name, alias.asname or ""))
+        return found
+
+    def _is_same_import(self, old: Import, new: Import) -> bool:
+        same_name = old[1] == new[1] or (old[1], new[1]) in self.renamed
+        return old[0] == new[0] and same_name and (old[2] == new[2] or not old[2])
+
+    def _is_same_text(self, old: str, new: str) -> bool:
         words = re.compile(r"\w+|\W")
-        before, after = words.findall(self.spell(old)), words.findall(new)
-        return len(before) == len(after) and all(a == b or (a, b) in IDENTIFIERS for a, b in zip(before, after))
+        before, after = words.findall(self._names.sub(lambda name: self._spelled[name[1]], old)), words.findall(new)
+        pairs = zip(before, after, strict=False)
+        return len(before) == len(after) and all(one == other or (one, other) in self.renamed for one, other in pairs)
 
 
-def main() -> int:
-    before, after = sources(OLD), sources(NEW)
-    known = {n[:-3].replace("/", ".").removesuffix(".__init__") for n in before}
-    faults, compared = [], 0
+def main(arguments: Sequence[str]) -> int:
+    """Compare, and say what differs."""
+    old_commit, new_commit, moves_path, *rename_paths = arguments
+    before, after = read_sources(old_commit), read_sources(new_commit)
+    moves = read_table(moves_path)
+    renames = [pair for path in rename_paths for pair in read_table(path).items()]
+    renamed = {(old.rpartition(".")[2], new.rpartition(".")[2]) for old, new in (*renames, *moves.items())}
+    comparison = Comparison(moves, renamed, {module_of(name) for name in before})
     for name, text in before.items():
-        target = path_after(name)
-        if target not in after:
-            faults.append(f"{name}: {target} is not there")
-            continue
-        one = Comparison(target, known)
-        old, new = ast.parse(text), ast.parse(after.pop(target))
-        one.compare(old, new, new)
-        faults += one.faults
-        compared += 1
-    for name, text in after.items():
-        body = ast.parse(text).body
-        if not name.endswith("__init__.py") or len(body) > 1 or (body and not isinstance(body[0], ast.Expr)):
-            faults.append(f"{name}: is new")
-    print("\n".join(faults))
-    print(f"{compared} files compared, {len(faults)} differences")
-    return bool(faults)
+        path = comparison.path_after(name)
+        if path in after:
+            comparison.compare_files(path, text, after.pop(path))
+        else:
+            comparison.differences.append(f"{path}: the file is not there")
+    comparison.differences += [f"{path}: the file is new" for path, text in after.items() if ast.parse(text).body[1:]]
+    sys.stdout.write("\n".join([*comparison.differences, f"{len(before)} files compared", ""]))
+    return bool(comparison.differences)
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
