@@ -33,7 +33,17 @@ _STRIPPED = (
     *("usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/man"),
     *("var/cache/apt", "var/cache/debconf", "var/lib/apt/lists", "var/log"),
 )
-_SOURCES = ("common", "controller", "gateway", "worker", "requirements", "images", "pyproject.toml", "README.md", "LICENSE")
+_SOURCES = (
+    "common",
+    "controller",
+    "gateway",
+    "worker",
+    "requirements",
+    "images",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 _CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 _PIP_FORWARDED = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 
