@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[5]
 OWNER = """
 import asyncio, os, signal, subprocess, sys, time
 from pathlib import Path
-from controller.runtimes import process_records, process_spawn
+from controller.runtimes.process import records, spawn
 from tests.support.process_engines import ProcessEngines
 
 root, moment = Path(sys.argv[1]), sys.argv[2]
@@ -38,12 +38,12 @@ def wait():
         time.sleep(0.01)
 
 if moment == "before spawn":
-    process_spawn.subprocess.Popen = die
+    spawn.subprocess.Popen = die
 if moment == "between fork and exec":
     popen = subprocess.Popen
-    process_spawn.subprocess.Popen = lambda *args, **settings: popen(*args, preexec_fn=wait, **settings)
+    spawn.subprocess.Popen = lambda *args, **settings: popen(*args, preexec_fn=wait, **settings)
 if moment == "after spawn":
-    process_records.Records.begun = die
+    records.Records.begun = die
 
 async def main():
     runtime = processes.runtime()
