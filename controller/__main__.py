@@ -39,8 +39,8 @@ def main() -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
     )
-    for noisy in ("watchfiles", "uvicorn.error"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    for logger_name in ("watchfiles", "uvicorn.error"):
+        logging.getLogger(logger_name).setLevel(logging.WARNING)
     try:
         store = Store.open(settings.state, settings.instance)
     except StateLockedError as error:
@@ -75,17 +75,17 @@ async def _serve(settings: ControllerSettings, store: Store) -> int:
         Controller(settings, store, runtime, session) as controller,
     ):
         loop = asyncio.get_running_loop()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(each, lambda: controller.shut_down(stop_engines=False))
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, lambda: controller.shut_down(stop_engines=False))
         app = Stopping(create_app(controller, controller.registry), controller.ended)
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="websockets-sansio")
         server = _Server(config)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        server_task = asyncio.create_task(server.serve(sockets=[listener]))
         log.info("instance %s, runtime %s, listening on %s", store.instance, runtime.kind, settings.listen)
         await controller.ended()
         server.should_exit = True
         server.force_exit = True
-        await serving
+        await server_task
     return 1 if controller.failed else 0
 
 
@@ -104,11 +104,11 @@ def _listen(settings: ControllerSettings) -> socket.socket:
         # The state folder's lock is ours: whoever left this socket is gone.
         address.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX)
-        before = os.umask(0o177)
+        old_umask = os.umask(0o177)
         try:
             listener.bind(str(address))
         finally:
-            os.umask(before)
+            os.umask(old_umask)
     else:
         listener = socket.create_server(address)
     listener.setblocking(False)

@@ -88,11 +88,11 @@ class Controller:
             resync_s=settings.resync_s,
             clock=clock,
             learn=self._concealment.learn,
-            edited=self._recorder.edited,
+            on_edit=self._recorder.edited,
         )
         memory = WorkingMemory(loaded_once=set(self._files.memory.loaded_once))
         self.hub = GatewayHub(
-            store.instance, store.next_epoch(), wake=self._wake.set, clock=clock, told=self._recorder.gateway
+            store.instance, store.next_epoch(), wake=self._wake.set, clock=clock, on_link=self._recorder.gateway
         )
         self._prober = Prober(
             session,
@@ -115,8 +115,8 @@ class Controller:
             conceal=self._concealment.text,
         )
         self._progress = LoadProgress(runtime, wake=self._wake.set)
-        taken, predictions = ObservedMemory.load(store.folder), Predictions(settings.models.absolute(), clock)
-        self._needs = Needs(predictions, taken, self._wake.set)
+        memory_history, predictions = ObservedMemory.load(store.folder), Predictions(settings.models.absolute(), clock)
+        self._needs = Needs(predictions, memory_history, self._wake.set)
         self._reconciler = Reconciler(
             desired=self._files,
             runtime=runtime,
@@ -129,13 +129,13 @@ class Controller:
             resync_s=settings.resync_s,
             ready_before=self._files.memory.ready_since,
             clock=clock,
-            told=self._recorded,
+            on_round=self._recorded,
             conceal=self._concealment.text,
             progress=self._progress,
             host_mib=settings.engines_memory_mib or psutil.virtual_memory().total // 2**20,
-            needs=self._needs,
+            requirements=self._needs,
         )
-        self._memory_watch = MemoryWatch(taken, store.folder, runtime, clock)
+        self._memory_watch = MemoryWatch(memory_history, store.folder, runtime, clock)
         self.desk = Desk(
             files=self._files,
             reconciler=self._reconciler,
@@ -143,7 +143,7 @@ class Controller:
             remotes=self._remotes,
             hub=self.hub,
             predictions=predictions,
-            taken=taken,
+            memory_history=memory_history,
             journal=self.journal,
             gpus=runtime,
             wake=self._wake.set,
@@ -236,7 +236,7 @@ class Controller:
         self._recorder.trouble(Trouble(tuple(self._files.problems()), self._reconciler.error))
 
     def _replicas_of(self, model: str) -> dict[str, float]:
-        replicas = done.observed.replicas if (done := self._reconciler.round) is not None else ()
+        replicas = last_round.observed.replicas if (last_round := self._reconciler.round) is not None else ()
         return {replica.name: replica.created_at for replica in replicas if replica.id.model == model}
 
     # What the API may do.
@@ -254,25 +254,25 @@ class Controller:
 
     def plan(self) -> PlanView | None:
         """The last round's plan."""
-        done = self._reconciler.round
-        return None if done is None else plan_view(done, time.time())
+        last_round = self._reconciler.round
+        return None if last_round is None else plan_view(last_round, time.time())
 
     async def dry_run(self, proposed: ProposedFiles) -> DryRun:
         """What proposed files would do."""
-        seen, settled = self.desk.look(), self._files.settled
-        assert settled is not None, "what is wanted comes from files"
+        current_round, debounced_state = self.desk.look(), self._files.settled
+        assert debounced_state is not None, "what is wanted comes from files"
         return await dry_run(
             proposed,
             folder=self._settings.desired,
             models_root=self._settings.models.absolute(),
-            desired_now=seen.desired,
-            observed=seen.observed,
+            desired_now=current_round.desired,
+            observed=current_round.observed,
             overrides=self._files.memory.overrides,
             demand=self._files.memory.demand,
             rested=self._files.memory.rested,
             defaults=self._defaults,
-            declared_now=settled.declared,
-            keys_now=settled.declared_keys,
+            declared_now=debounced_state.declared,
+            keys_now=debounced_state.declared_keys,
             runtime=self._runtime,
             concealment=self._concealment,
             now=time.time(),
@@ -280,8 +280,8 @@ class Controller:
 
     async def drift(self) -> Drift:
         """What runs differently from what is declared."""
-        seen = self.desk.look()
-        return await self._drift.check(seen)
+        current_round = self.desk.look()
+        return await self._drift.check(current_round)
 
     def pause(self, paused: bool, *, actor: str) -> None:
         """Observe and never act, or act again."""

@@ -157,18 +157,18 @@ def split_address(listen: str) -> Path | tuple[str, int]:
             raise ValueError("names no path after `unix:`")
         return Path(path)
     host, _, port = listen.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if is_bracketed else host
     is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
-    if not host or not is_port or bracketed != (":" in host):
+    if not host or not is_port or is_bracketed != (":" in host):
         raise ValueError(f"must be `unix:<path>` or `host:port`, is `{listen}`")
     return host, int(port)
 
 
-def load_settings(**given: Any) -> ControllerSettings:
+def load_settings(**values: Any) -> ControllerSettings:
     """The settings: what is given (None: not given), else the environment, else defaults. Raises SettingsError."""
     try:
-        return ControllerSettings(**{name: value for name, value in given.items() if value is not None})
+        return ControllerSettings(**{name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
         raise SettingsError("; ".join(_line(each) for each in error.errors(include_url=False))) from None
 

@@ -48,9 +48,9 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop: accept nothing new, wait for what is under way, end the rest with a word."""
         self._gateway.begin_stop()
-        end = asyncio.get_running_loop().call_later(self._grace_s, self._gateway.end_all)
+        end_timer = asyncio.get_running_loop().call_later(self._grace_s, self._gateway.end_all)
         await super().shutdown(sockets)
-        end.cancel()
+        end_timer.cancel()
 
     async def _wait_tasks_to_complete(self) -> None:
         """Wait for requests whose client is not there, too: uvicorn waits for connections."""
@@ -61,11 +61,13 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop on SIGTERM and SIGINT; a second SIGINT does not wait for running requests."""
-        previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous_handlers = {
+            number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)
+        }
         try:
             yield
         finally:
-            for number, handler in previous.items():
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
 
 
@@ -74,15 +76,15 @@ def main() -> int:
     try:
         settings = GatewaySettings()
     except ValidationError as error:
-        return _refuse(EXIT_SETTINGS, "; ".join(_plain(part) for part in error.errors()))
+        return _refuse(EXIT_SETTINGS, "; ".join(_plain(detail) for detail in error.errors()))
     if (problem := certificate_problem(settings)) is not None:
         return _refuse(EXIT_SETTINGS, problem)
     try:
         listener = listen(settings.host, settings.port)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        where = f"{settings.host}:{settings.port}"
-        return _refuse(EXIT_PORT, f"cannot listen on {where}: {reason}. Choose another ROUNDHOUSE_HOST or _PORT.")
+        address = f"{settings.host}:{settings.port}"
+        return _refuse(EXIT_PORT, f"cannot listen on {address}: {reason}. Choose another ROUNDHOUSE_HOST or _PORT.")
     try:
         store = open_store(settings)
     except StoreError as error:
@@ -115,9 +117,9 @@ def certificate_problem(settings: GatewaySettings) -> str | None:
         # The password keeps OpenSSL from asking the terminal for one.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key, password=bytes)
     except OSError as error:  # ssl's own errors are some of them
-        mismatch = isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH"
-        why = "the key is another certificate's" if mismatch else _why_no_pem(error)
-        return f"ROUNDHOUSE_TLS_CERT {settings.tls_cert} and ROUNDHOUSE_TLS_KEY {settings.tls_key or '(unset)'}: {why}"
+        is_mismatch = isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH"
+        flaw = "the key is another certificate's" if is_mismatch else _why_no_pem(error)
+        return f"ROUNDHOUSE_TLS_CERT {settings.tls_cert} and ROUNDHOUSE_TLS_KEY {settings.tls_key or '(unset)'}: {flaw}"
     return None
 
 
@@ -129,8 +131,8 @@ def _why_no_pem(error: OSError) -> str:
 
 def raise_file_limit() -> None:
     """Allow as many open files as the machine grants: a stream takes two, and the usual limit is 1024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
 def spare_the_collector() -> None:
@@ -196,15 +198,15 @@ def server_of(settings: GatewaySettings, store: ResponseStore | None) -> Server:
     return Server(config, gateway, settings.shutdown_grace_s)
 
 
-def _plain(part: object) -> str:
-    assert isinstance(part, dict)
-    variable = "_".join(["ROUNDHOUSE", *(str(step).upper() for step in part["loc"])]) if part["loc"] else ""
-    message = str(part["msg"]).removeprefix("Value error, ")
+def _plain(detail: object) -> str:
+    assert isinstance(detail, dict)
+    variable = "_".join(["ROUNDHOUSE", *(str(step).upper() for step in detail["loc"])]) if detail["loc"] else ""
+    message = str(detail["msg"]).removeprefix("Value error, ")
     return f"{variable}: {message}" if variable else message
 
 
-def _refuse(code: int, why: str) -> int:
-    print(f"roundhouse gateway: {why}", file=sys.stderr)  # noqa: T201 - before logging is set up
+def _refuse(code: int, reason: str) -> int:
+    print(f"roundhouse gateway: {reason}", file=sys.stderr)  # noqa: T201 - before logging is set up
     return code
 
 

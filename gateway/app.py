@@ -81,25 +81,25 @@ def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Ga
     admission = Admission(settings.queue_limit)
 
     def longest_wait_s(model: str) -> float:
-        since = (ticket.owner.waits_since for ticket in admission.waiting(model))
-        return time.monotonic() - min((each for each in since if each is not None), default=time.monotonic())
+        wait_starts = (ticket.owner.waits_since for ticket in admission.waiting(model))
+        return time.monotonic() - min((each for each in wait_starts if each is not None), default=time.monotonic())
 
     ledger = Ledger(time.time, admission.depths, longest_wait_s)
     engines = EngineClient(settings.connect_timeout_s)
     metrics.show_state(live, ledger, link_state, time.monotonic)
-    metrics.show_connections(idle=lambda: engines.idle_connections, busy=lambda: engines.busy_connections)
+    metrics.show_connections(count_idle=lambda: engines.idle_connections, count_busy=lambda: engines.busy_connections)
     if store is not None:
         metrics.show_stored(lambda: store.stored, lambda: store.failures)
     cors = Cors(settings.cors_origins)
     lines, next_id = HeaderLines(cors), request_ids()
     hosts = HostRule(settings.host, settings.allowed_hosts, is_open=settings.open)
-    gate = Gate(live, hosts, cors, time.time, serves_everybody=settings.serves_everybody)
+    authenticator = Gate(live, hosts, cors, time.time, serves_everybody=settings.serves_everybody)
     responses = Responses(store, live, Bounds(settings.max_body_bytes), time.time)
-    parts = Parts(
+    services = Parts(
         settings, live, ledger, admission, limits, engines, metrics, lines, responses, time.monotonic, time.time
     )
     apis = [api for group in INFERENCE_GROUPS for api in group.APIS]
-    inference = InferenceRoutes(apis, parts, gate, next_id)
+    inference = InferenceRoutes(apis, services, authenticator, next_id)
 
     address = ControllerAddress.parse(settings.controller_url)
     link = ControllerLink(
@@ -121,8 +121,8 @@ def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Ga
     health.declare(app, version=app.version, live=live, ledger=ledger, link=link_state, metrics=metrics)
     admin.declare(app, forward)
     document.declare(app, controller)
-    front = FrontDoor(app, gate, limits, cors, lines, next_id=next_id, now=time.monotonic)
-    return Gateway(front, inference, forward)
+    front_door = FrontDoor(app, authenticator, limits, cors, lines, next_id=next_id, now=time.monotonic)
+    return Gateway(front_door, inference, forward)
 
 
 def _framework(

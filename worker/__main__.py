@@ -45,9 +45,9 @@ def dispatch(argv: Sequence[str]) -> int:
     names = sorted(module.name for module in pkgutil.iter_modules(engines.__path__))
     parser = argparse.ArgumentParser(prog="python -m worker", description="Host one engine in this process.")
     parser.add_argument("engine", choices=[*names, *LAUNCHERS], help="then its own flags; see ENGINE --help")
-    chosen = parser.parse_args(argv[:1]).engine
+    engine_name = parser.parse_args(argv[:1]).engine
     try:
-        return _launch(chosen, argv[1:]) if chosen in LAUNCHERS else _serve(chosen, argv[1:])
+        return _launch(engine_name, argv[1:]) if engine_name in LAUNCHERS else _serve(engine_name, argv[1:])
     except ModuleNotFoundError as error:
         return _fail(1, f"{error} (install the extra that brings it; docs/worker.md names them)")
 

@@ -200,12 +200,12 @@ def parse(kind: type[RequestT], body: bytes) -> RequestT:
     if not first["loc"]:
         raise RequestError("The body is not a JSON object.", code="invalid_json")
     # A field of several types gives an error for each: the type that got furthest is meant, or all that got as far.
-    same = [error for error in errors if error["loc"] and error["loc"][0] == first["loc"][0]]
-    meant = max(same, key=lambda error: len(_parts(error["loc"])))
-    place = _place(meant["loc"])
-    if meant["type"] == "missing":
+    field_errors = [error for error in errors if error["loc"] and error["loc"][0] == first["loc"][0]]
+    main_error = max(field_errors, key=lambda error: len(_parts(error["loc"])))
+    place = _place(main_error["loc"])
+    if main_error["type"] == "missing":
         raise RequestError(f"`{place}` is missing.", param=place)
-    messages = dict.fromkeys(error["msg"] for error in same if _place(error["loc"]) == place)
+    messages = dict.fromkeys(error["msg"] for error in field_errors if _place(error["loc"]) == place)
     raise RequestError(f"`{place}`: {', or: '.join(messages)}.", param=place)
 
 
@@ -215,5 +215,5 @@ def _parts(location: tuple[int | str, ...]) -> list[int | str]:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    named = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in _parts(location))
-    return "".join(named).removeprefix(".")
+    path_parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in _parts(location))
+    return "".join(path_parts).removeprefix(".")

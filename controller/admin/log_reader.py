@@ -62,36 +62,36 @@ class LogReader:
             RoundhouseError: `unknown_replica`.
             RuntimeUnavailableError: nothing can be read now.
         """
-        there, ended = dict(self._replicas(model)), await self._source.logged(model)
-        if replica is not None and replica not in (*there, *ended):
+        replicas, ended_names = dict(self._replicas(model)), await self._source.logged(model)
+        if replica is not None and replica not in (*replicas, *ended_names):
             raise RoundhouseError("unknown_replica", f"{model!r} has no replica {replica!r:.200}.", param="replica")
-        names = [replica] if replica is not None else sorted(there)
+        names = [replica] if replica is not None else sorted(replicas)
         # Of those that ended, the last one that said anything: one that was called off as it began did not.
-        for tried in [names] if names or not ended else [[name] for name in ended[:MOST_ENDED]]:
-            logs = {name: _Log(there.get(name), lines) for name in tried}
-            reading = _Reading(self._source, self._conceal, model, logs)
-            if first := [text async for text in reading.parts()]:
+        for candidates in [names] if names or not ended_names else [[name] for name in ended_names[:MOST_ENDED]]:
+            logs = {name: _Log(replicas.get(name), lines) for name in candidates}
+            request_logs = _Reading(self._source, self._conceal, model, logs)
+            if first_parts := [text async for text in request_logs.parts()]:
                 break
-        return self._text(reading, first, model, replica, follow=follow)
+        return self._text(request_logs, first_parts, model, replica, follow=follow)
 
     async def _text(
-        self, reading: _Reading, first: list[str], model: str, replica: str | None, *, follow: bool
+        self, request_logs: _Reading, first_parts: list[str], model: str, replica: str | None, *, follow: bool
     ) -> AsyncIterator[str]:
-        for text in first:
+        for text in first_parts:
             yield text
-        away = False
+        is_away = False
         while follow:
             await asyncio.sleep(POLL_S)
-            there = self._replicas(model)
-            reading.track({name: there[name] for name in sorted(there) if replica in (None, name)})
+            replicas = self._replicas(model)
+            request_logs.track({name: replicas[name] for name in sorted(replicas) if replica in (None, name)})
             try:
-                async for text in reading.parts():
+                async for text in request_logs.parts():
                     yield text
-                away = False
+                is_away = False
             except RuntimeUnavailableError:
-                if not away:
+                if not is_away:
                     yield AWAY
-                away = True
+                is_away = True
 
 
 class _Reading:
@@ -105,17 +105,17 @@ class _Reading:
         self._named = set(logs)
         """Every engine that was read, under whose names lines are told apart."""
 
-    def track(self, there: Mapping[str, float]) -> None:
+    def track(self, replicas: Mapping[str, float]) -> None:
         """Read these engines from now on, new ones from their first line; of the others only what is left."""
         for name, log in list(self._logs.items()):
-            if name not in there:
+            if name not in replicas:
                 log.born = None
                 if log.ended:
                     del self._logs[name]
-        for name, born in there.items():
-            if name not in self._logs or self._logs[name].born != born:
-                self._logs[name] = _Log(born)
-        self._named |= there.keys()
+        for name, created_at in replicas.items():
+            if name not in self._logs or self._logs[name].born != created_at:
+                self._logs[name] = _Log(created_at)
+        self._named |= replicas.keys()
 
     async def parts(self) -> AsyncIterator[str]:
         """What was written since the last time."""

@@ -49,13 +49,13 @@ def decide_load(
         RoundhouseError: `invalid_load_request` or `state_conflict`.
     """
     want = standing.want
-    stated = _checked_params(want, params)
+    override_params = _checked_params(want, params)
     _check_replicas(want, replicas)
     if standing.state is ModelState.UNLOADING:
         raise RoundhouseError("state_conflict", f"The model {want.name!r} is being unloaded; load it afterwards.")
-    plain = not stated and replicas is None
+    is_plain = not override_params and replicas is None
     if standing.state in (ModelState.LOADED, ModelState.LOADING):
-        if not plain:
+        if not is_plain:
             field = next(iter(params), "replicas")
             message = f"The model {want.name!r} is {standing.state}; other values need an unload first."
             raise RoundhouseError("invalid_load_request", message, param=field)
@@ -69,7 +69,7 @@ def decide_load(
         at=standing.moment(now),
         actor=actor,
         replicas=replicas,
-        params=stated,
+        params=override_params,
     )
 
 
@@ -88,23 +88,23 @@ def decide_unload(standing: Standing, *, hold: bool, actor: str, now: float) -> 
 def _checked_params(want: DesiredModel, params: Mapping[str, LoadValue]) -> dict[str, Any]:
     """The load's parameters as definition fields."""
     engine = ENGINES[want.backend]
-    foreign = wrong_backend(engine, params)
-    fault = foreign or next(iter(engine.load_faults(params)), None)
+    backend_fault = wrong_backend(engine, params)
+    fault = backend_fault or next(iter(engine.load_faults(params)), None)
     if fault is not None:
         raise RoundhouseError("invalid_load_request", f"`{fault.field}` {fault.message}.", param=fault.field)
-    stated = engine.load_override(params)
+    override_params = engine.load_override(params)
     try:
-        with_params(want.declared, stated)
+        with_params(want.declared, override_params)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = str(first["loc"][0]) if first["loc"] else next(iter(params))
-        message = f"`{field}` {words_of(first)}, with what the definition of {want.name!r} says."
+        first_error = error.errors(include_url=False)[0]
+        field = str(first_error["loc"][0]) if first_error["loc"] else next(iter(params))
+        message = f"`{field}` {words_of(first_error)}, with what the definition of {want.name!r} says."
         raise RoundhouseError("invalid_load_request", message, param=field) from None
-    return stated
+    return override_params
 
 
 def _check_replicas(want: DesiredModel, replicas: int | None) -> None:
-    most = want.declared.replica_max or want.declared.replicas
-    if replicas is not None and replicas > most:
-        message = f"`replicas` must be at most {most}, the model's replica_max; is {replicas}."
+    max_replicas = want.declared.replica_max or want.declared.replicas
+    if replicas is not None and replicas > max_replicas:
+        message = f"`replicas` must be at most {max_replicas}, the model's replica_max; is {replicas}."
         raise RoundhouseError("invalid_load_request", message, param="replicas")

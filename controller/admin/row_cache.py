@@ -30,13 +30,13 @@ class Cards:
 
     def json(self, want: DesiredModel, model: ModelLive) -> bytes:
         """The whole row, as `AdminModel`."""
-        card = self._cards.get(want.name)
-        if card is None or card.declared is not want.declared or card.definition != want.definition:
-            part = configured(want).model_dump_json().encode()
-            card = self._cards[want.name] = _Card(want.declared, want.definition, part[:-1])
-        return card.json + b"," + model.model_dump_json().encode()[1:]
+        cached_row = self._cards.get(want.name)
+        if cached_row is None or cached_row.declared is not want.declared or cached_row.definition != want.definition:
+            configured_json = configured(want).model_dump_json().encode()
+            cached_row = self._cards[want.name] = _Card(want.declared, want.definition, configured_json[:-1])
+        return cached_row.json + b"," + model.model_dump_json().encode()[1:]
 
     def keep_only(self, names: Collection[str]) -> None:
         """Forget models that are no longer declared."""
         if len(self._cards) > len(names):
-            self._cards = {name: card for name, card in self._cards.items() if name in names}
+            self._cards = {name: cached_row for name, cached_row in self._cards.items() if name in names}

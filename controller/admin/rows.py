@@ -46,30 +46,30 @@ class Traffic:
     def holding(self, replicas: Iterable[str]) -> list[HeldBy]:
         """The requests inside replicas that are routed to no more, the oldest first."""
         names = list(replicas)
-        held = [
+        holders = [
             HeldBy(request_id=request, replica=name, gateway=view.report.gateway_id, since=since)
             for view in present(self.gateways, self.now)
             for name in names
             for request, since in view.report.leaving.get(name, {}).items()
         ]
-        return sorted(held, key=lambda each: each.since)
+        return sorted(holders, key=lambda each: each.since)
 
 
 def configured(want: DesiredModel) -> ModelConfigured:
     """What only an edit or a load changes."""
-    engine, declared = ENGINES[want.backend], want.declared
+    engine, declared_definition = ENGINES[want.backend], want.declared
     return ModelConfigured(
         name=want.name,
         resolved_backend=want.backend,
-        configured_enabled=declared.enabled,
-        replica_max=declared.replica_max or declared.replicas,
+        configured_enabled=declared_definition.enabled,
+        replica_max=declared_definition.replica_max or declared_definition.replicas,
         configured_target_inflight=engine.configured_inflight(want.definition),
         effective_target_inflight=engine.target_inflight(want.definition),
         load_constraints=constraints(engine.load_fields),
         load_recommendations=dict(engine.load_recommendations),
         capabilities=engine.capabilities(want.definition),
-        definition=shown_definition(declared),
-        aliases=list(declared.aliases),
+        definition=shown_definition(declared_definition),
+        aliases=list(declared_definition.aliases),
     )
 
 
@@ -77,26 +77,26 @@ def live(
     want: DesiredModel,
     status: ModelStatus,
     traffic: Traffic,
-    found: Estimate | None,
+    replica_estimate: Estimate | None,
     observed_mib: int | None = None,
     gpu_mib: int | None = None,
 ) -> ModelLive:
-    """What changes while the model runs. `found`: estimated memory of one replica; `observed_mib`: what one was seen to
-    take; `gpu_mib`: size of the GPUs that it would have."""
+    """What changes while the model runs. `replica_estimate`: estimated memory of one replica; `observed_mib`: what one
+    was seen to take; `gpu_mib`: size of the GPUs that it would have."""
     replicas = want.replicas or want.declared.replicas
-    inside = [each.name for each in status.replicas] if want.runs else [want.name]
-    serving = [each.name for each in status.replicas if each.phase == "ready"] if want.runs else inside
+    replica_names = [each.name for each in status.replicas] if want.runs else [want.name]
+    ready_names = [each.name for each in status.replicas if each.phase == "ready"] if want.runs else replica_names
     total, count, source = estimate(
-        found, replicas, declared_mib=_declared_mib(want), observed_mib=observed_mib, gpu_mib=gpu_mib
+        replica_estimate, replicas, declared_mib=_declared_mib(want), observed_mib=observed_mib, gpu_mib=gpu_mib
     )
     return ModelLive(
         runtime_state=status.state,
         is_loaded=status.state is ModelState.LOADED,
         replicas=replicas,
         loaded_replicas=status.loaded_replicas,
-        inflight_requests=traffic.inside(inside),
+        inflight_requests=traffic.inside(replica_names),
         queue_depth=traffic.queued(want.name),
-        runtime_inflight=traffic.inside(serving),
+        runtime_inflight=traffic.inside(ready_names),
         last_error=status.last_error,
         vram_estimate_mib=total,
         vram_estimate_replica_count=count,
@@ -106,7 +106,7 @@ def live(
         retry_at=status.retry_at,
         load_progress=status.progress,
         blocked=status.blocked,
-        held_by=traffic.holding(inside) if status.state is ModelState.UNLOADING else [],
+        held_by=traffic.holding(replica_names) if status.state is ModelState.UNLOADING else [],
         replica_details=status.replicas,
     )
 

@@ -67,7 +67,7 @@ class Desk:
         remotes: Remotes,
         hub: GatewayHub,
         predictions: Predictions,
-        taken: ObservedMemory,
+        memory_history: ObservedMemory,
         journal: Journal,
         gpus: GpuReason,
         wake: Callable[[], None],
@@ -79,7 +79,7 @@ class Desk:
         self._remotes = remotes
         self._hub = hub
         self._predictions = predictions
-        self._taken = taken
+        self._taken = memory_history
         self._journal = journal
         self._gpus = gpus
         self._wake = wake
@@ -90,46 +90,46 @@ class Desk:
 
     def look(self) -> Round:
         """What is wanted at this moment, and what was last seen. Raises `controller_unavailable` before the first."""
-        done = self._reconciler.round
-        if done is not None and done.desired.revision == self._files.revision:
-            return done
+        last_round = self._reconciler.round
+        if last_round is not None and last_round.desired.revision == self._files.revision:
+            return last_round
         now = self._clock()
         desired = self._files.state(now)
-        seen = self._reconciler.glance(desired, now) if desired is not None else None
-        if seen is None:
+        preview = self._reconciler.glance(desired, now) if desired is not None else None
+        if preview is None:
             raise RoundhouseError("controller_unavailable", self._reconciler.error or NOT_YET)
-        return seen
+        return preview
 
     async def models_json(self) -> bytes:
         """Every declared model, as `AdminModels`."""
-        newest, seen = self._journal.newest, self.look()
-        rows = b",".join([self._cards.json(want, live) for want, live in await self._lives(seen)])
-        self._cards.keep_only(seen.desired.models)
-        rest = self._context(seen, newest).model_dump_json().encode()
-        return b'{"models":[%b],%b' % (rows, rest[1:])
+        newest_id, current_round = self._journal.newest, self.look()
+        rows = b",".join([self._cards.json(want, model) for want, model in await self._lives(current_round)])
+        self._cards.keep_only(current_round.desired.models)
+        context_json = self._context(current_round, newest_id).model_dump_json().encode()
+        return b'{"models":[%b],%b' % (rows, context_json[1:])
 
-    def _context(self, seen: Round, newest: int) -> ListContext:
+    def _context(self, current_round: Round, newest_id: int) -> ListContext:
         return ListContext(
-            last_event_id=newest,
-            observed_at=seen.observed.at,
+            last_event_id=newest_id,
+            observed_at=current_round.observed.at,
             observation_error=self._reconciler.error,
             desired_problems=self._files.problems(),
-            paused=seen.desired.paused,
+            paused=current_round.desired.paused,
         )
 
     async def model(self, name: str) -> AdminModel:
         """One model by name or alias. Raises `unknown_model`."""
-        seen = self.look()
-        [(want, model)] = await self._lives(seen, self._find(seen, name).name)
+        current_round = self.look()
+        [(want, model)] = await self._lives(current_round, self._find(current_round, name).name)
         return AdminModel(**dict(configured(want)), **dict(model))
 
     async def gpu_memory(self) -> GpuMemoryAnswer:
         """GPUs, and what models take of them."""
-        seen = self.look()
-        gpus = gpu_statuses(seen.observed) or []
+        current_round = self.look()
+        gpus = gpu_statuses(current_round.observed) or []
         return GpuMemoryAnswer(
             gpus=[gpu_memory(gpu) for gpu in gpus],
-            models=[gpu_model(want, model) for want, model in await self._lives(seen)],
+            models=[gpu_model(want, model) for want, model in await self._lives(current_round)],
             error=None if gpus else self._gpus.gpu_error() or "there are no GPUs",
         )
 
@@ -139,18 +139,20 @@ class Desk:
 
     def known_name(self, name: str) -> str:
         """The model's own name where `name` is an alias of one that is declared; else as it is."""
-        done = self._reconciler.round
-        models = done.desired.models.values() if done is not None else ()
+        last_round = self._reconciler.round
+        models = last_round.desired.models.values() if last_round is not None else ()
         return next((each.name for each in models if name in each.definition.aliases), name)
 
-    async def _lives(self, seen: Round, only: str | None = None) -> list[tuple[DesiredModel, ModelLive]]:
-        models = seen.desired.models
-        shown = [
-            (models[each.name], each) for each in seen.statuses if each.name in models and only in (None, each.name)
+    async def _lives(self, current_round: Round, only_name: str | None = None) -> list[tuple[DesiredModel, ModelLive]]:
+        models = current_round.desired.models
+        model_statuses = [
+            (models[each.name], each)
+            for each in current_round.statuses
+            if each.name in models and only_name in (None, each.name)
         ]
-        found = await self._predictions.of(want for want, _ in shown)
+        estimates = await self._predictions.of(want for want, _ in model_statuses)
         traffic = Traffic(self._hub.views, self._clock())
-        gpus = seen.observed.gpus
+        gpus = current_round.observed.gpus
         return [
             (
                 want,
@@ -158,26 +160,28 @@ class Desk:
                     want,
                     status,
                     traffic,
-                    found.get(want.name),
+                    estimates.get(want.name),
                     self._observed_mib(want, gpus),
                     largest_mib(want, gpus),
                 ),
             )
-            for want, status in shown
+            for want, status in model_statuses
         ]
 
     def _observed_mib(self, want: DesiredModel, gpus: tuple[Gpu, ...] | None) -> int | None:
-        known = self._taken.most(want, gpus) if want.runs else None
-        return known.of_replica(want.gpu_count) if known is not None else None
+        sample = self._taken.most(want, gpus) if want.runs else None
+        return sample.of_replica(want.gpu_count) if sample is not None else None
 
-    def _find(self, seen: Round, name: str) -> DesiredModel:
-        models = seen.desired.models
-        found = models.get(name) or next((each for each in models.values() if name in each.definition.aliases), None)
-        if found is None:
-            known = [each for model in models.values() for each in (model.name, *model.definition.aliases)]
-            words = f"No model or alias is named {name!r:.200}{suggestion(name, known)}."
+    def _find(self, current_round: Round, name: str) -> DesiredModel:
+        models = current_round.desired.models
+        desired_model = models.get(name) or next(
+            (each for each in models.values() if name in each.definition.aliases), None
+        )
+        if desired_model is None:
+            known_names = [each for model in models.values() for each in (model.name, *model.definition.aliases)]
+            words = f"No model or alias is named {name!r:.200}{suggestion(name, known_names)}."
             raise RoundhouseError("unknown_model", words, param="name")
-        return found
+        return desired_model
 
     # Saying.
 
@@ -205,18 +209,18 @@ class Desk:
 
     def reset(self, name: str, *, actor: str) -> None:
         """Let the files rule again. Raises `unknown_model`."""
-        own = self.name_of(name)
-        if self._files.drop_override(own):
-            self._record(own, actor, "back to what the files say", {"action": "reset"})
+        model_name = self.name_of(name)
+        if self._files.drop_override(model_name):
+            self._record(model_name, actor, "back to what the files say", {"action": "reset"})
             self._wake()
 
     def _standing(self, name: str) -> Standing:
-        seen = self.look()
-        want = self._find(seen, name)
-        settled = self._files.settled
-        assert settled is not None, "what is wanted comes from files"
-        status = _status(seen, want.name)
-        return Standing(want, settled.declared[want.name], status.state, self._files.override(want.name))
+        current_round = self.look()
+        want = self._find(current_round, name)
+        debounced_state = self._files.settled
+        assert debounced_state is not None, "what is wanted comes from files"
+        status = _status(current_round, want.name)
+        return Standing(want, debounced_state.declared[want.name], status.state, self._files.override(want.name))
 
     def _state(self, override: Override) -> None:
         self._files.state_override(override)
@@ -233,46 +237,50 @@ class Desk:
 
     # Waiting.
 
-    async def after_load(self, name: str, stated: Stated, timeout_s: float) -> tuple[AdminModel, bool]:
+    async def after_load(self, name: str, result: Stated, timeout_s: float) -> tuple[AdminModel, bool]:
         """The row once the model is loaded, and True; or as it is when the time is up, and False.
 
         Raises:
             RoundhouseError: `model_failed`, or `state_conflict`: somebody unloaded it or took it out of the files.
         """
-        done = await self._until(lambda seen: _load_is_done(seen, name), stated.revision, timeout_s)
-        return await self.model(name), done
+        is_done = await self._until(
+            lambda current_round: _load_is_done(current_round, name), result.revision, timeout_s
+        )
+        return await self.model(name), is_done
 
-    async def after_unload(self, name: str, stated: Stated, timeout_s: float) -> tuple[AdminModel, bool]:
+    async def after_unload(self, name: str, result: Stated, timeout_s: float) -> tuple[AdminModel, bool]:
         """The row once the model is unloaded, and True; or as it is when the time is up, and False.
 
         Raises:
             RoundhouseError: `state_conflict`: somebody loaded it again.
         """
-        done = await self._until(lambda seen: _unload_is_done(seen, name), stated.revision, timeout_s)
-        return await self.model(name), done
+        is_done = await self._until(
+            lambda current_round: _unload_is_done(current_round, name), result.revision, timeout_s
+        )
+        return await self.model(name), is_done
 
-    async def _until(self, holds: Callable[[Round], bool], revision: int, timeout_s: float) -> bool:
+    async def _until(self, condition: Callable[[Round], bool], revision: int, timeout_s: float) -> bool:
         """Wait until a round that knows `revision` has it so. Whether that was in time.
 
         In any case what was stated is in force at the gateways before this returns, if they take it soon: a client that
         was told `unloading` must not find that its next request is let in.
         """
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        known = await self._within(max(TAKEN_WITHIN_S, timeout_s), self._known(revision))
-        if known:
-            await self._within(began + timeout_s - loop.time(), self._holds(holds))
+        started_at = loop.time()
+        is_known = await self._within(max(TAKEN_WITHIN_S, timeout_s), self._known(revision))
+        if is_known:
+            await self._within(started_at + timeout_s - loop.time(), self._holds(condition))
         await self._within(TAKEN_WITHIN_S, self._hub.taken())
-        done = self._reconciler.round
-        return known and done is not None and holds(done)
+        last_round = self._reconciler.round
+        return is_known and last_round is not None and condition(last_round)
 
     async def _known(self, revision: int) -> None:
-        while (done := self._reconciler.round) is None or done.desired.revision < revision:
+        while (last_round := self._reconciler.round) is None or last_round.desired.revision < revision:
             await self._reconciler.next_round()
 
-    async def _holds(self, holds: Callable[[Round], bool]) -> None:
-        while (done := self._reconciler.round) is None or not holds(done):
-            if done is not None and done.desired.paused:
+    async def _holds(self, condition: Callable[[Round], bool]) -> None:
+        while (last_round := self._reconciler.round) is None or not condition(last_round):
+            if last_round is not None and last_round.desired.paused:
                 raise TimeoutError  # nothing comes of it while nobody acts
             await self._reconciler.next_round()
 
@@ -286,23 +294,23 @@ class Desk:
         return True
 
 
-def _status(seen: Round, name: str) -> ModelStatus:
-    return next(status for status in seen.statuses if status.name == name)
+def _status(current_round: Round, name: str) -> ModelStatus:
+    return next(status for status in current_round.statuses if status.name == name)
 
 
-def _load_is_done(seen: Round, name: str) -> bool:
-    want = seen.desired.models.get(name)
+def _load_is_done(current_round: Round, name: str) -> bool:
+    want = current_round.desired.models.get(name)
     if want is None or want.replicas == 0:
-        why = "it is no longer declared" if want is None else want.statement.reason
-        raise RoundhouseError("state_conflict", f"The load of {name!r} was given up: {why}.")
-    status = _status(seen, name)
+        reason = "it is no longer declared" if want is None else want.statement.reason
+        raise RoundhouseError("state_conflict", f"The load of {name!r} was given up: {reason}.")
+    status = _status(current_round, name)
     if status.state is ModelState.FAILED:
         raise RoundhouseError("model_failed", f"The model {name!r} could not be loaded: {status.last_error}")
     return status.state is ModelState.LOADED
 
 
-def _unload_is_done(seen: Round, name: str) -> bool:
-    want = seen.desired.models.get(name)
+def _unload_is_done(current_round: Round, name: str) -> bool:
+    want = current_round.desired.models.get(name)
     if want is None:
         raise RoundhouseError("state_conflict", f"The model {name!r} is no longer declared; it ends as it drains.")
     if want.replicas:
@@ -310,4 +318,4 @@ def _unload_is_done(seen: Round, name: str) -> bool:
         if want.statement.kind == "autoload":
             return True
         raise RoundhouseError("state_conflict", f"The unload of {name!r} was overtaken: {want.statement.reason}.")
-    return _status(seen, name).state is ModelState.UNLOADED
+    return _status(current_round, name).state is ModelState.UNLOADED

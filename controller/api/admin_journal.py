@@ -41,7 +41,7 @@ Before = Annotated[int | None, Query(ge=0, le=LARGEST_ID, description="Only entr
 _LONGEST_ID = len(str(LARGEST_ID))
 
 
-def declare(app: FastAPI, journal: Journal, desk: Desk) -> None:
+def declare(app: FastAPI, journal: Journal, service: Desk) -> None:
     """Declare the routes."""
 
     @app.get(
@@ -71,9 +71,9 @@ def declare(app: FastAPI, journal: Journal, desk: Desk) -> None:
         the entry's, `event` its kind, `data` the entry as JSON. `Last-Event-ID` (or `after`) resumes, also over a
         restart of the controller; an event `gap` says that entries after it are no longer kept. Without either, only
         what happens from now on."""
-        start = after if (seen_last := _id_in(last_event_id)) is None else seen_last
-        seen = journal.newest if start is None else start
-        stream = _events(journal, seen, model and desk.known_name(model), set(kind or ()), for_s)
+        start_id = after if (last_seen_id := _id_in(last_event_id)) is None else last_seen_id
+        seen_id = journal.newest if start_id is None else start_id
+        stream = _events(journal, seen_id, model and service.known_name(model), set(kind or ()), for_s)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
     @app.get(
@@ -92,9 +92,9 @@ def declare(app: FastAPI, journal: Journal, desk: Desk) -> None:
         """Who or what changed what, and when: edits of files, loads and unloads, failures of engines. The newest
         first. Kinds that are not named are those that change something."""
         kinds = tuple(kind or HISTORY_KINDS)
-        entries = journal.page(kinds, model and desk.known_name(model), before, limit + 1)
-        more = len(entries) > limit
-        return History(entries=entries[:limit], next_before=entries[limit - 1].id if more else None)
+        entries = journal.page(kinds, model and service.known_name(model), before, limit + 1)
+        has_more = len(entries) > limit
+        return History(entries=entries[:limit], next_before=entries[limit - 1].id if has_more else None)
 
 
 def _id_in(header: str | None) -> int | None:
@@ -105,12 +105,12 @@ def _id_in(header: str | None) -> int | None:
 
 
 async def _events(
-    journal: Journal, seen: int, model: str | None, kinds: set[EventKind], for_s: float | None
+    journal: Journal, seen_id: int, model: str | None, kinds: set[EventKind], for_s: float | None
 ) -> AsyncIterator[bytes]:
     # 0 asks for all that there is.
-    if seen and journal.lacks_after(seen):
+    if seen_id and journal.lacks_after(seen_id):
         yield b'event: gap\ndata: {"message": "entries after the last one seen are no longer kept"}\n\n'
-        seen = seen if seen <= journal.newest else 0
+        seen_id = seen_id if seen_id <= journal.newest else 0
     yield HEARTBEAT  # so that the headers leave at once
     loop = asyncio.get_running_loop()
     ends_at = float("inf") if for_s is None else loop.time() + for_s
@@ -121,13 +121,13 @@ async def _events(
             beat_at = now + HEARTBEAT_S
         try:
             async with asyncio.timeout(min(beat_at, ends_at) - now):
-                entries = await journal.following(seen)
+                entries = await journal.following(seen_id)
         except TimeoutError:
             continue
-        seen = entries[-1].id
-        shown = [entry for entry in entries if _wanted(entry, model, kinds)]
-        if shown:
-            yield b"".join(_event(entry) for entry in shown)
+        seen_id = entries[-1].id
+        selected_entries = [entry for entry in entries if _wanted(entry, model, kinds)]
+        if selected_entries:
+            yield b"".join(_event(entry) for entry in selected_entries)
             beat_at = loop.time() + HEARTBEAT_S
 
 

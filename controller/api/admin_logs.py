@@ -16,7 +16,7 @@ from controller.schema.errors import RoundhouseError
 _TAGS: list[Any] = ["admin"]
 
 
-def declare(app: FastAPI, desk: Desk, logs: LogReader) -> None:
+def declare(app: FastAPI, service: Desk, logs: LogReader) -> None:
     """Declare the route."""
 
     @app.get(
@@ -40,18 +40,18 @@ def declare(app: FastAPI, desk: Desk, logs: LogReader) -> None:
         """What the model's engines wrote: of its running replicas, or, where none runs, of the last one that ended.
         With several replicas each line begins with its replica's name. Secrets of the definition are masked."""
         try:
-            own = desk.name_of(name)
+            model_name = service.name_of(name)
         except RoundhouseError:
             # A name may hold `/`: then this is the path of that model's row.
-            if (row := await _row(desk, f"{name}/logs")) is None:
+            if (row := await _row(service, f"{name}/logs")) is None:
                 raise
             return Response(row.model_dump_json(), media_type="application/json")
-        text = await logs.open(own, replica, lines=lines, follow=follow)
+        text = await logs.open(model_name, replica, lines=lines, follow=follow)
         return StreamingResponse(text, media_type="text/plain; charset=utf-8", headers={"cache-control": "no-cache"})
 
 
-async def _row(desk: Desk, name: str) -> AdminModel | None:
+async def _row(service: Desk, name: str) -> AdminModel | None:
     try:
-        return await desk.model(name)
+        return await service.model(name)
     except RoundhouseError:
         return None

@@ -36,7 +36,7 @@ _LATER: dict[int | str, dict[str, Any]] = {
 _TAGS: list[Any] = ["admin"]
 
 
-def declare(app: FastAPI, desk: Desk) -> None:
+def declare(app: FastAPI, service: Desk) -> None:
     """Declare the routes."""
 
     @app.get(
@@ -48,7 +48,7 @@ def declare(app: FastAPI, desk: Desk) -> None:
         responses=example(MODELS) | errors(),
     )
     async def list_models() -> Response:
-        return Response(await desk.models_json(), media_type="application/json")
+        return Response(await service.models_json(), media_type="application/json")
 
     @app.get(
         "/v1/admin/gpu-memory",
@@ -60,9 +60,9 @@ def declare(app: FastAPI, desk: Desk) -> None:
     async def gpu_memory() -> Response:
         """GPU memory in use now, and what models are estimated to take. An estimate reserves nothing. Without a GPU,
         `gpus` is empty and `error` says why."""
-        return _json(await desk.gpu_memory())
+        return _json(await service.gpu_memory())
 
-    _declare_statements(app, desk)
+    _declare_statements(app, service)
 
     # After the routes whose paths are longer: a name may hold `/`.
     @app.get(
@@ -74,10 +74,10 @@ def declare(app: FastAPI, desk: Desk) -> None:
     )
     async def get_model(name: Name) -> Response:
         """One model's row, as the list has it."""
-        return _json(await desk.model(name))
+        return _json(await service.model(name))
 
 
-def _declare_statements(app: FastAPI, desk: Desk) -> None:
+def _declare_statements(app: FastAPI, service: Desk) -> None:
     @app.post(
         "/v1/admin/models/{name:path}/load",
         tags=_TAGS,
@@ -98,11 +98,11 @@ def _declare_statements(app: FastAPI, desk: Desk) -> None:
         its backend for this load only (see `load_constraints`); they are kept until the next unload and never written
         to the files. Values are taken only while the model is unloaded or failed. A load of a model that is loaded or
         loading answers what there is. The load goes on when its client leaves."""
-        own = desk.name_of(name)
+        model_name = service.name_of(name)
         params: dict[str, LoadValue] = load_params(body)
-        stated = desk.load(own, params, getattr(body, "replicas", None), actor=actor)
-        model, done = await desk.after_load(own, stated, timeout_s if wait else 0.0)
-        return _row(model, done or not stated.is_new)
+        result = service.load(model_name, params, getattr(body, "replicas", None), actor=actor)
+        model, is_done = await service.after_load(model_name, result, timeout_s if wait else 0.0)
+        return _row(model, is_done or not result.is_new)
 
     @app.post(
         "/v1/admin/models/{name:path}/unload",
@@ -121,10 +121,10 @@ def _declare_statements(app: FastAPI, desk: Desk) -> None:
         """Unload a model: new requests are refused, waiting ones are cancelled, running ones finish, then its engines
         end. Nothing is killed, however long that takes: `held_by` names the requests that it waits for. A load that is
         under way is cancelled. It stays unloaded until the next load, or until the files say otherwise."""
-        own = desk.name_of(name)
-        stated = desk.unload(own, hold=body.hold, actor=actor)
-        model, done = await desk.after_unload(own, stated, timeout_s if wait else 0.0)
-        return _row(model, done or not stated.is_new)
+        model_name = service.name_of(name)
+        result = service.unload(model_name, hold=body.hold, actor=actor)
+        model, is_done = await service.after_unload(model_name, result, timeout_s if wait else 0.0)
+        return _row(model, is_done or not result.is_new)
 
     @app.delete(
         "/v1/admin/models/{name:path}/override",
@@ -135,15 +135,15 @@ def _declare_statements(app: FastAPI, desk: Desk) -> None:
     )
     async def reset(name: Name, actor: Actor) -> Response:
         """End what was loaded or unloaded by hand: the model runs again as the files declare it. Answers at once."""
-        own = desk.name_of(name)
-        desk.reset(own, actor=actor)
-        return _json(await desk.model(own))
+        model_name = service.name_of(name)
+        service.reset(model_name, actor=actor)
+        return _json(await service.model(model_name))
 
 
 def _json(answer: BaseModel) -> Response:
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
-def _row(model: AdminModel, done: bool) -> Response:
+def _row(model: AdminModel, is_done: bool) -> Response:
     """200 also for what was on its way already (seed 001); 202 to who began what is not done yet."""
-    return Response(model.model_dump_json(), 200 if done else 202, media_type="application/json")
+    return Response(model.model_dump_json(), 200 if is_done else 202, media_type="application/json")

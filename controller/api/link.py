@@ -55,11 +55,11 @@ class _Link:
                 self._hub.link_down(self._gateway_id)
 
     async def _send_tables(self) -> None:
-        sent = None
+        sent_stamp = None
         while True:
-            table = await self._hub.next_table(sent)
+            table = await self._hub.next_table(sent_stamp)
             await self._socket.send_text(table.model_dump_json())
-            sent = table.stamp
+            sent_stamp = table.stamp
 
     async def _take_reports(self) -> None:
         while True:

@@ -21,8 +21,8 @@ _MOST_CHARS = 100
 
 
 def _actor(request: Request) -> str:
-    given = request.headers.get(ACTOR_HEADER, "")[:_MOST_CHARS]
-    return given if given.isprintable() and given else "operator"
+    actor = request.headers.get(ACTOR_HEADER, "")[:_MOST_CHARS]
+    return actor if actor.isprintable() and actor else "operator"
 
 
 Actor = Annotated[str, Depends(_actor)]
@@ -35,11 +35,11 @@ async def known_parameters(request: HTTPConnection) -> None:
     """Refuse query parameters that the route does not know: a typo must not wait for ten minutes. Links have
     queries too, so this takes either."""
     dependant = getattr(request.scope.get("route"), "dependant", None)
-    known = {field.alias for field in dependant.query_params} if dependant is not None else set()
+    known_names = {field.alias for field in dependant.query_params} if dependant is not None else set()
     for name in request.query_params:
-        if name not in known:
-            near = suggestion(name, known)
-            raise RoundhouseError("schema_violation", f"`{name}` is unknown in the query{near}.", param=name)
+        if name not in known_names:
+            hint = suggestion(name, known_names)
+            raise RoundhouseError("schema_violation", f"`{name}` is unknown in the query{hint}.", param=name)
 
 
 def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
@@ -70,8 +70,8 @@ def declare_errors(app: FastAPI) -> None:
     async def wrong_schema(request: Request, error: RequestValidationError) -> Response:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if error.errors()[0]["loc"][:1] == ("body",) and not kind.endswith("json"):
-            found = kind or "missing"
-            words = f"The body is read with the header `Content-Type: application/json` only; it is {found}."
+            content_type = kind or "missing"
+            words = f"The body is read with the header `Content-Type: application/json` only; it is {content_type}."
             return _told(request, RoundhouseError("schema_violation", words))
         return _told(request, _violation(error))
 
@@ -113,13 +113,13 @@ def _told(request: Request, error: RoundhouseError) -> Response:
 
 
 def _violation(error: RequestValidationError) -> RoundhouseError:
-    first = error.errors()[0]
-    where = [str(step) for step in first["loc"]]
-    if first["type"] == "json_invalid":
-        place = f" near character {first['loc'][-1]}" if isinstance(first["loc"][-1], int) else ""
-        return RoundhouseError("schema_violation", f"The body is not JSON{place}: {first['ctx']['error']}.")
-    place, field = where[0], ".".join(where[1:])
-    if first["type"] == "extra_forbidden":
+    first_error = error.errors()[0]
+    location = [str(step) for step in first_error["loc"]]
+    if first_error["type"] == "json_invalid":
+        place = f" near character {first_error['loc'][-1]}" if isinstance(first_error["loc"][-1], int) else ""
+        return RoundhouseError("schema_violation", f"The body is not JSON{place}: {first_error['ctx']['error']}.")
+    place, field = location[0], ".".join(location[1:])
+    if first_error["type"] == "extra_forbidden":
         return RoundhouseError("schema_violation", f"`{field}` is unknown in the {place}.", param=field)
     subject = f"`{field}` in the {place}" if field else f"The {place}"
-    return RoundhouseError("schema_violation", f"{subject} {words_of(first)}.", param=field or None)
+    return RoundhouseError("schema_violation", f"{subject} {words_of(first_error)}.", param=field or None)

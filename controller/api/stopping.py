@@ -18,9 +18,9 @@ AsgiApp = Callable[[Message, Receive, Send], Awaitable[None]]
 class Stopping:
     """ASGI middleware. `ending` returns when the controller was told to end."""
 
-    def __init__(self, app: AsgiApp, ending: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, app: AsgiApp, wait_for_end: Callable[[], Awaitable[None]]) -> None:
         self._app = app
-        self._ending = ending
+        self._ending = wait_for_end
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request, at the latest when the controller ends."""
@@ -28,31 +28,31 @@ class Stopping:
         if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
             await self._app(scope, receive, send)
             return
-        started = ended = False
+        is_started = is_ended = False
 
         async def noted(message: Message) -> None:
-            nonlocal started, ended
-            started = True
-            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            nonlocal is_started, is_ended
+            is_started = True
+            is_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
-        answering = asyncio.ensure_future(self._app(scope, receive, noted))
-        ending = asyncio.ensure_future(self._ending())
+        answer_task = asyncio.ensure_future(self._app(scope, receive, noted))
+        ending_task = asyncio.ensure_future(self._ending())
         try:
-            await asyncio.wait({answering, ending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answer_task, ending_task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            ending.cancel()
-            if not answering.done():
-                answering.cancel()
+            ending_task.cancel()
+            if not answer_task.done():
+                answer_task.cancel()
         with suppress(asyncio.CancelledError):
-            await answering
-        if not ended:
-            await _end(send, started=started)
+            await answer_task
+        if not is_ended:
+            await _end(send, is_started=is_started)
 
 
-async def _end(send: Send, *, started: bool) -> None:
+async def _end(send: Send, *, is_started: bool) -> None:
     body = b""
-    if not started:
+    if not is_started:
         error = RoundhouseError("controller_unavailable", "The controller is stopping.")
         body = error.json_bytes()
         headers = [(name.encode(), value.encode()) for name, value in error.headers().items()]

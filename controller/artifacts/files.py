@@ -17,7 +17,7 @@ def files_of(target: Path) -> list[Path]:
     if target.is_dir():
         return [file for file in target.rglob("*") if file.is_file()]
     if split := _SPLIT.fullmatch(target.name):
-        of_set = re.compile(re.escape(split["stem"]) + r"-\d{5}-of-" + split["count"] + r"\.gguf")
-        return [file for file in target.parent.iterdir() if of_set.fullmatch(file.name)] or [target]
-    outside = [target.with_name(target.name + end) for end in _OUTSIDE] if target.suffix == ".onnx" else []
-    return [target, *(file for file in outside if file.is_file())]
+        set_pattern = re.compile(re.escape(split["stem"]) + r"-\d{5}-of-" + split["count"] + r"\.gguf")
+        return [file for file in target.parent.iterdir() if set_pattern.fullmatch(file.name)] or [target]
+    outside_files = [target.with_name(target.name + suffix) for suffix in _OUTSIDE] if target.suffix == ".onnx" else []
+    return [target, *(file for file in outside_files if file.is_file())]

@@ -55,14 +55,14 @@ class _Reader:
         self.at += struct.calcsize(form)
         return value
 
-    def count(self, form: str, most: int, what: str) -> int:
+    def count(self, form: str, limit: int, subject: str) -> int:
         number = int(self.take(form))
-        if number > most:
-            raise ArtifactError(f"says it has {number} {what}: it is damaged")
+        if number > limit:
+            raise ArtifactError(f"says it has {number} {subject}: it is damaged")
         return number
 
-    def text(self, most: int) -> str:
-        length = self.count("Q", most, "bytes in a name")
+    def text(self, limit: int) -> str:
+        length = self.count("Q", limit, "bytes in a name")
         return self.raw(length).decode("utf-8", "replace")
 
     def raw(self, length: int) -> bytes:
@@ -72,14 +72,14 @@ class _Reader:
         return self.data[self.at - length : self.at]
 
     def skip_texts(self, count: int) -> None:
-        data, at, unpack, end = self.data, self.at, struct.Struct("<Q").unpack_from, len(self.data)
+        data, offset, unpack, end = self.data, self.at, struct.Struct("<Q").unpack_from, len(self.data)
         for _ in range(count):
-            if at + 8 > end:
+            if offset + 8 > end:
                 raise TooShort
-            at += 8 + unpack(data, at)[0]
-        if at > end:
+            offset += 8 + unpack(data, offset)[0]
+        if offset > end:
             raise TooShort
-        self.at = at
+        self.at = offset
 
 
 def parse_head(data: bytes) -> GgufHead:
@@ -158,17 +158,17 @@ def gguf_of(heads: Sequence[tuple[GgufHead, int]]) -> Gguf:
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str):
         raise ArtifactError("does not name its architecture")
-    expected = fields.get("split.count", 0)
-    if isinstance(expected, int) and expected > 1 and len(heads) != expected:
-        raise ArtifactError(f"is one of {expected} files, of which {len(heads)} are here")
+    expected_count = fields.get("split.count", 0)
+    if isinstance(expected_count, int) and expected_count > 1 and len(heads) != expected_count:
+        raise ArtifactError(f"is one of {expected_count} files, of which {len(heads)} are here")
     blocks: dict[int, int] = {}
-    places = {"embedding": 0, "output": 0, "rest": 0}
+    part_sizes = {"embedding": 0, "output": 0, "rest": 0}
     for head, size in heads:
         for name, length in _lengths(head, size):
             if block := _BLOCK.match(name):
                 blocks[int(block[1])] = blocks.get(int(block[1]), 0) + length
             else:
-                places[_place(name)] += length
+                part_sizes[_place(name)] += length
     dimensions = [head.tensors["token_embd.weight"][1] for head, _ in heads if "token_embd.weight" in head.tensors]
     return Gguf(
         size=sum(size for _, size in heads),
@@ -177,7 +177,7 @@ def gguf_of(heads: Sequence[tuple[GgufHead, int]]) -> Gguf:
         blocks=tuple(blocks.get(number, 0) for number in range(max(blocks, default=-1) + 1)),
         vocabulary=dimensions[0][1] if dimensions and len(dimensions[0]) > 1 else 0,
         tied=not any("output.weight" in head.tensors for head, _ in heads),
-        **places,
+        **part_sizes,
     )
 
 

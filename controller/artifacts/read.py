@@ -44,10 +44,10 @@ def stamp_of(files: Iterable[Path]) -> Stamp:
         stats = [(str(file), file.stat()) for file in files]
     except (OSError, ValueError) as error:
         raise ArtifactError(f"cannot be read: {_words(error)}") from None
-    for name, found in stats:
-        if not stat.S_ISREG(found.st_mode):  # to open a pipe is to wait for its writer
+    for name, status in stats:
+        if not stat.S_ISREG(status.st_mode):  # to open a pipe is to wait for its writer
             raise ArtifactError(f"has something that is no file: {name}")
-    return tuple((name, found.st_size, found.st_mtime_ns) for name, found in stats)
+    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in stats)
 
 
 def read_artifact(path: str, files: list[Path]) -> Artifact:
@@ -59,13 +59,13 @@ def read_artifact(path: str, files: list[Path]) -> Artifact:
         if path.endswith(".gguf"):
             return gguf_of([(_gguf_head(file), sizes[str(file)]) for file in files])
         folder = min((file.parent for file in files), key=lambda each: len(each.parts), default=None)
-        by_name = {file.name: file for file in files if file.parent == folder}
-        if "model.bin" in by_name and not any(name.endswith(".safetensors") for name in by_name):
-            with by_name["model.bin"].open("rb") as opened:
-                return replace(parse_ct2(opened, sizes[str(by_name["model.bin"])]), size=size)
-        if "config.json" in by_name and any(name.endswith((".safetensors", ".bin")) for name in by_name):
-            config = text_config(_read(by_name["config.json"], _LONGEST_JSON))
-            return HfFolder(size, config, _weights(by_name))
+        files_by_name = {file.name: file for file in files if file.parent == folder}
+        if "model.bin" in files_by_name and not any(name.endswith(".safetensors") for name in files_by_name):
+            with files_by_name["model.bin"].open("rb") as stream:
+                return replace(parse_ct2(stream, sizes[str(files_by_name["model.bin"])]), size=size)
+        if "config.json" in files_by_name and any(name.endswith((".safetensors", ".bin")) for name in files_by_name):
+            config = text_config(_read(files_by_name["config.json"], _LONGEST_JSON))
+            return HfFolder(size, config, _weights(files_by_name))
     except (ArtifactError, OSError) as error:
         return Unread(f"{path} {_words(error)}", size)
     return Sized(size)
@@ -91,8 +91,8 @@ def _weights(files: dict[str, Path]) -> dict[str, int]:
     if index is not None:
         # Beside them there may be the same weights in their makers' own form.
         names = sorted(shard_names(_read(index, _LONGEST_JSON * 4)))
-        if missing := [name for name in names if name not in files]:
-            raise ArtifactError(f"has no file {missing[0]}, which its index names")
+        if missing_names := [name for name in names if name not in files]:
+            raise ArtifactError(f"has no file {missing_names[0]}, which its index names")
     if not names:
         return {"": sum(file.stat().st_size for name, file in files.items() if name.endswith(".bin"))}
     sums: dict[str, int] = {}
@@ -103,24 +103,24 @@ def _weights(files: dict[str, Path]) -> dict[str, int]:
 
 
 def _tensor_bytes(file: Path) -> dict[str, int]:
-    with file.open("rb") as opened:
-        length = head_length(opened.read(HEAD_LENGTH))
-        head = opened.read(length)
+    with file.open("rb") as stream:
+        length = head_length(stream.read(HEAD_LENGTH))
+        head = stream.read(length)
     if len(head) < length:
         raise ArtifactError(f"has a file {file.name} that ends within its head")
     return tensor_bytes(head)
 
 
-def _read(file: Path, most: int) -> bytes:
-    data = _start(file, most + 1)
-    if len(data) > most:
-        raise ArtifactError(f"has a file {file.name} of more than {most // 2**20} MiB")
+def _read(file: Path, max_bytes: int) -> bytes:
+    data = _start(file, max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ArtifactError(f"has a file {file.name} of more than {max_bytes // 2**20} MiB")
     return data
 
 
 def _start(file: Path, length: int) -> bytes:
-    with file.open("rb") as opened:
-        return opened.read(length)
+    with file.open("rb") as stream:
+        return stream.read(length)
 
 
 def _words(error: Exception) -> str:

@@ -63,8 +63,8 @@ class AdminClient(ControllerClient):
             row = await self.model(name)
             if row.is_loaded:  # by the next attempt
                 return Transition(Exit.DONE, row)
-            why = row.last_error or error.body.message
-            return Transition(Exit.FAILED, row.model_copy(update={"last_error": why}))
+            reason = row.last_error or error.body.message
+            return Transition(Exit.FAILED, row.model_copy(update={"last_error": reason}))
 
     async def unload(self, name: str, *, hold: bool, wait_s: float | None) -> Transition:
         """Unload it. None: answer at once."""
@@ -120,14 +120,16 @@ class AdminClient(ControllerClient):
                 yield decoder.decode(chunk)
         yield decoder.decode(b"", final=True)
 
-    async def _move(self, path: str, body: dict[str, JsonValue], wait_s: float | None, end: ModelState) -> Transition:
-        waits = {"wait": "false"} if not wait_s else {"wait": "true", "timeout_s": f"{wait_s:g}"}
+    async def _move(
+        self, path: str, body: dict[str, JsonValue], wait_s: float | None, end_state: ModelState
+    ) -> Transition:
+        query = {"wait": "false"} if not wait_s else {"wait": "true", "timeout_s": f"{wait_s:g}"}
         timeout_s = None if wait_s is None else wait_s + WAIT_MARGIN_S
-        status, content = await self._exchange("POST", path, body, waits, timeout_s=timeout_s)
+        status, content = await self._exchange("POST", path, body, query, timeout_s=timeout_s)
         row = self._read(AdminModel, content)
         # 200 is also said to whoever asks for what is on its way already.
-        there = status != 202 and (row.runtime_state is end or row.runtime_state is not ON_THE_WAY[end])
-        return Transition(Exit.DONE if there else Exit.PENDING, row)
+        is_there = status != 202 and (row.runtime_state is end_state or row.runtime_state is not ON_THE_WAY[end_state])
+        return Transition(Exit.DONE if is_there else Exit.PENDING, row)
 
 
 def model_path(name: str) -> str:

@@ -76,11 +76,11 @@ class ControllerClient:
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         """`url` is `unix:<path>` or `http://host:port`."""
-        scheme, _, rest = url.partition(":")
-        if scheme not in ("unix", "http", "https") or not rest.strip("/"):
+        scheme, _, location = url.partition(":")
+        if scheme not in ("unix", "http", "https") or not location.strip("/"):
             raise CommandError(f"a controller's address is unix:PATH or http://HOST:PORT, not {url}", Exit.USAGE)
         self._url = url
-        self._socket = rest if scheme == "unix" else None
+        self._socket = location if scheme == "unix" else None
         self._base = "http://controller" if scheme == "unix" else url.rstrip("/")
         self._timeout_s = timeout_s
 

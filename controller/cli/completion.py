@@ -42,9 +42,12 @@ def _rows(ctx: typer.Context) -> list[AdminModel]:
             return (await client.models()).models
 
     # Not every command that names models asks the controller itself.
-    named, state = ctx.params.get("controller") or os.environ.get("ROUNDHOUSE_CONTROLLER_URL"), ctx.params.get("state")
+    url_option, state = (
+        ctx.params.get("controller") or os.environ.get("ROUNDHOUSE_CONTROLLER_URL"),
+        ctx.params.get("state"),
+    )
     try:
-        return asyncio.run(_ask(controller_url(named, Path(state) if state else None)))
+        return asyncio.run(_ask(controller_url(url_option, Path(state) if state else None)))
     except CommandError:
         return []
 

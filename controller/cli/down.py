@@ -35,11 +35,11 @@ def down(
     left. Exit code 0 when nothing is left, also when nothing was there.
     """
     settings = settings_of(state=state, models=models, runtime=runtime)
-    stopped = asyncio.run(_Down(settings, controller or settings.controller_url).run())
+    stopped_programs = asyncio.run(_Down(settings, controller or settings.controller_url).run())
     if as_json:
-        say_json({"stopped": stopped})
-    elif stopped:
-        for each in stopped:
+        say_json({"stopped": stopped_programs})
+    elif stopped_programs:
+        for each in stopped_programs:
             say(f"stopped {each}")
     else:
         say("nothing was running")
@@ -68,9 +68,9 @@ class _Down:
         if "gateway" in record.children:
             # Before the engines: its running requests need them.
             await self._end("gateway", record.children["gateway"], stop_timeouts.of_gateway())
-        asked = await self._ask_controller()
+        is_asked = await self._ask_controller()
         if "controller" in record.children:
-            await self._end("controller", record.children["controller"], controller_s, tell=not asked)
+            await self._end("controller", record.children["controller"], controller_s, tell=not is_asked)
         engines = await stop_leftovers(settings, grace_s=settings.stop_timeout_s, lock_wait_s=controller_s)
         self._stopped += (f"engine {name}" for name in engines)
         remove_record(settings.state)

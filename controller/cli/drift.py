@@ -25,14 +25,14 @@ def drift(controller: ControllerUrl = None, state: State = None, as_json: Json =
     """
     from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 
-    found = ask_admin(controller_url(controller, state), lambda client: client.drift())
+    report = ask_admin(controller_url(controller, state), lambda client: client.drift())
     if as_json:
-        say_json(found)
-    elif found.items:
-        say_table(COLUMNS, [_row(item) for item in found.items])
+        say_json(report)
+    elif report.items:
+        say_table(COLUMNS, [_row(item) for item in report.items])
     else:
         say("no drift: what runs is what is declared")
-    return Exit.PENDING if found.items else Exit.DONE
+    return Exit.PENDING if report.items else Exit.DONE
 
 
 def _row(item: DriftItem) -> tuple[str, ...]:

@@ -26,20 +26,20 @@ class Follower:
     """Gives each entry once, in order, over as many connections as it takes."""
 
     def __init__(
-        self, client: AdminClient, model: str | None, kinds: Sequence[str], take: Callable[[JournalEntry], None]
+        self, client: AdminClient, model: str | None, kinds: Sequence[str], handle_entry: Callable[[JournalEntry], None]
     ) -> None:
         self._client = client
         self._model = model
         self._kinds = kinds
-        self._take = take
+        self._take = handle_entry
         self._last = ""
         self._pause_s = FIRST_PAUSE_S
         self._told = False
 
     async def run(self, after: int | None) -> None:
         """From the entry after that one, or from now, until cancelled. Raises NoControllerError only at the start."""
-        newest = (await self._client.models()).last_event_id
-        self._last = str(newest if after is None else after)
+        newest_id = (await self._client.models()).last_event_id
+        self._last = str(newest_id if after is None else after)
         while True:
             reason = await self._follow()
             if not self._told:

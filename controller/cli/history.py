@@ -54,16 +54,16 @@ def history(
 
 def what_words(entry: JournalEntry) -> str:
     """The message in one line, with what a load set where it does not say so itself."""
-    said, params, replicas = one_line(entry.message), entry.details.get("params"), entry.details.get("replicas")
+    message, params, replicas = one_line(entry.message), entry.details.get("params"), entry.details.get("replicas")
     if entry.kind != "statement" or entry.details.get("action") != "load":
-        return said
+        return message
     values = {**(params if isinstance(params, dict) else {}), "replicas": replicas}
-    lacking = [
+    missing_fields = [
         f"{field}={'null' if value is None else plain_words(value)}"
         for field, value in values.items()
-        if field not in said and (field, value) != ("replicas", None)
+        if field not in message and (field, value) != ("replicas", None)
     ]
-    return f"{said}, with {', '.join(lacking)}" if lacking else said
+    return f"{message}, with {', '.join(missing_fields)}" if missing_fields else message
 
 
 async def _entries(url: str, model: str | None, kinds: Sequence[str], limit: int) -> list[JournalEntry] | None:
@@ -88,13 +88,13 @@ async def entries_back(
 ) -> list[JournalEntry]:
     """Entries from the newest back, page by page: to a number of them (None: no bound), and only those after an id."""
     entries: list[JournalEntry] = []
-    before: int | None = None
+    before_id: int | None = None
     while limit is None or len(entries) < limit:
         page_size = PAGE if limit is None else min(PAGE, limit - len(entries))
-        page = await client.history(model=model, kinds=kinds, limit=page_size, before=before)
-        newer = [entry for entry in page.entries if entry.id > after]
-        entries += newer
-        before = page.next_before
-        if before is None or len(newer) < len(page.entries):
+        page = await client.history(model=model, kinds=kinds, limit=page_size, before=before_id)
+        newer_entries = [entry for entry in page.entries if entry.id > after]
+        entries += newer_entries
+        before_id = page.next_before
+        if before_id is None or len(newer_entries) < len(page.entries):
             break
     return entries

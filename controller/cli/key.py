@@ -80,7 +80,7 @@ def new(
     from controller.config.keys import SECRET_PREFIX  # pydantic takes 100 ms
 
     secret = SECRET_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
-    given = {
+    options = {
         "sha256": sha256(secret.encode()).hexdigest(),
         "scopes": scope,
         "models": model,
@@ -92,7 +92,7 @@ def new(
         "concurrency": concurrency,
         "expires": expires,
     }
-    fields = {field: value for field, value in given.items() if value not in (None, [])}
+    fields = {field: value for field, value in options.items() if value not in (None, [])}
     _check(name, fields)
     if as_json:
         say_json({"name": name, "secret": secret, "key": fields})
@@ -136,7 +136,7 @@ def _text(text: str) -> str:
     from controller.config.yaml12 import resolve
 
     try:
-        plain = resolve(text) == text and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]*", text) is not None
+        is_plain = resolve(text) == text and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]*", text) is not None
     except ValueError:
-        plain = False
-    return text if plain else json.dumps(text)
+        is_plain = False
+    return text if is_plain else json.dumps(text)

@@ -49,14 +49,14 @@ def load(
             raise CommandError("--replicas and --set replicas: say it once", Exit.USAGE)
         values["replicas"] = replicas
     try:
-        ended = asyncio.run(_load(controller_url(controller, state), name, values, None if no_wait else timeout))
+        transition = asyncio.run(_load(controller_url(controller, state), name, values, None if no_wait else timeout))
     except KeyboardInterrupt:
         say_error(f"{name} goes on loading; `roundhouse unload {name}` ends that")
         return Exit.INTERRUPTED
     if as_json:
-        say_json(ended.row)
-    _tell(ended, as_json)
-    return ended.verdict
+        say_json(transition.row)
+    _tell(transition, as_json)
+    return transition.verdict
 
 
 async def _load(url: str, name: str, values: dict[str, LoadScalar], wait_s: float | None) -> Transition:
@@ -65,34 +65,38 @@ async def _load(url: str, name: str, values: dict[str, LoadScalar], wait_s: floa
     from controller.schema.status import ModelState
 
     async with AdminClient(url) as client:
-        asked = client.load(name, values, wait_s)
-        return await (asked if wait_s is None else settled(client, name, asked, ModelState.LOADED, wait_s))
+        request = client.load(name, values, wait_s)
+        return await (request if wait_s is None else settled(client, name, request, ModelState.LOADED, wait_s))
 
 
-def _tell(ended: Transition, as_json: bool) -> None:
-    row = ended.row
-    if ended.verdict is Exit.FAILED:
+def _tell(transition: Transition, as_json: bool) -> None:
+    row = transition.row
+    if transition.verdict is Exit.FAILED:
         for line in failure_lines(row):
             say_error(line)
     elif not as_json:
-        say(f"{row.name}: {_now(ended)}, {row.loaded_replicas} of {counted(row.replicas, 'replica')} ready")
+        say(f"{row.name}: {_now(transition)}, {row.loaded_replicas} of {counted(row.replicas, 'replica')} ready")
         say_blocked(row)
 
 
-def _now(ended: Transition) -> str:
-    state = ended.row.runtime_state.value
-    if ended.verdict is Exit.DONE:
+def _now(transition: Transition) -> str:
+    state = transition.row.runtime_state.value
+    if transition.verdict is Exit.DONE:
         return state
     return "still loading" if state == "loading" else f"not loaded yet, now {state}"
 
 
 def failure_lines(row: AdminModel) -> Iterator[str]:
     """Why a load failed, what else stands in its way, and whether it goes on by itself."""
-    why, again = row.last_error or "no reason is known", _again(row)
-    alone = "\n" not in why  # else the engine's log lines come between
-    yield f"{row.name} failed: {why.removesuffix('.')}; {again}" if again and alone else f"{row.name} failed: {why}"
-    if again and not alone:
-        yield f"{row.name}: {again}"
+    error, retry = row.last_error or "no reason is known", _again(row)
+    is_one_line = "\n" not in error  # else the engine's log lines come between
+    yield (
+        f"{row.name} failed: {error.removesuffix('.')}; {retry}"
+        if retry and is_one_line
+        else f"{row.name} failed: {error}"
+    )
+    if retry and not is_one_line:
+        yield f"{row.name}: {retry}"
     yield from (f"{row.name}: {one_line(reason)}" for reason in row.blocked if reason != row.last_error)
 
 

@@ -10,10 +10,10 @@ from controller.cli.exit_codes import CommandError, Exit
 LoadScalar: TypeAlias = str | int | float | bool | None
 
 
-def load_values(given: Sequence[str]) -> dict[str, LoadScalar]:
+def load_values(assignments: Sequence[str]) -> dict[str, LoadScalar]:
     """Field to value, read as the files are: YAML 1.2, so that `on` is a text. Raises CommandError."""
     values: dict[str, LoadScalar] = {}
-    for each in given:
+    for each in assignments:
         key, equals, text = each.partition("=")
         if not equals or not key:
             raise CommandError(f"--set takes key=value, not {each}", Exit.USAGE)

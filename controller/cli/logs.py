@@ -30,14 +30,14 @@ def logs(
     With --follow also what comes, until Ctrl-C. With --json, one JSON object per line.
     """
     try:
-        any_text = asyncio.run(_logs(controller_url(controller, state), name, replica, lines, follow, as_json))
+        has_text = asyncio.run(_logs(controller_url(controller, state), name, replica, lines, follow, as_json))
     except KeyboardInterrupt:
         if not follow:
             return Exit.INTERRUPTED
         return Exit.DONE
-    if lines and not any_text:
-        none_has = f"no engine of {name} has" if replica is None else f"{replica} has not"
-        say_error(f"no log: {none_has} written anything yet")
+    if lines and not has_text:
+        subject_words = f"no engine of {name} has" if replica is None else f"{replica} has not"
+        say_error(f"no log: {subject_words} written anything yet")
     return Exit.DONE
 
 
@@ -45,18 +45,18 @@ async def _logs(url: str, name: str, replica: str | None, lines: int, follow: bo
     """Whether there was any text."""
     from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
 
-    rest, any_text = "", False
+    partial_line, has_text = "", False
     async with AdminClient(url) as client:
         pieces = client.logs(name, replica=replica, lines=lines, follow=follow)
         async with aclosing(pieces):
             async for piece in pieces:
-                any_text |= bool(piece)
+                has_text |= bool(piece)
                 if not as_json:
                     say_piece(piece)
                     continue
-                *whole, rest = (rest + piece).split("\n")
-                for line in whole:
+                *full_lines, partial_line = (partial_line + piece).split("\n")
+                for line in full_lines:
                     say_json_line({"line": line})
-    if rest:
-        say_json_line({"line": rest})
-    return any_text
+    if partial_line:
+        say_json_line({"line": partial_line})
+    return has_text

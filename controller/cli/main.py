@@ -10,8 +10,8 @@ OLDEST_PYTHON = (3, 11)
 def main() -> None:
     """Run the command line and end with its exit code."""
     if sys.version_info < OLDEST_PYTHON:
-        found = ".".join(str(part) for part in sys.version_info[:3])
-        sys.exit(f"roundhouse: needs Python 3.11 or newer; this is Python {found} ({sys.executable})")
+        python_version = ".".join(str(part) for part in sys.version_info[:3])
+        sys.exit(f"roundhouse: needs Python 3.11 or newer; this is Python {python_version} ({sys.executable})")
     # After the check: what is imported here does not even compile on an older Python.
     from controller.cli.app import run
 

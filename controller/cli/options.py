@@ -58,10 +58,10 @@ Kinds: TypeAlias = Annotated[
 ]
 
 
-def kinds_of(given: list[str] | None) -> list[str]:
+def kinds_of(chosen_kinds: list[str] | None) -> list[str]:
     """The kinds that were asked for, none for all. Raises CommandError for one that there is not."""
     kinds = event_kinds("")
-    unknown = next((kind for kind in given or () if kind not in kinds), None)
+    unknown = next((kind for kind in chosen_kinds or () if kind not in kinds), None)
     if unknown is not None:
         raise CommandError(f"--kind {unknown}: there is no such kind; the kinds are {', '.join(kinds)}", Exit.USAGE)
-    return given or []
+    return chosen_kinds or []

@@ -58,11 +58,11 @@ async def _stop_all(settings: ControllerSettings, instance: str, kind: str, grac
             return []
         raise CommandError(f"the {kind} runtime cannot be asked what runs: {error}") from None
     try:
-        stopped: list[str] = []
+        stopped_names: list[str] = []
         while replicas := await runtime.list():
             await asyncio.gather(*(_stop(runtime, replica, grace_s) for replica in replicas))
-            stopped += (replica.name for replica in replicas)
-        return sorted(set(stopped))
+            stopped_names += (replica.name for replica in replicas)
+        return sorted(set(stopped_names))
     except RuntimeUnavailableError as error:
         raise CommandError(f"the {kind} runtime does not answer: {error}") from None
     finally:

@@ -60,9 +60,9 @@ def say_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dic
     from rich.console import Console  # 50 ms that most commands do not need
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    with console.capture() as captured:
+    with console.capture() as capture:
         console.print(table_of(columns, rows, styles))
-    for line in captured.get().splitlines():
+    for line in capture.get().splitlines():
         typer.echo(line.rstrip())
 
 
@@ -108,8 +108,8 @@ def plain_words(value: object) -> str:
 
 def first_line(text: str, width: int) -> str:
     """The first line of several, at most so long; `...` stands for what is left out."""
-    first, _, more = text.strip().partition("\n")
-    line = f"{first.strip().removesuffix(LOG_FOLLOWS)} ..." if more.strip() else first.strip()
+    first, _, other_lines = text.strip().partition("\n")
+    line = f"{first.strip().removesuffix(LOG_FOLLOWS)} ..." if other_lines.strip() else first.strip()
     return line if len(line) <= width else f"{line[: width - 3]}..."
 
 

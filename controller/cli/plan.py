@@ -85,9 +85,10 @@ def _proposed(paths: list[Path]) -> dict[str, str]:
 
 def _as_given(outcome: DryRun, paths: list[Path]) -> DryRun:
     """The controller names files as they would stand in its folder; the operator gave them other paths."""
-    given = {path.name: str(path) for path in paths}
+    paths_by_name = {path.name: str(path) for path in paths}
     problems = [
-        each.model_copy(update={"file": given.get(Path(each.file).name, each.file)}) for each in outcome.problems
+        each.model_copy(update={"file": paths_by_name.get(Path(each.file).name, each.file)})
+        for each in outcome.problems
     ]
     return outcome.model_copy(update={"problems": problems})
 
@@ -111,19 +112,19 @@ def _show_diff(outcome: DryRun) -> None:
     if not outcome.changes and not outcome.keys:
         say("nothing would change")
     elif outcome.plan is not None:
-        touched = {change.model for change in outcome.changes}
-        _show_blocked([each for each in outcome.plan.blocked if each.model in touched])
+        touched_models = {change.model for change in outcome.changes}
+        _show_blocked([each for each in outcome.plan.blocked if each.model in touched_models])
 
 
 def _show_change(change: ModelChange) -> None:
-    which = f" {', '.join(change.restarts)}" if change.effect == "restart" else ""
-    say(f"{change.model}: {change.change}, {EFFECTS[change.effect]}{which}")
+    replica_words = f" {', '.join(change.restarts)}" if change.effect == "restart" else ""
+    say(f"{change.model}: {change.change}, {EFFECTS[change.effect]}{replica_words}")
     for field in change.fields:
-        hidden = field.before == field.after  # both masked
-        what = "changed (secret)" if hidden else f"{value_words(field.before)} -> {value_words(field.after)}"
-        say(f"  {field.field}: {what}")
-    for ended in change.ends:
-        say(f"  ends what an operator set: {ended}")
+        is_masked = field.before == field.after  # both masked
+        change_words = "changed (secret)" if is_masked else f"{value_words(field.before)} -> {value_words(field.after)}"
+        say(f"  {field.field}: {change_words}")
+    for ended_field in change.ends:
+        say(f"  ends what an operator set: {ended_field}")
 
 
 def _show(view: PlanView) -> None:
@@ -139,6 +140,6 @@ def _show(view: PlanView) -> None:
 
 def _show_blocked(blocked: Sequence[BlockedView]) -> None:
     if blocked:
-        where = [f"{each.model}/{each.index}" if each.index is not None else each.model for each in blocked]
-        rows = [(place, one_line(each.reason)) for place, each in zip(where, blocked, strict=True)]
+        places = [f"{each.model}/{each.index}" if each.index is not None else each.model for each in blocked]
+        rows = [(place, one_line(each.reason)) for place, each in zip(places, blocked, strict=True)]
         say_table(("BLOCKED", "REASON"), rows)

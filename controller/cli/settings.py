@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from controller.settings import ControllerSettings
 
 
-def settings_of(**given: Any) -> ControllerSettings:
+def settings_of(**options: Any) -> ControllerSettings:
     """The settings under these options. Raises CommandError with one line."""
     from controller.settings import SettingsError, load_settings  # pydantic takes 100 ms
 
     try:
-        return load_settings(**given)
+        return load_settings(**options)
     except SettingsError as error:
         raise CommandError(str(error), Exit.USAGE) from None
 
 
-def controller_url(given: str | None, state: Path | None) -> str:
+def controller_url(given_url: str | None, state: Path | None) -> str:
     """Where the controller is asked: as the operator says, else where the settings say that it listens."""
-    return given or settings_of(state=state).controller_url
+    return given_url or settings_of(state=state).controller_url

@@ -44,6 +44,6 @@ class SseReader:
 
     def _end(self) -> SseEvent | None:
         event = SseEvent(self._kind or "message", "\n".join(self._data), self._id)
-        found = event if self._kind or self._data else None
+        result = event if self._kind or self._data else None
         self._kind, self._data = "", []
-        return found
+        return result

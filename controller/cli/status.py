@@ -37,20 +37,24 @@ def status(
     seen. 2: something is loading. 3: no controller answers.
     """
     url = controller_url(controller, state)
-    seen = asyncio.run(_wait(url, timeout) if wait else _ask(url))
+    snapshot = asyncio.run(_wait(url, timeout) if wait else _ask(url))
     if as_json:
-        say_json(seen)
+        say_json(snapshot)
     else:
-        _show(seen)
-    return verdict(seen)
+        _show(snapshot)
+    return verdict(snapshot)
 
 
-def verdict(seen: ControllerStatus) -> Exit:
+def verdict(snapshot: ControllerStatus) -> Exit:
     """What the status comes to, for scripts."""
-    wanted = [model for model in seen.models if model.wanted_replicas > 0]
-    if seen.desired_problems or seen.observation_error or any(model.state == "failed" for model in wanted):
+    wanted_models = [model for model in snapshot.models if model.wanted_replicas > 0]
+    if (
+        snapshot.desired_problems
+        or snapshot.observation_error
+        or any(model.state == "failed" for model in wanted_models)
+    ):
         return Exit.FAILED
-    if seen.observed_at is None or any(model.state != "loaded" for model in wanted):
+    if snapshot.observed_at is None or any(model.state != "loaded" for model in wanted_models):
         return Exit.PENDING
     return Exit.DONE
 
@@ -69,27 +73,27 @@ async def _wait(url: str, timeout_s: float) -> ControllerStatus:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while True:
-        late = loop.time() >= deadline
+        is_late = loop.time() >= deadline
         try:
-            seen = await _ask(url)
+            snapshot = await _ask(url)
         except NoControllerError:
-            if late:
+            if is_late:
                 raise
         else:
-            if late or verdict(seen) is not Exit.PENDING:
-                return seen
+            if is_late or verdict(snapshot) is not Exit.PENDING:
+                return snapshot
         await asyncio.sleep(min(POLL_S, max(0.0, deadline - loop.time())))
 
 
-def _show(seen: ControllerStatus) -> None:
-    if seen.models:
-        rows = [_row(model) for model in seen.models]
+def _show(snapshot: ControllerStatus) -> None:
+    if snapshot.models:
+        rows = [_row(model) for model in snapshot.models]
         say_table(("MODEL", "STATE", "READY", "BACKEND", "BECAUSE"), rows, STATE_COLOURS)
     else:
-        say("no models are declared" if seen.observed_at is not None else "nothing was observed yet")
-    for gpu in seen.gpus or ():
+        say("no models are declared" if snapshot.observed_at is not None else "nothing was observed yet")
+    for gpu in snapshot.gpus or ():
         say(f"GPU {gpu_label(gpu)} {gpu.name}: {gpu.used_mib} of {gpu.total_mib} MiB used, {gpu.claimed_mib} claimed")
-    for line in _notes(seen):
+    for line in _notes(snapshot):
         say(line)
 
 
@@ -98,12 +102,12 @@ def _row(model: ModelStatus) -> tuple[str, ...]:
     return (model.name, model.state.value, ready, model.backend, model.statement.reason)
 
 
-def _notes(seen: ControllerStatus) -> Iterator[str]:
+def _notes(snapshot: ControllerStatus) -> Iterator[str]:
     """What an operator should know beside the table."""
     from controller.cli.warnings import troubles
 
-    yield from troubles(seen)
-    for model in seen.models:
+    yield from troubles(snapshot)
+    for model in snapshot.models:
         if model.last_error and model.state == "loaded":
             yield f"{model.name}: loaded now; before: {one_line(model.last_error)}"
         elif model.last_error:
@@ -111,7 +115,7 @@ def _notes(seen: ControllerStatus) -> Iterator[str]:
         yield from (f"{model.name}: {reason}" for reason in model.blocked if reason != model.last_error)
         if model.retry_at is not None:
             yield f"{model.name}: tried again at {time_words(model.retry_at)}; {ends_by_unload(model.name)}"
-    if seen.gpus is None:
+    if snapshot.gpus is None:
         yield "GPUs: unknown, they cannot be read now"
-    if not seen.gateways:
+    if not snapshot.gateways:
         yield "no gateway is connected"

@@ -39,11 +39,11 @@ def bar_of(row: AdminModel) -> Bar:
 
 
 async def settled(
-    client: AdminClient, name: str, asked: Coroutine[None, None, Transition], end: ModelState, wait_s: float
+    client: AdminClient, name: str, request: Coroutine[None, None, Transition], end_state: ModelState, wait_s: float
 ) -> Transition:
-    """What `asked`, a waiting load or unload, comes to. A controller that restarts meanwhile is waited for."""
+    """What `request`, a waiting load or unload, comes to. A controller that restarts meanwhile is waited for."""
     deadline = asyncio.get_running_loop().time() + wait_s
-    task = asyncio.create_task(_outlasting(client, name, asked, end, deadline))
+    task = asyncio.create_task(_outlasting(client, name, request, end_state, deadline))
     try:
         if sys.stderr.isatty():
             await _show_bar(client, name, task)
@@ -53,33 +53,33 @@ async def settled(
 
 
 async def _outlasting(
-    client: AdminClient, name: str, asked: Coroutine[None, None, Transition], end: ModelState, deadline: float
+    client: AdminClient, name: str, request: Coroutine[None, None, Transition], end_state: ModelState, deadline: float
 ) -> Transition:
     try:
-        return await asked
+        return await request
     except LostControllerError as error:
         # The statement is the controller's by now, and survives it.
         say_error(f"the connection broke ({error.reason}); asking again")
     loop = asyncio.get_running_loop()
     while True:
-        late = loop.time() >= deadline
+        is_late = loop.time() >= deadline
         try:
             row = await client.model(name)
         except NoControllerError:
-            if late:
+            if is_late:
                 raise
         else:
-            verdict = _verdict(row, end)
-            if late or verdict is not Exit.PENDING:
+            verdict = _verdict(row, end_state)
+            if is_late or verdict is not Exit.PENDING:
                 return Transition(verdict, row)
         await asyncio.sleep(min(POLL_S, max(0.0, deadline - loop.time())))
 
 
-def _verdict(row: AdminModel, end: ModelState) -> Exit:
-    if row.runtime_state is end:
+def _verdict(row: AdminModel, end_state: ModelState) -> Exit:
+    if row.runtime_state is end_state:
         return Exit.DONE
-    failed = end is ModelState.LOADED and row.runtime_state is ModelState.FAILED
-    return Exit.FAILED if failed else Exit.PENDING
+    is_failed = end_state is ModelState.LOADED and row.runtime_state is ModelState.FAILED
+    return Exit.FAILED if is_failed else Exit.PENDING
 
 
 async def _show_bar(client: AdminClient, name: str, task: asyncio.Task[Transition]) -> None:
@@ -94,9 +94,9 @@ async def _show_bar(client: AdminClient, name: str, task: asyncio.Task[Transitio
         TextColumn("{task.fields[words]}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        shown = progress.add_task(name, total=None, words="")
+        task_id = progress.add_task(name, total=None, words="")
         while not (await asyncio.wait({task}, timeout=POLL_S))[0]:
             with suppress(CommandError):
                 bar = bar_of(await client.model(name))
                 total = None if bar.share is None else 1.0
-                progress.update(shown, total=total, completed=bar.share or 0.0, words=bar.words)
+                progress.update(task_id, total=total, completed=bar.share or 0.0, words=bar.words)

@@ -38,15 +38,15 @@ def unload(
     """
     wait_s = None if no_wait else timeout
     try:
-        ended = asyncio.run(_unload(controller_url(controller, state), name, not free, wait_s))
+        transition = asyncio.run(_unload(controller_url(controller, state), name, not free, wait_s))
     except KeyboardInterrupt:
         say_error(f"{name} goes on unloading; `roundhouse load {name}` loads it again afterwards")
         return Exit.INTERRUPTED
     if as_json:
-        say_json(ended.row)
+        say_json(transition.row)
     else:
-        _tell(ended)
-    return ended.verdict
+        _tell(transition)
+    return transition.verdict
 
 
 async def _unload(url: str, name: str, hold: bool, wait_s: float | None) -> Transition:
@@ -55,23 +55,23 @@ async def _unload(url: str, name: str, hold: bool, wait_s: float | None) -> Tran
     from controller.schema.status import ModelState
 
     async with AdminClient(url) as client:
-        asked = client.unload(name, hold=hold, wait_s=wait_s)
-        return await (asked if wait_s is None else settled(client, name, asked, ModelState.UNLOADED, wait_s))
+        request = client.unload(name, hold=hold, wait_s=wait_s)
+        return await (request if wait_s is None else settled(client, name, request, ModelState.UNLOADED, wait_s))
 
 
-def _tell(ended: Transition) -> None:
-    row = ended.row
-    if ended.verdict is Exit.DONE:
+def _tell(transition: Transition) -> None:
+    row = transition.row
+    if transition.verdict is Exit.DONE:
         # An autoload model that was only freed may be on its way back.
-        again = "" if row.runtime_state == "unloaded" else f"; by now it is {row.runtime_state.value}"
-        say(f"{row.name}: unloaded{again}")
+        return_words = "" if row.runtime_state == "unloaded" else f"; by now it is {row.runtime_state.value}"
+        say(f"{row.name}: unloaded{return_words}")
         return
     state = row.runtime_state.value
-    now = "still unloading" if state == "unloading" else f"not unloaded yet, now {state}"
-    say(f"{row.name}: {now}{_held(row)}")
+    state_words = "still unloading" if state == "unloading" else f"not unloaded yet, now {state}"
+    say(f"{row.name}: {state_words}{_held(row)}")
     for each in row.held_by[:SHOWN_REQUESTS]:
-        waited = max(0, round(time.time() - each.since))
-        say(f"  request {each.request_id} in {each.replica}, for {waited} s, through {each.gateway}")
+        waited_s = max(0, round(time.time() - each.since))
+        say(f"  request {each.request_id} in {each.replica}, for {waited_s} s, through {each.gateway}")
     if len(row.held_by) > SHOWN_REQUESTS:
         say(f"  and {len(row.held_by) - SHOWN_REQUESTS} more")
     say_blocked(row)

@@ -29,15 +29,15 @@ def validate(
     from controller.config.read import read_folder
 
     settings = settings_of(desired=folder, models=models)
-    parsed = parse(read_folder(settings.desired), settings.models.absolute())
+    parsed_folder = parse(read_folder(settings.desired), settings.models.absolute())
     if as_json:
-        problems = [problem.model_dump() for problem in parsed.problems]
-        found = {"models": sorted(parsed.definitions), "keys": sorted(parsed.keys)}
-        say_json({"ok": parsed.ok, "problems": problems, **found})
-    elif parsed.ok:
-        keys = f"; {counted(len(parsed.keys), 'key')}" if parsed.keys else ""
-        say(f"{settings.desired}: good; models: {', '.join(sorted(parsed.definitions)) or 'none'}{keys}")
+        problems = [problem.model_dump() for problem in parsed_folder.problems]
+        declared_names = {"models": sorted(parsed_folder.definitions), "keys": sorted(parsed_folder.keys)}
+        say_json({"ok": parsed_folder.ok, "problems": problems, **declared_names})
+    elif parsed_folder.ok:
+        keys = f"; {counted(len(parsed_folder.keys), 'key')}" if parsed_folder.keys else ""
+        say(f"{settings.desired}: good; models: {', '.join(sorted(parsed_folder.definitions)) or 'none'}{keys}")
     else:
-        for problem in parsed.problems:
+        for problem in parsed_folder.problems:
             say(str(problem))
-    return Exit.DONE if parsed.ok else Exit.FAILED
+    return Exit.DONE if parsed_folder.ok else Exit.FAILED

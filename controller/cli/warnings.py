@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from controller.schema.status import ControllerStatus
 
 
-def troubles(seen: ControllerStatus | ListContext) -> Iterator[str]:
+def troubles(status: ControllerStatus | ListContext) -> Iterator[str]:
     """One line each; none while all is well."""
-    if seen.paused:
+    if status.paused:
         yield "paused: the controller observes and does not act; `roundhouse resume` ends it"
-    if seen.observation_error:
-        since = "" if seen.observed_at is None else f" since {time_words(seen.observed_at)}"
-        yield f"what runs cannot be seen{since}: {one_line(seen.observation_error)}"
-    for problem in seen.desired_problems:
+    if status.observation_error:
+        since = "" if status.observed_at is None else f" since {time_words(status.observed_at)}"
+        yield f"what runs cannot be seen{since}: {one_line(status.observation_error)}"
+    for problem in status.desired_problems:
         yield f"{problem} (what was last good rules)"

@@ -47,25 +47,25 @@ def settle(previous: Settled | None, parsed: Parsed, now: float) -> Settled | No
         )
     if previous is None:
         return Settled(parsed.definitions, parsed.declared, keys=parsed.keys, declared_keys=parsed.declared_keys)
-    missing: dict[str, float] = {}
+    missing_since: dict[str, float] = {}
     for name in previous.definitions:
-        first = previous.missing.get(name, now)
+        first_missing_at = previous.missing.get(name, now)
         # A clock that was set back must not keep a model for ever.
-        first = min(first, now)
-        if name not in parsed.definitions and now - first < CONFIRM_S:
-            missing[name] = first
-    leaving = {name: previous.definitions[name] for name in missing}
-    keyless = _keyless_since(previous, parsed, now)
-    ruling = parsed if keyless is None else previous
-    waiting = [*missing.values(), *([] if keyless is None else [keyless])]
+        first_missing_at = min(first_missing_at, now)
+        if name not in parsed.definitions and now - first_missing_at < CONFIRM_S:
+            missing_since[name] = first_missing_at
+    leaving_definitions = {name: previous.definitions[name] for name in missing_since}
+    keyless_since = _keyless_since(previous, parsed, now)
+    key_source = parsed if keyless_since is None else previous
+    missing_times = [*missing_since.values(), *([] if keyless_since is None else [keyless_since])]
     return Settled(
-        _without_conflicts(parsed.definitions, leaving),
-        {**parsed.declared, **{name: previous.declared[name] for name in missing}},
-        missing,
-        min(waiting) + CONFIRM_S if waiting else None,
-        ruling.keys,
-        ruling.declared_keys,
-        keyless,
+        _without_conflicts(parsed.definitions, leaving_definitions),
+        {**parsed.declared, **{name: previous.declared[name] for name in missing_since}},
+        missing_since,
+        min(missing_times) + CONFIRM_S if missing_times else None,
+        key_source.keys,
+        key_source.declared_keys,
+        keyless_since,
     )
 
 
@@ -73,26 +73,31 @@ def _keyless_since(previous: Settled, parsed: Parsed, now: float) -> float | Non
     """Since when the files have no keys while those of before still rule; None: what the files say rules."""
     if parsed.keys or not previous.keys:
         return None
-    first = now if previous.keyless_since is None else min(previous.keyless_since, now)
-    return first if now - first < CONFIRM_S else None
+    since = now if previous.keyless_since is None else min(previous.keyless_since, now)
+    return since if now - since < CONFIRM_S else None
 
 
 def _without_conflicts(
-    present: Mapping[str, Definition], leaving: Mapping[str, Definition]
+    file_definitions: Mapping[str, Definition], leaving_definitions: Mapping[str, Definition]
 ) -> Mapping[str, Definition]:
     """Both together. A renamed model often keeps its old name as an alias: for a moment nobody may answer to it twice.
 
     A name of the files wins over an alias of a leaving model; a leaving model's own name wins over an alias.
     """
-    taken = {*present, *(alias for definition in present.values() for alias in definition.aliases)}
-    kept = {name: _answering(definition, leaving.keys()) for name, definition in present.items()}
-    left: set[str] = set()
-    for name, definition in leaving.items():
-        kept[name] = _answering(definition, taken | left | leaving.keys())
-        left.update(definition.aliases)
-    return kept
+    taken_names = {
+        *file_definitions,
+        *(alias for definition in file_definitions.values() for alias in definition.aliases),
+    }
+    definitions = {
+        name: _answering(definition, leaving_definitions.keys()) for name, definition in file_definitions.items()
+    }
+    leaving_aliases: set[str] = set()
+    for name, definition in leaving_definitions.items():
+        definitions[name] = _answering(definition, taken_names | leaving_aliases | leaving_definitions.keys())
+        leaving_aliases.update(definition.aliases)
+    return definitions
 
 
-def _answering(definition: Definition, refused: Set[str]) -> Definition:
-    aliases = [alias for alias in definition.aliases if alias not in refused]
+def _answering(definition: Definition, refused_names: Set[str]) -> Definition:
+    aliases = [alias for alias in definition.aliases if alias not in refused_names]
     return definition if aliases == definition.aliases else definition.model_copy(update={"aliases": aliases})

@@ -58,21 +58,21 @@ def schema_text() -> str:
 
 def _model() -> Schema:
     """A model: its backend's fields where the file says which that is, else those of all."""
-    unsaid: Schema = {"backend": {"type": "null"}}
-    declared = {"type": "object", "required": ["backend"]}
+    no_backend: Schema = {"backend": {"type": "null"}}
+    backend_required = {"type": "object", "required": ["backend"]}
     cases: list[Schema] = [
-        {"if": {**declared, "properties": {"backend": {"const": name}}}, "then": {"$ref": f"#/$defs/{name}"}}
+        {"if": {**backend_required, "properties": {"backend": {"const": name}}}, "then": {"$ref": f"#/$defs/{name}"}}
         for name in ENGINES
     ]
-    otherwise: Schema = {"if": {"type": "object", "properties": unsaid}, "then": {"$ref": "#/$defs/any"}}
+    fallback: Schema = {"if": {"type": "object", "properties": no_backend}, "then": {"$ref": "#/$defs/any"}}
     for suffix, name in BACKEND_OF_SUFFIX.items():
-        resolved = {**unsaid, "model_path": {"type": "string", "pattern": _ending(suffix)}}
-        otherwise = {
-            "if": {"type": "object", "required": ["model_path"], "properties": resolved},
+        suffix_properties = {**no_backend, "model_path": {"type": "string", "pattern": _ending(suffix)}}
+        fallback = {
+            "if": {"type": "object", "required": ["model_path"], "properties": suffix_properties},
             "then": {"$ref": f"#/$defs/{name}"},
-            "else": otherwise,
+            "else": fallback,
         }
-    cases.append(otherwise)
+    cases.append(fallback)
     backend = {"enum": [*ENGINES, None], "description": _description("backend")}
     return {
         "description": "A model's definition; null removes a model that an earlier file declares.",
@@ -135,13 +135,13 @@ def _nullable(schema: Schema) -> Schema:
     if len(branches) > 1:
         return {"anyOf": [*branches, {"type": "null"}], **schema}
     # The schema's own words (description, default) come after the branch's.
-    merged = {**branches[0], **schema}
-    if "const" in merged:
-        merged["enum"] = [merged.pop("const")]
-    if "enum" in merged:
-        merged["enum"] = [*merged["enum"], None]
-    if isinstance(merged.get("additionalProperties"), dict):
-        merged["additionalProperties"] = _nullable(merged["additionalProperties"])
-    if "type" in merged:
-        merged["type"] = [merged["type"], "null"]
-    return merged
+    merged_schema = {**branches[0], **schema}
+    if "const" in merged_schema:
+        merged_schema["enum"] = [merged_schema.pop("const")]
+    if "enum" in merged_schema:
+        merged_schema["enum"] = [*merged_schema["enum"], None]
+    if isinstance(merged_schema.get("additionalProperties"), dict):
+        merged_schema["additionalProperties"] = _nullable(merged_schema["additionalProperties"])
+    if "type" in merged_schema:
+        merged_schema["type"] = [merged_schema["type"], "null"]
+    return merged_schema

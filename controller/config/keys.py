@@ -38,9 +38,9 @@ class ValidatedKeys:
     """Not empty: the two others hold only what was right, and must not be used."""
 
 
-def validate_keys(merged: Table) -> ValidatedKeys:
+def validate_keys(merged_table: Table) -> ValidatedKeys:
     """Every key of the merged files. No `keys`, or an empty one: there are none."""
-    entry = merged.entries.get("keys")
+    entry = merged_table.entries.get("keys")
     if entry is None or is_null(entry.node):
         return ValidatedKeys()
     if not isinstance(entry.node, Table):
@@ -72,10 +72,10 @@ class _Key:
 
     def add(self, message: str, *path: str | int) -> None:
         """Note a problem of the field at `path`, or of the key."""
-        written = self._table is not None and bool(path) and path[0] in self._table.entries
-        place = place_of(self._table, path) if written and self._table is not None else self._place
-        where = field_name(("keys", self.name, *path))
-        self.problems.append(Problem(file=place.file, line=place.line, field=where, message=message))
+        is_written = self._table is not None and bool(path) and path[0] in self._table.entries
+        place = place_of(self._table, path) if is_written and self._table is not None else self._place
+        field_path = field_name(("keys", self.name, *path))
+        self.problems.append(Problem(file=place.file, line=place.line, field=field_path, message=message))
 
     def run(self) -> KeyDefinition | None:
         """The definition, or None with problems."""
@@ -130,7 +130,7 @@ class _Key:
             return _hash_words(value)
         if name == "expires":
             return _date_words(value)
-        return ", or ".join(words_of(each, hidden=_is_our_secret(each["input"])) for each in errors)
+        return ", or ".join(words_of(each, is_hidden=_is_our_secret(each["input"])) for each in errors)
 
 
 def _is_our_secret(value: object) -> bool:
@@ -161,9 +161,11 @@ def _compare(keys: Sequence[tuple[_Key, KeyDefinition]]) -> None:
     hashes: dict[str, str] = {}
     weights: dict[str, tuple[str, float]] = {}
     for check, key in keys:
-        first = hashes.setdefault(key.sha256, check.name)
-        if first != check.name:
-            check.add(f"is also that of `{field_name(('keys', first))}`: every key has a secret of its own", "sha256")
+        first_name = hashes.setdefault(key.sha256, check.name)
+        if first_name != check.name:
+            check.add(
+                f"is also that of `{field_name(('keys', first_name))}`: every key has a secret of its own", "sha256"
+            )
         tenant = key.tenant or check.name
         other, weight = weights.setdefault(tenant, (check.name, key.weight))
         if weight != key.weight:

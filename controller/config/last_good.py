@@ -39,12 +39,12 @@ class _Stored(BaseModel):
 
 def save(
     state_folder: Path,
-    declared: Mapping[str, Mapping[str, Any]],
+    declared_models: Mapping[str, Mapping[str, Any]],
     keys: Mapping[str, Mapping[str, Any]],
     now: float,
 ) -> None:
     """Store what is declared. Raises OSError (disk full, folder gone); the old file then stands as it was."""
-    content = {"schema_version": SCHEMA_VERSION, "saved_at": now, "models": declared, "keys": keys}
+    content = {"schema_version": SCHEMA_VERSION, "saved_at": now, "models": declared_models, "keys": keys}
     write_atomic(state_folder / FILE_NAME, json.dumps(content, ensure_ascii=False, indent=1).encode())
 
 
@@ -58,20 +58,22 @@ def load(state_folder: Path, models_root: PurePath) -> Settled | None:
     except OSError as error:
         raise LastGoodError(f"{path}: cannot be read: {error.strerror or error}") from error
     try:
-        stored = _Stored.model_validate_json(content)
+        last_good = _Stored.model_validate_json(content)
     except ValidationError as error:
         raise LastGoodError(f"{path}: not a stored state of Roundhouse: {error.errors()[0]['msg']}") from None
-    if stored.schema_version > SCHEMA_VERSION:
+    if last_good.schema_version > SCHEMA_VERSION:
         raise LastGoodError(
-            f"{path}: written by a newer Roundhouse (schema_version {stored.schema_version}, this one reads up to "
+            f"{path}: written by a newer Roundhouse (schema_version {last_good.schema_version}, this one reads up to "
             f"{SCHEMA_VERSION})"
         )
-    content_of = {"models": stored.models, "keys": stored.keys}
-    table = placed(content_of, Place(str(path)))  # type: ignore[arg-type] # JsonValue and Plain are the same values
+    document = {"models": last_good.models, "keys": last_good.keys}
+    table = placed(document, Place(str(path)))  # type: ignore[arg-type] # JsonValue and Plain are the same values
     assert isinstance(table, Table)
     models = table.get("models")
     assert isinstance(models, Table)
-    found, keys = validate(models, models_root), validate_keys(table)
-    if problems := (*found.problems, *keys.problems):
+    validated_models, keys = validate(models, models_root), validate_keys(table)
+    if problems := (*validated_models.problems, *keys.problems):
         raise LastGoodError("; ".join(str(problem) for problem in told(problems)))
-    return Settled(found.definitions, found.declared, keys=keys.definitions, declared_keys=keys.declared)
+    return Settled(
+        validated_models.definitions, validated_models.declared, keys=keys.definitions, declared_keys=keys.declared
+    )

@@ -26,14 +26,14 @@ def merge_tables(earlier: Table, later: Table) -> Table:
     """Two mappings together. An entry of both is placed where the later one writes it."""
     entries = dict(earlier.entries)
     for key, entry in later.entries.items():
-        before = entries.get(key)
-        entries[key] = Entry(entry.place, merge(before.node, entry.node)) if before is not None else entry
+        earlier_entry = entries.get(key)
+        entries[key] = Entry(entry.place, merge(earlier_entry.node, entry.node)) if earlier_entry is not None else entry
     return Table(entries, later.place, whole=earlier.whole)
 
 
 def merge_all(tables: Iterable[Table]) -> Table:
     """Any number of files, the last one strongest."""
-    merged = Table()
+    merged_table = Table()
     for table in tables:
-        merged = merge_tables(merged, table)
-    return merged
+        merged_table = merge_tables(merged_table, table)
+    return merged_table

@@ -20,18 +20,18 @@ _SECRETS_BELOW: Final = ("env", "extra_args")
 _NAME_WORDS: Final[Mapping[str, str]] = {
     TypeAdapter(name).json_schema()[
         "pattern"
-    ]: f"must begin with a letter or digit and hold only letters, digits and {others}"
-    for name, others in ((ModelName, ". _ : / @ + -"), (KeyName, ". _ @ -"))
+    ]: f"must begin with a letter or digit and hold only letters, digits and {other_characters}"
+    for name, other_characters in ((ModelName, ". _ : / @ + -"), (KeyName, ". _ @ -"))
 }
 """Of each pattern of names, what it says."""
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, known_words: Iterable[str]) -> str:
     """`; did you mean ...?` for the nearest known word, else nothing."""
-    words = sorted(known)
-    near = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.6)
-    near = near or [each for each in words if each.endswith(f"_{word.lower()}")]
-    return f"; did you mean `{near[0]}`?" if near else ""
+    words = sorted(known_words)
+    near_words = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.6)
+    near_words = near_words or [each for each in words if each.endswith(f"_{word.lower()}")]
+    return f"; did you mean `{near_words[0]}`?" if near_words else ""
 
 
 def kind_of(value: object) -> str:
@@ -64,44 +64,44 @@ _Words: TypeAlias = Callable[[Any, Mapping[str, Any], _Shown], str]
 
 
 def _must_be(expected: str) -> _Words:
-    return lambda value, _, shown: f"must be {expected}, is {shown(value)}"
+    return lambda value, _, show: f"must be {expected}, is {show(value)}"
 
 
-def _string(value: object, _: Mapping[str, Any], _shown: _Shown) -> str:
+def _string(value: object, _: Mapping[str, Any], _show: _Shown) -> str:
     quotes = ": put it in quotes" if isinstance(value, (bool, int, float)) else ""
     return f"must be a string, is {kind_of(value)}{quotes}"
 
 
-def _pattern(value: object, ctx: Mapping[str, Any], shown: _Shown) -> str:
+def _pattern(value: object, ctx: Mapping[str, Any], show: _Shown) -> str:
     pattern = str(ctx["pattern"])
     if pattern in _NAME_WORDS:
-        return f"{_NAME_WORDS[pattern]}; is {shown(value)}"
+        return f"{_NAME_WORDS[pattern]}; is {show(value)}"
     if pattern.startswith("^https?://"):
-        return f"must be an http:// or https:// address without a query, is {shown(value)}"
-    return f"must have the form {pattern}, is {shown(value)}"
+        return f"must be an http:// or https:// address without a query, is {show(value)}"
+    return f"must have the form {pattern}, is {show(value)}"
 
 
-def _one_of(value: object, ctx: Mapping[str, Any], shown: _Shown) -> str:
+def _one_of(value: object, ctx: Mapping[str, Any], show: _Shown) -> str:
     expected = str(ctx["expected"])
-    near = suggestion(value, expected.replace(" or ", ", ").replace("'", "").split(", ")) if type(value) is str else ""
-    return f"must be {expected.replace(chr(39), '`')}, is {shown(value)}{near}"
+    hint = suggestion(value, expected.replace(" or ", ", ").replace("'", "").split(", ")) if type(value) is str else ""
+    return f"must be {expected.replace(chr(39), '`')}, is {show(value)}{hint}"
 
 
 _WORDS: Final[Mapping[str, _Words]] = {
-    "missing": lambda _value, _ctx, _shown: "is required",
+    "missing": lambda _value, _ctx, _show: "is required",
     "string_type": _string,
     "string_pattern_mismatch": _pattern,
     "literal_error": _one_of,
     "enum": _one_of,
-    "string_too_short": lambda _value, ctx, _shown: f"must have at least {ctx['min_length']} character(s)",
-    "string_too_long": lambda _value, ctx, _shown: f"must have at most {ctx['max_length']} characters",
-    "too_short": lambda _value, ctx, _shown: f"must have at least {ctx['min_length']} item(s)",
-    "too_long": lambda _value, ctx, _shown: f"must have at most {ctx['max_length']} items",
-    "greater_than": lambda value, ctx, shown: f"must be more than {ctx['gt']:g}, is {shown(value)}",
-    "greater_than_equal": lambda value, ctx, shown: f"must be at least {ctx['ge']:g}, is {shown(value)}",
-    "less_than": lambda value, ctx, shown: f"must be less than {ctx['lt']:g}, is {shown(value)}",
-    "less_than_equal": lambda value, ctx, shown: f"must be at most {ctx['le']:g}, is {shown(value)}",
-    "value_error": lambda _value, ctx, _shown: str(ctx["error"]),
+    "string_too_short": lambda _value, ctx, _show: f"must have at least {ctx['min_length']} character(s)",
+    "string_too_long": lambda _value, ctx, _show: f"must have at most {ctx['max_length']} characters",
+    "too_short": lambda _value, ctx, _show: f"must have at least {ctx['min_length']} item(s)",
+    "too_long": lambda _value, ctx, _show: f"must have at most {ctx['max_length']} items",
+    "greater_than": lambda value, ctx, show: f"must be more than {ctx['gt']:g}, is {show(value)}",
+    "greater_than_equal": lambda value, ctx, show: f"must be at least {ctx['ge']:g}, is {show(value)}",
+    "less_than": lambda value, ctx, show: f"must be less than {ctx['lt']:g}, is {show(value)}",
+    "less_than_equal": lambda value, ctx, show: f"must be at most {ctx['le']:g}, is {show(value)}",
+    "value_error": lambda _value, ctx, _show: str(ctx["error"]),
     **{f"bool_{end}": _must_be("true or false") for end in ("type", "parsing")},
     **{f"int_{end}": _must_be("a whole number") for end in ("type", "parsing", "from_float", "parsing_size")},
     **{f"float_{end}": _must_be("a number") for end in ("type", "parsing")},
@@ -110,18 +110,18 @@ _WORDS: Final[Mapping[str, _Words]] = {
 }
 
 
-def words_of(error: ErrorDetails, *, hidden: bool | None = None) -> str:
+def words_of(error: ErrorDetails, *, is_hidden: bool | None = None) -> str:
     """One error as the second half of a sentence whose first half names the field.
 
-    The value is shown where it is no secret; where secrets stand, only what sort of value it is. `hidden`: whether it
-    is one; None: its name tells.
+    The value is shown where it is no secret; where secrets stand, only what sort of value it is. `is_hidden`:
+    whether it is one; None: its name tells.
     """
-    known = _WORDS.get(error["type"])
-    if known is None:
+    describe = _WORDS.get(error["type"])
+    if describe is None:
         return error["msg"][:1].lower() + error["msg"][1:]
-    if hidden is None:
-        hidden = _is_hidden(error)
-    return known(error["input"], error.get("ctx", {}), kind_of if hidden else shown)
+    if is_hidden is None:
+        is_hidden = _is_hidden(error)
+    return describe(error["input"], error.get("ctx", {}), kind_of if is_hidden else shown)
 
 
 def _is_hidden(error: ErrorDetails) -> bool:

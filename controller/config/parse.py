@@ -59,23 +59,25 @@ def parse(snapshot: FolderSnapshot, models_root: PurePath) -> Parsed:
     if snapshot.problems or len(tables) < len(snapshot.files):
         # Part of what is declared is unknown: what the rest lacks may stand there.
         return Parsed(problems=told(problems))
-    merged = merge_all(tables)
-    models = _models(snapshot, merged)
+    merged_table = merge_all(tables)
+    models = _models(snapshot, merged_table)
     if isinstance(models, Problem):
         return Parsed(problems=told((*problems, models)))
-    found = validate(models, models_root)
-    keys = validate_keys(merged)
-    problems += (*found.problems, *keys.problems)
+    validated_models = validate(models, models_root)
+    keys = validate_keys(merged_table)
+    problems += (*validated_models.problems, *keys.problems)
     if problems:
         order = {snapshot.path_of(name): index for index, name in enumerate(snapshot.files)}
         return Parsed(problems=told(sorted(problems, key=lambda each: (order[each.file], each.line or 0))))
-    digest = digest_of(found.declared, keys.declared)
-    return Parsed(found.definitions, found.declared, keys.definitions, keys.declared, digest=digest)
+    digest = digest_of(validated_models.declared, keys.declared)
+    return Parsed(
+        validated_models.definitions, validated_models.declared, keys.definitions, keys.declared, digest=digest
+    )
 
 
-def digest_of(declared: Mapping[str, Mapping[str, Any]], keys: Mapping[str, Mapping[str, Any]]) -> str:
+def digest_of(declared_models: Mapping[str, Mapping[str, Any]], keys: Mapping[str, Mapping[str, Any]]) -> str:
     """64 bits, hex, of what models and keys are declared; stable across processes."""
-    text = json.dumps([declared, keys], sort_keys=True, separators=(",", ":"))
+    text = json.dumps([declared_models, keys], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -86,19 +88,19 @@ def _unknown_keys(table: Table) -> Iterator[Problem]:
             yield Problem(file=entry.place.file, line=entry.place.line, field=key, message=message)
 
 
-def _models(snapshot: FolderSnapshot, merged: Table) -> Table | Problem:
-    entry = merged.entries.get("models")
+def _models(snapshot: FolderSnapshot, merged_table: Table) -> Table | Problem:
+    entry = merged_table.entries.get("models")
     if not snapshot.files:
         kinds = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
         return Problem(file=snapshot.folder, message=f"the folder holds no desired-state file ({kinds})")
     if entry is None:
         message = "no file has the key `models`; `models: {}` declares that there are none"
         return Problem(file=snapshot.folder, message=message)
-    where = {"file": entry.place.file, "line": entry.place.line, "field": "models"}
+    location = {"file": entry.place.file, "line": entry.place.line, "field": "models"}
     if is_null(entry.node):
-        return Problem(**where, message="is empty here, which would remove every model; write `models: {}` for that")
+        return Problem(**location, message="is empty here, which would remove every model; write `models: {}` for that")
     if not isinstance(entry.node, Table):
-        return Problem(**where, message=f"must map names to definitions, is {kind_of(plain(entry.node))}")
+        return Problem(**location, message=f"must map names to definitions, is {kind_of(plain(entry.node))}")
     return entry.node
 
 

@@ -38,22 +38,22 @@ class Validated:
 def validate(models: Table, models_root: PurePath) -> Validated:
     """Every model of the table. `models_root` is absolute; absolute model paths must lie below it."""
     definitions: dict[str, Definition] = {}
-    declared: dict[str, Mapping[str, Any]] = {}
+    declared_models: dict[str, Mapping[str, Any]] = {}
     problems: list[Problem] = []
     for name, entry in models.present():
         if not isinstance(entry.node, Table):
             message = "a model's definition is a mapping of fields"
-            where = field_name(("models", name))
-            problems.append(Problem(file=entry.place.file, line=entry.place.line, field=where, message=message))
+            field_path = field_name(("models", name))
+            problems.append(Problem(file=entry.place.file, line=entry.place.line, field=field_path, message=message))
             continue
         check = _Model(name, entry.place, entry.node, models_root)
         definition = check.run()
         problems += check.problems
         if definition is not None:
             definitions[name] = definition
-            declared[name] = _values(entry.node)
+            declared_models[name] = _values(entry.node)
     problems += _alias_problems(models)
-    return Validated(definitions, declared, problems)
+    return Validated(definitions, declared_models, problems)
 
 
 def _values(table: Table) -> Mapping[str, Any]:
@@ -80,10 +80,10 @@ class _Model:
 
     def add(self, message: str, *path: str | int) -> None:
         """Note a problem of the field at `path`, or of the model."""
-        written = bool(path) and path[0] in self.table.entries
-        place = place_of(self.table, path) if written else self.place
-        where = field_name(("models", self.name, *path))
-        self.problems.append(Problem(file=place.file, line=place.line, field=where, message=message))
+        is_written = bool(path) and path[0] in self.table.entries
+        place = place_of(self.table, path) if is_written else self.place
+        field_path = field_name(("models", self.name, *path))
+        self.problems.append(Problem(file=place.file, line=place.line, field=field_path, message=message))
 
     def run(self) -> Definition | None:
         """The definition, or None with problems."""
@@ -104,37 +104,37 @@ class _Model:
 
     def engine(self, values: Mapping[str, Any]) -> Engine | None:
         """The backend, declared or resolved."""
-        declared, path = values.get("backend"), values.get("model_path")
-        if declared is None:
-            resolved = resolve_backend(path if isinstance(path, str) else None)
-            if resolved is None:
-                known = ", ".join(ENGINES)
-                self.add(f"the artifact does not tell which backend serves it: set `backend` to one of {known}")
-            return ENGINES[resolved] if resolved is not None else None
-        if not isinstance(declared, str):
+        declared_backend, path = values.get("backend"), values.get("model_path")
+        if declared_backend is None:
+            resolved_backend = resolve_backend(path if isinstance(path, str) else None)
+            if resolved_backend is None:
+                backend_names = ", ".join(ENGINES)
+                self.add(f"the artifact does not tell which backend serves it: set `backend` to one of {backend_names}")
+            return ENGINES[resolved_backend] if resolved_backend is not None else None
+        if not isinstance(declared_backend, str):
             self.add("must be a string", "backend")
-        elif declared not in ENGINES:
-            near = suggestion(declared, ENGINES) or f"; there are {', '.join(ENGINES)}"
-            self.add(f"unknown backend `{declared}`{near}", "backend")
+        elif declared_backend not in ENGINES:
+            hint = suggestion(declared_backend, ENGINES) or f"; there are {', '.join(ENGINES)}"
+            self.add(f"unknown backend `{declared_backend}`{hint}", "backend")
         else:
-            return ENGINES[declared]
+            return ENGINES[declared_backend]
         return None
 
     def common(self, values: Mapping[str, Any]) -> None:
         """What can be said when the backend is not known: the common fields, and fields that no backend has."""
         fields = Definition.model_fields
         self.checked(Definition, {key: value for key, value in values.items() if key in fields and key != "backend"})
-        every = {each for engine in ENGINES.values() for each in engine.definition.model_fields}
+        known_fields = {each for engine in ENGINES.values() for each in engine.definition.model_fields}
         for key in values:
-            if key not in every:
-                self.add(f"unknown field{suggestion(key, every)}", key)
+            if key not in known_fields:
+                self.add(f"unknown field{suggestion(key, known_fields)}", key)
 
     def checked(
-        self, kind: type[Definition], values: Mapping[str, Any], engine: Engine | None = None
+        self, definition_class: type[Definition], values: Mapping[str, Any], engine: Engine | None = None
     ) -> Definition | None:
         """The values as that class takes them, or None with problems."""
         try:
-            return kind.model_validate(values)
+            return definition_class.model_validate(values)
         except ValidationError as error:
             for path, errors in located(error.errors(include_url=False), self.table):
                 if errors[0]["type"] == "extra_forbidden" and engine is not None:
@@ -150,17 +150,17 @@ class _Model:
 
     def with_paths(self, engine: Engine, definition: Definition) -> Definition | None:
         """The definition with every model path relative to the models folder, or None with problems."""
-        others = (check for check in engine.files(definition) if check.field != "model_path")
-        changed = {check.field: self.below_models(check.field, check.path) for check in others}
-        return definition.model_copy(update=changed) if not self.problems else None
+        path_checks = (check for check in engine.files(definition) if check.field != "model_path")
+        relative_paths = {check.field: self.below_models(check.field, check.path) for check in path_checks}
+        return definition.model_copy(update=relative_paths) if not self.problems else None
 
-    def below_models(self, key: str, declared: str) -> str:
+    def below_models(self, key: str, declared_path: str) -> str:
         """The path relative to the models folder; where it is refused, the path as declared and a problem."""
         try:
-            return relative_to_models(declared, self.models_root)
+            return relative_to_models(declared_path, self.models_root)
         except PathRefusedError as error:
             self.add(str(error), key)
-            return declared
+            return declared_path
 
 
 def _unknown(key: str, engine: Engine) -> str:
@@ -176,31 +176,31 @@ def located(
     """Each error with its path in the file; of a union only the branch that the value was meant to be, else all."""
     unions: dict[tuple[str | int, ...], dict[str, list[ErrorDetails]]] = {}
     for error in errors:
-        known = known_part(table, error["loc"])
-        if known == error["loc"] or error["type"] in ("missing", "extra_forbidden"):
+        known_path = known_part(table, error["loc"])
+        if known_path == error["loc"] or error["type"] in ("missing", "extra_forbidden"):
             yield error["loc"], [error]
         else:
-            unions.setdefault(known, {}).setdefault(str(error["loc"][len(known)]), []).append(error)
-    for known, branches in unions.items():
-        meant = meant_branch(branches)
-        if meant is None:
-            yield known, [errors[0] for errors in branches.values()]
+            unions.setdefault(known_path, {}).setdefault(str(error["loc"][len(known_path)]), []).append(error)
+    for known_path, branches in unions.items():
+        meant_errors = meant_branch(branches)
+        if meant_errors is None:
+            yield known_path, [errors[0] for errors in branches.values()]
         else:
-            yield from (((*known, *error["loc"][len(known) + 1 :]), [error]) for error in meant)
+            yield from (((*known_path, *error["loc"][len(known_path) + 1 :]), [error]) for error in meant_errors)
 
 
 def _alias_problems(models: Table) -> Iterator[Problem]:
     """Aliases that are taken: by a model's name or by an alias that stands before."""
-    taken = {name: f"the name of model {name}" for name, _ in models.present()}
+    alias_owners = {name: f"the name of model {name}" for name, _ in models.present()}
     for name, entry in models.present():
         aliases = entry.node.get("aliases") if isinstance(entry.node, Table) else None
         for index, item in enumerate(aliases.items if isinstance(aliases, Listing) else ()):
             alias = plain(item)
             if not isinstance(alias, str):
                 continue
-            if alias in taken:
-                where = field_name(("models", name, "aliases", index))
-                message = f"alias `{alias}` is already {taken[alias]}"
-                yield Problem(file=item.place.file, line=item.place.line, field=where, message=message)
+            if alias in alias_owners:
+                field_path = field_name(("models", name, "aliases", index))
+                message = f"alias `{alias}` is already {alias_owners[alias]}"
+                yield Problem(file=item.place.file, line=item.place.line, field=field_path, message=message)
             else:
-                taken[alias] = f"an alias of model {name}"
+                alias_owners[alias] = f"an alias of model {name}"

@@ -141,12 +141,12 @@ class _Reader:
     def document(self) -> Node | None:
         """The only document; None when there is none."""
         root: Node | None = None
-        documents = 0
+        document_count = 0
         events = _events(self.text, self.lines)
         for event in events:
             if isinstance(event, DocumentStartEvent):
-                documents += 1
-                if documents > 1:
+                document_count += 1
+                if document_count > 1:
                     raise _FileError("a second document begins; a file holds one", self.line(event))
                 if event.version not in (None, (1, 2)):
                     self.fault(event, "files are read as YAML 1.2; leave the %YAML line out")
@@ -173,13 +173,13 @@ class _Reader:
             raise _FileError(f"more than {MAX_NODES} values", self.line(event))
         if isinstance(event, AliasEvent):
             return self.alias(event)
-        before = self.nodes
+        node_count_before = self.nodes
         if event.anchor is not None:
             self.anchors[event.anchor] = None
         node = self.collection(event, events) if isinstance(event, CollectionStartEvent) else self.scalar(event)
         if event.anchor is not None:
             self.anchors[event.anchor] = node
-            self.sizes[event.anchor] = self.nodes - before + 1
+            self.sizes[event.anchor] = self.nodes - node_count_before + 1
         return node
 
     def alias(self, event: Any) -> Node:

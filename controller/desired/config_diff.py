@@ -27,21 +27,21 @@ class Edit:
 
 def edits(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[Edit]:
     """The models that differ, in name order. Both are declared states: per model what the files say."""
-    found = []
+    model_edits = []
     for model in sorted(before.keys() | after.keys()):
         old, new = before.get(model), after.get(model)
         if old is None and new is not None:
-            found.append(Edit(model, "added", _changes({}, new)))
+            model_edits.append(Edit(model, "added", _changes({}, new)))
         elif old is not None and new is None:
-            found.append(Edit(model, "removed", _changes(old, {})))
+            model_edits.append(Edit(model, "removed", _changes(old, {})))
         elif old is not None and new is not None and old != new:
-            found.append(Edit(model, "edited", _changes(old, new)))
-    return found
+            model_edits.append(Edit(model, "edited", _changes(old, new)))
+    return model_edits
 
 
 def key_edits(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[KeyChange]:
     """The keys that differ, in name order. Both are per key what the files say."""
-    found = []
+    key_changes = []
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name), after.get(name)
         if old == new:
@@ -51,8 +51,8 @@ def key_edits(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mappi
         )
         old, new = old or {}, new or {}
         fields = [each for each in sorted(old.keys() | new.keys()) if old.get(each) != new.get(each)]
-        found.append(KeyChange(key=name, change=change, fields=fields))
-    return found
+        key_changes.append(KeyChange(key=name, change=change, fields=fields))
+    return key_changes
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[FieldChange, ...]:
@@ -77,8 +77,8 @@ def _field(
     """The change of one field that differs, or of the keys of a mapping that differ."""
     old, new = before.get(name, {}), after.get(name, {})
     view_old, view_new = shown_before.get(name, {}), shown_after.get(name, {})
-    mappings = all(isinstance(each, Mapping) for each in (old, new, view_old, view_new))
-    if not mappings or not (old or new):
+    are_mappings = all(isinstance(each, Mapping) for each in (old, new, view_old, view_new))
+    if not are_mappings or not (old or new):
         yield FieldChange(field=name, before=shown_before.get(name), after=shown_after.get(name))
         return
     assert isinstance(view_old, Mapping)

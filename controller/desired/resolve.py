@@ -43,22 +43,22 @@ class Defaults:
 
 
 def resolve(
-    declared: Mapping[str, Declared],
+    declared_models: Mapping[str, Declared],
     overrides: Mapping[str, Override],
     demand: Mapping[str, float],
     defaults: Defaults,
     *,
     generation: int,
     paused: bool = False,
-    rested: Mapping[str, Rested] = MappingProxyType({}),
+    evictions: Mapping[str, Rested] = MappingProxyType({}),
 ) -> DesiredState:
-    """`demand`: autoload model to Unix time of the last request for it. `rested`: those that made room for others, or
-    were not used, since.
+    """`demand`: autoload model to Unix time of the last request for it. `evictions`: those that made room for others,
+    or were not used, since.
     """
     models = {}
-    for name, entry in declared.items():
+    for name, entry in declared_models.items():
         override = standing(overrides.get(name), entry.definition, entry.raw)
-        models[name] = _model(name, entry, override, demand.get(name), rested.get(name), defaults)
+        models[name] = _model(name, entry, override, demand.get(name), evictions.get(name), defaults)
     return DesiredState(
         generation,
         models,
@@ -73,30 +73,30 @@ def _model(
     entry: Declared,
     override: Override | None,
     demanded_at: float | None,
-    rested: Rested | None,
+    eviction: Rested | None,
     defaults: Defaults,
 ) -> DesiredModel:
     params = override.params if override is not None else {}
     definition = with_params(entry.definition, params) if params else entry.definition
     engine = engine_of(definition)
-    statement, loaded = _statement(entry, override, demanded_at, rested)
+    statement, is_loaded = _statement(entry, override, demanded_at, eviction)
     replicas = definition.replicas
     if override is not None and override.replicas is not None:
         replicas = min(override.replicas, definition.replica_max or definition.replicas)
     image = engine.image(definition, defaults.images) if defaults.images and engine.runs else None
-    rests = rested is not None and statement.kind == "autoload" and not loaded
-    count, choice = _gpus(definition)
+    is_evicted = eviction is not None and statement.kind == "autoload" and not is_loaded
+    gpu_count, gpu_choice = _gpus(definition)
     return DesiredModel(
         name=name,
         definition=definition,
         backend=engine.name,
         spec_hash=spec_hash(definition, image, name),
-        replicas=replicas if loaded else 0,
+        replicas=replicas if is_loaded else 0,
         statement=statement,
         runs=engine.runs,
         image=image,
-        gpu_count=count,
-        gpu_choice=choice,
+        gpu_count=gpu_count,
+        gpu_choice=gpu_choice,
         vram_mib=definition.vram_mib,
         start_timeout_s=definition.start_timeout_s or defaults.start_timeout_s or engine.start_timeout_s,
         drain_timeout_s=(
@@ -106,23 +106,27 @@ def _model(
         pinned=definition.pinned,
         idle_ttl_s=definition.idle_ttl_s,
         min_residency_s=definition.min_residency_s,
-        demand_replicas=replicas if rests else 0,
+        demand_replicas=replicas if is_evicted else 0,
         autoload=definition.autoload and not (statement.kind == "unload" and override is not None and override.hold),
-        drain_ends=statement.kind != "unload" and not rests,
+        drain_ends=statement.kind != "unload" and not is_evicted,
         in_files=entry.definition,
         params=params,
     )
 
 
-def standing(override: Override | None, definition: Definition, raw: Mapping[str, Any]) -> Override | None:
+def standing(override: Override | None, definition: Definition, raw_fields: Mapping[str, Any]) -> Override | None:
     """What is left of a statement under the definition as it is now: what no edit ended, as far as it still fits. None:
     nothing.
     """
-    left = override.surviving(raw) if override is not None else None
-    if left is None or not left.params:
-        return left
-    kept = fitting(definition, left.params)
-    return left if kept == left.params else left.model_copy(update={"params": kept})
+    kept_override = override.surviving(raw_fields) if override is not None else None
+    if kept_override is None or not kept_override.params:
+        return kept_override
+    kept_params = fitting(definition, kept_override.params)
+    return (
+        kept_override
+        if kept_params == kept_override.params
+        else kept_override.model_copy(update={"params": kept_params})
+    )
 
 
 def fitting(definition: Definition, params: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
@@ -131,12 +135,12 @@ def fitting(definition: Definition, params: Mapping[str, JsonValue]) -> dict[str
     Some fit only together, and some exclude each other: kept are as many as fit together, of as many those that were
     said first.
     """
-    known = [name for name in params if name in type(definition).model_fields]
-    for count in range(len(known), 0, -1):
-        for names in combinations(known, count):
-            kept = {name: params[name] for name in names}
-            if _fits(definition, kept):
-                return kept
+    known_names = [name for name in params if name in type(definition).model_fields]
+    for count in range(len(known_names), 0, -1):
+        for names in combinations(known_names, count):
+            kept_params = {name: params[name] for name in names}
+            if _fits(definition, kept_params):
+                return kept_params
     return {}
 
 
@@ -154,20 +158,20 @@ def with_params(definition: Definition, params: Mapping[str, JsonValue]) -> Defi
 
 
 def _statement(
-    entry: Declared, override: Override | None, demanded_at: float | None, rested: Rested | None
+    entry: Declared, override: Override | None, demanded_at: float | None, eviction: Rested | None
 ) -> tuple[Statement, bool]:
     definition = entry.definition
     if override is not None and override.action == "load":
         return Statement("load", override.at, f"loaded by {override.actor}"), True
     # Demand from before an unload was dropped with it.
-    asked_again = definition.autoload and demanded_at is not None
-    if override is not None and (override.hold or not asked_again):
-        again = "; the next request loads it" if definition.autoload and not override.hold else ""
-        return Statement("unload", override.at, f"unloaded by {override.actor}{again}"), False
+    has_demand = definition.autoload and demanded_at is not None
+    if override is not None and (override.hold or not has_demand):
+        reload_words = "; the next request loads it" if definition.autoload and not override.hold else ""
+        return Statement("unload", override.at, f"unloaded by {override.actor}{reload_words}"), False
     if definition.autoload and demanded_at is not None:
         return Statement("autoload", demanded_at, "autoload: a request asked for it"), True
-    if definition.autoload and rested is not None:
-        return Statement("autoload", rested.at, f"{rested.reason}; the next request loads it"), False
+    if definition.autoload and eviction is not None:
+        return Statement("autoload", eviction.at, f"{eviction.reason}; the next request loads it"), False
     if definition.enabled:
         return Statement("file", entry.since, "enabled in the files"), True
     reason = "autoload: no request asked for it yet" if definition.autoload else "enabled: false in the files"

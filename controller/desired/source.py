@@ -41,13 +41,13 @@ class DesiredFiles:
         resync_s: float,
         clock: Callable[[], float],
         learn: Callable[[Mapping[str, Mapping[str, Any]]], None] = lambda _: None,
-        edited: Callable[[Settled | None, Settled, Mapping[str, Sequence[str]]], None] = lambda *_: None,
+        on_edit: Callable[[Settled | None, Settled, Mapping[str, Sequence[str]]], None] = lambda *_: None,
     ) -> None:
         """`learn` takes note of secrets: it is given every model's fields, and every load's, before they come into
-        force. `edited` is told of each edit: what was in force, what is, and by model what it ended of its statement.
+        force. `on_edit` is told of each edit: what was in force, what is, and by model what it ended of its statement.
         """
         self._learn = learn
-        self._edited = edited
+        self._edited = on_edit
         self._folder = folder
         self._models = models
         self._store = store
@@ -105,9 +105,9 @@ class DesiredFiles:
     def rest(self, models: Mapping[str, str]) -> None:
         """Want these `autoload` models no more until the next request for each; to each the reason."""
         if models:
-            rested = {name: Rested(at=self._clock(), reason=reason) for name, reason in models.items()}
+            evictions = {name: Rested(at=self._clock(), reason=reason) for name, reason in models.items()}
             demand = _without(self._memory.demand, models)
-            self._keep({"rested": {**self._memory.rested, **rested}, "demand": demand})
+            self._keep({"rested": {**self._memory.rested, **evictions}, "demand": demand})
 
     def awake(self, models: Sequence[str]) -> None:
         """Want these again: requests wait for them."""
@@ -136,9 +136,9 @@ class DesiredFiles:
 
     async def refresh(self, now: float) -> None:
         """Read the files if it is time to, though nothing was seen to change."""
-        due = self._read_at + self._resync_s
-        confirm = self.wake_at()
-        if now >= (due if confirm is None else min(due, confirm)):
+        resync_at = self._read_at + self._resync_s
+        confirm_at = self.wake_at()
+        if now >= (resync_at if confirm_at is None else min(resync_at, confirm_at)):
             await self.read()
 
     async def read(self) -> None:
@@ -149,70 +149,78 @@ class DesiredFiles:
             self._take(parse(snapshot, self._models))
 
     def _take(self, parsed: Parsed) -> None:
-        before, now = self._settled, self._clock()
-        self._settled = settle(before, parsed, now)
+        previous, now = self._settled, self._clock()
+        self._settled = settle(previous, parsed, now)
         self._read_at = now
         if parsed.problems != self._problems:
             self._problems = parsed.problems
             for problem in parsed.problems:
                 log.error("%s", problem)
             log.info("the desired state is %s", "broken; what was last good rules" if parsed.problems else "good")
-        if self._settled is not None and (before is None or _differ(before, self._settled)):
+        if self._settled is not None and (previous is None or _differ(previous, self._settled)):
             self._learn(self._settled.declared)
             self._generation += 1
             self._note_edits(self._settled)
-            self._edited(before, self._settled, self._end_statements(before, self._settled))
+            self._edited(previous, self._settled, self._end_statements(previous, self._settled))
             if parsed.ok:
                 self._save(self._settled)
 
-    def _save(self, settled: Settled) -> None:
+    def _save(self, state: Settled) -> None:
         try:
-            save(self._store.folder, settled.declared, settled.declared_keys, self._clock())
+            save(self._store.folder, state.declared, state.declared_keys, self._clock())
         except OSError as error:
             log.warning("the last good state is not stored, so a restart would not know it: %s", error)
 
-    def _note_edits(self, settled: Settled) -> None:
+    def _note_edits(self, state: Settled) -> None:
         now = self._clock()
         self.revision += 1
-        edited = {name: field_digest(declared) for name, declared in settled.declared.items()}
+        digests = {name: field_digest(declared) for name, declared in state.declared.items()}
         self._since = {
-            name: known if (known := self._since.get(name)) and known[0] == digest else (digest, now)
-            for name, digest in edited.items()
+            name: entry if (entry := self._since.get(name)) and entry[0] == digest else (digest, now)
+            for name, digest in digests.items()
         }
 
-    def _end_statements(self, before: Settled | None, settled: Settled) -> dict[str, list[str]]:
+    def _end_statements(self, before: Settled | None, state: Settled) -> dict[str, list[str]]:
         """What an edit ended stays ended, even if the edit is taken back. Returns it by model, as `ended` names it."""
         overrides: dict[str, Override] = {}
-        ends: dict[str, list[str]] = {}
+        ended_by_model: dict[str, list[str]] = {}
         for name, override in self._memory.overrides.items():
-            definition = settled.definitions.get(name)
-            left = standing(override, definition, settled.declared[name]) if definition is not None else None
-            if left is not None:
-                overrides[name] = left
-            if gone := ended(override, left):
-                ends[name] = gone
-        was = before.declared if before is not None else {}
-        demand = {name: at for name, at in self._memory.demand.items() if _still_counts(name, was, settled)}
-        rested = {name: rest for name, rest in self._memory.rested.items() if _still_counts(name, was, settled)}
-        self._keep({"overrides": overrides, "demand": demand, "rested": rested})
-        return ends
+            definition = state.definitions.get(name)
+            kept_override = standing(override, definition, state.declared[name]) if definition is not None else None
+            if kept_override is not None:
+                overrides[name] = kept_override
+            if ended_names := ended(override, kept_override):
+                ended_by_model[name] = ended_names
+        declared_before = before.declared if before is not None else {}
+        demand = {
+            name: demanded_at
+            for name, demanded_at in self._memory.demand.items()
+            if _still_counts(name, declared_before, state)
+        }
+        evictions = {
+            name: eviction
+            for name, eviction in self._memory.rested.items()
+            if _still_counts(name, declared_before, state)
+        }
+        self._keep({"overrides": overrides, "demand": demand, "rested": evictions})
+        return ended_by_model
 
     def state(self, now: float) -> DesiredState | None:
         """What is wanted now; None: no valid files were ever read."""
         if self._settled is None:
             return None
-        declared = {
+        declared_models = {
             name: Declared(definition, self._settled.declared[name], self.since(name))
             for name, definition in self._settled.definitions.items()
         }
         desired = resolve(
-            declared,
+            declared_models,
             self._memory.overrides,
             self._memory.demand,
             self._defaults,
             generation=self._generation,
             paused=self._memory.paused,
-            rested=self._memory.rested,
+            evictions=self._memory.rested,
         )
         return replace(desired, revision=self.revision, keys=self._settled.keys)
 
@@ -234,49 +242,50 @@ class DesiredFiles:
 
     def published(self, revision: int, stamp: Stamp) -> None:
         """The table of that stamp holds what was wanted at that revision."""
-        for name, (unloaded_at, since) in self._quiet.items():
-            if since is None and revision >= unloaded_at:
+        for name, (unloaded_at, first_stamp) in self._quiet.items():
+            if first_stamp is None and revision >= unloaded_at:
                 self._quiet[name] = (unloaded_at, stamp)
 
     def ask_for(self, report: GatewayReport) -> bool:
         """Take a gateway's demand for autoload models. Whether it was new."""
-        heard = self._heard.pop(report.gateway_id, {})
+        known_demand = self._heard.pop(report.gateway_id, {})
         self._heard[report.gateway_id] = dict(report.demand)
-        for oldest in list(self._heard)[:-GATEWAYS_HEARD]:
-            del self._heard[oldest]
-        fresh = [
+        for oldest_id in list(self._heard)[:-GATEWAYS_HEARD]:
+            del self._heard[oldest_id]
+        fresh_names = [
             name
-            for name, at in report.demand.items()
-            if not self._is_before_unload(name, report.stamp) and self._is_fresh(name, at, heard.get(name))
+            for name, demanded_at in report.demand.items()
+            if not self._is_before_unload(name, report.stamp)
+            and self._is_fresh(name, demanded_at, known_demand.get(name))
         ]
-        if not fresh:
+        if not fresh_names:
             return False
-        for name in fresh:
+        for name in fresh_names:
             self._quiet.pop(name, None)
-        self.awake(fresh)
+        self.awake(fresh_names)
         return True
 
     def _is_before_unload(self, name: str, stamp: Stamp | None) -> bool:
         """Whether a gateway may tell of requests that came before the model was unloaded: it does not know of that."""
         if name not in self._quiet:
             return False
-        _, since = self._quiet[name]
-        return since is None or stamp is None or stamp < since
+        _, first_stamp = self._quiet[name]
+        return first_stamp is None or stamp is None or stamp < first_stamp
 
-    def _is_fresh(self, name: str, at: float, heard: float | None) -> bool:
+    def _is_fresh(self, name: str, demanded_at: float, known_at: float | None) -> bool:
         """Whether a request came that was not known. Gateways tell the last one again and again, and an unload ends
         what was asked before it, as a rest does. Their clocks are compared with ours only where nothing was heard of
         them."""
-        if heard is not None:
-            return at > heard
-        override, rested = self._memory.overrides.get(name), self._memory.rested.get(name)
-        ends = [each.at for each in (override, rested) if each is not None]
-        return name not in self._memory.demand and all(at > end for end in ends)
+        if known_at is not None:
+            return demanded_at > known_at
+        override, eviction = self._memory.overrides.get(name), self._memory.rested.get(name)
+        end_times = [each.at for each in (override, eviction) if each is not None]
+        return name not in self._memory.demand and all(demanded_at > end_time for end_time in end_times)
 
     def _keep(self, change: Mapping[str, object]) -> None:
         before, self._memory = self._memory, self._memory.model_copy(update=dict(change))
-        ruling = ("overrides", "demand", "rested", "paused")
-        self.revision += any(getattr(before, each) != getattr(self._memory, each) for each in ruling)
+        ruling_fields = ("overrides", "demand", "rested", "paused")
+        self.revision += any(getattr(before, each) != getattr(self._memory, each) for each in ruling_fields)
         if self._memory != self._stored:
             try:
                 self._store.remember(self._memory)
@@ -285,12 +294,12 @@ class DesiredFiles:
                 log.warning("the controller's memory is not stored, so a restart would not know it: %s", error)
 
 
-def _still_counts(name: str, was: Mapping[str, Mapping[str, Any]], settled: Settled) -> bool:
+def _still_counts(name: str, declared_before: Mapping[str, Mapping[str, Any]], state: Settled) -> bool:
     """Whether what requests asked of a model, or that they do not, still counts after an edit."""
-    definition = settled.definitions.get(name)
+    definition = state.definitions.get(name)
     if definition is None or not definition.autoload:
         return False
-    return not restated(was.get(name), settled.declared[name])
+    return not restated(declared_before.get(name), state.declared[name])
 
 
 def _without(entries: Mapping[str, T], names: Collection[str]) -> dict[str, T]:

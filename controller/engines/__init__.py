@@ -63,7 +63,7 @@ def spec_hash(definition: Definition, image: str | None, served_name: str) -> st
     Never aliases, scheduling fields, which GPU, port or secrets; `target_inflight` only where the engine renders it.
     """
     engine = engine_of(definition)
-    said = [name for name in engine.hashed_when_set if getattr(definition, name) is not None]
+    set_names = [name for name in engine.hashed_when_set if getattr(definition, name) is not None]
     content = {
         "backend": engine.name,
         "render_version": engine.render_version,
@@ -71,7 +71,7 @@ def spec_hash(definition: Definition, image: str | None, served_name: str) -> st
         "served_name": served_name,
         "gpus": definition.gpu_count,
         "target_inflight": engine.target_inflight(definition) if engine.renders_inflight else None,
-        "fields": {name: getattr(definition, name) for name in (*_HASHED_COMMON, *engine.hashed_fields, *said)},
+        "fields": {name: getattr(definition, name) for name in (*_HASHED_COMMON, *engine.hashed_fields, *set_names)},
     }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -40,9 +40,9 @@ class RenderContext:
     images: Mapping[str, str] = field(default_factory=dict)
     """Docker: default image by image kind (`llama-server`, `worker`)."""
 
-    def path(self, declared: str) -> str:
+    def path(self, declared_path: str) -> str:
         """The engine-side path of a declared model path, which is relative to the models folder."""
-        return str(self.models_root / declared)
+        return str(self.models_root / declared_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,8 @@ class Engine:
 
     def target_inflight(self, definition: Definition) -> int:
         """Requests that one replica serves at a time: as configured, as far as the engine can."""
-        configured = self.configured_inflight(definition)
-        return configured if self.most_inflight is None else min(configured, self.most_inflight)
+        configured_count = self.configured_inflight(definition)
+        return configured_count if self.most_inflight is None else min(configured_count, self.most_inflight)
 
     def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
         """What is wrong with a load's values, all of which are this backend's. Backends add rules about pairs."""

@@ -13,20 +13,20 @@ EMBEDDINGS = Capabilities(multi_turn=False, tools=False, structured_output=False
 
 def declared_over(definition: Definition, derived: Capabilities) -> Capabilities:
     """`derived`, with what the definition declares instead. `default` thinking is always taken."""
-    modalities, multi_turn, thinking = derived.modalities, derived.multi_turn, derived.thinking_modes
+    modalities, multi_turn, thinking_modes = derived.modalities, derived.multi_turn, derived.thinking_modes
     if definition.modalities is not None:
         modalities = tuple(each for each in get_args(Modality) if each in definition.modalities)
     if definition.multi_turn is not None:
         multi_turn = definition.multi_turn
     if definition.thinking_modes is not None:
-        taken = {"default", *definition.thinking_modes}
-        thinking = tuple(each for each in get_args(ThinkingMode) if each in taken)
-    tools, structured = definition.tools, definition.structured_output
+        declared_modes = {"default", *definition.thinking_modes}
+        thinking_modes = tuple(each for each in get_args(ThinkingMode) if each in declared_modes)
+    tools, structured_output = definition.tools, definition.structured_output
     # Every field is set, so that none is left out of an answer that leaves out what is not set.
     return Capabilities(
         modalities=modalities,
         multi_turn=multi_turn,
-        thinking_modes=thinking,
+        thinking_modes=thinking_modes,
         tools=derived.tools if tools is None else tools,
-        structured_output=derived.structured_output if structured is None else structured,
+        structured_output=derived.structured_output if structured_output is None else structured_output,
     )

@@ -164,12 +164,12 @@ class CT2(Engine):
     def files(self, definition: Definition) -> tuple[FileCheck, ...]:
         """The folder with its weights, and the tokenizer's."""
         assert isinstance(definition, CT2Definition)
-        model, texts = definition.model_path, definition.ct2_tokenizer
+        model, tokenizer_path = definition.model_path, definition.ct2_tokenizer
         checks = (FileCheck("model_path", model, "folder"), FileCheck("model_path", f"{model}/model.bin", "file"))
-        if texts is None:
+        if tokenizer_path is None:
             return (*checks, FileCheck("model_path", f"{model}/tokenizer.json", "file"))
-        of_texts = FileCheck("ct2_tokenizer", texts, "folder")
-        return (*checks, of_texts, FileCheck("ct2_tokenizer", f"{texts}/tokenizer.json", "file"))
+        tokenizer_check = FileCheck("ct2_tokenizer", tokenizer_path, "folder")
+        return (*checks, tokenizer_check, FileCheck("ct2_tokenizer", f"{tokenizer_path}/tokenizer.json", "file"))
 
     def probe(self, definition: Definition) -> Probe:
         """The worker's."""

@@ -151,13 +151,13 @@ class ExLlamaV3(Engine):
     def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
         """K and V together, both numbers or both null, and not beside `exllama_cache_quant`."""
         faults = super().load_faults(params)
-        given = [name for name in _BITS if name in params]
-        if given and _QUANT in params:
-            faults.append(LoadFault(given[0], f"cannot be combined with {_QUANT}"))
-        elif len(given) == 1:
-            other = _BITS[1 - _BITS.index(given[0])]
-            faults.append(LoadFault(given[0], f"must be given together with {other}"))
-        elif given and (params[_BITS[0]] is None) != (params[_BITS[1]] is None):
+        given_names = [name for name in _BITS if name in params]
+        if given_names and _QUANT in params:
+            faults.append(LoadFault(given_names[0], f"cannot be combined with {_QUANT}"))
+        elif len(given_names) == 1:
+            other_name = _BITS[1 - _BITS.index(given_names[0])]
+            faults.append(LoadFault(given_names[0], f"must be given together with {other_name}"))
+        elif given_names and (params[_BITS[0]] is None) != (params[_BITS[1]] is None):
             faults.append(LoadFault(_BITS[0], f"and {_BITS[1]} must be both numbers or both null"))
         quant = params.get(_QUANT)
         if quant and not any(fault.field == _QUANT for fault in faults) and not re.fullmatch(QUANT, quant):
@@ -167,11 +167,11 @@ class ExLlamaV3(Engine):
 
     def load_override(self, params: Mapping[str, LoadValue]) -> dict[str, LoadValue]:
         """K and V bits as `exllama_cache_quant`: `k,v`, or null."""
-        kept = {name: value for name, value in params.items() if name not in _BITS}
+        override = {name: value for name, value in params.items() if name not in _BITS}
         if _BITS[0] in params:
             k_bits, v_bits = (params[name] for name in _BITS)
-            kept[_QUANT] = None if k_bits is None else f"{k_bits},{v_bits}"
-        return kept
+            override[_QUANT] = None if k_bits is None else f"{k_bits},{v_bits}"
+        return override
 
     def capabilities(self, definition: Definition) -> Capabilities:
         """Conversations only where the prompt format says so: whether the folder has a chat template is not seen here.
@@ -211,8 +211,8 @@ class ExLlamaV3(Engine):
             args.append("--tensor-parallel")
         args += definition.extra_args
         image = self.image(definition, ctx.images)
-        shared = SHM_BYTES if ctx.runtime == "docker" and definition.exllama_tensor_parallel else None
-        return Launch(tuple(args), dict(definition.env), image, WORKER_TOKEN_ENV, shared)
+        shm_bytes = SHM_BYTES if ctx.runtime == "docker" and definition.exllama_tensor_parallel else None
+        return Launch(tuple(args), dict(definition.env), image, WORKER_TOKEN_ENV, shm_bytes)
 
     def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """By the folder's config.json and the cache's tokens."""

@@ -70,8 +70,8 @@ class LiteRTLM(Engine):
     def capabilities(self, definition: Definition) -> Capabilities:
         """Conversations; images where they are encoded. Its answers cannot be held to a schema."""
         assert isinstance(definition, LiteRTLMDefinition)
-        images = definition.litert_lm_vision_backend is not None
-        modalities: tuple[Modality, ...] = ("text", "image") if images else ("text",)
+        takes_images = definition.litert_lm_vision_backend is not None
+        modalities: tuple[Modality, ...] = ("text", "image") if takes_images else ("text",)
         derived = Capabilities(modalities=modalities, structured_output=False)
         return declared_over(definition, derived)
 

@@ -286,8 +286,8 @@ class LlamaServer(Engine):
         assert isinstance(definition, LlamaServerDefinition)
         if definition.llama_server_embedding or definition.llama_server_reranking:
             return declared_over(definition, EMBEDDINGS)
-        images = definition.llama_server_mmproj is not None
-        return declared_over(definition, Capabilities(modalities=("text", "image") if images else ("text",)))
+        takes_images = definition.llama_server_mmproj is not None
+        return declared_over(definition, Capabilities(modalities=("text", "image") if takes_images else ("text",)))
 
     def context_length(self, definition: Definition) -> int | None:
         """All of the cache: its slots share one, so a request alone may have it."""
@@ -342,19 +342,19 @@ def _load(definition: LlamaServerDefinition, sequences: int) -> LlamaLoad | Unpr
         gpus=definition.gpu_count or 0,
         host_overhead=HOST_OVERHEAD,
     )
-    extra = _with_extra(load, definition.extra_args)
-    if isinstance(extra, Unpredicted):
-        return extra
+    adjusted_load = _with_extra(load, definition.extra_args)
+    if isinstance(adjusted_load, Unpredicted):
+        return adjusted_load
     if definition.llama_server_embedding or definition.llama_server_reranking:
         # A text is embedded in one micro batch, so llama-server makes batches no larger.
-        return replace(extra, batch=extra.micro_batch, outputs=extra.micro_batch)
-    drafts = definition.llama_server_draft_model_path is not None
-    drafted = (definition.llama_server_spec_draft_n_max or _DRAFTED) if drafts else 0
-    return replace(extra, outputs=extra.sequences * (1 + drafted))
+        return replace(adjusted_load, batch=adjusted_load.micro_batch, outputs=adjusted_load.micro_batch)
+    has_draft_model = definition.llama_server_draft_model_path is not None
+    draft_tokens = (definition.llama_server_spec_draft_n_max or _DRAFTED) if has_draft_model else 0
+    return replace(adjusted_load, outputs=adjusted_load.sequences * (1 + draft_tokens))
 
 
-def _layers(declared: int | None) -> int | None:
-    return None if declared is None or declared < 0 else declared
+def _layers(declared_layers: int | None) -> int | None:
+    return None if declared_layers is None or declared_layers < 0 else declared_layers
 
 
 def _with_extra(load: LlamaLoad, args: Sequence[str]) -> LlamaLoad | Unpredicted:

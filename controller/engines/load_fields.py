@@ -60,11 +60,11 @@ class LoadField:
     def _check_text(self, value: str) -> str | None:
         if not value or not value.isprintable():
             return "must be a printable text that is not empty"
-        allowed = self.constraint.allowed_values
-        if allowed is None or self.open_values or value in allowed:
+        allowed_values = self.constraint.allowed_values
+        if allowed_values is None or self.open_values or value in allowed_values:
             return None
         null = ", or null" if self.takes_null else ""
-        return f"must be one of {', '.join(str(each) for each in allowed)}{null}; is `{value:.60}`"
+        return f"must be one of {', '.join(str(each) for each in allowed_values)}{null}; is `{value:.60}`"
 
 
 def constraints(fields: Iterable[LoadField]) -> dict[str, LoadConstraint]:

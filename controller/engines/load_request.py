@@ -66,18 +66,18 @@ def load_request_model() -> type[BaseModel]:
 
 def load_params(request: BaseModel) -> dict[str, LoadValue]:
     """The fields that a `LoadRequest` gives, without `replicas`, in the order of the schema."""
-    given = request.model_fields_set - {"replicas"}
-    return {name: getattr(request, name) for name in type(request).model_fields if name in given}
+    given_names = request.model_fields_set - {"replicas"}
+    return {name: getattr(request, name) for name in type(request).model_fields if name in given_names}
 
 
 def wrong_backend(engine: Engine, params: Mapping[str, LoadValue]) -> LoadFault | None:
     """The first field that another backend takes and this one does not."""
-    own = {field.name for field in engine.load_fields}
+    own_names = {field.name for field in engine.load_fields}
     owners = _owners()
     for name in params:
-        if name not in own:
-            others = " and ".join(owners.get(name, ()))
-            message = f"belongs to backend {others}" if others else "belongs to no backend"
+        if name not in own_names:
+            other_backends = " and ".join(owners.get(name, ()))
+            message = f"belongs to backend {other_backends}" if other_backends else "belongs to no backend"
             return LoadFault(name, f"{message}; this model's backend is {engine.name}")
     return None
 
@@ -91,14 +91,14 @@ def _owners() -> dict[str, list[str]]:
 
 
 def _optional(field: LoadField, owners: list[str]) -> Any:
-    kind = _schema_type(field)
+    value_type = _schema_type(field)
     words = f"{field.description} ({', '.join(owners)})"
-    return (kind | None if field.takes_null else kind, _left_out(words))
+    return (value_type | None if field.takes_null else value_type, _left_out(words))
 
 
 def _replicas() -> Any:
-    kind = Annotated[int, Field(ge=1, le=MOST)]
-    return (kind, _left_out("Replicas of this load, up to the definition's replica_max; default: its replicas."))
+    value_type = Annotated[int, Field(ge=1, le=MOST)]
+    return (value_type, _left_out("Replicas of this load, up to the definition's replica_max; default: its replicas."))
 
 
 def _left_out(description: str) -> Any:

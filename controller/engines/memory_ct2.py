@@ -38,19 +38,23 @@ def predict_ct2(path: str, artifacts: Mapping[str, Artifact], *, compute_type: s
         return Unpredicted(facts.reason)
     if not isinstance(facts, Ct2):
         return Unpredicted(f"{path} has no model.bin")
-    matrix, other = (1, 2 if gpus else 4) if compute_type == "auto" else _COMPUTES.get(compute_type, (None, None))
-    least = 2 if gpus else 4  # without a GPU it computes with floats of 4 bytes, however they are stored
-    weights = _converted(facts.matrices, matrix, least) + _converted(facts.vectors, other, least)
+    matrix_element, other_element = (
+        (1, 2 if gpus else 4) if compute_type == "auto" else _COMPUTES.get(compute_type, (None, None))
+    )
+    least_bytes = 2 if gpus else 4  # without a GPU it computes with floats of 4 bytes, however they are stored
+    weights = _converted(facts.matrices, matrix_element, least_bytes) + _converted(
+        facts.vectors, other_element, least_bytes
+    )
     host = Parts(overhead=WORKER_OVERHEAD)
     if gpus:
         return Prediction(Parts(weights, overhead=CUDA_OVERHEAD), host, gpus)
     return Prediction(NOTHING, host + Parts(weights))
 
 
-def _converted(stored: Mapping[str, int], element: int | None, least: int) -> int:
+def _converted(stored_sizes: Mapping[str, int], element: int | None, least_bytes: int) -> int:
     """`element` None: as stored, as far as it can compute with that."""
     total = 0
-    for kind, length in stored.items():
-        size = max(_BYTES[kind], least) if kind in ("f16", "bf16") else _BYTES[kind]
+    for kind, length in stored_sizes.items():
+        size = max(_BYTES[kind], least_bytes) if kind in ("f16", "bf16") else _BYTES[kind]
         total += length // _BYTES[kind] * (size if element is None or kind == "i32" else element)
     return total

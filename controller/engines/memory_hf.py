@@ -61,22 +61,26 @@ class HfShape:
 
 def hf_shape(config: Mapping[str, object]) -> HfShape | Unpredicted:
     """The shape, or why a cache cannot be told from it: layers that keep a state, or figures that are missing."""
-    kinds = config.get("layer_types")
-    others = {str(kind) for kind in kinds} - {"full_attention", "sliding_attention"} if isinstance(kinds, list) else ()
-    if others:
-        return Unpredicted(f"config.json has layers of the kind {min(others)!r:.60}, whose state is not known")
+    layer_kinds = config.get("layer_types")
+    other_kinds = (
+        {str(kind) for kind in layer_kinds} - {"full_attention", "sliding_attention"}
+        if isinstance(layer_kinds, list)
+        else ()
+    )
+    if other_kinds:
+        return Unpredicted(f"config.json has layers of the kind {min(other_kinds)!r:.60}, whose state is not known")
     if state := [name for name in config if name.startswith(_STATES)]:
         return Unpredicted(f"config.json has {state[0]!r:.60}: its layers keep a state that is not known")
     layers, width, heads = (_number(config, name) for name in ("num_hidden_layers", "hidden_size", _HEADS))
     if not (layers and width and heads):
         return Unpredicted(f"config.json does not tell num_hidden_layers, hidden_size and {_HEADS}")
     latent = _number(config, "kv_lora_rank")
-    used = _number(config, "num_experts_per_tok") or _number(config, "num_experts_per_token")
-    expert = _number(config, "moe_intermediate_size") or _number(config, "intermediate_size")
+    experts_used = _number(config, "num_experts_per_tok") or _number(config, "num_experts_per_token")
+    expert_width = _number(config, "moe_intermediate_size") or _number(config, "intermediate_size")
     return HfShape(
         layers=layers,
         width=width,
-        inner=max(_number(config, "intermediate_size"), used * expert) or 4 * width,
+        inner=max(_number(config, "intermediate_size"), experts_used * expert_width) or 4 * width,
         kv_heads=_number(config, "num_key_value_heads") or heads,
         head=_number(config, "head_dim") or width // heads,
         latent=latent + _number(config, "qk_rope_head_dim") if latent else 0,
@@ -124,9 +128,9 @@ def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
     parallel = load.tensor_parallel or gpus
     host = Parts(overhead=_VLLM_HOST)
     if load.kv_cache is None:
-        known = weights if isinstance(weights, int) else 0
+        known_weights = weights if isinstance(weights, int) else 0
         share = load.gpu_share or VLLM_SHARE
-        return Prediction(Parts(-(-known // parallel), overhead=_TORCH_CUDA), host, gpus, share)
+        return Prediction(Parts(-(-known_weights // parallel), overhead=_TORCH_CUDA), host, gpus, share)
     if isinstance(weights, Unpredicted):
         return weights
     if load.draft_model is not None:
@@ -136,8 +140,8 @@ def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
         return compute
     cache = load.kv_cache
     # Of a share that is declared beside it no more is taken, but it has to be free.
-    free = load.gpu_share
-    return Prediction(Parts(-(-weights // parallel), cache, compute, _TORCH_CUDA), host, gpus, free)
+    required_share = load.gpu_share
+    return Prediction(Parts(-(-weights // parallel), cache, compute, _TORCH_CUDA), host, gpus, required_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +198,9 @@ def _vllm_on_cpu(load: VllmLoad, weights: int | Unpredicted) -> Forecast:
     if isinstance(weights, Unpredicted):
         return weights
     cache = load.kv_cache
-    declared = load.env.get(_CPU_CACHE_ENV, "")
-    if cache is None and declared.isdecimal():
-        cache = int(declared) * 1024 * MIB
+    declared_gib = load.env.get(_CPU_CACHE_ENV, "")
+    if cache is None and declared_gib.isdecimal():
+        cache = int(declared_gib) * 1024 * MIB
     if cache is None:
         return Unpredicted("without a GPU vLLM takes a share of main memory: set vllm_kv_cache_memory_bytes")
     return Prediction(NOTHING, Parts(weights, cache, overhead=_VLLM_HOST))

@@ -111,19 +111,19 @@ def predict_llama(model: Gguf, load: LlamaLoad) -> Forecast:
     overhead = load.host_overhead + model.vocabulary * _TOKEN
     if not load.gpus:
         return Prediction(NOTHING, Parts(model.weights, sum(caches), compute + outputs, overhead))
-    blocks = len(model.blocks)
-    wanted = blocks + 1 if load.gpu_layers is None else min(load.gpu_layers, blocks + 1)
-    stay = blocks - max(0, wanted - 1)  # the last of them is the output
-    cached = len(caches) * stay // blocks
-    moved = sum(model.blocks[stay:]) + (model.rest + model.output if wanted else 0)
-    if model.tied and wanted:
-        moved += model.embedding  # which is also kept on the host
-    kept = model.embedding + sum(model.blocks[:stay]) + (0 if wanted else model.rest + model.output)
+    block_count = len(model.blocks)
+    gpu_layers = block_count + 1 if load.gpu_layers is None else min(load.gpu_layers, block_count + 1)
+    host_blocks = block_count - max(0, gpu_layers - 1)  # the last of them is the output
+    host_caches = len(caches) * host_blocks // block_count
+    gpu_weights = sum(model.blocks[host_blocks:]) + (model.rest + model.output if gpu_layers else 0)
+    if model.tied and gpu_layers:
+        gpu_weights += model.embedding  # which is also kept on the host
+    host_weights = model.embedding + sum(model.blocks[:host_blocks]) + (0 if gpu_layers else model.rest + model.output)
     rows = min(load.context or 0, load.micro_batch)
     inputs = _masks(shape, load) + rows * shape.width * _FLOAT
     return Prediction(
-        Parts(-(-moved // load.gpus), -(-sum(caches[cached:]) // load.gpus), compute, CUDA_OVERHEAD),
-        Parts(kept, sum(caches[:cached]), outputs + (compute if stay else inputs), overhead),
+        Parts(-(-gpu_weights // load.gpus), -(-sum(caches[host_caches:]) // load.gpus), compute, CUDA_OVERHEAD),
+        Parts(host_weights, sum(caches[:host_caches]), outputs + (compute if host_blocks else inputs), overhead),
         load.gpus,
     )
 
@@ -175,9 +175,9 @@ def _layers(model: Gguf, head: int) -> tuple[_Layer, ...]:
     key_slides = model.number("attention.key_length_swa", key) or key
     value_slides = model.number("attention.value_length_swa", value) or value
     kv_heads = model.numbers("attention.head_count_kv") or model.numbers("attention.head_count")
-    cached = count - (model.number("attention.shared_kv_layers", 0) or 0)
+    cached_count = count - (model.number("attention.shared_kv_layers", 0) or 0)
     layers = []
-    for number in range(min(count, cached)):
+    for number in range(min(count, cached_count)):
         heads = kv_heads[number] if len(kv_heads) == count else max(kv_heads, default=0)
         if slides[number]:
             layers.append(_Layer(heads * key_slides, heads * value_slides, True))
@@ -191,22 +191,25 @@ def _slides(model: Gguf) -> tuple[bool, ...]:
     window = model.number("attention.sliding_window", _DEFAULT_WINDOW.get(model.architecture, 0))
     if pattern is None or not window:
         return (False,) * count
-    said = model.numbers("attention.sliding_window_pattern")
-    if len(said) == count > 1:
-        return tuple(bool(each) for each in said)
-    every = said[0] if said else pattern
-    return tuple(every == 0 or number % every < every - 1 for number in range(count))
+    declared_pattern = model.numbers("attention.sliding_window_pattern")
+    if len(declared_pattern) == count > 1:
+        return tuple(bool(each) for each in declared_pattern)
+    period = declared_pattern[0] if declared_pattern else pattern
+    return tuple(period == 0 or number % period < period - 1 for number in range(count))
 
 
 def _inner(model: Gguf, width: int) -> int:
-    dense = (1 if model.architecture == "bert" else 3) * (
+    dense_width = (1 if model.architecture == "bert" else 3) * (
         model.number("feed_forward_length", 0) or 0
     )  # bert has no gate
-    used = model.number("expert_used_count", 0) or 0
-    if not used:
-        return dense
-    expert = model.number("expert_feed_forward_length") or model.number("feed_forward_length", 0) or 0
-    return max(dense if model.number("leading_dense_block_count") else 0, used * max(3 * expert, expert + 2 * width))
+    experts_used = model.number("expert_used_count", 0) or 0
+    if not experts_used:
+        return dense_width
+    expert_width = model.number("expert_feed_forward_length") or model.number("feed_forward_length", 0) or 0
+    return max(
+        dense_width if model.number("leading_dense_block_count") else 0,
+        experts_used * max(3 * expert_width, expert_width + 2 * width),
+    )
 
 
 def _caches(shape: _Shape, load: LlamaLoad) -> list[int]:
@@ -230,9 +233,9 @@ def _cells(shape: _Shape, load: LlamaLoad, slides: bool) -> int:
 
 def _masks(shape: _Shape, load: LlamaLoad) -> int:
     rows = min(load.context or 0, load.micro_batch)
-    kinds = {layer.slides for layer in shape.layers}
-    seen = [rows] if shape.encodes else [_cells(shape, load, slides) for slides in kinds]
-    return rows * sum(seen) * (2 if load.flash_attention else _FLOAT)
+    slide_kinds = {layer.slides for layer in shape.layers}
+    cell_counts = [rows] if shape.encodes else [_cells(shape, load, slides) for slides in slide_kinds]
+    return rows * sum(cell_counts) * (2 if load.flash_attention else _FLOAT)
 
 
 def _compute(model: Gguf, shape: _Shape, load: LlamaLoad) -> int:

@@ -54,8 +54,8 @@ class VllmEngine(Engine):
         """Nothing about a speculation that the load itself turns off."""
         faults = super().load_faults(params)
         if params.get(_METHOD, "") is None:
-            idle = (name for name in _OF_METHOD if params.get(name) is not None)
-            faults += [LoadFault(name, f"has no effect without {_METHOD}, which is null") for name in idle]
+            idle_names = (name for name in _OF_METHOD if params.get(name) is not None)
+            faults += [LoadFault(name, f"has no effect without {_METHOD}, which is null") for name in idle_names]
         return faults
 
     def capabilities(self, definition: Definition) -> Capabilities:
@@ -119,11 +119,11 @@ class VllmEngine(Engine):
     def probe(self, definition: Definition) -> Probe:
         """vLLM's own health, figures, and one token or one embedding."""
         assert isinstance(definition, VllmFields)
-        embedding = definition.vllm_embedding
+        is_embedding = definition.vllm_embedding
         return Probe(
             health_path="/health",
-            ready_path="/v1/embeddings" if embedding else "/v1/completions",
-            ready_body={"input": "a"} if embedding else {"prompt": "a", "max_tokens": 1},
+            ready_path="/v1/embeddings" if is_embedding else "/v1/completions",
+            ready_body={"input": "a"} if is_embedding else {"prompt": "a", "max_tokens": 1},
             metrics_path="/metrics",
             busy_metrics=("vllm:num_requests_running", "vllm:num_requests_waiting"),
             progress_metrics=("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
@@ -163,7 +163,7 @@ class Vllm(VllmEngine):
 
 def _load_of(definition: VllmFields, sequences: int) -> VllmLoad:
     """In the terms of the formulas of memory."""
-    drafts = definition.vllm_speculative_method is not None
+    has_draft_model = definition.vllm_speculative_method is not None
     return VllmLoad(
         path=definition.model_path,
         model=definition.vllm_model,
@@ -174,7 +174,7 @@ def _load_of(definition: VllmFields, sequences: int) -> VllmLoad:
         gpu_share=definition.vllm_gpu_memory_utilization,
         dtype=definition.vllm_dtype,
         eager=bool(definition.vllm_enforce_eager),
-        draft_model=definition.vllm_speculative_model if drafts else None,
+        draft_model=definition.vllm_speculative_model if has_draft_model else None,
         env=definition.env,
         extra_args=definition.extra_args,
     )

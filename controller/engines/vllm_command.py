@@ -82,8 +82,10 @@ def _parallel(definition: VllmFields) -> int:
 
 
 def _shareless(definition: VllmFields) -> bool:
-    by_bytes = definition.vllm_kv_cache_memory_bytes is not None and definition.vllm_gpu_memory_utilization is None
-    return by_bytes and bool(definition.gpu_count)
+    is_sized_in_bytes = (
+        definition.vllm_kv_cache_memory_bytes is not None and definition.vllm_gpu_memory_utilization is None
+    )
+    return is_sized_in_bytes and bool(definition.gpu_count)
 
 
 def _json_flags(definition: VllmFields) -> tuple[tuple[str, dict[str, Any] | None], ...]:
@@ -101,10 +103,10 @@ def _speculation(definition: VllmFields) -> dict[str, Any] | None:
     if definition.vllm_speculative_method is None:
         return None
     tokens = definition.vllm_num_speculative_tokens
-    told: dict[str, Any] = {
+    config: dict[str, Any] = {
         "method": definition.vllm_speculative_method,
         "num_speculative_tokens": 1 if tokens is None else tokens,
     }
     if definition.vllm_speculative_model is not None:
-        told["model"] = definition.vllm_speculative_model
-    return told
+        config["model"] = definition.vllm_speculative_model
+    return config

@@ -90,9 +90,9 @@ class VllmFields(Definition):
 
     @model_validator(mode="after")
     def _no_more_parallel_than_gpus(self) -> Self:
-        wanted, gpus = self.vllm_tensor_parallel_size, self.gpu_count
-        if wanted is not None and gpus and wanted > gpus:
-            raise ValueError(f"vllm_tensor_parallel_size is {wanted}, above the {gpus} GPUs of a replica")
+        parallel_size, gpu_count = self.vllm_tensor_parallel_size, self.gpu_count
+        if parallel_size is not None and gpu_count and parallel_size > gpu_count:
+            raise ValueError(f"vllm_tensor_parallel_size is {parallel_size}, above the {gpu_count} GPUs of a replica")
         return self
 
 

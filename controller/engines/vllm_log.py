@@ -69,18 +69,18 @@ def vllm_progress(log_tail: str) -> float | None:
 
     Of the weights alone: compiling and capturing graphs come afterwards.
     """
-    found = _SHARDS.findall(log_tail)
-    return min(1.0, int(found[-1]) / 100) if found else None
+    percentages = _SHARDS.findall(log_tail)
+    return min(1.0, int(percentages[-1]) / 100) if percentages else None
 
 
 def vllm_verdict(log_tail: str) -> Verdict | None:
     """An end in plain words, then in vLLM's; None where it says nothing of a cause."""
-    named = [*_CAUSE.finditer(log_tail)]
-    causes = (match for match in named if not _NO_CAUSE.search(match["text"]))
+    exception_lines = [*_CAUSE.finditer(log_tail)]
+    causes = (match for match in exception_lines if not _NO_CAUSE.search(match["text"]))
     cause = next((f"{each['kind']}: {each['text']}" if each["kind"] else each["text"] for each in causes), "")
     cause = cause[:_CAUSE_LENGTH]
-    told = "\n".join(match[0] for match in (*named, *_TOLD.finditer(log_tail)))
+    log_lines = "\n".join(match[0] for match in (*exception_lines, *_TOLD.finditer(log_tail)))
     for pattern, verdict in _VERDICTS:
-        if re.search(pattern, told):
+        if re.search(pattern, log_lines):
             return Verdict(f"{verdict.message}: {cause}", verdict.permanent) if cause else verdict
     return Verdict(cause) if cause else None

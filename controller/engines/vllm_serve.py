@@ -34,8 +34,8 @@ class VllmServe(VllmEngine):
     def program(self, definition: VllmFields, ctx: RenderContext) -> tuple[str, ...]:
         """`vllm serve`, by name where no path is declared: both runtimes look on PATH."""
         assert isinstance(definition, VllmServeDefinition)
-        named = definition.vllm_serve_binary if ctx.runtime == "process" else None
-        return (named or "vllm", "serve")
+        binary = definition.vllm_serve_binary if ctx.runtime == "process" else None
+        return (binary or "vllm", "serve")
 
     def own_environment(self, definition: VllmFields, ctx: RenderContext) -> dict[str, str]:
         """Its libraries."""

@@ -23,8 +23,8 @@ WORKER_CHAT_APIS = (
 
 def worker_program(engine: str, ctx: RenderContext) -> tuple[str, ...]:
     """The worker's command line up to the engine's own flags."""
-    listen = ("--host", ctx.host, "--port", str(ctx.port), "--served-name", ctx.served_name)
-    return (worker_python(ctx), "-m", "worker", engine, *listen)
+    listen_flags = ("--host", ctx.host, "--port", str(ctx.port), "--served-name", ctx.served_name)
+    return (worker_python(ctx), "-m", "worker", engine, *listen_flags)
 
 
 def worker_python(ctx: RenderContext) -> str:
@@ -52,8 +52,8 @@ def worker_chat_probe() -> Probe:
 
 def percent_progress(log_tail: str) -> float | None:
     """How far a load is, by the worker's last `loading: 40 %`; None: it has not told."""
-    told = re.findall(r"^loading: (\d{1,3}) %$", log_tail, re.MULTILINE)
-    return int(told[-1]) / 100 if told else None
+    percentages = re.findall(r"^loading: (\d{1,3}) %$", log_tail, re.MULTILINE)
+    return int(percentages[-1]) / 100 if percentages else None
 
 
 def gpu_verdict(library: str) -> tuple[str, Verdict]:

@@ -80,9 +80,9 @@ class JournalFile:
     def _prepare(self, path: Path) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        [found] = self._db.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            error = sqlite3.DatabaseError(f"{path.name}: {found}")
+        [check_result] = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if check_result != "ok":
+            error = sqlite3.DatabaseError(f"{path.name}: {check_result}")
             error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             raise error
         tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -95,11 +95,11 @@ class JournalFile:
 
     def bounds(self) -> Bounds:
         """Between which ids entries are."""
-        found = self._db.execute(
+        row = self._db.execute(
             "SELECT (SELECT min(id) FROM entries), (SELECT max(id) FROM entries),"
             " (SELECT value FROM meta WHERE key = 'lost')"
         ).fetchone()
-        return Bounds(*(each or 0 for each in found))
+        return Bounds(*(each or 0 for each in row))
 
     def insert(self, entries: Iterable[JournalEntry], *, keep: int | None, lost: int) -> None:
         """Write entries, all or none, and `lost` of the bounds.
@@ -124,24 +124,24 @@ class JournalFile:
                 self._db.execute("ROLLBACK")
             raise
 
-    def _prune(self, which: str, keep: int) -> int:
+    def _prune(self, condition: str, keep: int) -> int:
         """The newest id that went; 0: none did."""
-        found = self._db.execute(
-            f"SELECT id FROM entries WHERE {which} ORDER BY id DESC LIMIT 1 OFFSET ?",  # noqa: S608
+        row = self._db.execute(
+            f"SELECT id FROM entries WHERE {condition} ORDER BY id DESC LIMIT 1 OFFSET ?",  # noqa: S608
             (keep,),
         ).fetchone()
-        if found is None:
+        if row is None:
             return 0
-        self._db.execute(f"DELETE FROM entries WHERE {which} AND id <= ?", found)  # noqa: S608
-        return int(found[0])
+        self._db.execute(f"DELETE FROM entries WHERE {condition} AND id <= ?", row)  # noqa: S608
+        return int(row[0])
 
     def after(self, entry_id: int, limit: int) -> list[JournalEntry]:
         """Entries newer than that one, the oldest first."""
-        found = self._db.execute(
+        rows = self._db.execute(
             f"SELECT {_COLUMNS} FROM entries WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
             (entry_id, limit),
         )
-        return list(_entries(found))
+        return list(_entries(rows))
 
     def page(self, kinds: Sequence[str], model: str | None, before: int | None, limit: int) -> list[JournalEntry]:
         """The newest entries of these kinds (none: of all), the newest first."""
@@ -155,11 +155,11 @@ class JournalFile:
         if before is not None:
             conditions.append("id < ?")
             values.append(before)
-        found = self._db.execute(
+        rows = self._db.execute(
             f"SELECT {_COLUMNS} FROM entries WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?",  # noqa: S608
             (*values, limit),
         )
-        return list(_entries(found))
+        return list(_entries(rows))
 
     def close(self) -> None:
         """Close it; what was written is then in the one file."""
@@ -168,12 +168,12 @@ class JournalFile:
 
 def move_aside(path: Path) -> Path:
     """Put a damaged file out of the way, over an earlier one. Raises OSError. Where it is now."""
-    aside = path.with_name(f"{path.name}.damaged")
-    path.replace(aside)
+    aside_path = path.with_name(f"{path.name}.damaged")
+    path.replace(aside_path)
     for suffix in _SIDE_FILES:
         # Belongs to the damaged file; a new one would take it for its own.
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-    return aside
+    return aside_path
 
 
 def _row(entry: JournalEntry) -> tuple[Any, ...]:

@@ -70,20 +70,20 @@ class Journal:
 
     def lacks_after(self, entry_id: int) -> bool:
         """Whether entries newer than that one were there and are no longer, or the id is none of this journal's."""
-        lost = max(self._lost, self._bounds().lost)
+        lost_id = max(self._lost, self._bounds().lost)
         # Before its first entry there may have been another journal.
-        return entry_id > self._newest or entry_id < (lost or self.oldest - 1)
+        return entry_id > self._newest or entry_id < (lost_id or self.oldest - 1)
 
     def record(self, entries: Iterable[NewEntry], now: float) -> list[JournalEntry]:
         """Write down what happened at `now` (Unix time), in this order, and wake who follows."""
-        made = [self._made(entry, now) for entry in entries]
-        if made:
-            self._unwritten.extend(made)
+        new_entries = [self._made(entry, now) for entry in entries]
+        if new_entries:
+            self._unwritten.extend(new_entries)
             self._write(now)
             self._bound_memory()
             self._changed.set()
             self._changed = asyncio.Event()
-        return made
+        return new_entries
 
     def _made(self, entry: NewEntry, now: float) -> JournalEntry:
         self._newest = max(self._newest + 1, int(now * 1000))
@@ -101,29 +101,29 @@ class Journal:
         """Entries newer than that one, the oldest first."""
         if entry_id >= self._newest:
             return []
-        found = self._try(lambda file: file.after(entry_id, limit), list[JournalEntry]())
-        return [*found, *(entry for entry in self._unwritten if entry.id > entry_id)][:limit]
+        file_entries = self._try(lambda file: file.after(entry_id, limit), list[JournalEntry]())
+        return [*file_entries, *(entry for entry in self._unwritten if entry.id > entry_id)][:limit]
 
     def page(self, kinds: Collection[str], model: str | None, before: int | None, limit: int) -> list[JournalEntry]:
         """Entries of these kinds (none named: of all) and of this model (None: of all), the newest first.
 
         `before`: only those older than the entry of this id.
         """
-        found = [
+        entries = [
             entry
             for entry in reversed(self._unwritten)
             if (not kinds or entry.kind in kinds)
             and (model is None or entry.model == model)
             and (before is None or entry.id < before)
         ]
-        found += self._try(lambda file: file.page(sorted(kinds), model, before, limit), [])
-        return found[:limit]
+        entries += self._try(lambda file: file.page(sorted(kinds), model, before, limit), [])
+        return entries[:limit]
 
-    async def following(self, after: int) -> list[JournalEntry]:
+    async def following(self, after_id: int) -> list[JournalEntry]:
         """The entries newer than that one, the oldest first, as soon as there is one. At most `FOLLOWED_AT_ONCE`."""
-        while not (found := self.after(after, FOLLOWED_AT_ONCE)):
+        while not (entries := self.after(after_id, FOLLOWED_AT_ONCE)):
             await self._changed.wait()
-        return found
+        return entries
 
     def close(self) -> None:
         """Close the file. What is recorded later stays in memory."""
@@ -144,52 +144,54 @@ class Journal:
             self._retry_at = now + RETRY_S
 
     def _bound_memory(self) -> None:
-        most = min(UNWRITTEN, self._keep)
-        if len(self._unwritten) <= most:
+        limit = min(UNWRITTEN, self._keep)
+        if len(self._unwritten) <= limit:
             return
-        history = [entry.id for entry in self._unwritten if entry.kind in HISTORY_KINDS]
-        rest = [entry.id for entry in self._unwritten if entry.kind not in HISTORY_KINDS]
-        surplus = {*history[:-most], *rest[:-most]}
-        self._unwritten = [entry for entry in self._unwritten if entry.id not in surplus]
-        self._lost = max(self._lost, *surplus, 0)
+        history_ids = [entry.id for entry in self._unwritten if entry.kind in HISTORY_KINDS]
+        other_ids = [entry.id for entry in self._unwritten if entry.kind not in HISTORY_KINDS]
+        surplus_ids = {*history_ids[:-limit], *other_ids[:-limit]}
+        self._unwritten = [entry for entry in self._unwritten if entry.id not in surplus_ids]
+        self._lost = max(self._lost, *surplus_ids, 0)
 
     def _bounds(self) -> Bounds:
         return self._try(JournalFile.bounds, Bounds())
 
     def _insert(self, file: JournalFile) -> bool:
         self._unpruned += len(self._unwritten)
-        prune = self._unpruned >= min(PRUNE_EVERY, self._keep)
-        file.insert(self._unwritten, keep=self._keep if prune else None, lost=self._lost)
+        must_prune = self._unpruned >= min(PRUNE_EVERY, self._keep)
+        file.insert(self._unwritten, keep=self._keep if must_prune else None, lost=self._lost)
         self._unwritten.clear()
-        if prune:
+        if must_prune:
             self._unpruned = 0
         return True
 
-    def _try(self, work: Callable[[JournalFile], T], otherwise: T) -> T:
-        """What `work` makes of the file, or of a new one where it is damaged; `otherwise` when that fails."""
+    def _try(self, operation: Callable[[JournalFile], T], fallback: T) -> T:
+        """What `operation` makes of the file, or of a new one where it is damaged; `fallback` when that fails."""
         for _ in range(2):
             if self._given_up:
                 break
             try:
                 if self._file is None:
                     self._file = JournalFile(self._path)
-                return work(self._file)
+                return operation(self._file)
             except (sqlite3.Error, OSError) as error:
                 if not self._replaced(error):
                     break
-        return otherwise
+        return fallback
 
     def _replaced(self, error: sqlite3.Error | OSError) -> bool:
         """Move a damaged file aside. False: it is not damaged, or stays where it is; then memory must do."""
         if isinstance(error, sqlite3.Error) and is_damaged(error):
             self._let_go()
             try:
-                aside = move_aside(self._path)
-            except OSError as refused:
-                error = refused
+                aside_path = move_aside(self._path)
+            except OSError as move_error:
+                error = move_error
             else:
                 self._lost = max(self._lost, self._unwritten[0].id - 1 if self._unwritten else self._newest)
-                log.warning("the journal was damaged (%s); it is now %s, and a new one is begun", error, aside.name)
+                log.warning(
+                    "the journal was damaged (%s); it is now %s, and a new one is begun", error, aside_path.name
+                )
                 return True
         if isinstance(error, NewerJournalError):
             self._given_up = True

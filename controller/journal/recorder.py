@@ -39,51 +39,53 @@ class Recorder:
         """Somebody said something about all models."""
         self._one(NewEntry("statement", actor, message, details=details))
 
-    def gateway(self, gateway_id: str, connected: bool) -> None:
+    def gateway(self, gateway_id: str, is_connected: bool) -> None:
         """A gateway came or went."""
-        word = "connected" if connected else "disconnected"
-        self._one(NewEntry("gateway", gateway_id, f"gateway {gateway_id} is {word}", details={"connected": connected}))
+        word = "connected" if is_connected else "disconnected"
+        self._one(
+            NewEntry("gateway", gateway_id, f"gateway {gateway_id} is {word}", details={"connected": is_connected})
+        )
 
-    def edited(self, before: Settled | None, after: Settled, ended: Mapping[str, Sequence[str]]) -> None:
-        """The files say something else; `ended`: model to what that ended of its runtime statement."""
+    def edited(self, before: Settled | None, after: Settled, ended_by_model: Mapping[str, Sequence[str]]) -> None:
+        """The files say something else; `ended_by_model`: model to what that ended of its runtime statement."""
         if before is None:
             return
-        changed = edits(before.declared, after.declared)
-        entries = [_edit(each, ended.get(each.model, ())) for each in changed]
+        model_edits = edits(before.declared, after.declared)
+        entries = [_edit(each, ended_by_model.get(each.model, ())) for each in model_edits]
         entries += [_key_edit(each) for each in key_edits(before.declared_keys, after.declared_keys)]
         self._journal.record(entries, self._clock())
 
     def round(self, before: Round | None, after: Round, gateways: Iterable[GatewayView]) -> None:
         """A round was complete."""
-        leaving: dict[str, dict[str, float]] = {}
+        leaving_requests: dict[str, dict[str, float]] = {}
         for view in gateways:
             for replica, requests in view.report.leaving.items():
-                leaving.setdefault(replica, {}).update(requests)
-        self._journal.record(happenings(before, after, leaving, self._conceal), self._clock())
+                leaving_requests.setdefault(replica, {}).update(requests)
+        self._journal.record(happenings(before, after, leaving_requests, self._conceal), self._clock())
 
     def trouble(self, trouble: Trouble) -> None:
         """What keeps the controller from its work now."""
-        found = troubles(self._trouble, trouble)
+        entries = troubles(self._trouble, trouble)
         self._trouble = trouble
-        self._journal.record(found, self._clock())
+        self._journal.record(entries, self._clock())
 
     def _one(self, entry: NewEntry) -> None:
         self._journal.record([entry], self._clock())
 
 
-def _edit(edit: Edit, ended: Sequence[str]) -> NewEntry:
+def _edit(edit: Edit, ended_names: Sequence[str]) -> NewEntry:
     fields = ", ".join(change.field for change in edit.fields)
     words = {"added": "declared", "removed": "no longer declared", "edited": f"edited: {fields}"}[edit.change]
-    whole = is_whole(ended)
+    is_entire = is_whole(ended_names)
     details: dict[str, JsonValue] = {
         "change": edit.change,
         "fields": [change.model_dump(mode="json") for change in edit.fields],
-        "ended_statement": whole,
-        "ends": list(ended),
+        "ended_statement": is_entire,
+        "ends": list(ended_names),
     }
-    what = "its runtime statement" if whole else f"{', '.join(ended)} of its load"
-    end = f"; this ended {what}" if ended else ""
-    return NewEntry("file", "files", f"{words}{end}", edit.model, details)
+    ended_words = "its runtime statement" if is_entire else f"{', '.join(ended_names)} of its load"
+    suffix = f"; this ended {ended_words}" if ended_names else ""
+    return NewEntry("file", "files", f"{words}{suffix}", edit.model, details)
 
 
 def _key_edit(edit: KeyChange) -> NewEntry:

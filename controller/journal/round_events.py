@@ -36,7 +36,7 @@ Leaving = Mapping[str, Mapping[str, float]]
 """Replica that leaves, to its requests, each with the Unix time since when: every gateway's `leaving`."""
 
 
-def happenings(before: Round | None, after: Round, leaving: Leaving, conceal: Conceal) -> list[NewEntry]:
+def happenings(before: Round | None, after: Round, leaving_requests: Leaving, conceal: Conceal) -> list[NewEntry]:
     """Entries in the order in which one reads them: failures, what was done about them, the states that this gave.
 
     `before` None: the controller's first round. Then no state is a change.
@@ -47,7 +47,7 @@ def happenings(before: Round | None, after: Round, leaving: Leaving, conceal: Co
         *_refusals(before, after, texts),
         *_actions(before, after, texts),
         *(_states(before.statuses, after.statuses, texts) if before is not None else ()),
-        *_overdue(before, after, leaving),
+        *_overdue(before, after, leaving_requests),
     ]
 
 
@@ -61,8 +61,8 @@ class _Texts:
         """The first line of an error: the plain words."""
         if text is None:
             return None
-        first = self.conceal(model, text).strip().partition("\n")[0]
-        return first.removesuffix(_TAIL).removesuffix(".")[:CHARS]
+        first_line = self.conceal(model, text).strip().partition("\n")[0]
+        return first_line.removesuffix(_TAIL).removesuffix(".")[:CHARS]
 
     def tail(self, model: str, text: str) -> list[JsonValue]:
         """The lines after the first: the engine's last log lines."""
@@ -73,23 +73,27 @@ class _Texts:
 
 
 def _states(before: Collection[ModelStatus], after: Collection[ModelStatus], texts: _Texts) -> Iterator[NewEntry]:
-    known = {status.name: status.state for status in before}
-    now = {status.name: status for status in after}
-    for name in sorted(known.keys() | now.keys()):
-        status = now.get(name)
-        old, new = known.get(name), status.state if status is not None else None
-        if old is new:
+    states_before = {status.name: status.state for status in before}
+    statuses_after = {status.name: status for status in after}
+    for name in sorted(states_before.keys() | statuses_after.keys()):
+        status = statuses_after.get(name)
+        old_state, new_state = states_before.get(name), status.state if status is not None else None
+        if old_state is new_state:
             continue
         error = texts.line(name, status.last_error) if status is not None else None
-        details: dict[str, JsonValue] = {"from": old and old.value, "to": new and new.value, "last_error": error}
-        yield NewEntry("state", "controller", _state_words(old, new, error), name, details)
+        details: dict[str, JsonValue] = {
+            "from": old_state and old_state.value,
+            "to": new_state and new_state.value,
+            "last_error": error,
+        }
+        yield NewEntry("state", "controller", _state_words(old_state, new_state, error), name, details)
 
 
-def _state_words(old: ModelState | None, new: ModelState | None, error: str | None) -> str:
-    if new is None:
+def _state_words(old_state: ModelState | None, new_state: ModelState | None, error: str | None) -> str:
+    if new_state is None:
         return "is gone"
-    words = f"is {new.value}" if old is None else f"{old.value} -> {new.value}"
-    return f"{words}: {error}" if new is ModelState.FAILED and error else words
+    words = f"is {new_state.value}" if old_state is None else f"{old_state.value} -> {new_state.value}"
+    return f"{words}: {error}" if new_state is ModelState.FAILED and error else words
 
 
 # Actions.
@@ -97,22 +101,22 @@ def _state_words(old: ModelState | None, new: ModelState | None, error: str | No
 
 def _actions(before: Round | None, after: Round, texts: _Texts) -> Iterator[NewEntry]:
     """An end that the runtime refuses is issued again and again, and told once."""
-    told = {_same(action) for action in _issued(before)} if before is not None else set()
-    ending = before.observed.pending if before is not None else {}
+    reported_actions = {_same(action) for action in _issued(before)} if before is not None else set()
+    pending_operations = before.observed.pending if before is not None else {}
     for action in _issued(after):
-        if isinstance(action, Preflight) or _same(action) in told:
+        if isinstance(action, Preflight) or _same(action) in reported_actions:
             continue
-        if isinstance(action, Stop | Remove) and _ends(ending.get(action.name), action):
+        if isinstance(action, Stop | Remove) and _ends(pending_operations.get(action.name), action):
             continue
-        what = _what(action)
-        details: dict[str, JsonValue] = {"action": action.kind, **what}
-        subject = what.get("replica", what.get("image"))
+        target = _what(action)
+        details: dict[str, JsonValue] = {"action": action.kind, **target}
+        subject = target.get("replica", target.get("image"))
         words = texts.line(action.model, f"{action.kind} {subject}: {action.reason}") or ""
         yield NewEntry("action", "controller", words, action.model, details)
 
 
-def _issued(done: Round) -> tuple[Action, ...]:
-    return () if done.desired.paused else done.plan.actions
+def _issued(finished_round: Round) -> tuple[Action, ...]:
+    return () if finished_round.desired.paused else finished_round.plan.actions
 
 
 def _same(action: Action) -> tuple[object, ...]:
@@ -150,10 +154,10 @@ def _what(action: Action) -> dict[str, JsonValue]:
 
 def _failures(before: Round | None, after: Round, texts: _Texts) -> Iterator[NewEntry]:
     """Engines that ended or never became ready, and starts that the runtime refused."""
-    known = before.observed.failures if before is not None else {}
-    seen = [*after.observed.replicas, *(before.observed.replicas if before is not None else ())]
+    known_failures = before.observed.failures if before is not None else {}
+    observed_replicas = [*after.observed.replicas, *(before.observed.replicas if before is not None else ())]
     for key, failure in sorted(after.observed.failures.items()):
-        if not _is_new(known.get(key), failure):
+        if not _is_new(known_failures.get(key), failure):
             continue
         words, tail = texts.line(key.model, failure.error) or "", texts.tail(key.model, failure.error)
         details: dict[str, JsonValue] = {
@@ -161,21 +165,22 @@ def _failures(before: Round | None, after: Round, texts: _Texts) -> Iterator[New
             "attempt": failure.attempt,
             "failures": failure.count,
             "retry_at": failure.retry_at,
-            "was_ready": _was_ready(key, failure, seen),
+            "was_ready": _was_ready(key, failure, observed_replicas),
             "log": tail,
         }
         # What an engine says last is mostly why.
         yield NewEntry("failure", "engine", f"{words}: {tail[-1]}" if tail else words, key.model, details)
 
 
-def _is_new(known: Failure | None, failure: Failure) -> bool:
-    return known is None or (known.count, known.at) != (failure.count, failure.at)
+def _is_new(known_failure: Failure | None, failure: Failure) -> bool:
+    return known_failure is None or (known_failure.count, known_failure.at) != (failure.count, failure.at)
 
 
-def _was_ready(key: ReplicaKey, failure: Failure, seen: Collection[ObservedReplica]) -> bool:
+def _was_ready(key: ReplicaKey, failure: Failure, observed_replicas: Collection[ObservedReplica]) -> bool:
     """True: an engine that served crashed; False: a load failed."""
     return any(
-        each.id.key == key and each.id.attempt == failure.attempt and each.ready_since is not None for each in seen
+        each.id.key == key and each.id.attempt == failure.attempt and each.ready_since is not None
+        for each in observed_replicas
     )
 
 
@@ -183,19 +188,19 @@ def _refusals(before: Round | None, after: Round, texts: _Texts) -> Iterator[New
     """Models that cannot be started as they are declared, and images that cannot be pulled. Looked at again and again,
     told once.
     """
-    checked = before.observed.preflights if before is not None else {}
+    known_preflights = before.observed.preflights if before is not None else {}
     for (model, spec_hash), result in sorted(after.observed.preflights.items(), key=lambda item: item[0]):
-        known = checked.get((model, spec_hash))
-        told = known is not None and known.error == result.error
-        if not result.ok and result.missing_image is None and not told:
+        known_preflight = known_preflights.get((model, spec_hash))
+        is_reported = known_preflight is not None and known_preflight.error == result.error
+        if not result.ok and result.missing_image is None and not is_reported:
             words = f"cannot be started: {texts.line(model, result.error) or 'preflight failed'}"
             yield NewEntry("failure", "controller", words, model)
-    pulled = before.observed.pulls if before is not None else {}
+    known_pulls = before.observed.pulls if before is not None else {}
     for image, failure in sorted(after.observed.pulls.items()):
-        if failure is None or not _is_new(pulled.get(image), failure):
+        if failure is None or not _is_new(known_pulls.get(image), failure):
             continue
-        users = [each.name for each in after.desired.models.values() if each.image == image and each.replicas]
-        for model in users:
+        model_names = [each.name for each in after.desired.models.values() if each.image == image and each.replicas]
+        for model in model_names:
             details: dict[str, JsonValue] = {
                 "image": image,
                 "failures": failure.count,
@@ -207,32 +212,35 @@ def _refusals(before: Round | None, after: Round, texts: _Texts) -> Iterator[New
 # Unloads that do not come to an end.
 
 
-def _overdue(before: Round | None, after: Round, leaving: Leaving) -> Iterator[NewEntry]:
+def _overdue(before: Round | None, after: Round, leaving_requests: Leaving) -> Iterator[NewEntry]:
     """Operators' unloads whose drain deadline has passed. It only reports: requests are never cut off by it."""
-    told = {replica.name for replica in _late(before)} if before is not None else set()
-    fresh: dict[str, list[str]] = {}
+    reported_names = {replica.name for replica in _late(before)} if before is not None else set()
+    overdue_replicas: dict[str, list[str]] = {}
     for replica in _late(after):
-        if replica.name not in told:
-            fresh.setdefault(replica.id.model, []).append(replica.name)
-    for model, replicas in sorted(fresh.items()):
-        held_by: list[JsonValue] = [
+        if replica.name not in reported_names:
+            overdue_replicas.setdefault(replica.id.model, []).append(replica.name)
+    for model, replicas in sorted(overdue_replicas.items()):
+        holders: list[JsonValue] = [
             {"request_id": request, "replica": replica, "since": since}
             for replica in sorted(replicas)
-            for request, since in sorted(leaving.get(replica, {}).items(), key=lambda item: (item[1], item[0]))
+            for request, since in sorted(leaving_requests.get(replica, {}).items(), key=lambda item: (item[1], item[0]))
         ]
         timeout = after.desired.models[model].drain_timeout_s
-        what = f"{len(held_by)} running request(s)" if held_by else "requests that no gateway names"
-        words = f"the unload has waited longer than {timeout:g} s, for {what}"
-        details: dict[str, JsonValue] = {"replicas": list[JsonValue](sorted(replicas)), "held_by": held_by[:HOLDERS]}
+        holder_words = f"{len(holders)} running request(s)" if holders else "requests that no gateway names"
+        words = f"the unload has waited longer than {timeout:g} s, for {holder_words}"
+        details: dict[str, JsonValue] = {"replicas": list[JsonValue](sorted(replicas)), "held_by": holders[:HOLDERS]}
         yield NewEntry("overdue", "controller", words, model, details)
 
 
-def _late(done: Round) -> Iterator[ObservedReplica]:
-    for replica in done.observed.replicas:
-        want = done.desired.models.get(replica.id.model)
-        if want is None or want.statement.kind != "unload" or replica.draining is None:
+def _late(finished_round: Round) -> Iterator[ObservedReplica]:
+    for replica in finished_round.observed.replicas:
+        desired_model = finished_round.desired.models.get(replica.id.model)
+        if desired_model is None or desired_model.statement.kind != "unload" or replica.draining is None:
             continue
-        if replica.phase is not Phase.EXITED and replica.draining.since + want.drain_timeout_s <= done.observed.at:
+        if (
+            replica.phase is not Phase.EXITED
+            and replica.draining.since + desired_model.drain_timeout_s <= finished_round.observed.at
+        ):
             yield replica
 
 
@@ -255,10 +263,10 @@ def troubles(before: Trouble, after: Trouble) -> list[NewEntry]:
     """
     entries = []
     if after.problems and after.problems != before.problems:
-        listed: list[JsonValue] = [str(problem)[:CHARS] for problem in after.problems]
-        more = f" (and {len(listed) - 1} more)" if len(listed) > 1 else ""
-        words = f"the files have problems; what was last good rules: {listed[0]}{more}"
-        entries.append(NewEntry("problem", "files", words, details={"problems": listed}))
+        problem_texts: list[JsonValue] = [str(problem)[:CHARS] for problem in after.problems]
+        more_words = f" (and {len(problem_texts) - 1} more)" if len(problem_texts) > 1 else ""
+        words = f"the files have problems; what was last good rules: {problem_texts[0]}{more_words}"
+        entries.append(NewEntry("problem", "files", words, details={"problems": problem_texts}))
     elif before.problems and not after.problems:
         entries.append(NewEntry("problem", "files", "the files are good again", details={"problems": []}))
     if after.error is not None and before.error is None:

@@ -24,10 +24,10 @@ class GatewayHub:
         *,
         wake: Callable[[], None],
         clock: Callable[[], float],
-        told: Callable[[str, bool], None] = lambda *_: None,
+        on_link: Callable[[str, bool], None] = lambda *_: None,
     ) -> None:
-        """`told` is given each gateway that connected (True) or is gone (False)."""
-        self._told = told
+        """`on_link` is given each gateway that connected (True) or is gone (False)."""
+        self._told = on_link
         self._instance = instance
         self._epoch = epoch
         self._wake = wake
@@ -91,7 +91,7 @@ class GatewayHub:
 
     def report(self, report: GatewayReport) -> None:
         """Take a report. The first one of a link announces its gateway."""
-        known = self._views.get(report.gateway_id)
+        previous_view = self._views.get(report.gateway_id)
         self._views[report.gateway_id] = GatewayView(report)
         now = self._clock()
         for name, at in report.last_used.items():
@@ -99,7 +99,7 @@ class GatewayHub:
             self._last_used[name] = min(now, max(at, self._last_used.get(name, at)))
         self._reported.set()
         self._reported = asyncio.Event()
-        if known is None or known.lost_at is not None or _matters(known.report, report):
+        if previous_view is None or previous_view.lost_at is not None or _matters(previous_view.report, report):
             self._wake()
 
     def link_up(self, gateway_id: str) -> None:
@@ -132,8 +132,8 @@ class GatewayHub:
                 del self._views[gateway_id]
 
 
-def _matters(before: GatewayReport, now: GatewayReport) -> bool:
+def _matters(previous: GatewayReport, report: GatewayReport) -> bool:
     """Whether a report changes what is decided: who holds what, under which table, and what is asked for."""
-    return (before.stamp, before.demand, before.failed) != (now.stamp, now.demand, now.failed) or any(
-        name not in now.inflight for name in before.inflight
+    return (previous.stamp, previous.demand, previous.failed) != (report.stamp, report.demand, report.failed) or any(
+        name not in report.inflight for name in previous.inflight
     )

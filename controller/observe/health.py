@@ -55,11 +55,11 @@ class Vitals:
 
 def after(vitals: Vitals, outcome: Outcome, now: float) -> Vitals:
     """The vitals after one more probe."""
-    moved = outcome.progress is not None and outcome.progress != vitals.progress
+    has_progressed = outcome.progress is not None and outcome.progress != vitals.progress
     # An engine with nothing to do need not move; one that takes a connection and does not answer gets no such benefit.
-    resting = not outcome.reached or (outcome.healthy and outcome.busy in (0, None))
-    progressed_at = now if moved or resting or vitals.progressed_at is None else vitals.progressed_at
-    seen = replace(
+    is_resting = not outcome.reached or (outcome.healthy and outcome.busy in (0, None))
+    progressed_at = now if has_progressed or is_resting or vitals.progressed_at is None else vitals.progressed_at
+    new_vitals = replace(
         vitals,
         progress=vitals.progress if outcome.progress is None else outcome.progress,
         progressed_at=progressed_at,
@@ -69,21 +69,23 @@ def after(vitals: Vitals, outcome: Outcome, now: float) -> Vitals:
         context_length=vitals.context_length if outcome.context_length is None else outcome.context_length,
     )
     if outcome.dead:
-        return replace(seen, health=Health.DEAD)
+        return replace(new_vitals, health=Health.DEAD)
     if vitals.ready_since is None:
-        ready = outcome.healthy and outcome.generated
-        return replace(seen, health=Health.READY, ready_since=now) if ready else seen
+        is_ready = outcome.healthy and outcome.generated
+        return replace(new_vitals, health=Health.READY, ready_since=now) if is_ready else new_vitals
     if now - progressed_at >= STALL_S:
-        return replace(seen, health=Health.STALLED)
-    return replace(seen, health=Health.READY if outcome.healthy else Health.FAILING)
+        return replace(new_vitals, health=Health.STALLED)
+    return replace(new_vitals, health=Health.READY if outcome.healthy else Health.FAILING)
 
 
 def metric_sum(text: str, names: Iterable[str]) -> float | None:
     """The sum of some metrics, over all labels, in Prometheus text; None when none of them is there."""
-    wanted = set(names)
+    wanted_names = set(names)
     sample = re.compile(r"([A-Za-z_:][\w:]*)(?:\{[^}]*\})? ([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)(?:\s|$)")
-    found = [float(match[2]) for line in text.splitlines() if (match := sample.match(line)) and match[1] in wanted]
-    return sum(found) if found else None
+    values = [
+        float(match[2]) for line in text.splitlines() if (match := sample.match(line)) and match[1] in wanted_names
+    ]
+    return sum(values) if values else None
 
 
 def context_length_in(text: str) -> int | None:
@@ -91,7 +93,11 @@ def context_length_in(text: str) -> int | None:
     (llama-server, which has counted slots and training context in; our worker)."""
     try:
         model = json.loads(text)["data"][0]
-        told = model.get("max_model_len") or model["meta"]["n_ctx"]
+        context_length = model.get("max_model_len") or model["meta"]["n_ctx"]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None
+    return (
+        context_length
+        if isinstance(context_length, int) and not isinstance(context_length, bool) and context_length > 0
+        else None
+    )

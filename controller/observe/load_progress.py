@@ -57,16 +57,16 @@ class LoadProgress:
 
     async def _run(self) -> None:
         while self._engines:
-            changed = False
+            has_changed = False
             for name, engine in tuple(self._engines.items()):
-                changed |= await self._look(name, engine)
-            if changed:
+                has_changed |= await self._look(name, engine)
+            if has_changed:
                 self._wake()
             await asyncio.sleep(self._interval_s)
 
     async def _look(self, name: str, engine: Engine) -> bool:
         try:
-            told = engine.progress(await self._logs.log_tail(name))
+            reported_fraction = engine.progress(await self._logs.log_tail(name))
         except RuntimeUnavailableError as error:
             log.debug("how far %s is cannot be read: %s", name, error)
             return False
@@ -74,9 +74,9 @@ class LoadProgress:
             # Whatever one engine writes must not end the reading of the others.
             log.exception("the progress of %s cannot be read", name)
             return False
-        if told is None or name not in self._engines:  # it became ready meanwhile
+        if reported_fraction is None or name not in self._engines:  # it became ready meanwhile
             return False
-        fraction = math.floor(max(0.0, min(1.0, told)) * STEPS + 1e-9) / STEPS
-        before = self._fractions.get(name)
-        self._fractions[name] = fraction if before is None else max(before, fraction)
-        return self._fractions[name] != before
+        fraction = math.floor(max(0.0, min(1.0, reported_fraction)) * STEPS + 1e-9) / STEPS
+        previous_fraction = self._fractions.get(name)
+        self._fractions[name] = fraction if previous_fraction is None else max(previous_fraction, fraction)
+        return self._fractions[name] != previous_fraction

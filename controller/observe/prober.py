@@ -67,11 +67,11 @@ class Prober:
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
 
-    def track(self, targets: Mapping[str, Target], keep: Collection[str] = ()) -> None:
-        """Probe exactly these from now on, and go on with those in `keep`. One whose address changed is a new one."""
-        for name, watched in list(self._watched.items()):
-            if targets.get(name) != watched.target and name not in keep:
-                watched.task.cancel()
+    def track(self, targets: Mapping[str, Target], kept_names: Collection[str] = ()) -> None:
+        """Probe exactly these from now on, and go on with `kept_names`. One whose address changed is a new one."""
+        for name, target_state in list(self._watched.items()):
+            if targets.get(name) != target_state.target and name not in kept_names:
+                target_state.task.cancel()
                 del self._watched[name]
         for name, target in targets.items():
             if name not in self._watched:
@@ -80,61 +80,61 @@ class Prober:
 
     async def first_round(self) -> None:
         """Wait until every target was probed once. Bounded: an engine that hangs is not waited for."""
-        waits = [asyncio.ensure_future(watched.probed.wait()) for watched in self._watched.values()]
-        if waits:
-            _, late = await asyncio.wait(waits, timeout=self._timeout.total)
-            for wait in late:
-                wait.cancel()
+        wait_tasks = [asyncio.ensure_future(target_state.probed.wait()) for target_state in self._watched.values()]
+        if wait_tasks:
+            _, late_tasks = await asyncio.wait(wait_tasks, timeout=self._timeout.total)
+            for wait_task in late_tasks:
+                wait_task.cancel()
 
     def vitals(self, name: str) -> Vitals:
         """What is known of one target; fresh vitals for one that is not tracked."""
-        watched = self._watched.get(name)
-        return watched.vitals if watched else Vitals()
+        target_state = self._watched.get(name)
+        return target_state.vitals if target_state else Vitals()
 
     def nudge(self, name: str) -> None:
         """Probe one target now: a gateway could not reach it, or a drain wants to know whether it is idle."""
-        watched = self._watched.get(name)
-        if watched is not None:
-            watched.nudge.set()
+        target_state = self._watched.get(name)
+        if target_state is not None:
+            target_state.nudge.set()
 
     async def close(self) -> None:
         """Stop probing."""
-        tasks = [watched.task for watched in self._watched.values()]
+        tasks = [target_state.task for target_state in self._watched.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._watched.clear()
 
     async def _run(self, name: str) -> None:
-        watched = self._watched[name]
-        pause = STARTING_INTERVAL_S
+        target_state = self._watched[name]
+        pause_s = STARTING_INTERVAL_S
         while True:
-            watched.nudge.clear()
+            target_state.nudge.clear()
             try:
-                outcome = await self._probe(watched)
+                outcome = await self._probe(target_state)
             except Exception as fault:
                 # Whatever one engine answers must not end its own probing.
                 log.exception("the probe of %s failed", name)
                 outcome = Outcome(healthy=False, error=f"internal error: {fault!r}")
-            before = watched.vitals
-            watched.vitals = after(before, outcome, self._clock())
-            watched.probed.set()
-            if before.health is not watched.vitals.health:
-                log.info("%s is %s%s", name, watched.vitals.health, f": {outcome.error}" if outcome.error else "")
-            if _published(before) != _published(watched.vitals):
+            previous_vitals = target_state.vitals
+            target_state.vitals = after(previous_vitals, outcome, self._clock())
+            target_state.probed.set()
+            if previous_vitals.health is not target_state.vitals.health:
+                log.info("%s is %s%s", name, target_state.vitals.health, f": {outcome.error}" if outcome.error else "")
+            if _published(previous_vitals) != _published(target_state.vitals):
                 self._wake()
-            if watched.vitals.ready_since is None:
-                pause = min(pause * STARTING_GROWTH, SLOWEST_STARTING_INTERVAL_S)
+            if target_state.vitals.ready_since is None:
+                pause_s = min(pause_s * STARTING_GROWTH, SLOWEST_STARTING_INTERVAL_S)
             else:
-                pause = self._interval_s
+                pause_s = self._interval_s
             try:
-                async with asyncio.timeout(pause):
-                    await watched.nudge.wait()
+                async with asyncio.timeout(pause_s):
+                    await target_state.nudge.wait()
             except TimeoutError:
                 continue
 
-    async def _probe(self, watched: _Watched) -> Outcome:
-        target = watched.target
+    async def _probe(self, target_state: _Watched) -> Outcome:
+        target = target_state.target
         try:
             status, text = await self._get(target, target.probe.health_path)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -143,25 +143,27 @@ class Prober:
             return Outcome(healthy=False, error=f"health: {error or type(error).__name__}")
         if status != 200:
             # vLLM answers 503 here once its engine is dead; a server that is still loading answers 503 as well.
-            dead = "EngineDead" in text
-            return Outcome(healthy=False, dead=dead, error=f"health: HTTP {status}")
-        if watched.vitals.ready_since is None and target.probe.ready_path:
+            is_dead = "EngineDead" in text
+            return Outcome(healthy=False, dead=is_dead, error=f"health: HTTP {status}")
+        if target_state.vitals.ready_since is None and target.probe.ready_path:
             if fault := await self._first_token(target):
                 return Outcome(healthy=True, error=fault)
-            return Outcome(healthy=True, generated=True, context_length=await self._context_length(watched))
-        busy, progress = await self._figures(target)
-        context_length = await self._context_length(watched)
-        return Outcome(healthy=True, generated=True, busy=busy, progress=progress, context_length=context_length)
+            return Outcome(healthy=True, generated=True, context_length=await self._context_length(target_state))
+        busy_requests, progress = await self._figures(target)
+        context_length = await self._context_length(target_state)
+        return Outcome(
+            healthy=True, generated=True, busy=busy_requests, progress=progress, context_length=context_length
+        )
 
-    async def _context_length(self, watched: _Watched) -> int | None:
+    async def _context_length(self, target_state: _Watched) -> int | None:
         """Asked once: it holds for an engine's life."""
-        if watched.told:
+        if target_state.told:
             return None
         try:
-            status, text = await self._get(watched.target, MODELS_PATH)
+            status, text = await self._get(target_state.target, MODELS_PATH)
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
-        watched.told = status < 500
+        target_state.told = status < 500
         return context_length_in(text) if status == 200 else None
 
     async def _first_token(self, target: Target) -> str | None:

@@ -20,14 +20,14 @@ class RemoteDrains:
         """Those that may still hold requests."""
         return frozenset(self._drains)
 
-    def follow(self, before: DesiredState | None, desired: DesiredState, now: float) -> None:
+    def follow(self, previous_desired: DesiredState | None, desired: DesiredState, now: float) -> None:
         """Begin where a remote is wanted no longer; forget where it is wanted again."""
-        known = before.models if before is not None else {}
-        for name, want in desired.models.items():
-            was = known.get(name)
-            if want.replicas or want.runs:
+        previous_models = previous_desired.models if previous_desired is not None else {}
+        for name, model in desired.models.items():
+            previous_model = previous_models.get(name)
+            if model.replicas or model.runs:
                 self._drains.pop(name, None)
-            elif was is not None and was.replicas and not was.runs:
+            elif previous_model is not None and previous_model.replicas and not previous_model.runs:
                 self._drains.setdefault(name, Drain(now))
         self._drains = {name: drain for name, drain in self._drains.items() if name in desired.models}
 
@@ -38,11 +38,11 @@ class RemoteDrains:
     def forget_empty(self, gateways: Iterable[GatewayView], desired: DesiredState, now: float) -> None:
         """Forget those that are empty, and those of which nobody can tell for longer than a drain takes."""
         views = tuple(gateways)
-        kept = {}
+        kept_drains = {}
         for name, drain in self._drains.items():
-            empty = drained(name, drain, views, None, now=now, unsure=False)
-            want = desired.models.get(name)
-            late = empty is None and want is not None and now >= drain.since + want.drain_timeout_s
-            if not empty and not late:
-                kept[name] = drain
-        self._drains = kept
+            is_empty = drained(name, drain, views, None, now=now, unsure=False)
+            model = desired.models.get(name)
+            is_overdue = is_empty is None and model is not None and now >= drain.since + model.drain_timeout_s
+            if not is_empty and not is_overdue:
+                kept_drains[name] = drain
+        self._drains = kept_drains

@@ -41,31 +41,31 @@ class Remotes:
 
     def track(self, models: Iterable[DesiredModel]) -> None:
         """Ask exactly these from now on."""
-        wanted = {model.name: ENGINES[model.backend].remote(model.definition) for model in models}
-        for name, watched in list(self._watched.items()):
-            if wanted.get(name) != watched.remote:
-                watched.task.cancel()
+        remotes = {model.name: ENGINES[model.backend].remote(model.definition) for model in models}
+        for name, remote_state in list(self._watched.items()):
+            if remotes.get(name) != remote_state.remote:
+                remote_state.task.cancel()
                 del self._watched[name]
-        for name, remote in wanted.items():
+        for name, remote in remotes.items():
             if remote is not None and name not in self._watched:
                 self._watched[name] = _Watched(remote, asyncio.create_task(self._run(name), name=f"remote {name}"))
 
     async def first_round(self) -> None:
         """Wait until every remote was asked once. Bounded: one that hangs is not waited for."""
-        waits = [asyncio.ensure_future(watched.asked.wait()) for watched in self._watched.values()]
-        if waits:
-            _, late = await asyncio.wait(waits, timeout=self._timeout.total)
-            for wait in late:
-                wait.cancel()
+        wait_tasks = [asyncio.ensure_future(remote_state.asked.wait()) for remote_state in self._watched.values()]
+        if wait_tasks:
+            _, late_tasks = await asyncio.wait(wait_tasks, timeout=self._timeout.total)
+            for wait_task in late_tasks:
+                wait_task.cancel()
 
     def errors(self) -> dict[str, str | None]:
         """Remote model to its last error; None: it is well; absent: not asked yet."""
-        return {name: watched.error for name, watched in self._watched.items() if watched.asked.is_set()}
+        return {name: remote_state.error for name, remote_state in self._watched.items() if remote_state.asked.is_set()}
 
     def ask_anew(self, name: str) -> None:
         """Forget what a remote last said."""
-        if watched := self._watched.pop(name, None):
-            watched.task.cancel()
+        if remote_state := self._watched.pop(name, None):
+            remote_state.task.cancel()
 
     def knows(self, name: str) -> bool:
         """Whether this name is a remote model's."""
@@ -78,26 +78,26 @@ class Remotes:
 
     async def close(self) -> None:
         """Stop asking."""
-        tasks = [watched.task for watched in self._watched.values()]
+        tasks = [remote_state.task for remote_state in self._watched.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, name: str) -> None:
-        watched = self._watched[name]
+        remote_state = self._watched[name]
         while True:
             try:
-                error = await self._ask(watched.remote)
+                error = await self._ask(remote_state.remote)
             except Exception as fault:
                 # Whatever one remote brings out must not take its own watch, or the others' controller, away.
                 log.exception("asking the remote model %s failed", name)
                 error = f"internal error: {fault!r}"
             # The address may hold a user and a password.
             error = masked_text(error) if error is not None else None
-            changed = error != watched.error or not watched.asked.is_set()
-            watched.error = error
-            watched.asked.set()
-            if changed:
+            has_changed = error != remote_state.error or not remote_state.asked.is_set()
+            remote_state.error = error
+            remote_state.asked.set()
+            if has_changed:
                 log.info("remote model %s: %s", name, error or "well")
                 self._wake()
             await asyncio.sleep(self._interval_s)

@@ -119,6 +119,6 @@ class Plan:
     woken: tuple[str, ...] = ()
     """Models that rested, and that requests wait for."""
 
-    def in_force(self, given: DesiredState) -> DesiredState:
+    def in_force(self, desired: DesiredState) -> DesiredState:
         """What is wanted, with those decisions: nothing makes room or rests while the controller is paused."""
-        return given if given.paused or self.desired is None else self.desired
+        return desired if desired.paused or self.desired is None else self.desired

@@ -22,14 +22,14 @@ _SIGNALS = {-9: "was killed (SIGKILL)", -11: "crashed (SIGSEGV)", -6: "aborted (
 def verdict_of_exit(backend: str, end: Exit, *, was_ready: bool) -> Verdict:
     """An ended engine in plain words, then its last log lines."""
     engine = ENGINES.get(backend)
-    known = engine.explain(end.code, end.log_tail) if engine and end.code != 0 else None
+    verdict = engine.explain(end.code, end.log_tail) if engine and end.code != 0 else None
     if end.oom:
-        known = Verdict("out of memory: the engine was killed at its memory limit")
-    how = _exit_words(end.code)
-    words = f"{known.message}; the engine {how}" if known else f"the engine {how}"
+        verdict = Verdict("out of memory: the engine was killed at its memory limit")
+    ending = _exit_words(end.code)
+    message = f"{verdict.message}; the engine {ending}" if verdict else f"the engine {ending}"
     # An engine that has served once had good arguments and files: its end is never a permanent error.
-    permanent = known is not None and known.permanent and not was_ready
-    return Verdict(with_tail(words, end.log_tail), permanent)
+    permanent = verdict is not None and verdict.permanent and not was_ready
+    return Verdict(with_tail(message, end.log_tail), permanent)
 
 
 def _exit_words(code: int | None) -> str:
@@ -38,14 +38,14 @@ def _exit_words(code: int | None) -> str:
     if code == NOT_FOUND:
         return "could not be run: its program is not there"
     signal_code = code - 128 if code > 128 else -code
-    words = _SIGNALS.get(-signal_code) if (code < 0 or code > 128) else None
-    return words or f"ended with exit code {code}"
+    ending = _SIGNALS.get(-signal_code) if (code < 0 or code > 128) else None
+    return ending or f"ended with exit code {code}"
 
 
-def with_tail(words: str, log_tail: str) -> str:
-    """`words`, then the last log lines, where there are any."""
+def with_tail(message: str, log_tail: str) -> str:
+    """`message`, then the last log lines, where there are any."""
     lines = [line for line in log_tail.splitlines() if line.strip()][-SHOWN_LINES:]
-    return f"{words}. Last log lines:\n" + "\n".join(lines) if lines else words
+    return f"{message}. Last log lines:\n" + "\n".join(lines) if lines else message
 
 
 def next_failure(
@@ -56,8 +56,8 @@ def next_failure(
     An engine that ends after it was ready is started again at once, the first time; then and otherwise the wait
     doubles from 1 s to 5 min.
     """
-    stable = ready_for_s is not None and ready_for_s >= STABLE_S
-    count = 1 if previous is None or stable else previous.count + 1
+    was_stable = ready_for_s is not None and ready_for_s >= STABLE_S
+    count = 1 if previous is None or was_stable else previous.count + 1
     if verdict.permanent:
         retry_at = None
     else:

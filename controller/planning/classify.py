@@ -26,7 +26,10 @@ class Buckets:
 
 
 def classify(
-    want: DesiredModel | None, replicas: Iterable[ObservedReplica], pending: Iterable[tuple[str, PendingOp]], now: float
+    model: DesiredModel | None,
+    replicas: Iterable[ObservedReplica],
+    pending: Iterable[tuple[str, PendingOp]],
+    now: float,
 ) -> Buckets:
     """Put each replica of one model into its bucket."""
     buckets = Buckets()
@@ -35,52 +38,52 @@ def classify(
     for replica in sorted(replicas, key=lambda each: (each.health is not Health.READY, each.id)):
         operation = operations.pop(replica.name, None)
         if operation is not None:
-            _sort_busy(want, operation, replica, buckets)
+            _sort_busy(model, operation, replica, buckets)
         elif replica.phase is Phase.EXITED:
             buckets.ended.append(replica)
         elif replica.phase is Phase.CREATED:
             buckets.half_created.append(replica)
-        elif reason := _broken(want, replica, now):
+        elif reason := _broken(model, replica, now):
             buckets.broken.append((replica, reason))
         else:
-            _sort_alive(want, replica, buckets)
+            _sort_alive(model, replica, buckets)
     for operation in operations.values():
-        _sort_busy(want, operation, None, buckets)
+        _sort_busy(model, operation, None, buckets)
     return buckets
 
 
 def _sort_busy(
-    want: DesiredModel | None, operation: PendingOp, replica: ObservedReplica | None, buckets: Buckets
+    model: DesiredModel | None, operation: PendingOp, replica: ObservedReplica | None, buckets: Buckets
 ) -> None:
     index = operation.id.index
-    starts = operation.kind is OpKind.START and (replica is None or replica.phase is not Phase.EXITED)
-    wanted = want is not None and index < want.replicas and operation.id.spec_hash == want.spec_hash
-    if starts and wanted and index not in buckets.current:
+    is_start = operation.kind is OpKind.START and (replica is None or replica.phase is not Phase.EXITED)
+    is_wanted = model is not None and index < model.replicas and operation.id.spec_hash == model.spec_hash
+    if is_start and is_wanted and index not in buckets.current:
         buckets.current[index] = None
     else:
         buckets.busy.append(operation.id)
 
 
-def _sort_alive(want: DesiredModel | None, replica: ObservedReplica, buckets: Buckets) -> None:
+def _sort_alive(model: DesiredModel | None, replica: ObservedReplica, buckets: Buckets) -> None:
     index = replica.id.index
-    if want is None or not want.runs or index >= want.replicas:
+    if model is None or not model.runs or index >= model.replicas:
         buckets.surplus.append(replica)
         return
-    place: dict[int, ObservedReplica] | dict[int, ObservedReplica | None]
-    place = buckets.current if replica.id.spec_hash == want.spec_hash else buckets.outdated
-    if index in place:
+    bucket: dict[int, ObservedReplica] | dict[int, ObservedReplica | None]
+    bucket = buckets.current if replica.id.spec_hash == model.spec_hash else buckets.outdated
+    if index in bucket:
         buckets.surplus.append(replica)
     else:
-        place[index] = replica
+        bucket[index] = replica
 
 
-def _broken(want: DesiredModel | None, replica: ObservedReplica, now: float) -> str | None:
+def _broken(model: DesiredModel | None, replica: ObservedReplica, now: float) -> str | None:
     if replica.health is Health.DEAD:
         return "the engine says that it is dead"
     if replica.health is Health.STALLED:
         return "busy or not answering, and no progress for 120 s"
-    if want is not None and replica.ready_since is None and replica.started_at is not None:
-        waited = now - replica.started_at
-        if waited >= want.start_timeout_s:
-            return f"not ready within {want.start_timeout_s:g} s of its start"
+    if model is not None and replica.ready_since is None and replica.started_at is not None:
+        waited_s = now - replica.started_at
+        if waited_s >= model.start_timeout_s:
+            return f"not ready within {model.start_timeout_s:g} s of its start"
     return None

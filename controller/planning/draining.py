@@ -54,16 +54,16 @@ def drained(
     gateways than these may have been given it."""
     if drain.unrouted is None:
         return False
-    lost = False
+    has_lost_gateway = False
     views = present(gateways, now)
     for view in views:
         if view.lost_at is not None:
-            lost = True
+            has_lost_gateway = True
         elif view.report.stamp is None or view.report.stamp < drain.unrouted or view.report.inflight.get(name, 0):
             return False
     if unsure:
         return None
-    return True if views and not lost else engine_idle
+    return True if views and not has_lost_gateway else engine_idle
 
 
 def present(gateways: Iterable[GatewayView], now: float) -> list[GatewayView]:

@@ -56,43 +56,43 @@ class Residency:
     """Of those that have none."""
     wakes: tuple[float, ...] = ()
 
-    def line(self, want: DesiredModel | None) -> tuple[int, float, str]:
+    def line(self, model: DesiredModel | None) -> tuple[int, float, str]:
         """A model's place in the line for room, the least first."""
-        return self.places.get(want.name, _SEATED) if want is not None else _SEATED
+        return self.places.get(model.name, _SEATED) if model is not None else _SEATED
 
 
 def settle(desired: DesiredState, observed: ObservedState, ledger: Ledger, now: float) -> Residency:
     """Decide. `ledger` has the claims of all that is not seen gone; it is not changed."""
-    woken = _woken(desired, observed)
-    names = tuple(name for name, want in woken.models.items() if want is not desired.models[name])
-    alive = alive_of(observed)
-    residents = {
-        name: resident
-        for name, want in woken.models.items()
-        if (resident := resident_of(want, alive.get(name, ()), observed, now)) is not None
+    desired_on_demand = _woken(desired, observed)
+    reload_names = tuple(name for name, model in desired_on_demand.models.items() if model is not desired.models[name])
+    alive_by_model = alive_of(observed)
+    candidates = {
+        name: candidate
+        for name, model in desired_on_demand.models.items()
+        if (candidate := resident_of(model, alive_by_model.get(name, ()), observed, now)) is not None
     }
-    missing = missing_of(woken, observed)
-    if not missing and not residents:
-        return Residency(woken, woken=names)
-    leaving = leaving_of(woken, observed, now)
-    seats = _Seats(
-        woken,
+    missing_indices = missing_of(desired_on_demand, observed)
+    if not missing_indices and not candidates:
+        return Residency(desired_on_demand, woken=reload_names)
+    leaving_engines = leaving_of(desired_on_demand, observed, now)
+    allocator = _Seats(
+        desired_on_demand,
         observed,
         now,
-        residents,
-        missing,
+        candidates,
+        missing_indices,
         given=ledger,
         free=ledger.without(()),
-        ledger=ledger.without_replicas(leaving, observed),
-        leaving=sorted({each.id.model for each in leaving}),
-        coming=coming_of(woken, observed, residents),
+        ledger=ledger.without_replicas(leaving_engines, observed),
+        leaving=sorted({each.id.model for each in leaving_engines}),
+        coming=coming_of(desired_on_demand, observed, candidates),
     )
-    homeless = sorted((woken.models[name] for name in missing), key=seats.line)
-    for want in homeless:
-        seats.seat(want)
-    seats.rest_unused()
-    models = dict(woken.models)
-    for name, (since, reason) in seats.resting.items():
+    unplaced_models = sorted((desired_on_demand.models[name] for name in missing_indices), key=allocator.line)
+    for model in unplaced_models:
+        allocator.seat(model)
+    allocator.rest_unused()
+    models = dict(desired_on_demand.models)
+    for name, (since, reason) in allocator.resting.items():
         models[name] = replace(
             models[name],
             replicas=0,
@@ -101,24 +101,24 @@ def settle(desired: DesiredState, observed: ObservedState, ledger: Ledger, now: 
             drain_ends=False,
         )
     return Residency(
-        replace(woken, models=models),
-        {name: reason for name, (_, reason) in seats.resting.items()},
-        seats.waits,
-        names,
-        {want.name: seats.line(want) for want in homeless},
-        tuple(seats.wakes),
+        replace(desired_on_demand, models=models),
+        {name: reason for name, (_, reason) in allocator.resting.items()},
+        allocator.waits,
+        reload_names,
+        {model.name: allocator.line(model) for model in unplaced_models},
+        tuple(allocator.wakes),
     )
 
 
 def _woken(desired: DesiredState, observed: ObservedState) -> DesiredState:
     """What requests wait for is wanted again, though it was let go."""
     models = dict(desired.models)
-    for name, want in desired.models.items():
-        use = observed.uses.get(name, UNUSED)
-        if want.demand_replicas and want.autoload and use.waiting:
-            since = observed.at if use.waits_since is None else use.waits_since
+    for name, model in desired.models.items():
+        traffic = observed.uses.get(name, UNUSED)
+        if model.demand_replicas and model.autoload and traffic.waiting:
+            since = observed.at if traffic.waits_since is None else traffic.waits_since
             statement = Statement("autoload", since, "autoload: requests wait for it")
-            models[name] = replace(want, replicas=want.demand_replicas, demand_replicas=0, statement=statement)
+            models[name] = replace(model, replicas=model.demand_replicas, demand_replicas=0, statement=statement)
     return replace(desired, models=models)
 
 
@@ -148,158 +148,160 @@ class _Seats:
     seated: set[str] = field(default_factory=set)
     wakes: list[float] = field(default_factory=list)
 
-    def line(self, want: DesiredModel) -> tuple[int, float, str]:
+    def line(self, model: DesiredModel) -> tuple[int, float, str]:
         """What the files or an operator want comes first, then whose requests have waited longest."""
-        if want.statement.kind != "autoload":
-            return 0, want.statement.since, want.name
-        use = self.observed.uses.get(want.name, UNUSED)
-        return 1 if self._is_awaited(want) else 2, use.waits_since or want.statement.since, want.name
+        if model.statement.kind != "autoload":
+            return 0, model.statement.since, model.name
+        traffic = self.observed.uses.get(model.name, UNUSED)
+        return 1 if self._is_awaited(model) else 2, traffic.waits_since or model.statement.since, model.name
 
-    def seat(self, want: DesiredModel) -> None:
+    def seat(self, model: DesiredModel) -> None:
         """Room for a model's missing replicas, of what is free or will be."""
-        if self._cannot_start(want):
+        if self._cannot_start(model):
             return
-        self._seek(want)
-        seatless = want.name not in self.waits and want.name not in self.resting and want.name not in self.seated
-        if seatless and not isinstance(self._place(want, self.given), NoRoom):
-            self.waits[want.name] = f"waits for room: {_listed(sorted(self.seated))} comes first"
+        self._seek(model)
+        has_no_room = model.name not in self.waits and model.name not in self.resting and model.name not in self.seated
+        if has_no_room and not isinstance(self._place(model, self.given), NoRoom):
+            self.waits[model.name] = f"waits for room: {_listed(sorted(self.seated))} comes first"
 
-    def _seek(self, want: DesiredModel) -> None:
-        taken = self._place(want, self.ledger)
-        if not isinstance(taken, NoRoom):
-            self._take(want, taken)
-            at_once = self._place(want, self.free)
-            if not isinstance(at_once, NoRoom):
-                for claims in at_once:
-                    self.free.add(claims, model=want.name)
-            elif not at_once.waiting:
-                self.waits[want.name] = f"waits until {_listed(self.leaving)} left"
-        elif taken.waiting:
+    def _seek(self, model: DesiredModel) -> None:
+        placement = self._place(model, self.ledger)
+        if not isinstance(placement, NoRoom):
+            self._take(model, placement)
+            placement_now = self._place(model, self.free)
+            if not isinstance(placement_now, NoRoom):
+                for claims in placement_now:
+                    self.free.add(claims, model=model.name)
+            elif not placement_now.waiting:
+                self.waits[model.name] = f"waits until {_listed(self.leaving)} left"
+        elif placement.waiting:
             return
-        elif want.statement.kind == "autoload" and not self._is_awaited(want):
-            self.resting[want.name] = (want.statement.since, "no request waits for it any more")
+        elif model.statement.kind == "autoload" and not self._is_awaited(model):
+            self.resting[model.name] = (model.statement.since, "no request waits for it any more")
         else:
-            self._make_room(want)
+            self._make_room(model)
 
     def rest_unused(self) -> None:
         """Let go what has not been used for its `idle_ttl_s`."""
-        for resident in self.residents.values():
-            ttl = self.desired.models[resident.name].idle_ttl_s
-            if ttl is None or resident.busy or resident.name in self.resting:
+        for candidate in self.residents.values():
+            ttl_s = self.desired.models[candidate.name].idle_ttl_s
+            if ttl_s is None or candidate.busy or candidate.name in self.resting:
                 continue
-            due = max(resident.idle_since + ttl, resident.stays_until)
-            if self.now >= due:
-                self.resting[resident.name] = (due, f"not used for {ttl:g} s")
+            due_at = max(candidate.idle_since + ttl_s, candidate.stays_until)
+            if self.now >= due_at:
+                self.resting[candidate.name] = (due_at, f"not used for {ttl_s:g} s")
             else:
-                self.wakes.append(due)
+                self.wakes.append(due_at)
 
-    def _is_awaited(self, want: DesiredModel) -> bool:
-        waiting = self.observed.uses.get(want.name, UNUSED).waiting
+    def _is_awaited(self, model: DesiredModel) -> bool:
+        waiting_count = self.observed.uses.get(model.name, UNUSED).waiting
         # Unknown is not none.
-        return waiting != 0 or 0 <= self.now - want.statement.since < FRESH_DEMAND_S
+        return waiting_count != 0 or 0 <= self.now - model.statement.since < FRESH_DEMAND_S
 
-    def _cannot_start(self, want: DesiredModel) -> bool:
-        keys = (ReplicaKey(want.name, index, want.spec_hash) for index in self.missing[want.name])
+    def _cannot_start(self, model: DesiredModel) -> bool:
+        keys = (ReplicaKey(model.name, index, model.spec_hash) for index in self.missing[model.name])
         failures = map(self.observed.failures.get, keys)
         return any(failure is not None and failure.waits(self.now) for failure in failures)
 
-    def _take(self, want: DesiredModel, taken: Iterable[Mapping[str, int]]) -> None:
-        self.seated.add(want.name)
-        for claims in taken:
-            self.ledger.add(claims, model=want.name)
-            if may_go(want):
-                self.coming.setdefault(want.name, []).append(claims)
+    def _take(self, model: DesiredModel, claims_list: Iterable[Mapping[str, int]]) -> None:
+        self.seated.add(model.name)
+        for claims in claims_list:
+            self.ledger.add(claims, model=model.name)
+            if may_go(model):
+                self.coming.setdefault(model.name, []).append(claims)
 
-    def _place(self, want: DesiredModel, ledger: Ledger) -> list[Mapping[str, int]] | NoRoom:
+    def _place(self, model: DesiredModel, ledger: Ledger) -> list[Mapping[str, int]] | NoRoom:
         """What all missing replicas of the model would take."""
-        scratch, taken = ledger.without(()), []
-        for _ in self.missing[want.name]:
-            placed = place(want, self.observed, scratch)
-            if isinstance(placed, NoRoom):
-                return placed
-            scratch.add(placed.claims, model=want.name)
-            taken.append(placed.claims)
-        return taken
+        scratch, claims_list = ledger.without(()), []
+        for _ in self.missing[model.name]:
+            placement = place(model, self.observed, scratch)
+            if isinstance(placement, NoRoom):
+                return placement
+            scratch.add(placement.claims, model=model.name)
+            claims_list.append(placement.claims)
+        return claims_list
 
-    def _make_room(self, want: DesiredModel) -> None:
-        taken = self.resting.keys() | self.kept.keys() | {want.name}
-        others = [each for name, each in self.residents.items() if name not in taken]
-        ordered = sorted(others, key=lambda each: each.order(self.now))
-        if self._go(want, ordered) is None:
-            self._await_loads(want, ordered)
+    def _make_room(self, model: DesiredModel) -> None:
+        excluded_names = self.resting.keys() | self.kept.keys() | {model.name}
+        unordered = [each for name, each in self.residents.items() if name not in excluded_names]
+        candidates = sorted(unordered, key=lambda each: each.order(self.now))
+        if self._go(model, candidates) is None:
+            self._await_loads(model, candidates)
             return
-        use = self.observed.uses.get(want.name, UNUSED)
-        since = use.waits_since or want.statement.since
+        traffic = self.observed.uses.get(model.name, UNUSED)
+        since = traffic.waits_since or model.statement.since
         starves_at = since + self.desired.swap_wait_s
-        starving = self.now >= starves_at
-        free = [
-            each for each in ordered if self.now >= each.stays_until and (not each.busy or (starving and each.is_known))
+        is_starving = self.now >= starves_at
+        evictable_now = [
+            each
+            for each in candidates
+            if self.now >= each.stays_until and (not each.busy or (is_starving and each.is_known))
         ]
-        going = self._go(want, free)
-        if going is None:
-            self._wait(want, ordered, starves_at)
-            if starving:
-                self._keep(want, self._go(want, ordered) or ())
-        elif not self._is_checked(want, going):
-            self.waits[want.name] = "waits for room, once it is known that it can be started"
+        victims = self._go(model, evictable_now)
+        if victims is None:
+            self._wait(model, candidates, starves_at)
+            if is_starving:
+                self._keep(model, self._go(model, candidates) or ())
+        elif not self._is_checked(model, victims):
+            self.waits[model.name] = "waits for room, once it is known that it can be started"
         else:
-            for each in going:
-                self.resting[each.name] = (since, f"makes room for {want.name}")
-            self.waits[want.name] = f"waits until {_names(going)} left"
-            self._keep(want, going)
+            for each in victims:
+                self.resting[each.name] = (since, f"makes room for {model.name}")
+            self.waits[model.name] = f"waits until {_names(victims)} left"
+            self._keep(model, victims)
 
-    def _is_checked(self, want: DesiredModel, going: Iterable[Resident]) -> bool:
+    def _is_checked(self, model: DesiredModel, victims: Iterable[Resident]) -> bool:
         """Whether a start is known to be possible. While somebody leaves for it, the last check holds until the
         next."""
-        checked = self.observed.preflights.get((want.name, want.spec_hash))
-        if checked is None or not checked.ok:
+        preflight = self.observed.preflights.get((model.name, model.spec_hash))
+        if preflight is None or not preflight.ok:
             return False
-        later = self.now - CHECKED_ANEW_S if any(each.leaves for each in going) else self.now
-        return any(checked.is_fresh(at, self.desired.preflight_recheck_s) for at in (self.now, later))
+        lenient_now = self.now - CHECKED_ANEW_S if any(each.leaves for each in victims) else self.now
+        return any(preflight.is_fresh(at, self.desired.preflight_recheck_s) for at in (self.now, lenient_now))
 
-    def _keep(self, want: DesiredModel, going: Iterable[Resident]) -> None:
+    def _keep(self, model: DesiredModel, victims: Iterable[Resident]) -> None:
         """What goes, or will, still takes its room: to others it is that of the one that it goes for."""
-        self.kept.update({each.name: want.name for each in going})
-        self.ledger = self._without(going)
-        seated = self._place(want, self.ledger)
-        self._take(want, () if isinstance(seated, NoRoom) else seated)
+        self.kept.update({each.name: model.name for each in victims})
+        self.ledger = self._without(victims)
+        placement = self._place(model, self.ledger)
+        self._take(model, () if isinstance(placement, NoRoom) else placement)
 
-    def _await_loads(self, want: DesiredModel, ordered: Iterable[Resident]) -> None:
+    def _await_loads(self, model: DesiredModel, candidates: Iterable[Resident]) -> None:
         """It waits for what is being loaded now, if that can make room later; if not, the plan says what is missing."""
         claims = (claims for each in self.coming.values() for claims in each)
-        if not isinstance(self._place(want, self._without(ordered).without(claims)), NoRoom):
-            self.waits[want.name] = f"waits for room: {_listed(sorted(self.coming))} is loaded first"
+        if not isinstance(self._place(model, self._without(candidates).without(claims)), NoRoom):
+            self.waits[model.name] = f"waits for room: {_listed(sorted(self.coming))} is loaded first"
         elif self.kept:
-            self.waits[want.name] = f"waits for room: {_listed(sorted(set(self.kept.values())))} comes first"
+            self.waits[model.name] = f"waits for room: {_listed(sorted(set(self.kept.values())))} comes first"
 
-    def _wait(self, want: DesiredModel, ordered: Sequence[Resident], starves_at: float) -> None:
-        blockers = self._go(want, ordered) or ()
-        busy = [each for each in blockers if each.busy]
-        why = "in use" if busy else "loaded only just now"
-        self.waits[want.name] = f"waits for room: {_names(blockers)} {'are' if len(blockers) > 1 else 'is'} {why}"
-        self.wakes += [each.stays_until for each in ordered if each.stays_until > self.now]
-        if busy and starves_at > self.now:
+    def _wait(self, model: DesiredModel, candidates: Sequence[Resident], starves_at: float) -> None:
+        blockers = self._go(model, candidates) or ()
+        busy_candidates = [each for each in blockers if each.busy]
+        reason = "in use" if busy_candidates else "loaded only just now"
+        self.waits[model.name] = f"waits for room: {_names(blockers)} {'are' if len(blockers) > 1 else 'is'} {reason}"
+        self.wakes += [each.stays_until for each in candidates if each.stays_until > self.now]
+        if busy_candidates and starves_at > self.now:
             self.wakes.append(starves_at)
 
-    def _go(self, want: DesiredModel, ordered: Sequence[Resident]) -> Collection[Resident] | None:
+    def _go(self, model: DesiredModel, candidates: Sequence[Resident]) -> Collection[Resident] | None:
         """The first of these whose going makes room, and none that need not go; None: all of them do not."""
-        for count in range(1, len(ordered) + 1):
-            going = list(ordered[:count])
-            if isinstance(self._place(want, self._without(going)), NoRoom):
+        for count in range(1, len(candidates) + 1):
+            victims = list(candidates[:count])
+            if isinstance(self._place(model, self._without(victims)), NoRoom):
                 continue
-            for each in reversed(ordered[: count - 1]):
-                fewer = [other for other in going if other is not each]
-                if not isinstance(self._place(want, self._without(fewer)), NoRoom):
-                    going = fewer
-            return going
+            for each in reversed(candidates[: count - 1]):
+                fewer_victims = [other for other in victims if other is not each]
+                if not isinstance(self._place(model, self._without(fewer_victims)), NoRoom):
+                    victims = fewer_victims
+            return victims
         return None
 
-    def _without(self, going: Iterable[Resident]) -> Ledger:
-        return self.ledger.without_replicas([replica for each in going for replica in each.replicas], self.observed)
+    def _without(self, victims: Iterable[Resident]) -> Ledger:
+        return self.ledger.without_replicas([replica for each in victims for replica in each.replicas], self.observed)
 
 
-def _names(residents: Iterable[Resident]) -> str:
-    return _listed(sorted(each.name for each in residents))
+def _names(candidates: Iterable[Resident]) -> str:
+    return _listed(sorted(each.name for each in candidates))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -46,41 +46,41 @@ class Resident:
 
 def alive_of(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
     """Model to its replicas that run, ready or not."""
-    alive: dict[str, list[ObservedReplica]] = {}
+    replicas_by_model: dict[str, list[ObservedReplica]] = {}
     for replica in observed.replicas:
         if replica.phase is Phase.RUNNING:
-            alive.setdefault(replica.id.model, []).append(replica)
-    return alive
+            replicas_by_model.setdefault(replica.id.model, []).append(replica)
+    return replicas_by_model
 
 
-def may_go(want: DesiredModel | None) -> bool:
+def may_go(model: DesiredModel | None) -> bool:
     """Whether a request would load it again, and nobody has said that it is to stay."""
-    return want is not None and want.autoload and not want.pinned and want.statement.kind in ("autoload", "file")
+    return model is not None and model.autoload and not model.pinned and model.statement.kind in ("autoload", "file")
 
 
 def resident_of(
-    want: DesiredModel, replicas: Sequence[ObservedReplica], observed: ObservedState, now: float
+    model: DesiredModel, replicas: Sequence[ObservedReplica], observed: ObservedState, now: float
 ) -> Resident | None:
     """None: it cannot be let go, or there is nothing of it that could."""
-    if not (may_go(want) and want.replicas and replicas):
+    if not (may_go(model) and model.replicas and replicas):
         return None
     moments = [(each.started_at, each.ready_since) for each in replicas]
     # None later than now: the clock was set back.
-    ready = [min(since, now) for _, since in moments if since is not None]
-    if len(ready) < len(moments) or any(op.id.model == want.name for op in observed.pending.values()):
+    ready_times = [min(since, now) for _, since in moments if since is not None]
+    if len(ready_times) < len(moments) or any(op.id.model == model.name for op in observed.pending.values()):
         return None  # it loads, or goes anyway
     reload_s = max((until - since for since, until in moments if since is not None and until is not None), default=0.0)
     counts = [observed.inflight.get(each.name, 0) for each in replicas]
-    known = [count for count in counts if count is not None]
-    use = observed.uses.get(want.name, UNUSED)
-    stays = want.min_residency_s
+    known_counts = [count for count in counts if count is not None]
+    traffic = observed.uses.get(model.name, UNUSED)
+    residency_s = model.min_residency_s
     return Resident(
-        want.name,
+        model.name,
         tuple(replicas),
-        use,
-        sum(known) if len(known) == len(counts) else None,
+        traffic,
+        sum(known_counts) if len(known_counts) == len(counts) else None,
         all(each.draining is not None for each in replicas),
-        max(min(use.last_used or 0.0, now), *ready),
+        max(min(traffic.last_used or 0.0, now), *ready_times),
         reload_s,
-        max(ready) + (min(max(0.0, reload_s), LONGEST_RESIDENCY_S) if stays is None else stays),
+        max(ready_times) + (min(max(0.0, reload_s), LONGEST_RESIDENCY_S) if residency_s is None else residency_s),
     )

@@ -22,10 +22,10 @@ def uses(
     """
     views = present(gateways, now)
     reports = [view.report for view in views if view.lost_at is None]
-    known = 0 < len(reports) == len(views) and not unsure
+    is_known = 0 < len(reports) == len(views) and not unsure
     return {
         name: Use(
-            sum(report.queued.get(name, 0) for report in reports) if known else None,
+            sum(report.queued.get(name, 0) for report in reports) if is_known else None,
             min((report.waits_since[name] for report in reports if name in report.waits_since), default=None),
             last_used.get(name, up_since),
         )

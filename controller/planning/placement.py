@@ -39,17 +39,17 @@ class Ledger:
     def of(cls, observed: ObservedState) -> Ledger:
         """Claims of all that is not seen gone, and of all that is about to come."""
         ledger = cls()
-        seen = set()
+        seen_names = set()
         # In the order of their names, so that whoever counts as busy is the same in whatever order they were seen.
         for replica in sorted(observed.replicas, key=lambda each: each.name):
-            seen.add(replica.name)
+            seen_names.add(replica.name)
             operation = observed.pending.get(replica.name)
             if replica.phase is Phase.EXITED or (replica.phase is Phase.CREATED and operation is None):
                 continue
-            unsettled = replica.ready_since is None or operation is not None
-            ledger.add(replica.claims, model=replica.id.model, busy_with=replica.name if unsettled else None)
+            is_unsettled = replica.ready_since is None or operation is not None
+            ledger.add(replica.claims, model=replica.id.model, busy_with=replica.name if is_unsettled else None)
         for name, operation in sorted(observed.pending.items()):
-            if name not in seen and operation.kind is OpKind.START:
+            if name not in seen_names and operation.kind is OpKind.START:
                 ledger.add(operation.claims, model=operation.id.model, busy_with=name)
         return ledger
 
@@ -85,19 +85,19 @@ class Ledger:
                 copy.claimed[uuid] = copy.claimed.get(uuid, 0) - mib
         for replica in replicas:
             for uuid, mib in replica.claims.items():
-                held = self._held(replica, uuid, mib, observed)
-                copy.released[uuid] = copy.released.get(uuid, 0) + held
+                held_mib = self._held(replica, uuid, mib, observed)
+                copy.released[uuid] = copy.released.get(uuid, 0) + held_mib
         return copy
 
-    def _held(self, replica: ObservedReplica, uuid: str, claim: int, observed: ObservedState) -> int:
+    def _held(self, replica: ObservedReplica, uuid: str, claim_mib: int, observed: ObservedState) -> int:
         gpu = next((gpu for gpu in observed.gpus or () if gpu.uuid == uuid), None)
         if gpu is None:
-            return claim
-        known = [each.mib for each in gpu.processes or () if each.replica == replica.name and each.mib is not None]
-        if known:
-            return sum(known)
+            return claim_mib
+        known_mibs = [each.mib for each in gpu.processes or () if each.replica == replica.name and each.mib is not None]
+        if known_mibs:
+            return sum(known_mibs)
         # What nobody else has claimed is most likely its own.
-        return max(claim, gpu.used_mib - (self.claimed.get(uuid, 0) - claim))
+        return max(claim_mib, gpu.used_mib - (self.claimed.get(uuid, 0) - claim_mib))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +125,12 @@ def place(model: DesiredModel, observed: ObservedState, ledger: Ledger) -> Place
         return NoRoom("the GPUs cannot be read now, so nothing is placed on them", waiting=True)
     if model.gpu_count > len(gpus):
         return NoRoom(f"needs {_gpus(model.gpu_count)}, this host has {len(gpus) or 'none'}")
-    allowed = _allowed(model, gpus)
-    if isinstance(allowed, NoRoom):
-        return allowed
-    need = need_of(model, observed)
-    fitting = sorted(
-        (gpu for gpu in allowed if _fits(need, gpu, ledger)),
+    allowed_gpus = _allowed(model, gpus)
+    if isinstance(allowed_gpus, NoRoom):
+        return allowed_gpus
+    requirement = need_of(model, observed)
+    fitting_gpus = sorted(
+        (gpu for gpu in allowed_gpus if _fits(requirement, gpu, ledger)),
         key=lambda gpu: (
             gpu.uuid in ledger.busy,
             model.name in ledger.models.get(gpu.uuid, ()),
@@ -138,55 +138,55 @@ def place(model: DesiredModel, observed: ObservedState, ledger: Ledger) -> Place
             gpu.label,
         ),
     )
-    if len(fitting) < model.gpu_count:
-        return _no_room(model.gpu_count, need, allowed, observed, ledger)
-    chosen = sorted(fitting[: model.gpu_count], key=lambda gpu: gpu.index)
-    for gpu in chosen:
+    if len(fitting_gpus) < model.gpu_count:
+        return _no_room(model.gpu_count, requirement, allowed_gpus, observed, ledger)
+    chosen_gpus = sorted(fitting_gpus[: model.gpu_count], key=lambda gpu: gpu.index)
+    for gpu in chosen_gpus:
         if gpu.uuid in ledger.busy:
             return NoRoom(f"GPU {gpu.label} is busy with {ledger.busy[gpu.uuid]}", waiting=True)
-    return Placed({gpu.uuid: need.on(gpu) or gpu.total_mib for gpu in chosen})
+    return Placed({gpu.uuid: requirement.on(gpu) or gpu.total_mib for gpu in chosen_gpus})
 
 
 def need_of(model: DesiredModel, observed: ObservedState) -> Need:
     """What a replica takes: as declared, else as observed or predicted (DESIGN.md §3)."""
-    known = observed.needs.get(model.name, _UNKNOWN)
+    requirement = observed.needs.get(model.name, _UNKNOWN)
     if model.vram_mib is not None:
-        known = replace(known, per_gpu_mib=model.vram_mib, gpu_share=None)
-    return known if model.memory_mib is None else replace(known, host_mib=model.memory_mib)
+        requirement = replace(requirement, per_gpu_mib=model.vram_mib, gpu_share=None)
+    return requirement if model.memory_mib is None else replace(requirement, host_mib=model.memory_mib)
 
 
 def _in_main_memory(model: DesiredModel, observed: ObservedState, ledger: Ledger) -> Placed | NoRoom:
-    need = need_of(model, observed).host_mib
-    if need is None:
+    needed_mib = need_of(model, observed).host_mib
+    if needed_mib is None:
         return Placed({})
-    total = observed.host_mib
-    if total is not None and ledger.claimed.get(HOST, 0) + need > total:
-        room = max(0, total - ledger.claimed.get(HOST, 0))
-        reason = f"needs {need} MiB of main memory; free: {room} of the {total} MiB that engines may take"
-        if need > total:
+    total_mib = observed.host_mib
+    if total_mib is not None and ledger.claimed.get(HOST, 0) + needed_mib > total_mib:
+        free_mib = max(0, total_mib - ledger.claimed.get(HOST, 0))
+        reason = f"needs {needed_mib} MiB of main memory; free: {free_mib} of the {total_mib} MiB that engines may take"
+        if needed_mib > total_mib:
             reason = f"{reason}: declare a smaller context, or raise ROUNDHOUSE_ENGINES_MEMORY_MIB"
         return NoRoom(reason)
-    return Placed({HOST: need})
+    return Placed({HOST: needed_mib})
 
 
 def _allowed(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
-    allowed = _chosen(model, gpus)
-    if isinstance(allowed, NoRoom) or model.gpu_count == 1:
-        return allowed
-    whole = [gpu for gpu in allowed if gpu.mig is None]
-    if len(whole) < model.gpu_count <= len(allowed):
+    allowed_gpus = _chosen(model, gpus)
+    if isinstance(allowed_gpus, NoRoom) or model.gpu_count == 1:
+        return allowed_gpus
+    whole_gpus = [gpu for gpu in allowed_gpus if gpu.mig is None]
+    if len(whole_gpus) < model.gpu_count <= len(allowed_gpus):
         # CUDA shows a process one instance at most.
         return NoRoom(f"needs {_gpus(model.gpu_count)} as wholes, and those here are MIG instances")
-    return whole
+    return whole_gpus
 
 
 def _chosen(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
     if not model.gpu_choice:
         return list(gpus)
     by_name = {gpu.uuid: gpu for gpu in gpus} | {gpu.label: gpu for gpu in gpus}
-    missing = [name for name in model.gpu_choice if name not in by_name]
-    if missing:
-        return NoRoom(f"this host has no GPU {', '.join(missing)}")
+    missing_names = [name for name in model.gpu_choice if name not in by_name]
+    if missing_names:
+        return NoRoom(f"this host has no GPU {', '.join(missing_names)}")
     return list({by_name[name].uuid: by_name[name] for name in model.gpu_choice}.values())
 
 
@@ -199,33 +199,42 @@ def _used(gpu: Gpu, ledger: Ledger) -> int:
     return max(0, gpu.used_mib - ledger.released.get(gpu.uuid, 0))
 
 
-def _fits(need: Need, gpu: Gpu, ledger: Ledger) -> bool:
-    mib = need.on(gpu)
+def _fits(requirement: Need, gpu: Gpu, ledger: Ledger) -> bool:
+    mib = requirement.on(gpu)
     if mib is not None:
         return _room(gpu, ledger) >= mib
     return not ledger.claimed.get(gpu.uuid) and _used(gpu, ledger) <= gpu.total_mib * FOREIGN_USE
 
 
-def _no_room(count: int, need: Need, allowed: list[Gpu], observed: ObservedState, ledger: Ledger) -> NoRoom:
-    reason = _shortage(count, need, allowed, ledger)
-    promised = [gpu for gpu in allowed if _fits(need, replace(gpu, used_mib=0), ledger)]
-    if len(promised) < count:
+def _no_room(count: int, requirement: Need, allowed_gpus: list[Gpu], observed: ObservedState, ledger: Ledger) -> NoRoom:
+    reason = _shortage(count, requirement, allowed_gpus, ledger)
+    promised_gpus = [gpu for gpu in allowed_gpus if _fits(requirement, replace(gpu, used_mib=0), ledger)]
+    if len(promised_gpus) < count:
         return NoRoom(reason)
-    staying = {replica.name for replica in observed.replicas if replica.phase is Phase.RUNNING}
-    held = [(gpu, held_by(gpu, staying, expected_mib=ledger.claimed.get(gpu.uuid, 0))) for gpu in promised]
-    named = "; ".join(f"GPU {gpu.label}: {holder}" for gpu, holder in held if holder is not None)
-    late = all(observed.at - observed.left_at.get(gpu.uuid, -RELEASE_S) >= RELEASE_S for gpu in promised)
-    return NoRoom(f"{reason}; memory that nobody claims is held by {named}" if named else reason, waiting=not late)
+    running_names = {replica.name for replica in observed.replicas if replica.phase is Phase.RUNNING}
+    gpu_holders = [
+        (gpu, held_by(gpu, running_names, expected_mib=ledger.claimed.get(gpu.uuid, 0))) for gpu in promised_gpus
+    ]
+    holder_text = "; ".join(f"GPU {gpu.label}: {holder}" for gpu, holder in gpu_holders if holder is not None)
+    is_overdue = all(observed.at - observed.left_at.get(gpu.uuid, -RELEASE_S) >= RELEASE_S for gpu in promised_gpus)
+    return NoRoom(
+        f"{reason}; memory that nobody claims is held by {holder_text}" if holder_text else reason,
+        waiting=not is_overdue,
+    )
 
 
-def _shortage(count: int, need: Need, allowed: list[Gpu], ledger: Ledger) -> str:
-    rooms = ", ".join(f"GPU {gpu.label} has {max(0, _room(gpu, ledger))} of {gpu.total_mib} MiB" for gpu in allowed)
-    needs = {gpu.uuid: mib for gpu in allowed if (mib := need.on(gpu)) is not None}
-    if not needs:
+def _shortage(count: int, requirement: Need, allowed_gpus: list[Gpu], ledger: Ledger) -> str:
+    rooms = ", ".join(
+        f"GPU {gpu.label} has {max(0, _room(gpu, ledger))} of {gpu.total_mib} MiB" for gpu in allowed_gpus
+    )
+    needed_mib = {gpu.uuid: mib for gpu in allowed_gpus if (mib := requirement.on(gpu)) is not None}
+    if not needed_mib:
         return f"needs {_gpus(count)} of its own, for what it takes is not known (`vram_mib`); free: {rooms}"
-    wanted = "" if need.gpu_share is None else f", {need.gpu_share:.0%} of the largest".replace("%", " %")
-    shortage = f"needs {max(needs.values())} MiB{wanted} on each of {_gpus(count)}; free: {rooms}"
-    if sum(gpu.total_mib >= needs[gpu.uuid] for gpu in allowed) >= count:
+    share_text = (
+        "" if requirement.gpu_share is None else f", {requirement.gpu_share:.0%} of the largest".replace("%", " %")
+    )
+    shortage = f"needs {max(needed_mib.values())} MiB{share_text} on each of {_gpus(count)}; free: {rooms}"
+    if sum(gpu.total_mib >= needed_mib[gpu.uuid] for gpu in allowed_gpus) >= count:
         return shortage
     return f"{shortage}: a shorter context, a smaller cache type or more GPUs (`gpus`) would make it fit"
 
@@ -234,21 +243,21 @@ def _gpus(count: int) -> str:
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
-def held_by(gpu: Gpu, staying: Collection[str], *, expected_mib: int = 0) -> str | None:
-    """Which processes hold memory there, beside those of the replicas `staying`; None: none does.
+def held_by(gpu: Gpu, running_names: Collection[str], *, expected_mib: int = 0) -> str | None:
+    """Which processes hold memory there, beside those of the replicas in `running_names`; None: none does.
 
     Where the driver names no processes, it is what is in use beyond `expected_mib`, without a name.
     """
     if gpu.processes is None:
-        beyond = gpu.used_mib - expected_mib
-        return f"{beyond} MiB, by processes that the driver does not name here" if beyond > 0 else None
-    others = [process for process in gpu.processes if process.replica is None or process.replica not in staying]
+        excess_mib = gpu.used_mib - expected_mib
+        return f"{excess_mib} MiB, by processes that the driver does not name here" if excess_mib > 0 else None
+    others = [process for process in gpu.processes if process.replica is None or process.replica not in running_names]
     if not others:
         return None
-    words = [_words(process) for process in others[:NAMED]]
+    descriptions = [_words(process) for process in others[:NAMED]]
     if len(others) > NAMED:
-        words.append(f"{len(others) - NAMED} more")
-    return "; ".join(words)
+        descriptions.append(f"{len(others) - NAMED} more")
+    return "; ".join(descriptions)
 
 
 def _words(process: GpuProcess) -> str:

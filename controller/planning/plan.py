@@ -50,30 +50,34 @@ def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
     for name, operation in observed.pending.items():
         pending[operation.id.model].append((name, operation))
     ledger = Ledger.of(observed)
-    residency = settle(desired, observed, ledger, now)
-    desired = residency.desired
+    decision = settle(desired, observed, ledger, now)
+    desired = decision.desired
     turns = []
     # First what frees, then what claims: an engine that leaves makes room within the same plan only once it is gone.
     for name in sorted(desired.models.keys() | replicas.keys() | pending.keys()):
-        want, waits = desired.models.get(name), residency.waits.get(name)
-        turn = _Turn(want, observed, ledger, now, desired.preflight_recheck_s, waits)
+        model, wait_reason = desired.models.get(name), decision.waits.get(name)
+        turn = _Turn(model, observed, ledger, now, desired.preflight_recheck_s, wait_reason)
         turn.buckets = classify(turn.want, replicas[name], pending[name], now)
         turn.clear()
         turns.append(turn)
-    for turn in sorted(turns, key=lambda each: residency.line(each.want)):
+    for turn in sorted(turns, key=lambda each: decision.line(each.want)):
         turn.fill()
     actions = tuple(action for turn in turns for action in turn.actions)
-    wakes = [wake for wake in (*residency.wakes, *(wake for turn in turns for wake in turn.wakes)) if wake > now]
-    ends = {action.id.model for action in actions if isinstance(action, Stop)}
-    stay = {replica.id.model for replica in observed.replicas} - ends
+    wake_times = [
+        wake_at
+        for wake_at in (*decision.wakes, *(wake_at for turn in turns for wake_at in turn.wakes))
+        if wake_at > now
+    ]
+    stopping_models = {action.id.model for action in actions if isinstance(action, Stop)}
+    staying_models = {replica.id.model for replica in observed.replicas} - stopping_models
     return Plan(
         desired.generation,
         actions,
         tuple(blocked for turn in turns for blocked in turn.blocked),
-        min(wakes, default=None),
+        min(wake_times, default=None),
         desired,
-        {name: reason for name, reason in residency.resting.items() if name not in stay and not pending[name]},
-        residency.woken,
+        {name: reason for name, reason in decision.resting.items() if name not in staying_models and not pending[name]},
+        decision.woken,
     )
 
 
@@ -141,13 +145,13 @@ class _Turn:
 
     def _stop(self, replica: ObservedReplica, reason: str) -> None:
         """End it, unless another one loads or stops on its GPUs: engines measure the memory that is free meanwhile."""
-        other = self.ledger.busy_beside(replica)
-        if other is None:
+        busy_replica = self.ledger.busy_beside(replica)
+        if busy_replica is None:
             self.actions.append(Stop(replica.id, replica.name, reason))
             self.ledger.busy.update(dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), replica.name))
         else:
-            waits = f"it is stopped once {other} is done on its GPU"
-            self.blocked.append(Blocked(replica.id.model, replica.id.index, waits))
+            wait_reason = f"it is stopped once {busy_replica} is done on its GPU"
+            self.blocked.append(Blocked(replica.id.model, replica.id.index, wait_reason))
 
     def _drain_deadline(self, since: float) -> float | None:
         """None: an operator's unload, which waits as long as it takes."""
@@ -161,73 +165,73 @@ class _Turn:
 
     def fill(self) -> None:
         """Every wanted index gets its replica; outdated ones are replaced one at a time."""
-        want = self.want
-        if want is None or not want.runs:
+        model = self.want
+        if model is None or not model.runs:
             return
-        if self._hold_together(want):
+        if self._hold_together(model):
             return
-        self._keep_current(want)
-        rolling = self._coming(want)
-        for index in range(want.replicas):
-            old = self.buckets.outdated.get(index)
+        self._keep_current(model)
+        is_rolling = self._coming(model)
+        for index in range(model.replicas):
+            old_replica = self.buckets.outdated.get(index)
             if index in self.buckets.current:
-                if old is not None:
-                    self._retire_replaced(self.buckets.current[index], old)
-                    rolling = True
-            elif old is None:
-                self._start(want, index, "no replica at this index")
-                rolling = True
-            elif not rolling:
-                self._replace(want, index, old)
-                rolling = True
+                if old_replica is not None:
+                    self._retire_replaced(self.buckets.current[index], old_replica)
+                    is_rolling = True
+            elif old_replica is None:
+                self._start(model, index, "no replica at this index")
+                is_rolling = True
+            elif not is_rolling:
+                self._replace(model, index, old_replica)
+                is_rolling = True
 
-    def _coming(self, want: DesiredModel) -> bool:
+    def _coming(self, model: DesiredModel) -> bool:
         """Whether a replica is on its way, or failed on it: until it serves, no other one is replaced."""
         current = self.buckets.current.values()
         if any(replica is None or replica.health is not Health.READY for replica in current):
             return True
-        missing = set(range(want.replicas)) - self.buckets.outdated.keys() - self.buckets.current.keys()
-        keys = (ReplicaKey(want.name, index, want.spec_hash) for index in missing)
+        missing_indices = set(range(model.replicas)) - self.buckets.outdated.keys() - self.buckets.current.keys()
+        keys = (ReplicaKey(model.name, index, model.spec_hash) for index in missing_indices)
         failures = (self.observed.failures.get(key) for key in keys)
         return any(failure is not None and failure.waits(self.now) for failure in failures)
 
-    def _keep_current(self, want: DesiredModel) -> None:
+    def _keep_current(self, model: DesiredModel) -> None:
         for current in self.buckets.current.values():
             if current is None:
                 continue
             if current.draining is not None:
                 self.actions.append(Undrain(current.id, current.name, "wanted again"))
             elif current.ready_since is None and current.started_at is not None:
-                self.wakes.append(current.started_at + want.start_timeout_s)
+                self.wakes.append(current.started_at + model.start_timeout_s)
 
-    def _hold_together(self, want: DesiredModel) -> bool:
+    def _hold_together(self, model: DesiredModel) -> bool:
         """Until a model is first loaded, its replicas come all or not at all."""
-        if want.replicas < 2 or want.name in self.observed.loaded_once or self.buckets.outdated:
+        if model.replicas < 2 or model.name in self.observed.loaded_once or self.buckets.outdated:
             return False
-        for index in range(want.replicas):
-            key = ReplicaKey(want.name, index, want.spec_hash)
+        for index in range(model.replicas):
+            key = ReplicaKey(model.name, index, model.spec_hash)
             failure = self.observed.failures.get(key)
             if failure is None or not failure.waits(self.now):
                 continue
             self._give_up(f"all or nothing: replica {index} failed")
             self._wait(index, failure.error, failure.retry_at, failed=True)
             return True
-        return self._too_many(want)
+        return self._too_many(model)
 
-    def _too_many(self, want: DesiredModel) -> bool:
+    def _too_many(self, model: DesiredModel) -> bool:
         scratch = self.ledger.without(())
-        for index in range(want.replicas):
+        for index in range(model.replicas):
             if index in self.buckets.current:
                 continue
-            placed = place(want, self.observed, scratch)
+            placement = place(model, self.observed, scratch)
             if self.waits is not None:
-                self._await_room(want, index, self.waits)
+                self._await_room(model, index, self.waits)
                 return True
-            if isinstance(placed, Placed):
-                scratch.add(placed.claims, model=want.name)
-            elif not placed.waiting:
+            if isinstance(placement, Placed):
+                scratch.add(placement.claims, model=model.name)
+            elif not placement.waiting:
                 self._give_up(f"all or nothing: no room for replica {index}")
-                self._wait(index, placed.reason, None, failed=True)
+                self._wait(index, placement.reason, None, failed=True)
                 return True
         return False
 
@@ -236,68 +240,74 @@ class _Turn:
             if current is not None:
                 self._retire(current, reason)
 
-    def _retire_replaced(self, current: ObservedReplica | None, old: ObservedReplica) -> None:
+    def _retire_replaced(self, current: ObservedReplica | None, old_replica: ObservedReplica) -> None:
         if current is not None and current.health is Health.READY:
-            self._retire(old, "replaced by a replica of the edited definition")
+            self._retire(old_replica, "replaced by a replica of the edited definition")
 
-    def _replace(self, want: DesiredModel, index: int, old: ObservedReplica) -> None:
+    def _replace(self, model: DesiredModel, index: int, old_replica: ObservedReplica) -> None:
         """New one ready first where memory allows, else old one drained first."""
-        if self._backs_off(want, index):
-            self._take_back(old)
+        if self._backs_off(model, index):
+            self._take_back(old_replica)
             return
         # One failed probe does not make an engine useless: what has served may serve again.
-        serving = old.ready_since is not None and old.draining is None
-        alongside = place(want, self.observed, self.ledger)
-        instead = place(want, self.observed, self.ledger.without([old.claims]))
-        if serving and isinstance(alongside, NoRoom) and alongside.waiting:
-            self._wait(index, alongside.reason, None)
-        elif isinstance(alongside, NoRoom) and isinstance(instead, NoRoom):
-            self._wait(index, instead.reason, None, failed=not instead.waiting)
-            self._take_back(old)
-        elif not self._checked(want, index):
-            result = self.observed.preflights.get((want.name, want.spec_hash))
+        is_serving = old_replica.ready_since is not None and old_replica.draining is None
+        placement_alongside = place(model, self.observed, self.ledger)
+        placement_instead = place(model, self.observed, self.ledger.without([old_replica.claims]))
+        if is_serving and isinstance(placement_alongside, NoRoom) and placement_alongside.waiting:
+            self._wait(index, placement_alongside.reason, None)
+        elif isinstance(placement_alongside, NoRoom) and isinstance(placement_instead, NoRoom):
+            self._wait(index, placement_instead.reason, None, failed=not placement_instead.waiting)
+            self._take_back(old_replica)
+        elif not self._checked(model, index):
+            result = self.observed.preflights.get((model.name, model.spec_hash))
             if result is not None and not result.ok:
-                self._take_back(old)
-        elif serving and isinstance(alongside, Placed):
-            self._issue_start(want, index, alongside, "the definition was edited; the old replica serves until then")
+                self._take_back(old_replica)
+        elif is_serving and isinstance(placement_alongside, Placed):
+            self._issue_start(
+                model, index, placement_alongside, "the definition was edited; the old replica serves until then"
+            )
         else:
-            self._retire(old, "the definition was edited" + ("; no room for both" if serving else ""))
+            self._retire(old_replica, "the definition was edited" + ("; no room for both" if is_serving else ""))
 
-    def _take_back(self, old: ObservedReplica) -> None:
+    def _take_back(self, old_replica: ObservedReplica) -> None:
         """Let an old replica serve on: what was to replace it cannot start."""
-        if old.draining is not None:
-            self.actions.append(Undrain(old.id, old.name, "what was to replace it cannot start"))
+        if old_replica.draining is not None:
+            self.actions.append(Undrain(old_replica.id, old_replica.name, "what was to replace it cannot start"))
 
-    def _start(self, want: DesiredModel, index: int, reason: str) -> None:
-        if self._backs_off(want, index):
+    def _start(self, model: DesiredModel, index: int, reason: str) -> None:
+        if self._backs_off(model, index):
             return
-        placed = place(want, self.observed, self.ledger)
+        placement = place(model, self.observed, self.ledger)
         if self.waits is not None:
-            self._await_room(want, index, self.waits)
-        elif isinstance(placed, NoRoom):
-            self._wait(index, placed.reason, None, failed=not placed.waiting)
-        elif self._checked(want, index):
-            self._issue_start(want, index, placed, reason)
+            self._await_room(model, index, self.waits)
+        elif isinstance(placement, NoRoom):
+            self._wait(index, placement.reason, None, failed=not placement.waiting)
+        elif self._checked(model, index):
+            self._issue_start(model, index, placement, reason)
 
-    def _await_room(self, want: DesiredModel, index: int, room: str) -> None:
+    def _await_room(self, model: DesiredModel, index: int, room: str) -> None:
         """Nobody leaves for it before it is known that it can be started."""
-        self._checked(want, index)
-        result = self.observed.preflights.get((want.name, want.spec_hash))
+        self._checked(model, index)
+        result = self.observed.preflights.get((model.name, model.spec_hash))
         if result is None or result.ok:
             self._wait(index, room, None)
 
-    def _issue_start(self, want: DesiredModel, index: int, placed: Placed, reason: str) -> None:
-        key = ReplicaKey(want.name, index, want.spec_hash)
+    def _issue_start(self, model: DesiredModel, index: int, placement: Placed, reason: str) -> None:
+        key = ReplicaKey(model.name, index, model.spec_hash)
         failure = self.observed.failures.get(key)
-        gone = (*self.buckets.ended, *self.buckets.half_created, *(replica for replica, _ in self.buckets.broken))
-        earlier = (*(replica.id for replica in gone), *self.buckets.busy)
-        attempts = [each.attempt for each in earlier if each.key == key]
+        gone_replicas = (
+            *self.buckets.ended,
+            *self.buckets.half_created,
+            *(replica for replica, _ in self.buckets.broken),
+        )
+        earlier_ids = (*(replica.id for replica in gone_replicas), *self.buckets.busy)
+        attempts = [each.attempt for each in earlier_ids if each.key == key]
         attempt = 1 + max([failure.attempt if failure else 0, *attempts])
-        self.ledger.add(placed.claims, model=want.name, busy_with=f"{want.name}/{index}")
-        self.actions.append(Start(ReplicaId(want.name, index, want.spec_hash, attempt), reason, placed.claims))
+        self.ledger.add(placement.claims, model=model.name, busy_with=f"{model.name}/{index}")
+        self.actions.append(Start(ReplicaId(model.name, index, model.spec_hash, attempt), reason, placement.claims))
 
-    def _backs_off(self, want: DesiredModel, index: int) -> bool:
-        key = ReplicaKey(want.name, index, want.spec_hash)
+    def _backs_off(self, model: DesiredModel, index: int) -> bool:
+        key = ReplicaKey(model.name, index, model.spec_hash)
         if key in self.failing:
             return True
         failure = self.observed.failures.get(key)
@@ -306,30 +316,30 @@ class _Turn:
         self._wait(index, failure.error, failure.retry_at, failed=True)
         return True
 
-    def _checked(self, want: DesiredModel, index: int) -> bool:
+    def _checked(self, model: DesiredModel, index: int) -> bool:
         """Whether a fresh preflight says that the start can succeed; else what to do about it."""
-        key = (want.name, want.spec_hash)
+        key = (model.name, model.spec_hash)
         result = self.observed.preflights.get(key)
-        fresh = result is not None and result.is_fresh(self.now, self.preflight_recheck_s)
-        if not fresh and key not in self.observed.preflighting:
-            self._once(Preflight(want.name, want.spec_hash, "before a start"))
+        is_fresh = result is not None and result.is_fresh(self.now, self.preflight_recheck_s)
+        if not is_fresh and key not in self.observed.preflighting:
+            self._once(Preflight(model.name, model.spec_hash, "before a start"))
         if result is None:
             return False
         if result.missing_image is not None:
-            self._pull(want, index, result.missing_image)
+            self._pull(model, index, result.missing_image)
         elif not result.ok:
             recheck_at = result.at + self.preflight_recheck_s
             self._wait(index, result.error or "preflight failed", recheck_at, failed=True)
-        return fresh and result.ok
+        return is_fresh and result.ok
 
-    def _pull(self, want: DesiredModel, index: int, image: str) -> None:
+    def _pull(self, model: DesiredModel, index: int, image: str) -> None:
         failure = self.observed.pulls.get(image)
         if failure is not None and failure.waits(self.now):
             self._wait(index, failure.error, failure.retry_at, failed=True)
         elif image in self.observed.pulls and failure is None:
             self._wait(index, f"image {image} is being pulled", None)
         else:
-            self._once(PullImage(want.name, image, "the image is not on this host"))
+            self._once(PullImage(model.name, image, "the image is not on this host"))
 
     def _once(self, action: Action) -> None:
         if action not in self.actions:

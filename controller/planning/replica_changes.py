@@ -10,47 +10,49 @@ from controller.state import DesiredState, ObservedReplica, ObservedState, OpKin
 
 def leaving_of(desired: DesiredState, observed: ObservedState, now: float) -> list[ObservedReplica]:
     """Replicas that will be gone, whatever is decided here; not those that take longer than anybody should wait."""
-    leaving = []
+    replicas = []
     for replica in observed.replicas:
-        want = desired.models.get(replica.id.model)
+        model = desired.models.get(replica.id.model)
         operation = observed.pending.get(replica.name)
-        ends = operation is not None and operation.kind is not OpKind.START
-        unwanted = want is None or not want.runs or replica.id.index >= want.replicas
-        began = operation.began_at if operation is not None and ends else now
-        since = began if replica.draining is None else min(began, replica.draining.since)
-        if replica.phase is Phase.RUNNING and (ends or unwanted) and now - since < desired.swap_wait_s:
-            leaving.append(replica)
-    return leaving
+        is_ending = operation is not None and operation.kind is not OpKind.START
+        is_unwanted = model is None or not model.runs or replica.id.index >= model.replicas
+        began_at = operation.began_at if operation is not None and is_ending else now
+        since = began_at if replica.draining is None else min(began_at, replica.draining.since)
+        if replica.phase is Phase.RUNNING and (is_ending or is_unwanted) and now - since < desired.swap_wait_s:
+            replicas.append(replica)
+    return replicas
 
 
 def missing_of(desired: DesiredState, observed: ObservedState) -> dict[str, tuple[int, ...]]:
     """Models to the wanted indices at which no engine is, nor comes."""
-    present: dict[str, set[int]] = {}
+    indices_by_model: dict[str, set[int]] = {}
     for replica in observed.replicas:
         operation = observed.pending.get(replica.name)
         if replica.phase is Phase.RUNNING and (operation is None or operation.kind is OpKind.START):
-            present.setdefault(replica.id.model, set()).add(replica.id.index)
+            indices_by_model.setdefault(replica.id.model, set()).add(replica.id.index)
     for operation in observed.pending.values():
         if operation.kind is OpKind.START:
-            present.setdefault(operation.id.model, set()).add(operation.id.index)
-    missing = {}
-    for want in desired.models.values():
-        there = present.get(want.name, ())
-        if want.runs and want.replicas > sum(index < want.replicas for index in there):
-            missing[want.name] = tuple(index for index in range(want.replicas) if index not in there)
-    return missing
+            indices_by_model.setdefault(operation.id.model, set()).add(operation.id.index)
+    missing_indices = {}
+    for model in desired.models.values():
+        indices = indices_by_model.get(model.name, ())
+        if model.runs and model.replicas > sum(index < model.replicas for index in indices):
+            missing_indices[model.name] = tuple(index for index in range(model.replicas) if index not in indices)
+    return missing_indices
 
 
 def coming_of(
-    desired: DesiredState, observed: ObservedState, residents: Mapping[str, Resident]
+    desired: DesiredState, observed: ObservedState, candidates: Mapping[str, Resident]
 ) -> dict[str, list[Mapping[str, int]]]:
     """Models that could be let go once they are loaded, to what they will take."""
-    coming: dict[str, list[Mapping[str, int]]] = {}
-    seen = {replica.name for replica in observed.replicas}
-    there = [each for each in observed.replicas if each.phase is Phase.RUNNING or each.name in observed.pending]
-    takes = [(each.id.model, each.claims) for each in there]
-    takes += [(op.id.model, op.claims) for name, op in observed.pending.items() if name not in seen]
-    for name, claims in takes:
-        if name not in residents and may_go(desired.models.get(name)):
-            coming.setdefault(name, []).append(claims)
-    return coming
+    claims_by_model: dict[str, list[Mapping[str, int]]] = {}
+    observed_names = {replica.name for replica in observed.replicas}
+    active_replicas = [
+        each for each in observed.replicas if each.phase is Phase.RUNNING or each.name in observed.pending
+    ]
+    model_claims = [(each.id.model, each.claims) for each in active_replicas]
+    model_claims += [(op.id.model, op.claims) for name, op in observed.pending.items() if name not in observed_names]
+    for name, claims in model_claims:
+        if name not in candidates and may_go(desired.models.get(name)):
+            claims_by_model.setdefault(name, []).append(claims)
+    return claims_by_model

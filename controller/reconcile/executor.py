@@ -107,8 +107,8 @@ class Operations:
             if self._memory.preflighting.get(key) is not mark:
                 return
             del self._memory.preflighting[key]
-            known = self._memory.preflights.get(key)
-            if result.error is not None and (known is None or known.error != result.error):
+            previous_result = self._memory.preflights.get(key)
+            if result.error is not None and (previous_result is None or previous_result.error != result.error):
                 log.warning("%s cannot be started: %s", action.model, result.error)
             self._memory.preflights[key] = result
             self._wake()
@@ -116,8 +116,8 @@ class Operations:
         self._spawn(work())
 
     def _pull(self, action: PullImage) -> None:
-        previous = self._memory.pulls.get(action.image)
-        if action.image in self._memory.pulls and previous is None:
+        previous_failure = self._memory.pulls.get(action.image)
+        if action.image in self._memory.pulls and previous_failure is None:
             return  # asked for by another model, and under way
         self._memory.pulls[action.image] = None
 
@@ -129,9 +129,11 @@ class Operations:
             except Exception as error:
                 if not isinstance(error, StartError | RuntimeUnavailableError):
                     log.exception("the pull of %s failed", action.image)
-                words = f"image {action.image} is missing and cannot be pulled: {error}"
-                verdict = Verdict(self._conceal(action.model, words))
-                self._memory.pulls[action.image] = next_failure(previous, verdict, 0, self._clock(), ready_for_s=None)
+                message = f"image {action.image} is missing and cannot be pulled: {error}"
+                verdict = Verdict(self._conceal(action.model, message))
+                self._memory.pulls[action.image] = next_failure(
+                    previous_failure, verdict, 0, self._clock(), ready_for_s=None
+                )
             self._wake()
 
         task = self._spawn(work())
@@ -177,8 +179,8 @@ class Operations:
         kind = OpKind.STOP if isinstance(action, Stop) else OpKind.REMOVE
         if action.failure is not None and action.name not in self._memory.counted:
             self._memory.counted.add(action.name)
-            ready_for = None if replica.ready_since is None else now - replica.ready_since
-            self._memory.fail(action.id, action.failure, now, ready_for_s=ready_for)
+            ready_for_s = None if replica.ready_since is None else now - replica.ready_since
+            self._memory.fail(action.id, action.failure, now, ready_for_s=ready_for_s)
             log.warning("%s failed: %s", action.name, action.failure.message)
             # The next plan knows when to try again, which can be now.
             self._wake()
@@ -208,8 +210,8 @@ class Operations:
         failure = self._memory.failures.get(action.id.key)
         if action.failure is None or failure is None or failure.error != action.failure.message:
             return
-        tail = self._conceal(action.model, await self._runtime.log_tail(action.name), action.name)
-        self._memory.failures[action.id.key] = replace(failure, error=with_tail(failure.error, tail))
+        log_tail = self._conceal(action.model, await self._runtime.log_tail(action.name), action.name)
+        self._memory.failures[action.id.key] = replace(failure, error=with_tail(failure.error, log_tail))
 
 
 def _subject(action: Action) -> str:

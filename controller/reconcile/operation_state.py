@@ -61,17 +61,21 @@ class WorkingMemory:
             left_at=dict(self.left_at),
         )
 
-    def note_left(self, before: Iterable[ObservedReplica], after: Iterable[ObservedReplica], now: float) -> None:
+    def note_left(
+        self, previous_replicas: Iterable[ObservedReplica], replicas: Iterable[ObservedReplica], now: float
+    ) -> None:
         """Of two observations, which GPUs something has left in between."""
-        still = {replica.name for replica in after if replica.phase is not Phase.EXITED}
-        for replica in before:
-            if replica.phase is not Phase.EXITED and replica.name not in still:
+        remaining_names = {replica.name for replica in replicas if replica.phase is not Phase.EXITED}
+        for replica in previous_replicas:
+            if replica.phase is not Phase.EXITED and replica.name not in remaining_names:
                 self.left_at.update(dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), now))
 
     def begin(self, name: str, operation: PendingOp) -> None:
         """Remember an operation that is being issued. At most one per replica."""
-        known = self.pending.get(name)
-        assert known is None or known.finished_at is not None, f"{name} has an operation under way"
+        previous_operation = self.pending.get(name)
+        assert previous_operation is None or previous_operation.finished_at is not None, (
+            f"{name} has an operation under way"
+        )
         self.pending[name] = operation
 
     def finish(self, name: str, now: float) -> None:
@@ -80,13 +84,13 @@ class WorkingMemory:
 
     def forget_settled(self, began_at: float) -> None:
         """Drop the operations that had ended before an observation began: it has seen what they did."""
-        settled = [
+        finished_names = [
             name
             for name, operation in self.pending.items()
             if operation.finished_at is not None
             and (operation.finished_at < began_at or operation.finished_at > began_at + CLOCK_SLACK_S)
         ]
-        for name in settled:
+        for name in finished_names:
             del self.pending[name]
 
     def fail(self, replica: ReplicaId, verdict: Verdict, now: float, *, ready_for_s: float | None = None) -> Failure:
@@ -99,27 +103,31 @@ class WorkingMemory:
         """Forget what no longer matters: failures of edited or proven definitions, drains of replicas that are gone, or
         that are to serve on while the controller is paused."""
         replicas = list(replicas)
-        wanted = {name for name, model in desired.models.items() if model.replicas}
+        wanted_models = {name for name, model in desired.models.items() if model.replicas}
         # One that rests is the same when a request wants it again.
-        current = {
+        current_specs = {
             (name, model.spec_hash) for name, model in desired.models.items() if model.replicas or model.demand_replicas
         }
-        proven = {replica.id.key for replica in replicas if forgiven(replica, now)}
+        proven_keys = {replica.id.key for replica in replicas if forgiven(replica, now)}
         self.failures = {
             key: failure
             for key, failure in self.failures.items()
-            if (key.model, key.spec_hash) in current and key not in proven
+            if (key.model, key.spec_hash) in current_specs and key not in proven_keys
         }
-        self.preflights = {key: result for key, result in self.preflights.items() if key in current}
-        names = {replica.name for replica in replicas}
-        staying = {each.name for each in replicas if desired.paused and _is_wanted(each, desired)}
-        self.drains = {name: drain for name, drain in self.drains.items() if name in names - staying}
-        self.counted &= names
+        self.preflights = {key: result for key, result in self.preflights.items() if key in current_specs}
+        replica_names = {replica.name for replica in replicas}
+        staying_names = {each.name for each in replicas if desired.paused and _is_wanted(each, desired)}
+        self.drains = {name: drain for name, drain in self.drains.items() if name in replica_names - staying_names}
+        self.counted &= replica_names
         images = {model.image for model in desired.models.values()}
-        self.pulls = {image: state for image, state in self.pulls.items() if state is None or image in images}
+        self.pulls = {
+            image: failure_state
+            for image, failure_state in self.pulls.items()
+            if failure_state is None or image in images
+        }
         # One that is revoked while it drains serves on with what is left.
-        serving = {replica.id.model for replica in replicas if replica.ready_since is not None}
-        self.loaded_once &= wanted | serving
+        serving_models = {replica.id.model for replica in replicas if replica.ready_since is not None}
+        self.loaded_once &= wanted_models | serving_models
 
     def try_anew(self, model: DesiredModel) -> None:
         """Forget what went wrong with a model, for somebody asks for it anew: its replicas come all or not at all."""
@@ -137,5 +145,5 @@ class WorkingMemory:
 
 
 def _is_wanted(replica: ObservedReplica, desired: DesiredState) -> bool:
-    want = desired.models.get(replica.id.model)
-    return want is not None and replica.id.index < want.replicas
+    model = desired.models.get(replica.id.model)
+    return model is not None and replica.id.index < model.replicas

@@ -69,19 +69,19 @@ class Reconciler:
         resync_s: float,
         ready_before: Mapping[str, float],
         clock: Callable[[], float],
-        told: Callable[[Round | None, Round | None], None] = lambda *_: None,
+        on_round: Callable[[Round | None, Round | None], None] = lambda *_: None,
         conceal: Conceal = nothing_secret,
         progress: LoadProgress | None = None,
         host_mib: int | None = None,
-        needs: Needs | None = None,
+        requirements: Needs | None = None,
     ) -> None:
-        """`told` is given each round (None: it was not complete) and the one before. `host_mib`: main memory that
+        """`on_round` is given each round (None: it was not complete) and the one before. `host_mib`: main memory that
         engines without GPUs may take; None: not bounded."""
-        self._told = told
+        self._told = on_round
         self._conceal = conceal
         self._progress = progress
         self._host_mib = host_mib
-        self._needs = needs
+        self._needs = requirements
         self._finished = asyncio.Event()
         self._desired = desired
         self._runtime = runtime
@@ -113,12 +113,12 @@ class Reconciler:
                 self.error = masked_text(f"internal error: {error!r}")
             if self.error is not None:
                 self._told(self.round, None)
-            pause = self._pause()
+            pause_s = self._pause()
             try:
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(pause_s):
                     await self._wake.wait()
             except TimeoutError:
-                log.debug("resync after %.1f s", pause)
+                log.debug("resync after %.1f s", pause_s)
             await asyncio.sleep(SHORTEST_ROUND_S)
 
     async def once(self) -> Round | None:
@@ -135,15 +135,15 @@ class Reconciler:
             self.error = "the desired state was never valid; nothing is started or stopped"
             return None
         self.error = None
-        made = plan(desired, observed, observed.at)
-        desired = made.in_force(desired)
+        round_plan = plan(desired, observed, observed.at)
+        desired = round_plan.in_force(desired)
         if not desired.paused:
             replicas = {replica.name: replica for replica in observed.replicas}
-            for action in made.actions:
+            for action in round_plan.actions:
                 self._operations.issue(action, desired, replicas)
-            self._desired.awake(made.woken)
-            self._desired.rest(made.rested)
-        self._finish(desired, observed, made)
+            self._desired.awake(round_plan.woken)
+            self._desired.rest(round_plan.rested)
+        self._finish(desired, observed, round_plan)
         return self.round
 
     def _rekey(self) -> None:
@@ -152,17 +152,17 @@ class Reconciler:
         if desired is not None:
             self._hub.rekey(table_keys(desired.keys))
 
-    def _finish(self, desired: DesiredState, observed: ObservedState, made: Plan) -> None:
+    def _finish(self, desired: DesiredState, observed: ObservedState, round_plan: Plan) -> None:
         """Assess and publish what holds now that the plan was issued."""
         self._remote_drains.follow(self.round.desired if self.round is not None else None, desired, observed.at)
-        issued = self._with_issued(observed)
-        true = assess(desired, issued, made)
-        self._memory.loaded_once |= {status.name for status in true if status.state is ModelState.LOADED}
-        statuses = in_step(self._published(), true)
-        if statuses != true:
+        issued_state = self._with_issued(observed)
+        true_statuses = assess(desired, issued_state, round_plan)
+        self._memory.loaded_once |= {status.name for status in true_statuses if status.state is ModelState.LOADED}
+        statuses = in_step(self._published(), true_statuses)
+        if statuses != true_statuses:
             self._wake.set()
-        before, self.round = self.round, Round(desired, issued, made, statuses)
-        stamp = self._hub.publish(routes(desired, issued, statuses, self._token), table_keys(desired.keys))
+        previous_round, self.round = self.round, Round(desired, issued_state, round_plan, statuses)
+        stamp = self._hub.publish(routes(desired, issued_state, statuses, self._token), table_keys(desired.keys))
         self._remote_drains.published(stamp)
         for name, drain in self._memory.drains.items():
             if drain.unrouted is None:
@@ -171,7 +171,7 @@ class Reconciler:
         self._desired.remember(frozenset(self._memory.loaded_once), self._ready)
         self._finished.set()
         self._finished = asyncio.Event()
-        self._told(before, self.round)
+        self._told(previous_round, self.round)
 
     def _published(self) -> dict[str, ModelState]:
         return {status.name: status.state for status in self.round.statuses} if self.round is not None else {}
@@ -181,9 +181,9 @@ class Reconciler:
         if self.round is None:
             return None
         observed = self._with_issued(self.round.observed)
-        made = plan(desired, observed, now)
-        desired = made.in_force(desired)
-        return Round(desired, observed, made, in_step(self._published(), assess(desired, observed, made)))
+        round_plan = plan(desired, observed, now)
+        desired = round_plan.in_force(desired)
+        return Round(desired, observed, round_plan, in_step(self._published(), assess(desired, observed, round_plan)))
 
     async def next_round(self) -> None:
         """Wait until another round is complete."""
@@ -194,8 +194,8 @@ class Reconciler:
         replicas = []
         for replica in observed.replicas:
             drain = self._memory.drains.get(replica.name)
-            leaving = drain is not None or self._memory.stopping(replica.name)
-            draining = Draining(drain.since if drain else observed.at, None) if leaving else None
+            is_leaving = drain is not None or self._memory.stopping(replica.name)
+            draining = Draining(drain.since if drain else observed.at, None) if is_leaving else None
             replicas.append(replace(replica, draining=draining))
         return replace(
             self._memory.told(observed),
@@ -209,19 +209,19 @@ class Reconciler:
     async def _observe(self) -> tuple[DesiredState | None, ObservedState]:
         began_at = self._clock()
         await self._desired.refresh(began_at)
-        seen = await self._runtime.list()
+        seen_replicas = await self._runtime.list()
         self._gpus = await self._runtime.gpus()
         self._memory.forget_settled(began_at)
         self._hub.forget_lost()
         desired = self._desired.state(began_at)
-        self._track(desired, seen)
+        self._track(desired, seen_replicas)
         if self.round is None:
             await self._prober.first_round()
             await self._remotes.first_round()
         models = desired.models.values() if desired is not None else ()
-        needs = await self._needs.of(models, self._gpus) if self._needs is not None else {}
+        requirements = await self._needs.of(models, self._gpus) if self._needs is not None else {}
         now = self._clock()
-        replicas = tuple(self._observed(replica, now) for replica in seen)
+        replicas = tuple(self._observed(replica, now) for replica in seen_replicas)
         self._memory.note_left(self.round.observed.replicas if self.round is not None else (), replicas, now)
         if desired is not None:
             self._memory.prune(desired, replicas, now)
@@ -232,9 +232,9 @@ class Reconciler:
             replicas=replicas,
             gpus=self._gpus,
             host_mib=self._host_mib,
-            needs=needs,
+            needs=requirements,
             uses=uses(
-                (want.name for want in models),
+                (model.name for model in models),
                 views,
                 now,
                 last_used=self._hub.last_used,
@@ -250,50 +250,50 @@ class Reconciler:
         )
         return desired, self._memory.told(observed)
 
-    def _track(self, desired: DesiredState | None, seen: list[SeenReplica]) -> None:
+    def _track(self, desired: DesiredState | None, seen_replicas: list[SeenReplica]) -> None:
         models = desired.models if desired is not None else {}
         targets: dict[str, Target] = {}
-        keep: set[str] = set()
-        for replica in seen:
+        kept_names: set[str] = set()
+        for replica in seen_replicas:
             model = models.get(replica.id.model)
             if replica.phase is not Phase.RUNNING or replica.base_url is None:
                 continue
             if model is None or not model.runs or replica.id.spec_hash != model.spec_hash:
                 # How this one is probed is no longer declared; whether it serves and is idle still matters.
-                keep.add(replica.name)
+                kept_names.add(replica.name)
             if model is not None and model.runs:
                 probe = ENGINES[model.backend].probe(model.definition)
                 token, ready_since = self._operations.token(replica.name), self._ready.get(replica.name)
                 targets[replica.name] = Target(replica.base_url, probe, token, ready_since)
-        self._prober.track(targets, keep)
+        self._prober.track(targets, kept_names)
         self._remotes.track([model for model in models.values() if not model.runs and model.replicas])
 
-    def _observed(self, seen: SeenReplica, now: float) -> ObservedReplica:
-        vitals = self._prober.vitals(seen.name)
-        drain = self._memory.drains.get(seen.name)
+    def _observed(self, replica: SeenReplica, now: float) -> ObservedReplica:
+        vitals = self._prober.vitals(replica.name)
+        drain = self._memory.drains.get(replica.name)
         draining = None
         if drain is not None:
-            fresh = vitals.probed_at is not None and vitals.probed_at > drain.since
-            idle = vitals.idle if fresh else None
-            unsure = self._is_unsure(seen, now)
-            empty = drained(seen.name, drain, self._hub.views, idle, now=now, unsure=unsure)
-            draining = Draining(drain.since, empty)
-            if empty is None:
-                self._prober.nudge(seen.name)
+            is_fresh = vitals.probed_at is not None and vitals.probed_at > drain.since
+            idle = vitals.idle if is_fresh else None
+            is_unsure = self._is_unsure(replica, now)
+            is_empty = drained(replica.name, drain, self._hub.views, idle, now=now, unsure=is_unsure)
+            draining = Draining(drain.since, is_empty)
+            if is_empty is None:
+                self._prober.nudge(replica.name)
         return ObservedReplica(
-            id=seen.id,
-            name=seen.name,
-            phase=seen.phase,
-            created_at=seen.created_at,
-            started_at=seen.started_at,
+            id=replica.id,
+            name=replica.name,
+            phase=replica.phase,
+            created_at=replica.created_at,
+            started_at=replica.started_at,
             health=vitals.health,
-            ready_since=vitals.ready_since or self._ready.get(seen.name),
-            base_url=seen.base_url,
-            claims=seen.claims,
-            exit=self._exit(seen),
+            ready_since=vitals.ready_since or self._ready.get(replica.name),
+            base_url=replica.base_url,
+            claims=replica.claims,
+            exit=self._exit(replica),
             draining=draining,
-            image_id=seen.image_id,
-            argv=seen.argv,
+            image_id=replica.image_id,
+            argv=replica.argv,
             context_length=vitals.context_length,
         )
 
@@ -304,20 +304,20 @@ class Reconciler:
     def _fractions(self, desired: DesiredState | None, replicas: Sequence[ObservedReplica]) -> Mapping[str, float]:
         if self._progress is None or desired is None:
             return {}
-        wanted = ((replica.name, desired.models.get(replica.id.model), replica) for replica in replicas)
+        replica_models = ((replica.name, desired.models.get(replica.id.model), replica) for replica in replicas)
         self._progress.track(
             {
-                name: ENGINES[want.backend]
-                for name, want, replica in wanted
-                if want is not None and starting(want, replica)
+                name: ENGINES[model.backend]
+                for name, model, replica in replica_models
+                if model is not None and starting(model, replica)
             }
         )
         return dict(self._progress.fractions)
 
-    def _exit(self, seen: SeenReplica) -> Exit | None:
-        if seen.exit is None or not seen.exit.log_tail:
-            return seen.exit
-        return replace(seen.exit, log_tail=self._conceal(seen.id.model, seen.exit.log_tail, seen.name))
+    def _exit(self, replica: SeenReplica) -> Exit | None:
+        if replica.exit is None or not replica.exit.log_tail:
+            return replica.exit
+        return replace(replica.exit, log_tail=self._conceal(replica.id.model, replica.exit.log_tail, replica.name))
 
     def _token(self, name: str) -> str | None:
         return self._remotes.token(name) if self._remotes.knows(name) else self._operations.token(name)
@@ -326,10 +326,10 @@ class Reconciler:
         if self.error is not None:
             return min(RETRY_S, self._resync_s)
         now = self._clock()
-        wakes = [self._desired.wake_at()]
+        wake_times = [self._desired.wake_at()]
         if arriving(now, self._up_since):
-            wakes.append(self._up_since + ARRIVAL_S)
+            wake_times.append(self._up_since + ARRIVAL_S)
         if self.round is not None:
-            wakes.append(self.round.plan.wake_at)
-        soonest = min((wake - now for wake in wakes if wake is not None), default=self._resync_s)
-        return max(SHORTEST_ROUND_S, min(soonest, self._resync_s))
+            wake_times.append(self.round.plan.wake_at)
+        soonest_s = min((wake_at - now for wake_at in wake_times if wake_at is not None), default=self._resync_s)
+        return max(SHORTEST_ROUND_S, min(soonest_s, self._resync_s))

@@ -62,14 +62,17 @@ _SPOKEN_FLAG: Final = re.compile(
 """A flag and its value within a text. A backtick that follows is the sentence's own."""
 
 
-def masked(fields: Mapping[str, Any], known: Iterable[str] = ()) -> dict[str, JsonValue]:
-    """A definition's fields as they may be shown. `known`: further secrets that may lie in them."""
+def masked(fields: Mapping[str, Any], known_secrets: Iterable[str] = ()) -> dict[str, JsonValue]:
+    """A definition's fields as they may be shown. `known_secrets`: further secrets that may lie in them."""
     walk = _Walk()
-    shown = {name: walk.field(name, value) for name, value in fields.items()}
-    sure = {text for text in (*walk.found, *known) if len(text) >= _SURE}
-    if not sure:
-        return shown
-    return {name: _each_text(value, lambda text: without_secrets(text, sure)) for name, value in shown.items()}
+    shown_fields = {name: walk.field(name, value) for name, value in fields.items()}
+    long_secrets = {text for text in (*walk.found, *known_secrets) if len(text) >= _SURE}
+    if not long_secrets:
+        return shown_fields
+    return {
+        name: _each_text(value, lambda text: without_secrets(text, long_secrets))
+        for name, value in shown_fields.items()
+    }
 
 
 def masked_field(name: str, value: Any) -> JsonValue:
@@ -87,11 +90,11 @@ def masked_text(text: str) -> str:
 def secrets_of(fields: Mapping[str, Any]) -> frozenset[str]:
     """Texts of a definition that must not show in a log or a message, each of at least `SHORTEST` characters."""
     walk = _Walk()
-    shown = [walk.field(name, value) for name, value in fields.items()]
-    random = [text for text in walk.values if _looks_random(text)]
-    if random:
-        elsewhere = "\n".join(text for value in shown for text in _texts(value))
-        walk.found.update(text for text in random if text not in elsewhere)
+    shown_values = [walk.field(name, value) for name, value in fields.items()]
+    random_texts = [text for text in walk.values if _looks_random(text)]
+    if random_texts:
+        shown_text = "\n".join(text for value in shown_values for text in _texts(value))
+        walk.found.update(text for text in random_texts if text not in shown_text)
     lines = {line.strip() for text in walk.found if "\n" in text for line in text.splitlines()}
     return frozenset(
         {text for text in walk.found if len(text) >= SHORTEST} | {line for line in lines if len(line) >= _SURE}
@@ -100,11 +103,11 @@ def secrets_of(fields: Mapping[str, Any]) -> frozenset[str]:
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:
     """The text with every secret masked; of two that overlap, both as one. Secrets are not empty."""
-    looked_for = list(secrets)
-    while present := [secret for secret in looked_for if secret in text]:
-        text = _covered(text, present)
+    sought_secrets = list(secrets)
+    while present_secrets := [secret for secret in sought_secrets if secret in text]:
+        text = _covered(text, present_secrets)
         # What was masked may have brought about another one, by chance. Each of these rounds shortens the text.
-        looked_for = [secret for secret in looked_for if len(secret) > len(MASKED)]
+        sought_secrets = [secret for secret in sought_secrets if len(secret) > len(MASKED)]
     return text
 
 
@@ -112,10 +115,10 @@ def _covered(text: str, secrets: Iterable[str]) -> str:
     spans = sorted((start, start + len(secret)) for secret in secrets for start in _starts(text, secret))
     parts: list[str] = []
     end = 0
-    for first, last in spans:
-        if first >= end:
-            parts += (text[end:first], MASKED)
-        end = max(end, last)
+    for span_start, span_end in spans:
+        if span_start >= end:
+            parts += (text[end:span_start], MASKED)
+        end = max(end, span_end)
     return "".join((*parts, text[end:]))
 
 
@@ -176,30 +179,30 @@ class _Walk:
 
     def _arguments(self, items: Iterable[Any]) -> list[JsonValue]:
         """Like a command line: what follows a flag is its value, up to the next flag."""
-        shown: list[JsonValue] = []
+        shown_items: list[JsonValue] = []
         flag = ""
-        first = False
+        expects_value = False
         for item in items:
             if not isinstance(item, str):
-                shown.append(self.field("", item))
+                shown_items.append(self.field("", item))
                 continue
-            is_flag = item.startswith("--") or (item.startswith("-") and not (flag and first))
+            is_flag = item.startswith("--") or (item.startswith("-") and not (flag and expects_value))
             match = _FLAG.fullmatch(item) if is_flag else None
             if match is not None:
                 flag = match[1] if speaks_of_secrets(match[1].lstrip("-")) else ""
-                first = match[3] is None
-                shown.append(self._flag(match) if flag and match[3] else self.text(item))
-                flag = flag if first else ""
+                expects_value = match[3] is None
+                shown_items.append(self._flag(match) if flag and match[3] else self.text(item))
+                flag = flag if expects_value else ""
             else:
-                hidden = bool(flag) and not _harmless(flag, item)
-                shown.append(self._hide(item) if hidden else self.text(item))
-                first = False
-        return shown
+                is_hidden = bool(flag) and not _harmless(flag, item)
+                shown_items.append(self._hide(item) if is_hidden else self.text(item))
+                expects_value = False
+        return shown_items
 
     def _flag(self, match: re.Match[str]) -> str:
         value = match[3]
-        shown = self.text(value) if _harmless(match[1], value) else self._hide(value)
-        return f"{match[1]}{match[2]}{shown}"
+        shown_value = self.text(value) if _harmless(match[1], value) else self._hide(value)
+        return f"{match[1]}{match[2]}{shown_value}"
 
     def _hide(self, value: str) -> str:
         self.text(value)
@@ -215,14 +218,14 @@ class _Walk:
         return f"{match[1]}{MASKED}@"
 
     def _pair(self, match: re.Match[str]) -> str:
-        name, between, value = match[1], match[2], match[3]
+        name, separator, value = match[1], match[2], match[3]
         quote = value[0] if value[0] in "\"'" and value[-1] == value[0] and len(value) > 1 else ""
-        bare = value[1:-1] if quote else value
-        url = ":" in between and bare.startswith("//")
-        if not is_secret(name, bare) or bare == MASKED or url:
+        unquoted = value[1:-1] if quote else value
+        is_url = ":" in separator and unquoted.startswith("//")
+        if not is_secret(name, unquoted) or unquoted == MASKED or is_url:
             return match[0]
-        self.found.add(bare)
-        return f"{name}{between}{quote}{MASKED}{quote}"
+        self.found.add(unquoted)
+        return f"{name}{separator}{quote}{MASKED}{quote}"
 
     def _bearer(self, match: re.Match[str]) -> str:
         if match[2] != MASKED:

@@ -35,16 +35,16 @@ class Concealment:
         self._token = token
         self._known: dict[str, dict[str, None]] = {}
 
-    def learn(self, declared: Mapping[str, Mapping[str, Any]]) -> None:
+    def learn(self, fields_by_model: Mapping[str, Mapping[str, Any]]) -> None:
         """Take note of the secrets of fields, by model: what the files declare, or what a load sets."""
-        for model, fields in declared.items():
-            known = self._known.setdefault(model, {})
-            current = secrets_of(fields)
-            for secret in sorted(current):
-                known.pop(secret, None)
-                known[secret] = None
-            for oldest in list(known)[: -max(REMEMBERED, len(current))]:
-                del known[oldest]
+        for model, fields in fields_by_model.items():
+            known_secrets = self._known.setdefault(model, {})
+            current_secrets = secrets_of(fields)
+            for secret in sorted(current_secrets):
+                known_secrets.pop(secret, None)
+                known_secrets[secret] = None
+            for oldest_secret in list(known_secrets)[: -max(REMEMBERED, len(current_secrets))]:
+                del known_secrets[oldest_secret]
 
     def text(self, model: str, text: str, replica: str | None = None) -> str:
         """The text as it may be shown."""
@@ -54,11 +54,11 @@ class Concealment:
         secrets = frozenset(self._known.get(model, ()))
         return secrets if replica is None else secrets | {self._token(replica)}
 
-    def with_proposed(self, declared: Mapping[str, Mapping[str, Any]]) -> Conceal:
+    def with_proposed(self, fields_by_model: Mapping[str, Mapping[str, Any]]) -> Conceal:
         """The same, and the secrets of what somebody only proposes, which are not remembered."""
-        proposed = {model: secrets_of(fields) for model, fields in declared.items()}
+        proposed_secrets = {model: secrets_of(fields) for model, fields in fields_by_model.items()}
 
         def text(model: str, text: str, replica: str | None = None) -> str:
-            return without_secrets(text, self._secrets(model, replica) | proposed.get(model, frozenset()))
+            return without_secrets(text, self._secrets(model, replica) | proposed_secrets.get(model, frozenset()))
 
         return text

@@ -45,113 +45,121 @@ def drift(
         reasons.setdefault((item.model, item.index), item.reason)
     items: list[DriftItem] = []
     for name in sorted(desired.models.keys() | replicas.keys()):
-        want = desired.models.get(name)
-        alive = sorted(replicas[name], key=lambda each: (each.health is not Health.READY, each.id))
-        if want is None:
-            items += [_undeclared(replica, "the model is no longer declared", now) for replica in alive]
+        model = desired.models.get(name)
+        alive_replicas = sorted(replicas[name], key=lambda each: (each.health is not Health.READY, each.id))
+        if model is None:
+            items += [_undeclared(replica, "the model is no longer declared", now) for replica in alive_replicas]
             continue
-        since = file_since.get(name, want.statement.since)
-        items += _stated(want)
-        items += _missing(want, alive, reasons, observed, conceal, now)
-        for replica, surplus in _placed(want, alive):
+        since = file_since.get(name, model.statement.since)
+        items += _stated(model)
+        items += _missing(model, alive_replicas, reasons, observed, conceal, now)
+        for replica, surplus in _placed(model, alive_replicas):
             items += (
                 [_undeclared(replica, surplus, now)]
                 if surplus
-                else _differences(want, replica, rendered, since, conceal, now)
+                else _differences(model, replica, rendered, since, conceal, now)
             )
     return items
 
 
-def _placed(want: DesiredModel, alive: Sequence[ObservedReplica]) -> Iterator[tuple[ObservedReplica, str | None]]:
+def _placed(
+    model: DesiredModel, alive_replicas: Sequence[ObservedReplica]
+) -> Iterator[tuple[ObservedReplica, str | None]]:
     """Each replica, with why it is too much, or None where it stands at a wanted place."""
-    taken: set[int] = set()
-    for replica in sorted(alive, key=lambda each: each.id.spec_hash != want.spec_hash):
+    taken_indices: set[int] = set()
+    for replica in sorted(alive_replicas, key=lambda each: each.id.spec_hash != model.spec_hash):
         index = replica.id.index
-        if not want.runs:
+        if not model.runs:
             yield replica, "the model is served elsewhere"
-        elif want.replicas == 0:
-            yield replica, f"the model is not wanted: {want.statement.reason}"
-        elif index >= want.replicas:
-            yield replica, f"more than the {want.replicas} wanted"
-        elif index in taken and replica.id.spec_hash == want.spec_hash:
+        elif model.replicas == 0:
+            yield replica, f"the model is not wanted: {model.statement.reason}"
+        elif index >= model.replicas:
+            yield replica, f"more than the {model.replicas} wanted"
+        elif index in taken_indices and replica.id.spec_hash == model.spec_hash:
             yield replica, "another replica stands at its place"
         else:
             yield replica, None
-        taken.add(index)
+        taken_indices.add(index)
 
 
-def _stated(want: DesiredModel) -> Iterator[DriftItem]:
+def _stated(model: DesiredModel) -> Iterator[DriftItem]:
     """What a runtime statement changes of the files."""
-    statement, declared = want.statement, want.declared
+    statement, declared = model.statement, model.declared
     if statement.kind not in ("load", "unload"):
         return
-    count = declared.replicas if declared.enabled else 0
-    if want.replicas != count:
-        files = f"the files say replicas: {count}" if declared.enabled else "the files say enabled: false"
+    declared_count = declared.replicas if declared.enabled else 0
+    if model.replicas != declared_count:
+        files = f"the files say replicas: {declared_count}" if declared.enabled else "the files say enabled: false"
         yield DriftItem(
-            model=want.name,
+            model=model.name,
             replica=None,
             kind="statement",
-            declared=count,
-            running=want.replicas,
+            declared=declared_count,
+            running=model.replicas,
             since=statement.since,
-            message=f"{statement.reason}, replicas wanted: {want.replicas}; {files}",
+            message=f"{statement.reason}, replicas wanted: {model.replicas}; {files}",
         )
-    if not want.replicas:
+    if not model.replicas:
         return
-    before = declared.model_dump(mode="json")
-    shown, stated = masked(before), masked(dict(want.params))
-    for field in sorted(want.params):
-        if before.get(field) != want.params[field]:
+    declared_fields = declared.model_dump(mode="json")
+    masked_declared, masked_params = masked(declared_fields), masked(dict(model.params))
+    for field in sorted(model.params):
+        if declared_fields.get(field) != model.params[field]:
             yield DriftItem(
-                model=want.name,
+                model=model.name,
                 replica=None,
                 kind="override",
                 field=field,
-                declared=shown.get(field),
-                running=stated[field],
+                declared=masked_declared.get(field),
+                running=masked_params[field],
                 since=statement.since,
                 message=f"{field} was set by a load: {statement.reason}",
             )
 
 
 def _missing(
-    want: DesiredModel,
-    alive: Sequence[ObservedReplica],
+    model: DesiredModel,
+    alive_replicas: Sequence[ObservedReplica],
     reasons: Mapping[tuple[str, int | None], str],
     observed: ObservedState,
     conceal: Conceal,
     now: float,
 ) -> Iterator[DriftItem]:
-    def absent(index: int, running: str | None, reason: str) -> DriftItem:
-        words = conceal(want.name, f"replica {index} does not serve: {reason}")
+    def absent(index: int, running_state: str | None, reason: str) -> DriftItem:
+        message = conceal(model.name, f"replica {index} does not serve: {reason}")
         return DriftItem(
-            model=want.name,
-            replica=f"{want.name}/{index}",
+            model=model.name,
+            replica=f"{model.name}/{index}",
             kind="missing",
             declared="ready",
-            running=running,
+            running=running_state,
             since=now,
-            message=words,
+            message=message,
         )
 
-    if not want.runs:
-        error = observed.remotes.get(want.name)
-        if want.replicas and error is not None:
+    if not model.runs:
+        error = observed.remotes.get(model.name)
+        if model.replicas and error is not None:
             yield absent(0, "failing", error)
         return
-    ready = {each.id.index for each in alive if each.phase is Phase.RUNNING and each.health is Health.READY}
-    for index in range(want.replicas):
-        if index in ready:
+    ready_indices = {
+        each.id.index for each in alive_replicas if each.phase is Phase.RUNNING and each.health is Health.READY
+    }
+    for index in range(model.replicas):
+        if index in ready_indices:
             continue
-        there = next((each for each in alive if each.id.index == index), None)
-        running = None if there is None else there.health.value if there.phase is Phase.RUNNING else there.phase.value
-        reason = reasons.get((want.name, index)) or reasons.get((want.name, None))
-        yield absent(index, running, reason or ("no engine runs" if there is None else f"it is {running}"))
+        replica = next((each for each in alive_replicas if each.id.index == index), None)
+        running_state = (
+            None if replica is None else replica.health.value if replica.phase is Phase.RUNNING else replica.phase.value
+        )
+        reason = reasons.get((model.name, index)) or reasons.get((model.name, None))
+        yield absent(
+            index, running_state, reason or ("no engine runs" if replica is None else f"it is {running_state}")
+        )
 
 
 def _differences(
-    want: DesiredModel,
+    model: DesiredModel,
     replica: ObservedReplica,
     rendered: Mapping[str, Rendered],
     file_since: float,
@@ -160,41 +168,43 @@ def _differences(
 ) -> Iterator[DriftItem]:
     """One replica at a wanted place: what it runs, against what it would be started with."""
     name = replica.name
-    if replica.id.spec_hash != want.spec_hash:
+    if replica.id.spec_hash != model.spec_hash:
         # A load has parameters of its own, and rules since it was said.
-        since = max(file_since, want.statement.since) if want.statement.kind == "load" else file_since
+        since = max(file_since, model.statement.since) if model.statement.kind == "load" else file_since
         yield DriftItem(
-            model=want.name,
+            model=model.name,
             replica=name,
             kind="definition",
-            declared=want.spec_hash,
+            declared=model.spec_hash,
             running=replica.id.spec_hash,
             since=since,
             message=f"{name} runs an older definition",
         )
         return
-    now_rendered = rendered.get(name)
-    if now_rendered is None:
+    rendered_now = rendered.get(name)
+    if rendered_now is None:
         return
-    image = now_rendered.image_id
+    image = rendered_now.image_id
     if image is not None and replica.image_id is not None and image != replica.image_id:
         yield DriftItem(
-            model=want.name,
+            model=model.name,
             replica=name,
             kind="image",
             declared=image,
             running=replica.image_id,
             since=now,
-            message=f"{want.image or 'its image'} names another image than the one that {name} runs",
+            message=f"{model.image or 'its image'} names another image than the one that {name} runs",
         )
-    if replica.argv and now_rendered.argv != replica.argv:
-        wanted, running = _differing(now_rendered.argv, replica.argv, lambda word: conceal(want.name, word, name))
+    if replica.argv and rendered_now.argv != replica.argv:
+        declared_words, running_words = _differing(
+            rendered_now.argv, replica.argv, lambda word: conceal(model.name, word, name)
+        )
         yield DriftItem(
-            model=want.name,
+            model=model.name,
             replica=name,
             kind="arguments",
-            declared=wanted,
-            running=running,
+            declared=declared_words,
+            running=running_words,
             since=now,
             message=f"{name} was started with other arguments than it would be now",
         )
@@ -216,17 +226,17 @@ def _differing(
     declared: Sequence[str], running: Sequence[str], conceal: Callable[[str], str]
 ) -> tuple[list[JsonValue], list[JsonValue]]:
     """The words of each command line that the other one does not have there, each with its flag; secrets are masked."""
-    kept: tuple[set[int], set[int]] = (set(), set())
+    kept_places: tuple[set[int], set[int]] = (set(), set())
     for tag, a, b, c, d in difflib.SequenceMatcher(None, declared, running, autojunk=False).get_opcodes():
         if tag == "equal":
             continue
-        for words, places, begin, end in ((declared, kept[0], a, b), (running, kept[1], c, d)):
+        for words, places, begin, end in ((declared, kept_places[0], a, b), (running, kept_places[1], c, d)):
             if begin < end:
                 places.update(range(begin, end))
                 # A value alone says little: the flag before it comes along.
                 if begin and not words[begin].startswith("-") and words[begin - 1].startswith("-"):
                     places.add(begin - 1)
-    return _shown(declared, kept[0], conceal), _shown(running, kept[1], conceal)
+    return _shown(declared, kept_places[0], conceal), _shown(running, kept_places[1], conceal)
 
 
 def _shown(words: Sequence[str], places: set[int], conceal: Callable[[str], str]) -> list[JsonValue]:

@@ -46,44 +46,48 @@ class DriftWatch:
         self._checking = asyncio.Lock()
         self._free = asyncio.Semaphore(AT_A_TIME)
 
-    async def check(self, seen: Round) -> Drift:
+    async def check(self, last_round: Round) -> Drift:
         """What differs at the end of a round. Callers that come together wait for one another."""
         async with self._checking:
-            self._rendered = await self._ask(seen)
+            self._rendered = await self._ask(last_round)
             now = self._clock()
-            found = drift(
-                seen.desired,
-                seen.observed,
+            items = drift(
+                last_round.desired,
+                last_round.observed,
                 self._rendered,
                 file_since=self._file_since(),
                 conceal=self._conceal,
-                blocked=seen.plan.blocked,
+                blocked=last_round.plan.blocked,
                 now=now,
             )
             # What is gone is forgotten: should it come back, it is new.
-            self._first_seen = {_key(item): self._first_seen.get(_key(item), item.since) for item in found}
-            return Drift(items=[self._dated(item) for item in found], checked_at=now)
+            self._first_seen = {_key(item): self._first_seen.get(_key(item), item.since) for item in items}
+            return Drift(items=[self._dated(item) for item in items], checked_at=now)
 
     def _dated(self, item: DriftItem) -> DriftItem:
         if item.kind in ("definition", "override", "statement"):
             return item
         return item.model_copy(update={"since": self._first_seen[_key(item)]})
 
-    async def _ask(self, seen: Round) -> dict[str, Rendered]:
-        asked = [
-            (replica, want)
-            for replica in seen.observed.replicas
-            if (want := seen.desired.models.get(replica.id.model)) is not None
+    async def _ask(self, last_round: Round) -> dict[str, Rendered]:
+        replica_models = [
+            (replica, model)
+            for replica in last_round.observed.replicas
+            if (model := last_round.desired.models.get(replica.id.model)) is not None
             and replica.phase is not Phase.EXITED
-            and replica.id.spec_hash == want.spec_hash
+            and replica.id.spec_hash == model.spec_hash
         ]
-        answers = await asyncio.gather(*(self._ask_one(replica, want) for replica, want in asked))
-        return {replica.name: answer for (replica, _), answer in zip(asked, answers, strict=True) if answer is not None}
+        answers = await asyncio.gather(*(self._ask_one(replica, model) for replica, model in replica_models))
+        return {
+            replica.name: answer
+            for (replica, _), answer in zip(replica_models, answers, strict=True)
+            if answer is not None
+        }
 
-    async def _ask_one(self, replica: ObservedReplica, want: DesiredModel) -> Rendered | None:
+    async def _ask_one(self, replica: ObservedReplica, model: DesiredModel) -> Rendered | None:
         async with self._free:
             try:
-                return await self._runtime.rendered(_seen(replica), want.definition, want.image)
+                return await self._runtime.rendered(_seen(replica), model.definition, model.image)
             except RuntimeUnavailableError as error:
                 log.debug("whether %s has drifted is not known: %s", replica.name, error)
                 # Unknown is not the same as equal: what was known last stands.

@@ -62,25 +62,29 @@ async def dry_run(
     there. Problems of the files are an answer.
     """
     contents = _contents(proposed)
-    read = await asyncio.to_thread(read_folder, folder)
+    snapshot = await asyncio.to_thread(read_folder, folder)
     # A large file takes seconds to parse.
-    parsed = await asyncio.to_thread(parse, _with(read, contents), models_root)
+    parsed = await asyncio.to_thread(parse, _with(snapshot, contents), models_root)
     if not parsed.ok:
         return DryRun(ok=False, problems=list(parsed.problems), changes=[], plan=None)
-    before = Stage(declared_now, desired_now)
-    after = Stage(parsed.declared, _desired(before, parsed, overrides, demand, rested, defaults, now))
-    changes = compare(before, after, observed, overrides)
-    wanted = [after.desired.models[each.model] for each in changes if each.model in after.desired.models]
+    current_stage = Stage(declared_now, desired_now)
+    proposed_stage = Stage(parsed.declared, _desired(current_stage, parsed, overrides, demand, rested, defaults, now))
+    changes = compare(current_stage, proposed_stage, observed, overrides)
+    changed_models = [
+        proposed_stage.desired.models[each.model] for each in changes if each.model in proposed_stage.desired.models
+    ]
     conceal = concealment.with_proposed(parsed.declared)
-    found = await _preflights(runtime, [model for model in wanted if model.runs and model.replicas], conceal, now)
-    then = Round(
-        after.desired,
-        replace(observed, preflights={**observed.preflights, **found}),
-        Plan(after.desired.generation),
+    preflights = await _preflights(
+        runtime, [model for model in changed_models if model.runs and model.replicas], conceal, now
+    )
+    proposed_round = Round(
+        proposed_stage.desired,
+        replace(observed, preflights={**observed.preflights, **preflights}),
+        Plan(proposed_stage.desired.generation),
         (),
     )
     keys = key_edits(keys_now, parsed.declared_keys)
-    return DryRun(ok=True, problems=[], changes=changes, keys=keys, plan=plan_view(then, now))
+    return DryRun(ok=True, problems=[], changes=changes, keys=keys, plan=plan_view(proposed_round, now))
 
 
 # The files.
@@ -105,18 +109,18 @@ def _contents(proposed: ProposedFiles) -> dict[str, bytes | None]:
     return contents
 
 
-def _with(read: FolderSnapshot, contents: Mapping[str, bytes | None]) -> FolderSnapshot:
+def _with(snapshot: FolderSnapshot, contents: Mapping[str, bytes | None]) -> FolderSnapshot:
     """The folder as it would be. What could not be read and is replaced is no problem any more."""
-    replaced = {read.path_of(name) for name in contents}
-    known = read.files.keys() | {problem.file for problem in read.problems}
+    replaced_paths = {snapshot.path_of(name) for name in contents}
+    known_paths = snapshot.files.keys() | {problem.file for problem in snapshot.problems}
     for name, content in contents.items():
-        if content is None and name not in known and read.path_of(name) not in known:
+        if content is None and name not in known_paths and snapshot.path_of(name) not in known_paths:
             raise RoundhouseError("invalid_request", f"there is no file {name} to remove", param="files")
-    merged = {name: content for name, content in {**read.files, **contents}.items() if content is not None}
+    merged_contents = {name: content for name, content in {**snapshot.files, **contents}.items() if content is not None}
     return FolderSnapshot(
-        read.folder,
-        {name: merged[name] for name in sorted(merged, key=merge_order)},
-        tuple(problem for problem in read.problems if problem.file not in replaced),
+        snapshot.folder,
+        {name: merged_contents[name] for name in sorted(merged_contents, key=merge_order)},
+        tuple(problem for problem in snapshot.problems if problem.file not in replaced_paths),
     )
 
 
@@ -124,7 +128,7 @@ def _with(read: FolderSnapshot, contents: Mapping[str, bytes | None]) -> FolderS
 
 
 def _desired(
-    before: Stage,
+    current_stage: Stage,
     parsed: Parsed,
     overrides: Mapping[str, Override],
     demand: Mapping[str, float],
@@ -134,19 +138,23 @@ def _desired(
 ) -> DesiredState:
     declared = {}
     for name, definition in parsed.definitions.items():
-        known = before.desired.models.get(name)
-        same = known is not None and before.declared.get(name) == parsed.declared[name]
-        since = known.statement.since if known is not None and same and known.statement.kind == "file" else now
+        current_model = current_stage.desired.models.get(name)
+        is_unchanged = current_model is not None and current_stage.declared.get(name) == parsed.declared[name]
+        since = (
+            current_model.statement.since
+            if current_model is not None and is_unchanged and current_model.statement.kind == "file"
+            else now
+        )
         declared[name] = Declared(definition, parsed.declared[name], since)
-    ended = {name for name in declared if restated(before.declared.get(name), parsed.declared[name])}
+    ended_names = {name for name in declared if restated(current_stage.declared.get(name), parsed.declared[name])}
     return resolve(
         declared,
         overrides,
-        {name: at for name, at in demand.items() if name not in ended},
+        {name: at for name, at in demand.items() if name not in ended_names},
         defaults,
-        generation=before.desired.generation + 1,
-        paused=before.desired.paused,
-        rested={name: rest for name, rest in rested.items() if name not in ended},
+        generation=current_stage.desired.generation + 1,
+        paused=current_stage.desired.paused,
+        evictions={name: eviction for name, eviction in rested.items() if name not in ended_names},
     )
 
 
@@ -154,26 +162,31 @@ def _desired(
 
 
 def compare(
-    before: Stage, after: Stage, observed: ObservedState, overrides: Mapping[str, Override]
+    current_stage: Stage, proposed_stage: Stage, observed: ObservedState, overrides: Mapping[str, Override]
 ) -> list[ModelChange]:
     """What becomes of each model that would be declared otherwise, in name order."""
     return [
-        _change(edit, before, after, observed, overrides.get(edit.model))
-        for edit in edits(before.declared, after.declared)
+        _change(edit, current_stage, proposed_stage, observed, overrides.get(edit.model))
+        for edit in edits(current_stage.declared, proposed_stage.declared)
     ]
 
 
-def _change(edit: Edit, before: Stage, after: Stage, observed: ObservedState, override: Override | None) -> ModelChange:
-    now, then = before.desired.models.get(edit.model), after.desired.models.get(edit.model)
-    alive = [replica for replica in observed.replicas if replica.id.model == edit.model and _stays(replica)]
-    restarts = _restarts(now, then, alive)
+def _change(
+    edit: Edit, current_stage: Stage, proposed_stage: Stage, observed: ObservedState, override: Override | None
+) -> ModelChange:
+    current_model, proposed_model = (
+        current_stage.desired.models.get(edit.model),
+        proposed_stage.desired.models.get(edit.model),
+    )
+    alive_replicas = [replica for replica in observed.replicas if replica.id.model == edit.model and _stays(replica)]
+    restarts = _restarts(current_model, proposed_model, alive_replicas)
     return ModelChange(
         model=edit.model,
         change=edit.change,
         fields=list(edit.fields),
-        effect=_effect(now, then, alive, restarts),
+        effect=_effect(current_model, proposed_model, alive_replicas, restarts),
         restarts=restarts,
-        ends=_ends(_left(override, before), _left(override, after)),
+        ends=_ends(_left(override, current_stage), _left(override, proposed_stage)),
     )
 
 
@@ -185,42 +198,55 @@ def _engines(model: DesiredModel | None) -> int:
     return model.replicas if model is not None and model.runs else 0
 
 
-def _restarts(now: DesiredModel | None, then: DesiredModel | None, alive: Collection[ObservedReplica]) -> list[str]:
+def _restarts(
+    current_model: DesiredModel | None, proposed_model: DesiredModel | None, alive_replicas: Collection[ObservedReplica]
+) -> list[str]:
     """Engines that run something else than what would be declared, and would be wanted. By name."""
-    if then is None or (now is not None and now.spec_hash == then.spec_hash):
+    if proposed_model is None or (current_model is not None and current_model.spec_hash == proposed_model.spec_hash):
         return []
-    wanted = range(_engines(then))
-    return sorted(each.name for each in alive if each.id.spec_hash != then.spec_hash and each.id.index in wanted)
+    wanted_indices = range(_engines(proposed_model))
+    return sorted(
+        each.name
+        for each in alive_replicas
+        if each.id.spec_hash != proposed_model.spec_hash and each.id.index in wanted_indices
+    )
 
 
 def _effect(
-    now: DesiredModel | None, then: DesiredModel | None, alive: Collection[ObservedReplica], restarts: Collection[str]
+    current_model: DesiredModel | None,
+    proposed_model: DesiredModel | None,
+    alive_replicas: Collection[ObservedReplica],
+    restarts: Collection[str],
 ) -> Effect:
-    old, new = _engines(now), _engines(then)
-    if new == 0:
-        return "stop" if old or alive else _elsewhere(now, then)
+    current_count, proposed_count = _engines(current_model), _engines(proposed_model)
+    if proposed_count == 0:
+        return "stop" if current_count or alive_replicas else _elsewhere(current_model, proposed_model)
     if restarts:
         return "restart"
-    other = now is None or then is None or now.spec_hash != then.spec_hash
-    if old == 0 or (other and not alive):
+    is_redefined = (
+        current_model is None or proposed_model is None or current_model.spec_hash != proposed_model.spec_hash
+    )
+    if current_count == 0 or (is_redefined and not alive_replicas):
         return "start"
-    return "scale" if old != new else "none"
+    return "scale" if current_count != proposed_count else "none"
 
 
-def _elsewhere(now: DesiredModel | None, then: DesiredModel | None) -> Effect:
+def _elsewhere(current_model: DesiredModel | None, proposed_model: DesiredModel | None) -> Effect:
     """The effect where no engine runs or will: a remote counts as one, which clients gain or lose."""
-    was, will = (model is not None and not model.runs and model.replicas > 0 for model in (now, then))
-    return "none" if was == will else "start" if will else "stop"
+    had_remote, will_have_remote = (
+        model is not None and not model.runs and model.replicas > 0 for model in (current_model, proposed_model)
+    )
+    return "none" if had_remote == will_have_remote else "start" if will_have_remote else "stop"
 
 
-def _left(override: Override | None, under: Stage) -> Override | None:
-    if override is None or override.model not in under.desired.models:
+def _left(override: Override | None, stage: Stage) -> Override | None:
+    if override is None or override.model not in stage.desired.models:
         return None
-    return standing(override, under.desired.models[override.model].declared, under.declared[override.model])
+    return standing(override, stage.desired.models[override.model].declared, stage.declared[override.model])
 
 
-def _ends(before: Override | None, after: Override | None) -> list[str]:
-    return ended(before, after) if before is not None else []
+def _ends(current_override: Override | None, proposed_override: Override | None) -> list[str]:
+    return ended(current_override, proposed_override) if current_override is not None else []
 
 
 # The first steps.
@@ -230,14 +256,14 @@ async def _preflights(
     runtime: Runtime, models: Iterable[DesiredModel], conceal: Conceal, now: float
 ) -> dict[tuple[str, str], PreflightResult]:
     """Whether each model could be started as it would be declared: reads only."""
-    turn = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(AT_ONCE)
 
     async def look(model: DesiredModel) -> PreflightResult:
-        async with turn:
+        async with slots:
             result = await preflight(runtime, model, conceal=conceal, clock=lambda: now)
         # Of the same moment as the plan, which trusts no result from later.
         return replace(result, at=now)
 
     async with asyncio.TaskGroup() as group:
-        looks = {(model.name, model.spec_hash): group.create_task(look(model)) for model in models}
-    return {key: task.result() for key, task in looks.items()}
+        tasks = {(model.name, model.spec_hash): group.create_task(look(model)) for model in models}
+    return {key: task.result() for key, task in tasks.items()}

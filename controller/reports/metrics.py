@@ -23,29 +23,39 @@ class RoundCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called by each scrape."""
         yield self._counter("roundhouse_controller_actions", "Actions issued, by kind.", self._actions())
-        up = GaugeMetricFamily("roundhouse_controller_observation_ok", "1 while the last observation was complete.")
-        up.add_metric([], float(self._reconciler.error is None and self._reconciler.round is not None))
-        yield up
-        done = self._reconciler.round
-        if done is None:
+        observation_gauge = GaugeMetricFamily(
+            "roundhouse_controller_observation_ok", "1 while the last observation was complete."
+        )
+        observation_gauge.add_metric([], float(self._reconciler.error is None and self._reconciler.round is not None))
+        yield observation_gauge
+        last_round = self._reconciler.round
+        if last_round is None:
             return
-        paused = GaugeMetricFamily("roundhouse_controller_paused", "1 while the controller is paused.")
-        paused.add_metric([], float(done.desired.paused))
-        yield paused
-        state = GaugeMetricFamily("roundhouse_model_state", "1 for the state a model is in.", labels=["model", "state"])
-        wanted = GaugeMetricFamily("roundhouse_model_replicas_wanted", "Replicas wanted now.", labels=["model"])
-        loaded = GaugeMetricFamily("roundhouse_model_replicas_loaded", "Replicas that serve now.", labels=["model"])
-        for status in done.statuses:
+        paused_gauge = GaugeMetricFamily("roundhouse_controller_paused", "1 while the controller is paused.")
+        paused_gauge.add_metric([], float(last_round.desired.paused))
+        yield paused_gauge
+        state_gauge = GaugeMetricFamily(
+            "roundhouse_model_state", "1 for the state a model is in.", labels=["model", "state"]
+        )
+        wanted_gauge = GaugeMetricFamily("roundhouse_model_replicas_wanted", "Replicas wanted now.", labels=["model"])
+        loaded_gauge = GaugeMetricFamily(
+            "roundhouse_model_replicas_loaded", "Replicas that serve now.", labels=["model"]
+        )
+        for status in last_round.statuses:
             for each in ModelState:
-                state.add_metric([status.name, each.value], float(status.state is each))
-            wanted.add_metric([status.name], status.wanted_replicas)
-            loaded.add_metric([status.name], status.loaded_replicas)
-        yield from (state, wanted, loaded)
-        blocked = GaugeMetricFamily("roundhouse_controller_blocked", "Wanted replicas that cannot be started now.")
-        blocked.add_metric([], len(done.plan.blocked))
-        yield blocked
-        if done.observed.gpus:
-            yield from _of_gpus(done.observed.gpus, {each.name: each.id.model for each in done.observed.replicas})
+                state_gauge.add_metric([status.name, each.value], float(status.state is each))
+            wanted_gauge.add_metric([status.name], status.wanted_replicas)
+            loaded_gauge.add_metric([status.name], status.loaded_replicas)
+        yield from (state_gauge, wanted_gauge, loaded_gauge)
+        blocked_gauge = GaugeMetricFamily(
+            "roundhouse_controller_blocked", "Wanted replicas that cannot be started now."
+        )
+        blocked_gauge.add_metric([], len(last_round.plan.blocked))
+        yield blocked_gauge
+        if last_round.observed.gpus:
+            yield from _of_gpus(
+                last_round.observed.gpus, {each.name: each.id.model for each in last_round.observed.replicas}
+            )
 
     def _counter(self, name: str, text: str, values: dict[str, int]) -> Metric:
         family = CounterMetricFamily(name, text, labels=["kind"])
@@ -56,30 +66,30 @@ class RoundCollector(Collector):
 
 def _of_gpus(gpus: Iterable[Gpu], models: Mapping[str, str]) -> Iterator[Metric]:
     """`models`: replica to model. What is not known has no sample."""
-    used = GaugeMetricFamily("roundhouse_gpu_used_mib", "GPU memory in use, MiB.", labels=["gpu", "uuid"])
-    total = GaugeMetricFamily("roundhouse_gpu_total_mib", "GPU memory, MiB.", labels=["gpu", "uuid"])
-    busy = GaugeMetricFamily(
+    used_gauge = GaugeMetricFamily("roundhouse_gpu_used_mib", "GPU memory in use, MiB.", labels=["gpu", "uuid"])
+    total_gauge = GaugeMetricFamily("roundhouse_gpu_total_mib", "GPU memory, MiB.", labels=["gpu", "uuid"])
+    busy_gauge = GaugeMetricFamily(
         "roundhouse_gpu_utilization_ratio", "Share of the last moments in which it worked.", labels=["gpu", "uuid"]
     )
-    held = GaugeMetricFamily(
+    held_gauge = GaugeMetricFamily(
         "roundhouse_gpu_model_used_mib",
         "GPU memory that a model's engines hold, MiB, where the driver tells.",
         labels=["gpu", "uuid", "model"],
     )
     for gpu in gpus:
         labels = [gpu.label, gpu.uuid]
-        used.add_metric(labels, gpu.used_mib)
-        total.add_metric(labels, gpu.total_mib)
+        used_gauge.add_metric(labels, gpu.used_mib)
+        total_gauge.add_metric(labels, gpu.total_mib)
         if gpu.utilization_percent is not None:
-            busy.add_metric(labels, gpu.utilization_percent / 100)
-        of_model: dict[str, int] = {}
+            busy_gauge.add_metric(labels, gpu.utilization_percent / 100)
+        mib_by_model: dict[str, int] = {}
         for process in gpu.processes or ():
             model = models.get(process.replica or "")
             if model is not None and process.mib is not None:
-                of_model[model] = of_model.get(model, 0) + process.mib
-        for model, mib in sorted(of_model.items()):
-            held.add_metric([*labels, model], mib)
-    yield from (used, total, busy, held)
+                mib_by_model[model] = mib_by_model.get(model, 0) + process.mib
+        for model, mib in sorted(mib_by_model.items()):
+            held_gauge.add_metric([*labels, model], mib)
+    yield from (used_gauge, total_gauge, busy_gauge, held_gauge)
 
 
 def create_registry(reconciler: Reconciler, actions: Callable[[], dict[str, int]]) -> CollectorRegistry:

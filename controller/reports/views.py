@@ -21,26 +21,32 @@ from controller.status.reconcile_round import Round
 
 
 def status_view(
-    done: Round | None, *, instance: str, runtime: str, problems: list[Problem], error: str | None, gateways: list[str]
+    last_round: Round | None,
+    *,
+    instance: str,
+    runtime: str,
+    problems: list[Problem],
+    error: str | None,
+    gateways: list[str],
 ) -> ControllerStatus:
     """The answer of `roundhouse status`."""
     status = ControllerStatus(
         instance=instance,
         version=__version__,
         runtime=runtime,
-        generation=done.desired.generation if done else 0,
+        generation=last_round.desired.generation if last_round else 0,
         observation_error=error,
         desired_problems=problems,
         gateways=gateways,
     )
-    if done is None:
+    if last_round is None:
         return status
     return status.model_copy(
         update={
-            "paused": done.desired.paused,
-            "observed_at": done.observed.at,
-            "models": list(done.statuses),
-            "gpus": gpu_statuses(done.observed),
+            "paused": last_round.desired.paused,
+            "observed_at": last_round.observed.at,
+            "models": list(last_round.statuses),
+            "gpus": gpu_statuses(last_round.observed),
         }
     )
 
@@ -49,12 +55,12 @@ def gpu_statuses(observed: ObservedState) -> list[GpuStatus] | None:
     """The GPUs' figures; None: unknown."""
     if observed.gpus is None:
         return None
-    claimed: dict[str, int] = {}
+    claimed_mib: dict[str, int] = {}
     for replica in observed.replicas:
         if replica.phase is Phase.EXITED:
             continue
         for uuid, mib in replica.claims.items():
-            claimed[uuid] = claimed.get(uuid, 0) + mib
+            claimed_mib[uuid] = claimed_mib.get(uuid, 0) + mib
     return [
         GpuStatus(
             uuid=gpu.uuid,
@@ -62,7 +68,7 @@ def gpu_statuses(observed: ObservedState) -> list[GpuStatus] | None:
             name=gpu.name,
             total_mib=gpu.total_mib,
             used_mib=gpu.used_mib,
-            claimed_mib=claimed.get(gpu.uuid, 0),
+            claimed_mib=claimed_mib.get(gpu.uuid, 0),
             utilization_percent=gpu.utilization_percent,
             processes=_processes(gpu),
             mig=gpu.mig,
@@ -79,22 +85,24 @@ def _processes(gpu: Gpu) -> list[GpuProcessView] | None:
     ]
 
 
-def plan_view(done: Round, now: float) -> PlanView:
+def plan_view(last_round: Round, now: float) -> PlanView:
     """The answer of `roundhouse plan`: what is left to do after the last round.
 
     A definition that was not looked at yet counts as startable, for otherwise all that one would see of an edit is that
     it will be looked at.
     """
-    wanted = [(model.name, model.spec_hash) for model in done.desired.models.values() if model.runs and model.replicas]
-    known = {key: result for key, result in done.observed.preflights.items() if not result.ok}
-    assumed = {key: PreflightResult(True, now) for key in wanted} | known
-    left = plan(done.desired, replace(done.observed, preflights=assumed), now)
+    model_keys = [
+        (model.name, model.spec_hash) for model in last_round.desired.models.values() if model.runs and model.replicas
+    ]
+    failed_results = {key: result for key, result in last_round.observed.preflights.items() if not result.ok}
+    assumed_results = {key: PreflightResult(True, now) for key in model_keys} | failed_results
+    next_plan = plan(last_round.desired, replace(last_round.observed, preflights=assumed_results), now)
     return PlanView(
-        generation=done.desired.generation,
-        paused=done.desired.paused,
-        actions=[_action(action) for action in left.actions],
-        blocked=[BlockedView(model=item.model, index=item.index, reason=item.reason) for item in left.blocked],
-        wake_at=left.wake_at,
+        generation=last_round.desired.generation,
+        paused=last_round.desired.paused,
+        actions=[_action(action) for action in next_plan.actions],
+        blocked=[BlockedView(model=item.model, index=item.index, reason=item.reason) for item in next_plan.blocked],
+        wake_at=next_plan.wake_at,
     )
 
 

@@ -47,8 +47,8 @@ class KeptLogs:
 
     def names(self, instance: str, model: str) -> list[str]:
         """The model's replicas whose logs are kept, the newest first."""
-        ours = names_of(instance, model)
-        return [path.stem for path in self._newest_first() if ours.fullmatch(path.stem)]
+        name_pattern = names_of(instance, model)
+        return [path.stem for path in self._newest_first() if name_pattern.fullmatch(path.stem)]
 
     def path(self, name: str) -> Path:
         """Where a replica's log is kept."""
@@ -67,5 +67,5 @@ class KeptLogs:
 def _last(data: bytes) -> bytes:
     if len(data) <= KEPT_BYTES:
         return data
-    _, _, rest = data[-KEPT_BYTES - 1 :].partition(b"\n")
-    return rest or data[-KEPT_BYTES:]
+    _, _, lines = data[-KEPT_BYTES - 1 :].partition(b"\n")
+    return lines or data[-KEPT_BYTES:]

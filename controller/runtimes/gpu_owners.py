@@ -28,18 +28,18 @@ class GpuOwners:
         if gpus is None:
             return None
         pids = {process.pid for gpu in gpus for process in gpu.processes or ()}
-        known = {pid: owner for pid, owner in self._owners.items() if pid in pids}
-        if pids - known.keys():
+        known_owners = {pid: owner for pid, owner in self._owners.items() if pid in pids}
+        if pids - known_owners.keys():
             try:
-                known = await self._found(pids, known)
+                known_owners = await self._found(pids, known_owners)
             except RuntimeUnavailableError as error:
                 log.debug("whose processes are on the GPUs is not known: %s", error)
-        self._owners = known
+        self._owners = known_owners
         return tuple(self._named(gpu) for gpu in gpus)
 
-    async def _found(self, pids: Collection[int], known: Mapping[int, str | None]) -> dict[int, str | None]:
+    async def _found(self, pids: Collection[int], known_owners: Mapping[int, str | None]) -> dict[int, str | None]:
         owners = {pid: name for name, each in (await self._ask()).items() for pid in each}
-        return {pid: owners.get(pid) or known.get(pid) for pid in pids}
+        return {pid: owners.get(pid) or known_owners.get(pid) for pid in pids}
 
     def _named(self, gpu: Gpu) -> Gpu:
         if not gpu.processes:

@@ -58,16 +58,16 @@ def tail_bytes(lines: int) -> int:
     return max(TAIL_BYTES, lines * _LINE_BYTES)
 
 
-def whole(data: bytes, *, ended: bool, most: int = PART_BYTES) -> bytes:
-    """The first `most` bytes, up to the end of a line.
+def whole(data: bytes, *, has_ended: bool, max_bytes: int = PART_BYTES) -> bytes:
+    """The first `max_bytes`, up to the end of a line.
 
-    What follows it is given later, unless the log has `ended`. A line that is longer than `most` is cut.
+    What follows it is given later, unless the log has ended (`has_ended`). A line longer than `max_bytes` is cut.
     """
-    part = data[:most]
-    if ended and len(part) == len(data):
+    part = data[:max_bytes]
+    if has_ended and len(part) == len(data):
         return part
     end = part.rfind(b"\n") + 1
-    return part[:end] if end or len(part) < most else part
+    return part[:end] if end or len(part) < max_bytes else part
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +126,11 @@ class Given:
         """
         if not self.context.size:
             return data
-        ends = sorted({len(data), *(match.end() for match in re.finditer(b"\n", data))}, reverse=True)
-        for end in ends:
+        line_ends = sorted({len(data), *(match.end() for match in re.finditer(b"\n", data))}, reverse=True)
+        for end in line_ends:
             # The data may begin in the middle of what is remembered: then the last line must do.
-            known = end < self.context.size or self.context.ends_at(data, end)
-            if known and self.line.ends_at(data, end):
+            is_context_known = end < self.context.size or self.context.ends_at(data, end)
+            if is_context_known and self.line.ends_at(data, end):
                 return data[end:]
         return data
 
@@ -139,7 +139,7 @@ def _last_line(data: bytes) -> bytes:
     return data[data.rfind(b"\n", 0, -1) + 1 :]
 
 
-def kept_part(data: bytes, given: Given | None, lines: int, cursor: str) -> LogPart:
-    """What is left to give of an ended replica's kept log, all at once. `given` None: its last lines."""
-    shown = last_lines(data, lines) if given is None else tuple(plain_lines(given.rest_of(data)))
-    return LogPart(shown, cursor, running=False)
+def kept_part(data: bytes, mark: Given | None, lines: int, cursor: str) -> LogPart:
+    """What is left to give of an ended replica's kept log, all at once. `mark` None: its last lines."""
+    text_lines = last_lines(data, lines) if mark is None else tuple(plain_lines(mark.rest_of(data)))
+    return LogPart(text_lines, cursor, running=False)

@@ -20,20 +20,20 @@ _LOOKED_AT: Final = 10_000
 
 def check_files(models_root: Path, checks: Sequence[FileCheck]) -> str | None:
     """What is wrong with the first file that is wrong: which field, which path, what to do. None: nothing is."""
-    declared = models_root.absolute()
+    declared_root = models_root.absolute()
     root = models_root.resolve()
     if checks and not root.is_dir():
-        return f"the models folder {declared} does not exist"
+        return f"the models folder {declared_root} does not exist"
     for check in checks:
-        path = declared / check.path
-        if path.is_relative_to(declared):
-            path = root / path.relative_to(declared)
+        path = declared_root / check.path
+        if path.is_relative_to(declared_root):
+            path = root / path.relative_to(declared_root)
         try:
-            wrong = _check(root, path, check)
+            problem = _check(root, path, check)
         except OSError as error:
-            wrong = f"cannot be read: {error.strerror or error}"
-        if wrong:
-            return f"{check.field}: {check.path} {wrong}"
+            problem = f"cannot be read: {error.strerror or error}"
+        if problem:
+            return f"{check.field}: {check.path} {problem}"
     return None
 
 
@@ -63,8 +63,8 @@ def _check(root: Path, path: Path, check: FileCheck) -> str | None:
 def _missing(root: Path, path: Path, check: FileCheck) -> str:
     if path.is_symlink():
         return f"is a symbolic link to {os.readlink(path)}, which does not exist"  # noqa: PTH115 - as it is written
-    near = _nearest(root, path, check)
-    return f"is missing from {root}" + (f'; did you mean "{near}"?' if near else "")
+    suggestion = _nearest(root, path, check)
+    return f"is missing from {root}" + (f'; did you mean "{suggestion}"?' if suggestion else "")
 
 
 def _nearest(root: Path, path: Path, check: FileCheck) -> str | None:
@@ -72,8 +72,8 @@ def _nearest(root: Path, path: Path, check: FileCheck) -> str | None:
     names = {
         each: str(each.relative_to(root)) for each in islice(_below(root), _LOOKED_AT) if each.name.endswith(suffix)
     }
-    wanted = str(path.relative_to(root))
-    by_path = difflib.get_close_matches(wanted, names.values(), n=1)
+    wanted_path = str(path.relative_to(root))
+    by_path = difflib.get_close_matches(wanted_path, names.values(), n=1)
     by_name = difflib.get_close_matches(path.name, {each.name for each in names}, n=1)
     if by_path or not by_name:
         return by_path[0] if by_path else None
@@ -89,8 +89,8 @@ def _below(root: Path) -> Iterator[Path]:
 
 def _check_folder(target: Path, kind: str) -> str | None:
     if kind == "gguf":
-        inside = sorted(each.name for each in target.iterdir() if each.name.endswith(".gguf"))
-        hint = f': name a file in it, such as "{inside[0]}"' if inside else ""
+        gguf_names = sorted(each.name for each in target.iterdir() if each.name.endswith(".gguf"))
+        hint = f': name a file in it, such as "{gguf_names[0]}"' if gguf_names else ""
         return f"is a folder, and a GGUF file is needed{hint}"
     if kind == "file":
         return "is a folder, and a file is needed"

@@ -37,8 +37,8 @@ def replica_name(instance: str, replica: ReplicaId) -> str:
 
 def is_replica_name(instance: str, name: str) -> bool:
     """Whether a text that somebody sent has the form of a name of this instance's replicas: no path, nothing long."""
-    ours = name.startswith(f"rh-{instance}-") and len(name) <= LONGEST_NAME
-    return ours and _NAME.fullmatch(name) is not None
+    has_prefix = name.startswith(f"rh-{instance}-") and len(name) <= LONGEST_NAME
+    return has_prefix and _NAME.fullmatch(name) is not None
 
 
 def names_of(instance: str, model: str) -> re.Pattern[str]:
@@ -47,13 +47,13 @@ def names_of(instance: str, model: str) -> re.Pattern[str]:
     return re.compile(re.escape(sample.removesuffix("-0-00000000-0")) + r"-\d+-[0-9a-f]{8}-\d+")
 
 
-def _slug(model: str, room: int) -> str:
-    plain = _PLAIN.fullmatch(model) is not None and len(model) <= room
-    if plain and not _DIGEST_AT_END.search(model):
+def _slug(model: str, max_length: int) -> str:
+    is_plain = _PLAIN.fullmatch(model) is not None and len(model) <= max_length
+    if is_plain and not _DIGEST_AT_END.search(model):
         return model
     digest = hashlib.sha256(model.encode()).hexdigest()[:8]
-    words = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
-    return f"{words[: room - len(digest) - 1].rstrip('-')}-{digest}".lstrip("-")
+    stem = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+    return f"{stem[: max_length - len(digest) - 1].rstrip('-')}-{digest}".lstrip("-")
 
 
 def replica_token(secret: bytes, name: str) -> str:

@@ -100,17 +100,17 @@ class NvmlReader:
             self._open = True
         handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
         handles.sort(key=self._address)
-        found: list[Gpu] = []
+        gpus: list[Gpu] = []
         for index, each in enumerate(handles):
             # Nothing runs on a GPU in MIG mode itself.
-            found += self._instances(index, each) if self._in_mig_mode(each) else [self._gpu(index, each)]
-        return tuple(found)
+            gpus += self._instances(index, each) if self._in_mig_mode(each) else [self._gpu(index, each)]
+        return tuple(gpus)
 
     def _failed(self, error: Exception) -> tuple[Gpu, ...] | None:
         self._shut()
         nvml = self._nvml
-        absent = (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded, nvml.NVMLError_NotFound)
-        if isinstance(error, absent) and not self._worked:
+        absence_errors = (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded, nvml.NVMLError_NotFound)
+        if isinstance(error, absence_errors) and not self._worked:
             self.error, self.absence = None, self._absence(error)
             return ()
         if self.error is None:
@@ -119,9 +119,13 @@ class NvmlReader:
         return None
 
     def _words(self, error: Exception) -> str:
-        known = (words for name, words in _WORDS.items() if isinstance(error, getattr(self._nvml, f"NVMLError_{name}")))
-        words = next(known, None)
-        return str(error) if words is None else f"{words} (NVML: {error})"
+        explanations = (
+            explanation
+            for name, explanation in _WORDS.items()
+            if isinstance(error, getattr(self._nvml, f"NVMLError_{name}"))
+        )
+        explanation = next(explanations, None)
+        return str(error) if explanation is None else f"{explanation} (NVML: {error})"
 
     def _absence(self, error: Exception) -> str:
         if isinstance(error, self._nvml.NVMLError_LibraryNotFound):
@@ -131,8 +135,8 @@ class NvmlReader:
         return f"no NVIDIA GPU was found: {error}"
 
     def _nothing_to_plan(self) -> str:
-        any_gpu = self._nvml.nvmlDeviceGetCount() > 0
-        return "all GPUs are in MIG mode, without an instance" if any_gpu else "the NVIDIA driver knows no GPU"
+        has_gpu = self._nvml.nvmlDeviceGetCount() > 0
+        return "all GPUs are in MIG mode, without an instance" if has_gpu else "the NVIDIA driver knows no GPU"
 
     def _shut(self) -> None:
         if self._open:
@@ -158,14 +162,14 @@ class NvmlReader:
         )
 
     def _instances(self, index: int, parent: Any) -> list[Gpu]:
-        found = []
+        instances = []
         for number in range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
             try:
                 handle = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, number)
             except self._nvml.NVMLError_NotFound:
                 continue
-            found.append(replace(self._gpu(index, handle), mig=number))
-        return found
+            instances.append(replace(self._gpu(index, handle), mig=number))
+        return instances
 
     def _utilization(self, handle: Any) -> int | None:
         try:
@@ -177,22 +181,24 @@ class NvmlReader:
         if not self._host_pids:
             return None
         nvml = self._nvml
-        silent = (
+        silent_errors = (
             *(nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument, nvml.NVMLError_NoPermission),
             *(nvml.NVMLError_FunctionNotFound, nvml.NVMLError_InsufficientSize),
         )
         try:
             # By version: without one, the library turns what old drivers lack into an error that is not one of NVML's.
-            running = list(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
-        except silent:
+            running_processes = list(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
+        except silent_errors:
             return None
-        with contextlib.suppress(*silent):  # not every GPU draws, nor does a MIG instance
-            running += nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle)
-        found: dict[int, int | None] = {}
-        for each in running:  # one that computes and draws is in both, with all that it has
+        with contextlib.suppress(*silent_errors):  # not every GPU draws, nor does a MIG instance
+            running_processes += nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle)
+        mib_by_pid: dict[int, int | None] = {}
+        for each in running_processes:  # one that computes and draws is in both, with all that it has
             mib = None if each.usedGpuMemory is None else each.usedGpuMemory // 2**20
-            found[each.pid] = max((known for known in (mib, found.get(each.pid)) if known is not None), default=None)
-        largest_first = sorted(found.items(), key=lambda item: (-(item[1] or 0), item[0]))
+            mib_by_pid[each.pid] = max(
+                (known_mib for known_mib in (mib, mib_by_pid.get(each.pid)) if known_mib is not None), default=None
+            )
+        largest_first = sorted(mib_by_pid.items(), key=lambda item: (-(item[1] or 0), item[0]))
         return tuple(GpuProcess(pid, mib, _name_of(pid)) for pid, mib in largest_first)
 
     def _memory(self, handle: Any) -> Any:
@@ -203,10 +209,10 @@ class NvmlReader:
 
     def _in_mig_mode(self, handle: Any) -> bool:
         try:
-            current, _ = self._nvml.nvmlDeviceGetMigMode(handle)
+            current_mode, _ = self._nvml.nvmlDeviceGetMigMode(handle)
         except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_FunctionNotFound):
             return False
-        return bool(current == self._nvml.NVML_DEVICE_MIG_ENABLE)
+        return bool(current_mode == self._nvml.NVML_DEVICE_MIG_ENABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +242,10 @@ class Reading:
 
 
 def _gpu_of(content: dict[str, Any]) -> Gpu:
-    known = {each.name: content[each.name] for each in fields(Gpu) if each.name in content}
-    if (processes := known.get("processes")) is not None:
-        known["processes"] = tuple(GpuProcess(each["pid"], each["mib"], each.get("name")) for each in processes)
-    return Gpu(**known)
+    known_fields = {each.name: content[each.name] for each in fields(Gpu) if each.name in content}
+    if (processes := known_fields.get("processes")) is not None:
+        known_fields["processes"] = tuple(GpuProcess(each["pid"], each["mib"], each.get("name")) for each in processes)
+    return Gpu(**known_fields)
 
 
 def _name_of(pid: int) -> str | None:

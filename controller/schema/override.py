@@ -41,20 +41,20 @@ class Override(BaseModel):
     digests: dict[str, str] = Field(default_factory=dict, description="Field to digest of its declared value then.")
 
     @classmethod
-    def stating(cls, declared: Mapping[str, Any], **statement: Any) -> Override:
-        """An override that remembers what `declared` (the definition's fields) says now."""
-        spoken = [*STATEMENT_FIELDS, *statement.get("params", {})]
-        return cls(digests={name: field_digest(declared.get(name)) for name in spoken}, **statement)
+    def stating(cls, declared_fields: Mapping[str, Any], **statement: Any) -> Override:
+        """An override that remembers what `declared_fields` (the definition's fields) says now."""
+        digest_names = [*STATEMENT_FIELDS, *statement.get("params", {})]
+        return cls(digests={name: field_digest(declared_fields.get(name)) for name in digest_names}, **statement)
 
-    def surviving(self, declared: Mapping[str, Any]) -> Override | None:
+    def surviving(self, declared_fields: Mapping[str, Any]) -> Override | None:
         """What is left of the statement under the definition as it is now; None when an edit ended it."""
-        if any(self._edited(declared, name) for name in STATEMENT_FIELDS):
+        if any(self._edited(declared_fields, name) for name in STATEMENT_FIELDS):
             return None
-        kept = {name: value for name, value in self.params.items() if not self._edited(declared, name)}
-        return self if kept == self.params else self.model_copy(update={"params": kept})
+        kept_params = {name: value for name, value in self.params.items() if not self._edited(declared_fields, name)}
+        return self if kept_params == self.params else self.model_copy(update={"params": kept_params})
 
-    def _edited(self, declared: Mapping[str, Any], name: str) -> bool:
-        return name in self.digests and self.digests[name] != field_digest(declared.get(name))
+    def _edited(self, declared_fields: Mapping[str, Any], name: str) -> bool:
+        return name in self.digests and self.digests[name] != field_digest(declared_fields.get(name))
 
 
 class Rested(BaseModel):
@@ -73,11 +73,13 @@ def restated(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) 
     return any(before.get(field) != after.get(field) for field in STATEMENT_FIELDS)
 
 
-def ended(before: Override, left: Override | None) -> list[str]:
-    """What is gone of a statement of which that is left: `load` or `unload`, all of it; or fields of a load, sorted."""
-    return [before.action] if left is None else sorted(before.params.keys() - left.params.keys())
+def ended(before: Override, remainder: Override | None) -> list[str]:
+    """What is gone of a statement of which `remainder` is left: `load` or `unload`, all of it; or fields of a load,
+    sorted.
+    """
+    return [before.action] if remainder is None else sorted(before.params.keys() - remainder.params.keys())
 
 
-def is_whole(ends: Sequence[str]) -> bool:
+def is_whole(ended_names: Sequence[str]) -> bool:
     """Whether what `ended` says is a whole statement."""
-    return list(ends) in (["load"], ["unload"])
+    return list(ended_names) in (["load"], ["unload"])

@@ -57,7 +57,7 @@ class Estimate:
 
 
 def estimate(
-    found: Estimate | None,
+    file_estimate: Estimate | None,
     replicas: int,
     *,
     declared_mib: int | None = None,
@@ -72,16 +72,16 @@ def estimate(
         return declared_mib * replicas, replicas, "declared"
     if observed_mib is not None:
         return observed_mib * replicas, replicas, "observed_load_delta"
-    mib = found.replica_mib(gpu_mib) if found is not None else None
-    if found is None or mib is None:
+    mib = file_estimate.replica_mib(gpu_mib) if file_estimate is not None else None
+    if file_estimate is None or mib is None:
         return None, replicas, "unavailable"
-    return mib * replicas, replicas, found.source
+    return mib * replicas, replicas, file_estimate.source
 
 
-def largest_mib(want: DesiredModel, gpus: Iterable[Gpu] | None) -> int | None:
+def largest_mib(model: DesiredModel, gpus: Iterable[Gpu] | None) -> int | None:
     """Size of the largest GPU that the model may use; None: none is known."""
-    allowed = [gpu for gpu in gpus or () if not want.gpu_choice or {gpu.uuid, gpu.label} & set(want.gpu_choice)]
-    return max((gpu.total_mib for gpu in allowed), default=None)
+    allowed_gpus = [gpu for gpu in gpus or () if not model.gpu_choice or {gpu.uuid, gpu.label} & set(model.gpu_choice)]
+    return max((gpu.total_mib for gpu in allowed_gpus), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ class Predictions:
 
     def known(self, models: Iterable[DesiredModel]) -> Mapping[str, Estimate]:
         """Model to what a replica takes, by what was read so far. Never waits."""
-        found = {want.name: self._estimate(want) for want in models}
-        return {name: each for name, each in found.items() if each is not None}
+        estimates = {model.name: self._estimate(model) for model in models}
+        return {name: each for name, each in estimates.items() if each is not None}
 
     def needs(self, models: Iterable[DesiredModel]) -> Mapping[str, Need]:
         """Model to what is to be set aside for a replica, of what was read so far. Never waits.
@@ -117,61 +117,65 @@ class Predictions:
         Only what is predicted: a file's size alone promises too much room.
         """
         return {
-            name: Need(found.per_gpu_mib if found.gpus else None, found.host_mib, found.gpu_share)
-            for name, found in self.known(models).items()
-            if found.source == "predicted"
+            name: Need(estimate.per_gpu_mib if estimate.gpus else None, estimate.host_mib, estimate.gpu_share)
+            for name, estimate in self.known(models).items()
+            if estimate.source == "predicted"
         }
 
-    def has_seen(self, want: DesiredModel) -> bool:
+    def has_seen(self, model: DesiredModel) -> bool:
         """Whether its files were looked at, ever."""
-        return all(path in self._known for path in ENGINES[want.backend].artifacts(want.definition))
+        return all(path in self._known for path in ENGINES[model.backend].artifacts(model.definition))
 
     async def refresh(self, models: Iterable[DesiredModel]) -> bool:
         """Look at these models' files that were not looked at lately. Whether one is not as it was before."""
         now = self._clock()
-        paths = {path for want in models for path in ENGINES[want.backend].artifacts(want.definition)}
-        stale = [path for path in paths if not self._fresh(path, now)]
-        new = [path for path in stale if path not in self._reading]
-        if new:
-            task = asyncio.create_task(self._read_all(new), name="heads of model files")
-            self._reading.update(dict.fromkeys(new, task))
+        paths = {path for model in models for path in ENGINES[model.backend].artifacts(model.definition)}
+        stale_paths = [path for path in paths if not self._fresh(path, now)]
+        new_paths = [path for path in stale_paths if path not in self._reading]
+        if new_paths:
+            task = asyncio.create_task(self._read_all(new_paths), name="heads of model files")
+            self._reading.update(dict.fromkeys(new_paths, task))
         # Shielded: who no longer waits must not take the answer from the others.
-        done = await asyncio.gather(*(asyncio.shield(task) for task in {self._reading[path] for path in stale}))
-        return any(done)
+        changes = await asyncio.gather(
+            *(asyncio.shield(task) for task in {self._reading[path] for path in stale_paths})
+        )
+        return any(changes)
 
     async def of(self, models: Iterable[DesiredModel]) -> Mapping[str, Estimate]:
         """As `known`, after a refresh."""
-        wanted = list(models)
-        await self.refresh(wanted)
-        return self.known(wanted)
+        model_list = list(models)
+        await self.refresh(model_list)
+        return self.known(model_list)
 
     def _fresh(self, path: str, now: float) -> bool:
-        known = self._known.get(path)
+        entry = self._known.get(path)
         # Before `seen_at`: the clock was set back.
-        return known is not None and known.seen_at <= now < known.seen_at + FRESH_S
+        return entry is not None and entry.seen_at <= now < entry.seen_at + FRESH_S
 
     async def _read_all(self, paths: list[str]) -> bool:
         try:
-            before = {path: self._known.get(path) for path in paths}
+            previous_entries = {path: self._known.get(path) for path in paths}
             now = self._clock()
-            read = await asyncio.to_thread(lambda: {path: _look(self._root, path, before[path], now) for path in paths})
-            self._known = {path: known for path, known in self._known.items() if known.seen_at > now - KEPT_S}
-            self._known.update(read)
-            return any(_artifact(before[path]) != read[path].artifact for path in paths)
+            entries = await asyncio.to_thread(
+                lambda: {path: _look(self._root, path, previous_entries[path], now) for path in paths}
+            )
+            self._known = {path: entry for path, entry in self._known.items() if entry.seen_at > now - KEPT_S}
+            self._known.update(entries)
+            return any(_artifact(previous_entries[path]) != entries[path].artifact for path in paths)
         finally:
             for path in paths:
                 del self._reading[path]
 
-    def _estimate(self, want: DesiredModel) -> Estimate | None:
-        paths = ENGINES[want.backend].artifacts(want.definition)
+    def _estimate(self, model: DesiredModel) -> Estimate | None:
+        paths = ENGINES[model.backend].artifacts(model.definition)
         artifacts = {path: self._known[path].artifact for path in paths if path in self._known}
-        told = self._told.get(want.name)
-        if told is None or not told.still_of(want, artifacts):
+        cached_estimate = self._told.get(model.name)
+        if cached_estimate is None or not cached_estimate.still_of(model, artifacts):
             if len(self._told) >= MOST_TOLD:
                 self._told.clear()
-            told = _Told(want, artifacts, _estimate(want, artifacts))
-            self._told[want.name] = told
-        return told.estimate
+            cached_estimate = _Told(model, artifacts, _estimate(model, artifacts))
+            self._told[model.name] = cached_estimate
+        return cached_estimate.estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,27 +186,27 @@ class _Told:
     artifacts: Mapping[str, Artifact]
     estimate: Estimate | None
 
-    def still_of(self, want: DesiredModel, artifacts: Mapping[str, Artifact]) -> bool:
+    def still_of(self, model: DesiredModel, artifacts: Mapping[str, Artifact]) -> bool:
         """Whether nothing of that changed."""
         return (
-            self.want.definition == want.definition
-            and self.want.gpu_count == want.gpu_count
+            self.want.definition == model.definition
+            and self.want.gpu_count == model.gpu_count
             and self.artifacts.keys() == artifacts.keys()
             and all(self.artifacts[path] is artifact for path, artifact in artifacts.items())
         )
 
 
-def _estimate(want: DesiredModel, artifacts: Mapping[str, Artifact]) -> Estimate | None:
-    engine, gpus = ENGINES[want.backend], want.gpu_count
-    paths = engine.artifacts(want.definition)
+def _estimate(model: DesiredModel, artifacts: Mapping[str, Artifact]) -> Estimate | None:
+    engine, gpus = ENGINES[model.backend], model.gpu_count
+    paths = engine.artifacts(model.definition)
     try:
-        forecast = engine.predict(want.definition, artifacts)
+        forecast = engine.predict(model.definition, artifacts)
         if isinstance(forecast, Prediction):
             on_gpu, on_host = (ceil(each.total / MIB) for each in (forecast.gpu, forecast.host))
             return Estimate(on_gpu if gpus else 0, on_host, "predicted", gpus, forecast.gpu_share if gpus else None)
     except Exception as error:
         # Files are anybody's: absurd numbers in one must not stop the rounds.
-        log.exception("what %s takes cannot be predicted", want.name)
+        log.exception("what %s takes cannot be predicted", model.name)
         forecast = Unpredicted(f"the sums over what its files say fail: {type(error).__name__}: {error}")
     sizes = [artifact.size for artifact in artifacts.values() if artifact.size is not None]
     if not paths or len(sizes) < len(paths):
@@ -213,18 +217,18 @@ def _estimate(want: DesiredModel, artifacts: Mapping[str, Artifact]) -> Estimate
     return Estimate(per_gpu, on_host, "model_artifact_size", gpus, reason=reason)
 
 
-def _artifact(known: _Known | None) -> Artifact | None:
-    return known.artifact if known is not None else None
+def _artifact(entry: _Known | None) -> Artifact | None:
+    return entry.artifact if entry is not None else None
 
 
-def _look(root: Path, path: str, before: _Known | None, now: float) -> _Known:
+def _look(root: Path, path: str, previous_entry: _Known | None, now: float) -> _Known:
     try:
         files = files_below(root, path)
         stamp = stamp_of(files)
     except ArtifactError as error:
         return _Known(Unread(f"{path} {error}"), None, now)
-    if before is not None and before.stamp == stamp:
-        return _Known(before.artifact, stamp, now)
+    if previous_entry is not None and previous_entry.stamp == stamp:
+        return _Known(previous_entry.artifact, stamp, now)
     try:
         artifact = read_artifact(path, files)
     except Exception as error:

@@ -110,33 +110,35 @@ class ObservedMemory:
         """The file, as it is to be."""
         return _File(kinds=self._kinds).model_dump_json().encode()
 
-    def need(self, want: DesiredModel, gpu_type: str | None) -> Observed | None:
+    def need(self, model: DesiredModel, gpu_type: str | None) -> Observed | None:
         """What one replica took on such a GPU (its name; None: without one). None: that was never seen.
 
         Seen with as many replicas as now, else with another number.
         """
-        replicas = want.replicas or want.declared.replicas
-        digest = _digest(want)
-        kinds = [each for each in self._kinds if _same(each, want.name, digest, gpu_type)]
+        replicas = model.replicas or model.declared.replicas
+        digest = _digest(model)
+        kinds = [each for each in self._kinds if _same(each, model.name, digest, gpu_type)]
         kind = next((each for each in kinds if each.replicas == replicas), kinds[-1] if kinds else None)
         return _observed(kind) if kind is not None else None
 
-    def most(self, want: DesiredModel, gpus: tuple[Gpu, ...] | None) -> Observed | None:
+    def most(self, model: DesiredModel, gpus: tuple[Gpu, ...] | None) -> Observed | None:
         """What one replica took on that of the GPUs that it may use on which it took the most."""
-        if want.gpu_count == 0:
-            return self.need(want, None)
-        allowed = [gpu for gpu in gpus or () if not want.gpu_choice or {gpu.uuid, gpu.label} & set(want.gpu_choice)]
-        found = [self.need(want, name) for name in sorted({gpu.name for gpu in allowed})]
+        if model.gpu_count == 0:
+            return self.need(model, None)
+        allowed_gpus = [
+            gpu for gpu in gpus or () if not model.gpu_choice or {gpu.uuid, gpu.label} & set(model.gpu_choice)
+        ]
+        samples = [self.need(model, name) for name in sorted({gpu.name for gpu in allowed_gpus})]
         return max(
-            (each for each in found if each is not None and each.per_gpu_mib is not None),
+            (each for each in samples if each is not None and each.per_gpu_mib is not None),
             key=lambda each: each.per_gpu_mib or 0,
             default=None,
         )
 
     def needs(self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None) -> Mapping[str, Need]:
         """Model to what a replica of it was seen to take, of those that were seen at all."""
-        seen = {want.name: self.most(want, gpus) for want in models if want.runs}
-        return {name: Need(each.per_gpu_mib, each.host_mib) for name, each in seen.items() if each is not None}
+        samples = {model.name: self.most(model, gpus) for model in models if model.runs}
+        return {name: Need(each.per_gpu_mib, each.host_mib) for name, each in samples.items() if each is not None}
 
     def knows(self, replica: str) -> float | None:
         """Unix time at which the replica was last looked at; None: it was not."""
@@ -144,7 +146,7 @@ class ObservedMemory:
 
     def took(
         self,
-        want: DesiredModel,
+        model: DesiredModel,
         replica: str,
         gpu_type: str | None,
         *,
@@ -153,29 +155,32 @@ class ObservedMemory:
         at: float,
     ) -> None:
         """Remember what a replica of such a definition holds now; the most of its looks counts."""
-        digest, replicas = _digest(want), max(1, want.replicas)
-        before = next(
-            (each for each in self._kinds if _same(each, want.name, digest, gpu_type) and each.replicas == replicas),
+        digest, replicas = _digest(model), max(1, model.replicas)
+        previous_kind = next(
+            (each for each in self._kinds if _same(each, model.name, digest, gpu_type) and each.replicas == replicas),
             None,
         )
-        loads = before.loads if before is not None else []
-        known = next((load for load in loads if load.replica == replica), None)
-        if known is not None:
-            per_gpu_mib, host_mib = _most(known.per_gpu_mib, per_gpu_mib), _most(known.host_mib, host_mib)
+        loads = previous_kind.loads if previous_kind is not None else []
+        previous_load = next((load for load in loads if load.replica == replica), None)
+        if previous_load is not None:
+            per_gpu_mib, host_mib = (
+                _most(previous_load.per_gpu_mib, per_gpu_mib),
+                _most(previous_load.host_mib, host_mib),
+            )
         load = _Load(replica=replica, per_gpu_mib=per_gpu_mib, host_mib=host_mib, at=at)
-        kept = [*(each for each in loads if each is not known), load][-LOADS_KEPT:]
-        kind = _Kind(model=want.name, digest=digest, gpu=gpu_type or CPU, replicas=replicas, loads=kept)
-        others = [each for each in self._kinds if each is not before]
-        of_model = [each for each in others if each.model == want.name]
-        dropped = of_model[: max(0, len(of_model) - KINDS_KEPT + 1)]
-        self._kinds = [*(each for each in others if each not in dropped), kind]
+        kept_loads = [*(each for each in loads if each is not previous_load), load][-LOADS_KEPT:]
+        kind = _Kind(model=model.name, digest=digest, gpu=gpu_type or CPU, replicas=replicas, loads=kept_loads)
+        other_kinds = [each for each in self._kinds if each is not previous_kind]
+        model_kinds = [each for each in other_kinds if each.model == model.name]
+        dropped_kinds = model_kinds[: max(0, len(model_kinds) - KINDS_KEPT + 1)]
+        self._kinds = [*(each for each in other_kinds if each not in dropped_kinds), kind]
         self.revision += 1
 
     def keep_only(self, models: Collection[str]) -> None:
         """Forget models that are declared no longer."""
-        kept = [each for each in self._kinds if each.model in models]
-        if len(kept) != len(self._kinds):
-            self._kinds = kept
+        kept_kinds = [each for each in self._kinds if each.model in models]
+        if len(kept_kinds) != len(self._kinds):
+            self._kinds = kept_kinds
             self.revision += 1
 
 
@@ -185,9 +190,9 @@ def save(folder: Path, content: bytes) -> None:
     write_atomic(folder / FILE_NAME, content, durable=False)
 
 
-def _digest(want: DesiredModel) -> str:
+def _digest(model: DesiredModel) -> str:
     # As for engines, without the image that settings name: an upgrade does not make what is known worthless.
-    return spec_hash(want.definition, None, want.name)
+    return spec_hash(model.definition, None, model.name)
 
 
 def _same(kind: _Kind, model: str, digest: str, gpu_type: str | None) -> bool:
@@ -195,10 +200,10 @@ def _same(kind: _Kind, model: str, digest: str, gpu_type: str | None) -> bool:
 
 
 def _observed(kind: _Kind) -> Observed:
-    per_gpu = host = None
+    per_gpu_mib = host_mib = None
     for load in kind.loads:
-        per_gpu, host = _most(per_gpu, load.per_gpu_mib), _most(host, load.host_mib)
-    return Observed(per_gpu, host, kind.replicas, kind.loads[-1].at)
+        per_gpu_mib, host_mib = _most(per_gpu_mib, load.per_gpu_mib), _most(host_mib, load.host_mib)
+    return Observed(per_gpu_mib, host_mib, kind.replicas, kind.loads[-1].at)
 
 
 def _most(one: int | None, other: int | None) -> int | None:

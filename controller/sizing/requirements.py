@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 class Predicted(Protocol):
     """What model files tell."""
 
-    def has_seen(self, want: DesiredModel) -> bool:
+    def has_seen(self, model: DesiredModel) -> bool:
         """Whether its files were looked at."""
 
     async def refresh(self, models: Iterable[DesiredModel]) -> bool:
@@ -39,9 +39,9 @@ class Observed(Protocol):
 class Needs:
     """Both, and a look at the files that goes on beside the rounds."""
 
-    def __init__(self, predicted: Predicted, observed: Observed, wake: Callable[[], None]) -> None:
-        self._predicted = predicted
-        self._observed = observed
+    def __init__(self, predictions: Predicted, observations: Observed, wake: Callable[[], None]) -> None:
+        self._predicted = predictions
+        self._observed = observations
         self._wake = wake
         self._looking: asyncio.Task[None] | None = None
         self._waited: asyncio.Task[None] | None = None
@@ -49,17 +49,19 @@ class Needs:
 
     async def of(self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None) -> Mapping[str, Need]:
         """Model to what a replica takes on these GPUs, as far as it is known."""
-        wanted = [want for want in models if want.runs]
+        engine_models = [model for model in models if model.runs]
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look(wanted), name="heads of model files")
-        if self._waited is not self._looking and not all(map(self._predicted.has_seen, wanted)):
+            self._looking = asyncio.create_task(self._look(engine_models), name="heads of model files")
+        if self._waited is not self._looking and not all(map(self._predicted.has_seen, engine_models)):
             self._waited = self._looking
             await asyncio.wait({self._looking}, timeout=FIRST_LOOK_S)
-        known = dict(self._predicted.needs(wanted))
-        for name, seen in self._observed.needs(wanted, gpus).items():
+        requirements = dict(self._predicted.needs(engine_models))
+        for name, observation in self._observed.needs(engine_models, gpus).items():
             # A share has to be free when it starts, however little it was seen to take then.
-            known[name] = replace(seen, gpu_share=known[name].gpu_share) if name in known else seen
-        return known
+            requirements[name] = (
+                replace(observation, gpu_share=requirements[name].gpu_share) if name in requirements else observation
+            )
+        return requirements
 
     async def close(self) -> None:
         """Look no more."""
@@ -67,9 +69,9 @@ class Needs:
             self._looking.cancel()
             await asyncio.wait({self._looking})
 
-    async def _look(self, wanted: Iterable[DesiredModel]) -> None:
+    async def _look(self, models: Iterable[DesiredModel]) -> None:
         try:
-            if await self._predicted.refresh(wanted):
+            if await self._predicted.refresh(models):
                 self._wake()
         except Exception:
             log.exception("the model files could not be looked at")

@@ -43,33 +43,33 @@ class _Growth:
 class MemoryWatch:
     """Follows the rounds of one reconciler; nothing that it does holds them up."""
 
-    def __init__(self, observed: ObservedMemory, folder: Path, runtime: HostMemory, clock: Callable[[], float]) -> None:
-        """`folder` is where `observed` is kept."""
-        self._observed = observed
+    def __init__(self, history: ObservedMemory, folder: Path, runtime: HostMemory, clock: Callable[[], float]) -> None:
+        """`folder` is where `history` is kept."""
+        self._observed = history
         self._folder = folder
         self._runtime = runtime
         self._clock = clock
         self._growth: dict[str, _Growth] = {}
         self._looked: dict[str, float] = {}
         self._round_at = 0.0
-        self._saved = observed.revision
+        self._saved = history.revision
         self._saving = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def follow(self, done: Round) -> None:
+    def follow(self, last_round: Round) -> None:
         """Take note of a round, and look at the replicas whose time has come."""
-        self._note_growth(done)
-        names = {replica.name for replica in done.observed.replicas}
+        self._note_growth(last_round)
+        names = {replica.name for replica in last_round.observed.replicas}
         self._looked = {name: at for name, at in self._looked.items() if name in names}
-        gpus = done.observed.gpus
-        for replica in done.observed.replicas:
-            want = done.desired.models.get(replica.id.model)
-            if want is None or not _serves(replica, want) or (want.gpu_count and gpus is None):
+        gpus = last_round.observed.gpus
+        for replica in last_round.observed.replicas:
+            model = last_round.desired.models.get(replica.id.model)
+            if model is None or not _serves(replica, model) or (model.gpu_count and gpus is None):
                 continue
-            if self._is_due(replica, done.observed.at):
-                self._spawn(replica.name, self._look(replica, want, gpus or ()))
-        self._round_at = done.observed.at
-        self._observed.keep_only(done.desired.models)
+            if self._is_due(replica, last_round.observed.at):
+                self._spawn(replica.name, self._look(replica, model, gpus or ()))
+        self._round_at = last_round.observed.at
+        self._observed.keep_only(last_round.desired.models)
         if self._observed.revision != self._saved:
             self._spawn("save", self._save())
 
@@ -78,67 +78,72 @@ class MemoryWatch:
         await asyncio.gather(*self._tasks.values())
         await self._save()
 
-    def _note_growth(self, done: Round) -> None:
-        used = {gpu.uuid: gpu.used_mib for gpu in done.observed.gpus or ()}
-        pending = done.observed.pending
+    def _note_growth(self, last_round: Round) -> None:
+        used_mib = {gpu.uuid: gpu.used_mib for gpu in last_round.observed.gpus or ()}
+        pending = last_round.observed.pending
         # Read after it was ready.
-        ready = {
+        ready_names = {
             replica.name
-            for replica in done.observed.replicas
+            for replica in last_round.observed.replicas
             if replica.ready_since is not None and replica.ready_since <= self._round_at
         }
         for name, growth in self._growth.items():
             if not growth.ended:
-                more = {uuid: used[uuid] - before for uuid, before in growth.before.items() if uuid in used}
-                growth.most = {uuid: max(mib, growth.most.get(uuid, 0)) for uuid, mib in more.items()}
-                growth.ended = name in ready and more.keys() == growth.before.keys()
+                growth_mib = {
+                    uuid: used_mib[uuid] - baseline_mib
+                    for uuid, baseline_mib in growth.before.items()
+                    if uuid in used_mib
+                }
+                growth.most = {uuid: max(mib, growth.most.get(uuid, 0)) for uuid, mib in growth_mib.items()}
+                growth.ended = name in ready_names and growth_mib.keys() == growth.before.keys()
         for name, operation in pending.items():
             # Issued after the GPUs were read: what was in use then, was before the start.
-            if operation.kind is OpKind.START and operation.began_at >= done.observed.at:
-                before = {uuid: used[uuid] for uuid in operation.claims if uuid in used}
-                self._growth.setdefault(name, _Growth(before))
-        known = {replica.name for replica in done.observed.replicas} | pending.keys()
-        self._growth = {name: growth for name, growth in self._growth.items() if name in known}
+            if operation.kind is OpKind.START and operation.began_at >= last_round.observed.at:
+                baseline_mib = {uuid: used_mib[uuid] for uuid in operation.claims if uuid in used_mib}
+                self._growth.setdefault(name, _Growth(baseline_mib))
+        known_names = {replica.name for replica in last_round.observed.replicas} | pending.keys()
+        self._growth = {name: growth for name, growth in self._growth.items() if name in known_names}
         for name, growth in self._growth.items():
             growth.ended |= any(
-                other != name and operation.claims.keys() & growth.before.keys() for other, operation in pending.items()
+                other_name != name and operation.claims.keys() & growth.before.keys()
+                for other_name, operation in pending.items()
             )
 
     def _is_due(self, replica: ObservedReplica, now: float) -> bool:
         if replica.name in self._tasks:
             return False
-        last = self._looked.get(replica.name) or self._observed.knows(replica.name)
-        if last is not None:
-            return not last <= now < last + AGAIN_S
+        sampled_at = self._looked.get(replica.name) or self._observed.knows(replica.name)
+        if sampled_at is not None:
+            return not sampled_at <= now < sampled_at + AGAIN_S
         growth = self._growth.get(replica.name)
         if growth is None or not growth.before or growth.ended:
             return True
         # The GPUs may have been read just before it was ready; before the next round they were read afterwards.
         return replica.ready_since is not None and replica.ready_since <= self._round_at
 
-    async def _look(self, replica: ObservedReplica, want: DesiredModel, gpus: tuple[Gpu, ...]) -> None:
-        claimed = [gpu for gpu in gpus if gpu.uuid in replica.claims]
-        held = [self._held(gpu, replica.name) for gpu in claimed]
-        per_gpu = max((mib for mib in held if mib is not None), default=None) if None not in held else None
+    async def _look(self, replica: ObservedReplica, model: DesiredModel, gpus: tuple[Gpu, ...]) -> None:
+        claimed_gpus = [gpu for gpu in gpus if gpu.uuid in replica.claims]
+        held_mib = [self._held(gpu, replica.name) for gpu in claimed_gpus]
+        per_gpu_mib = max((mib for mib in held_mib if mib is not None), default=None) if None not in held_mib else None
         try:
-            host = await self._runtime.host_mib(replica.name)
+            host_mib = await self._runtime.host_mib(replica.name)
         except RuntimeUnavailableError as error:
             log.debug("what %s holds is not known: %s", replica.name, error)
             return
         now = self._clock()
         self._looked[replica.name] = now
-        if per_gpu is None and host is None:
+        if per_gpu_mib is None and host_mib is None:
             return
-        kind = ", ".join(sorted({gpu.name for gpu in claimed})) or None
-        self._observed.took(want, replica.name, kind, per_gpu_mib=per_gpu, host_mib=host, at=now)
-        log.debug("%s holds %s MiB on each GPU and %s MiB of main memory", replica.name, per_gpu, host)
+        gpu_type = ", ".join(sorted({gpu.name for gpu in claimed_gpus})) or None
+        self._observed.took(model, replica.name, gpu_type, per_gpu_mib=per_gpu_mib, host_mib=host_mib, at=now)
+        log.debug("%s holds %s MiB on each GPU and %s MiB of main memory", replica.name, per_gpu_mib, host_mib)
         await self._save()
 
     def _held(self, gpu: Gpu, name: str) -> int | None:
-        ours = [process.mib for process in gpu.processes or () if process.replica == name]
-        known = [mib for mib in ours if mib is not None]
-        if ours and len(known) == len(ours):
-            return sum(known)
+        process_mibs = [process.mib for process in gpu.processes or () if process.replica == name]
+        known_mibs = [mib for mib in process_mibs if mib is not None]
+        if process_mibs and len(known_mibs) == len(process_mibs):
+            return sum(known_mibs)
         growth = self._growth.get(name)
         return (growth.most.get(gpu.uuid) or None) if growth is not None else None
 
@@ -169,7 +174,7 @@ class MemoryWatch:
             self._looked[key] = self._clock()
 
 
-def _serves(replica: ObservedReplica, want: DesiredModel) -> bool:
-    """Whether it is ready, and is what `want` says: of another one the parameters are not known any more."""
-    ready = replica.phase is Phase.RUNNING and replica.health is Health.READY
-    return want.runs and want.replicas > 0 and ready and replica.id.spec_hash == want.spec_hash
+def _serves(replica: ObservedReplica, model: DesiredModel) -> bool:
+    """Whether it is ready, and is what `model` says: of another one the parameters are not known any more."""
+    is_ready = replica.phase is Phase.RUNNING and replica.health is Health.READY
+    return model.runs and model.replicas > 0 and is_ready and replica.id.spec_hash == model.spec_hash

@@ -7,19 +7,19 @@ from collections.abc import Iterable, Mapping
 from controller.state import DesiredModel, Health, ObservedReplica, Phase
 
 
-def starting(want: DesiredModel, replica: ObservedReplica) -> bool:
+def starting(model: DesiredModel, replica: ObservedReplica) -> bool:
     """Whether it is an engine of what is wanted, and was never ready."""
     return (
-        want.runs
-        and replica.id.index < want.replicas
+        model.runs
+        and replica.id.index < model.replicas
         and replica.phase is Phase.RUNNING
-        and replica.id.spec_hash == want.spec_hash
+        and replica.id.spec_hash == model.spec_hash
         and replica.ready_since is None
     )
 
 
 def model_progress(
-    want: DesiredModel, replicas: Iterable[ObservedReplica], fractions: Mapping[str, float]
+    model: DesiredModel, replicas: Iterable[ObservedReplica], fractions: Mapping[str, float]
 ) -> float | None:
     """Mean over the wanted replicas, 0 to 1: ready ones count 1, those that did not tell yet 0.
 
@@ -27,9 +27,9 @@ def model_progress(
     """
     by_index: dict[int, float] = {}
     for replica in replicas:
-        if replica.phase is not Phase.RUNNING or replica.id.spec_hash != want.spec_hash:
+        if replica.phase is not Phase.RUNNING or replica.id.spec_hash != model.spec_hash:
             continue
         fraction = 1.0 if replica.health is Health.READY else fractions.get(replica.name)
-        if fraction is not None and replica.id.index < want.replicas:
+        if fraction is not None and replica.id.index < model.replicas:
             by_index[replica.id.index] = max(fraction, by_index.get(replica.id.index, 0.0))
-    return sum(by_index.values()) / want.replicas if by_index else None
+    return sum(by_index.values()) / model.replicas if by_index else None

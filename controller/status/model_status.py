@@ -53,47 +53,47 @@ def _paused(status: ModelStatus) -> ModelStatus:
 
 
 def _model(
-    want: DesiredModel | None,
+    model: DesiredModel | None,
     name: str,
     replicas: list[ObservedReplica],
     pending: set[OpKind],
     blocked: list[Blocked],
     observed: ObservedState,
 ) -> ModelStatus:
-    ready = sum(1 for replica in replicas if serves(replica))
-    error, retry_at = _last_error(want, blocked, observed)
-    if want is not None and want.runs and _all_run_again(want, replicas):
+    ready_count = sum(1 for replica in replicas if serves(replica))
+    error, retry_at = _last_error(model, blocked, observed)
+    if model is not None and model.runs and _all_run_again(model, replicas):
         error, retry_at = None, None
-    if want is None:
+    if model is None:
         state = ModelState.UNLOADING
         statement = Statement("file", observed.at, "no longer declared")
     else:
-        statement = want.statement
+        statement = model.statement
         state = (
-            _remote_state(want, observed)
-            if not want.runs
-            else _state(want, replicas, ready, pending, blocked, observed)
+            _remote_state(model, observed)
+            if not model.runs
+            else _state(model, replicas, ready_count, pending, blocked, observed)
         )
     return ModelStatus(
         name=name,
-        backend=want.backend if want else "",
+        backend=model.backend if model else "",
         state=state,
-        aliases=list(want.definition.aliases) if want else [],
-        wanted_replicas=want.replicas if want else 0,
-        loaded_replicas=ready if want is None or want.runs else int(state is ModelState.LOADED),
+        aliases=list(model.definition.aliases) if model else [],
+        wanted_replicas=model.replicas if model else 0,
+        loaded_replicas=ready_count if model is None or model.runs else int(state is ModelState.LOADED),
         statement=StatementView(kind=statement.kind, since=statement.since, reason=statement.reason),
-        replicas=[_replica(want, replica, observed.inflight) for replica in sorted(replicas, key=lambda r: r.id)],
+        replicas=[_replica(model, replica, observed.inflight) for replica in sorted(replicas, key=lambda r: r.id)],
         last_error=error,
         retry_at=retry_at,
         blocked=[item.reason for item in blocked],
-        progress=model_progress(want, replicas, observed.progress) if want and state is ModelState.LOADING else None,
+        progress=model_progress(model, replicas, observed.progress) if model and state is ModelState.LOADING else None,
     )
 
 
-def _all_run_again(want: DesiredModel, replicas: list[ObservedReplica]) -> bool:
+def _all_run_again(model: DesiredModel, replicas: list[ObservedReplica]) -> bool:
     """Whether every wanted replica serves as declared: what went wrong before is over."""
-    current = [replica for replica in replicas if serves(replica) and replica.id.spec_hash == want.spec_hash]
-    return 0 < want.replicas <= len(current)
+    serving_replicas = [replica for replica in replicas if serves(replica) and replica.id.spec_hash == model.spec_hash]
+    return 0 < model.replicas <= len(serving_replicas)
 
 
 def serves(replica: ObservedReplica) -> bool:
@@ -107,59 +107,61 @@ def serves(replica: ObservedReplica) -> bool:
 
 
 def _state(
-    want: DesiredModel,
+    model: DesiredModel,
     replicas: list[ObservedReplica],
-    ready: int,
+    ready_count: int,
     pending: set[OpKind],
     blocked: list[Blocked],
     observed: ObservedState,
 ) -> ModelState:
-    running = any(replica.phase is Phase.RUNNING for replica in replicas)
-    if want.replicas == 0:
-        leaving = running or bool(pending & {OpKind.START, OpKind.STOP})
-        return ModelState.UNLOADING if leaving else ModelState.UNLOADED
-    if ready >= want.replicas or (ready > 0 and want.name in observed.loaded_once):
+    is_running = any(replica.phase is Phase.RUNNING for replica in replicas)
+    if model.replicas == 0:
+        is_leaving = is_running or bool(pending & {OpKind.START, OpKind.STOP})
+        return ModelState.UNLOADING if is_leaving else ModelState.UNLOADED
+    if ready_count >= model.replicas or (ready_count > 0 and model.name in observed.loaded_once):
         return ModelState.LOADED
     # `loading` only during an attempt: an engine that is coming up, or a start that nothing stands in the way of.
-    attempt = OpKind.START in pending or any(
-        replica.phase is Phase.RUNNING and replica.id.spec_hash == want.spec_hash and replica.ready_since is None
+    is_attempted = OpKind.START in pending or any(
+        replica.phase is Phase.RUNNING and replica.id.spec_hash == model.spec_hash and replica.ready_since is None
         for replica in replicas
     )
-    failed = any(item.failed for item in blocked)
-    return ModelState.FAILED if failed and not attempt else ModelState.LOADING
+    has_failed = any(item.failed for item in blocked)
+    return ModelState.FAILED if has_failed and not is_attempted else ModelState.LOADING
 
 
-def _remote_state(want: DesiredModel, observed: ObservedState) -> ModelState:
-    if want.replicas == 0:
-        return ModelState.UNLOADING if want.name in observed.draining_remotes else ModelState.UNLOADED
-    if want.name not in observed.remotes:
+def _remote_state(model: DesiredModel, observed: ObservedState) -> ModelState:
+    if model.replicas == 0:
+        return ModelState.UNLOADING if model.name in observed.draining_remotes else ModelState.UNLOADED
+    if model.name not in observed.remotes:
         return ModelState.LOADING
-    return ModelState.LOADED if observed.remotes[want.name] is None else ModelState.FAILED
+    return ModelState.LOADED if observed.remotes[model.name] is None else ModelState.FAILED
 
 
 def _last_error(
-    want: DesiredModel | None, blocked: list[Blocked], observed: ObservedState
+    model: DesiredModel | None, blocked: list[Blocked], observed: ObservedState
 ) -> tuple[str | None, float | None]:
-    if want is None or want.replicas == 0:
+    if model is None or model.replicas == 0:
         return None, None
-    if not want.runs:
-        return observed.remotes.get(want.name), None
+    if not model.runs:
+        return observed.remotes.get(model.name), None
     for item in blocked:
         if item.failed:
             return item.reason, item.retry_at
-    failures = (observed.failures.get(ReplicaKey(want.name, index, want.spec_hash)) for index in range(want.replicas))
+    failures = (
+        observed.failures.get(ReplicaKey(model.name, index, model.spec_hash)) for index in range(model.replicas)
+    )
     failure = next((each for each in failures if each is not None), None)
     return (failure.error, failure.retry_at) if failure else (None, None)
 
 
-def _replica(want: DesiredModel | None, replica: ObservedReplica, inflight: Mapping[str, int | None]) -> ReplicaStatus:
+def _replica(model: DesiredModel | None, replica: ObservedReplica, inflight: Mapping[str, int | None]) -> ReplicaStatus:
     return ReplicaStatus(
         name=replica.name,
         index=replica.id.index,
         attempt=replica.id.attempt,
         phase=_phase(replica),
         spec_hash=replica.id.spec_hash,
-        outdated=want is not None and replica.id.spec_hash != want.spec_hash,
+        outdated=model is not None and replica.id.spec_hash != model.spec_hash,
         endpoint=replica.base_url,
         inflight=inflight.get(replica.name),
         started_at=replica.started_at,

@@ -34,53 +34,53 @@ def routes(
     )
 
 
-def _route(want: DesiredModel, status: ModelStatus, replicas: list[ObservedReplica], tokens: Tokens) -> ModelRoute:
-    engine = ENGINES[want.backend]
-    remote = engine.remote(want.definition)
+def _route(model: DesiredModel, status: ModelStatus, replicas: list[ObservedReplica], tokens: Tokens) -> ModelRoute:
+    engine = ENGINES[model.backend]
+    remote = engine.remote(model.definition)
     endpoints: tuple[Endpoint, ...] = ()
     if status.state is ModelState.LOADED:
         if remote is not None:
-            token = tokens(want.name)
+            token = tokens(model.name)
             secret = SecretStr(token) if token else None
-            endpoints = (Endpoint(replica=want.name, base_url=remote.base_url, api_prefix="", token=secret),)
+            endpoints = (Endpoint(replica=model.name, base_url=remote.base_url, api_prefix="", token=secret),)
         else:
             endpoints = tuple(_endpoint(replica, tokens) for replica in sorted(replicas, key=lambda each: each.name))
     return ModelRoute(
-        name=want.name,
-        backend=want.backend,
+        name=model.name,
+        backend=model.backend,
         state=status.state,
-        created=int(want.statement.since),
-        aliases=tuple(want.definition.aliases),
-        served_name=(remote.model or want.name) if remote else want.name,
+        created=int(model.statement.since),
+        aliases=tuple(model.definition.aliases),
+        served_name=(remote.model or model.name) if remote else model.name,
         endpoints=endpoints,
-        target_inflight=engine.target_inflight(want.definition),
-        queue_limit=want.definition.queue_limit,
+        target_inflight=engine.target_inflight(model.definition),
+        queue_limit=model.definition.queue_limit,
         notices_leaving=engine.notices_leaving,
-        apis=engine.apis(want.definition),
+        apis=engine.apis(model.definition),
         # Nobody waits for a model that an operator is unloading, also if the next request may load it again.
-        autoload=want.autoload and not (status.state is ModelState.UNLOADING and want.statement.kind == "unload"),
-        reason=_why_not(want) if status.state is ModelState.UNLOADED else None,
+        autoload=model.autoload and not (status.state is ModelState.UNLOADING and model.statement.kind == "unload"),
+        reason=_why_not(model) if status.state is ModelState.UNLOADED else None,
         last_error=status.last_error,
         retry_at=status.retry_at,
         progress=status.progress,
-        capabilities=engine.capabilities(want.definition),
-        thinking_control=engine.thinking_control(want.definition),
-        max_tokens_field=engine.max_tokens_field(want.definition),
-        context_length=_context_length(engine, want, replicas),
+        capabilities=engine.capabilities(model.definition),
+        thinking_control=engine.thinking_control(model.definition),
+        max_tokens_field=engine.max_tokens_field(model.definition),
+        context_length=_context_length(engine, model, replicas),
         takes_dimensions=engine.takes_dimensions,
-        shortens_embeddings=want.definition.matryoshka,
+        shortens_embeddings=model.definition.matryoshka,
     )
 
 
-def _context_length(engine: Engine, want: DesiredModel, replicas: list[ObservedReplica]) -> int | None:
+def _context_length(engine: Engine, model: DesiredModel, replicas: list[ObservedReplica]) -> int | None:
     """What every engine that serves takes; while none has told, as declared."""
-    told = [replica.context_length for replica in replicas if replica.context_length is not None]
-    return min(told) if told else engine.context_length(want.definition)
+    context_lengths = [replica.context_length for replica in replicas if replica.context_length is not None]
+    return min(context_lengths) if context_lengths else engine.context_length(model.definition)
 
 
-def _why_not(want: DesiredModel) -> str:
+def _why_not(model: DesiredModel) -> str:
     """Why it is not loaded, as clients are told; who unloaded it is not their business."""
-    return "an operator unloaded it" if want.statement.kind == "unload" else want.statement.reason
+    return "an operator unloaded it" if model.statement.kind == "unload" else model.statement.reason
 
 
 def _endpoint(replica: ObservedReplica, tokens: Tokens) -> Endpoint:

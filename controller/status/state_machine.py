@@ -30,18 +30,23 @@ PASSING: Final = frozenset({ModelState.LOADING, ModelState.UNLOADING})
 """States that may be shown on the way to another. Nothing is called loaded, unloaded or failed that is not."""
 
 
-def next_state(published: ModelState | None, true: ModelState) -> ModelState:
+def next_state(published: ModelState | None, true_state: ModelState) -> ModelState:
     """The next state to publish on the shortest legal way to the true one; nothing published yet: the true one."""
-    if published is None or published is true or true in LEGAL[published]:
-        return true
-    reached: dict[ModelState, ModelState] = {}
-    edge = [(step, step) for step in sorted(LEGAL[published])]
-    while true not in reached:
-        for state, first in edge:
-            reached.setdefault(state, first)
-        passed = [(state, first) for state, first in edge if state in PASSING]
-        edge = [(after, first) for state, first in passed for after in sorted(LEGAL[state]) if after not in reached]
-    return reached[true]
+    if published is None or published is true_state or true_state in LEGAL[published]:
+        return true_state
+    first_steps: dict[ModelState, ModelState] = {}
+    frontier = [(step, step) for step in sorted(LEGAL[published])]
+    while true_state not in first_steps:
+        for state, first_step in frontier:
+            first_steps.setdefault(state, first_step)
+        passing_edges = [(state, first_step) for state, first_step in frontier if state in PASSING]
+        frontier = [
+            (successor, first_step)
+            for state, first_step in passing_edges
+            for successor in sorted(LEGAL[state])
+            if successor not in first_steps
+        ]
+    return first_steps[true_state]
 
 
 def in_step(published: Mapping[str, ModelState], statuses: Iterable[ModelStatus]) -> tuple[ModelStatus, ...]:

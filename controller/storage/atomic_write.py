@@ -11,15 +11,15 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
 
     `durable`: on disk before it replaces the old one, so that it outlives a power cut.
     """
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    new_path = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        new.replace(path)
+        new_path.replace(path)
     except OSError:
-        new.unlink(missing_ok=True)
+        new_path.unlink(missing_ok=True)
         raise

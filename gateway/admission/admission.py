@@ -44,15 +44,15 @@ class Admission:
         for replica in self._replicas.values():
             replica.routed = False
         for route in routes.models.values():
-            line = self._lines.setdefault(route.name, Line(route.name, self.depths))
-            line.route(route, [self._routed(endpoint, line) for endpoint in route.endpoints], self._queue_limit)
-        for line in self._lines.values():
-            if line.model not in routes.models:
-                line.route(None, (), self._queue_limit)
+            queue = self._lines.setdefault(route.name, Line(route.name, self.depths))
+            queue.route(route, [self._routed(endpoint, queue) for endpoint in route.endpoints], self._queue_limit)
+        for queue in self._lines.values():
+            if queue.model not in routes.models:
+                queue.route(None, (), self._queue_limit)
         for replica in list(self._replicas.values()):
             self._forget_if_gone(replica)
-        for line in list(self._lines.values()):
-            self._forget_if_empty(line)
+        for queue in list(self._lines.values()):
+            self._forget_if_empty(queue)
         return self.tick(now)
 
     def arrive(self, ticket: Ticket, route: ModelRoute, now: float) -> Endpoint | None:
@@ -65,49 +65,49 @@ class Admission:
                 had. The ticket is still new; with `queue_full` it has its `place`.
         """
         assert ticket.state == "new"
-        ticket.line = line = self._lines[route.name]
-        return line.arrive(ticket, now)
+        ticket.line = queue = self._lines[route.name]
+        return queue.arrive(ticket, now)
 
     def leave(self, ticket: Ticket, now: float) -> Sequence[Grant]:
         """`ticket` is done, or its client is gone: wherever it is, it is nowhere now. Harmless when repeated."""
         state = ticket.state
         if state == "inside":
             ticket.state = "gone"
-            line = ticket.line
-            line.leave(ticket, now)
+            queue = ticket.line
+            queue.leave(ticket, now)
             if not ticket.replica.routed:
                 self._forget_if_gone(ticket.replica)
-                self._forget_if_empty(line)
-            return line.serve(now) if line.fair.waiting else _NOBODY
+                self._forget_if_empty(queue)
+            return queue.serve(now) if queue.fair.waiting else _NOBODY
         if state == "waiting":
             ticket.line.give_up(ticket)
             self._forget_if_empty(ticket.line)
         ticket.state = "gone"
         return _NOBODY
 
-    def again(self, ticket: Ticket, now: float, *, refused: bool) -> tuple[Endpoint | None, Sequence[Grant]]:
+    def again(self, ticket: Ticket, now: float, *, is_refused: bool) -> tuple[Endpoint | None, Sequence[Grant]]:
         """The try failed before the first byte: the ticket gives up its slot, and its next endpoint is answered.
 
         None: none has room, or the model is being loaded anew, so it waits, in front of its tenant's others. The grants
-        are those of others. `refused`: the replica did not accept the connection; else it accepted and closed it. Call
-        `failed` first.
+        are those of others. `is_refused`: the replica did not accept the connection; else it accepted and closed it.
+        Call `failed` first.
         The next try must open a connection of its own where one has broken: a second stale one would prove nothing.
 
         Raises:
             RoundhouseError: `engine_unreachable`: nothing is left to try. The ticket has its slot until it leaves.
         """
         assert ticket.state == "inside"
-        line, replica = ticket.line, ticket.replica
+        queue, replica = ticket.line, ticket.replica
         tries, name = ticket.tries, replica.endpoint.replica
-        ticket.tries = tries.after_refusal(name) if refused else tries.after_break(name)
-        if ticket.tries.breaks >= MAX_BREAKS or (line.loaded and not line.open_to(ticket.tries, now)):
-            raise line.unreachable(ticket.tries, now)
-        line.leave(ticket, now)
-        line.wait_again(ticket)
+        ticket.tries = tries.after_refusal(name) if is_refused else tries.after_break(name)
+        if ticket.tries.breaks >= MAX_BREAKS or (queue.loaded and not queue.open_to(ticket.tries, now)):
+            raise queue.unreachable(ticket.tries, now)
+        queue.leave(ticket, now)
+        queue.wait_again(ticket)
         self._forget_if_gone(replica)
-        grants = line.serve(now)
-        for number, (each, endpoint) in enumerate(grants):
-            if each is ticket and isinstance(endpoint, Endpoint):
+        grants = queue.serve(now)
+        for number, (granted_ticket, endpoint) in enumerate(grants):
+            if granted_ticket is ticket and isinstance(endpoint, Endpoint):
                 del grants[number]
                 return endpoint, grants
         return None, grants
@@ -125,32 +125,32 @@ class Admission:
 
         Call it before `again` or `leave`. The grants are those for whom nothing is left to try.
         """
-        found = self._replicas.get(replica)
-        if found is None:
+        slots = self._replicas.get(replica)
+        if slots is None:
             return _NOBODY
-        if found.breaker is None:
-            found.breaker = Breaker()
-        found.breaker.failed(now)
-        found.line.count_broken()
-        return found.line.serve(now)
+        if slots.breaker is None:
+            slots.breaker = Breaker()
+        slots.breaker.failed(now)
+        slots.line.count_broken()
+        return slots.line.serve(now)
 
     def answered(self, replica: str, now: float) -> Sequence[Grant]:
         """The first byte of an answer came from `replica`: it is well, whatever was seen of it before."""
-        found = self._replicas.get(replica)
-        if found is None or found.breaker is None:
+        slots = self._replicas.get(replica)
+        if slots is None or slots.breaker is None:
             return _NOBODY
-        found.breaker = None
-        found.line.count_broken()
-        return found.line.serve(now)
+        slots.breaker = None
+        slots.line.count_broken()
+        return slots.line.serve(now)
 
     def tick(self, now: float) -> Sequence[Grant]:
         """Time has passed: a replica that was left out may be due for a trial. To be called about every second."""
-        return [grant for line in self._lines.values() if line.fair.waiting for grant in line.serve(now)]
+        return [grant for queue in self._lines.values() if queue.fair.waiting for grant in queue.serve(now)]
 
     def waiting(self, model: str) -> list[Ticket]:
         """Who waits for `model`, in the order in which they would go."""
-        line = self._lines.get(model)
-        return line.waiting() if line else []
+        queue = self._lines.get(model)
+        return queue.waiting() if queue else []
 
     @property
     def taken(self) -> dict[str, int]:
@@ -160,26 +160,26 @@ class Admission:
     @property
     def taken_by_model(self) -> dict[str, int]:
         """Model to tickets inside; never holds a zero."""
-        return {line.model: line.inside for line in self._lines.values() if line.inside}
+        return {queue.model: queue.inside for queue in self._lines.values() if queue.inside}
 
     def __repr__(self) -> str:
         return f"Admission({'; '.join(map(self._told, self._lines.values()))})"
 
-    def _told(self, line: Line) -> str:
-        parts = [_told_of(replica) for replica in line.replicas]
-        leaving = (each for each in self._replicas.values() if each.line is line and not each.routed)
-        parts += [_told_of(replica) for replica in leaving]
-        waiting = " ".join(f"{tenant} {count}" for tenant, count in sorted(line.fair.by_tenant().items()))
-        if waiting:
-            parts.append(f"waiting {waiting}")
-        return f"{line.model}: {', '.join(parts)}" if parts else line.model
+    def _told(self, queue: Line) -> str:
+        parts = [_told_of(replica) for replica in queue.replicas]
+        leaving_replicas = (each for each in self._replicas.values() if each.line is queue and not each.routed)
+        parts += [_told_of(replica) for replica in leaving_replicas]
+        waiting_text = " ".join(f"{tenant} {count}" for tenant, count in sorted(queue.fair.by_tenant().items()))
+        if waiting_text:
+            parts.append(f"waiting {waiting_text}")
+        return f"{queue.model}: {', '.join(parts)}" if parts else queue.model
 
-    def _routed(self, endpoint: Endpoint, line: Line) -> Replica:
+    def _routed(self, endpoint: Endpoint, queue: Line) -> Replica:
         replica = self._replicas.get(endpoint.replica)
         if replica is None:
-            replica = self._replicas[endpoint.replica] = Replica(endpoint, line)
+            replica = self._replicas[endpoint.replica] = Replica(endpoint, queue)
         replica.endpoint = endpoint
-        replica.line = line
+        replica.line = queue
         replica.routed = True
         return replica
 
@@ -187,14 +187,14 @@ class Admission:
         if not replica.routed and not replica.inside:
             self._replicas.pop(replica.endpoint.replica, None)
 
-    def _forget_if_empty(self, line: Queue) -> None:
-        if not line.routed and not line.inside and not line.fair.waiting:
-            self._lines.pop(line.model, None)
+    def _forget_if_empty(self, queue: Queue) -> None:
+        if not queue.routed and not queue.inside and not queue.fair.waiting:
+            self._lines.pop(queue.model, None)
 
 
 def _told_of(replica: Replica) -> str:
-    told = f"{replica.endpoint.replica} {replica.inside}"
+    text = f"{replica.endpoint.replica} {replica.inside}"
     if not replica.routed:
-        return f"{told} leaving"
-    left_out = replica.breaker is not None and replica.breaker.is_open
-    return f"{told}/{replica.line.target}{' left out' if left_out else ''}"
+        return f"{text} leaving"
+    is_left_out = replica.breaker is not None and replica.breaker.is_open
+    return f"{text}/{replica.line.target}{' left out' if is_left_out else ''}"

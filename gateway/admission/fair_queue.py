@@ -37,28 +37,28 @@ class FairQueue:
 
     def enter(self, ticket: Ticket, cost: float) -> None:
         """`ticket` goes in without waiting; `cost` is the expected slot time in seconds."""
-        share = self._shares.get(ticket.tenant) or self._opened(ticket.tenant)
-        share.weight = ticket.weight
-        if share.counter >= self._virtual:
-            self._virtual = share.counter
-        elif not share.waiting:
-            share.counter = self._virtual
-        ticket.share = share
-        self._charge(share, ticket, cost)
+        account = self._shares.get(ticket.tenant) or self._opened(ticket.tenant)
+        account.weight = ticket.weight
+        if account.counter >= self._virtual:
+            self._virtual = account.counter
+        elif not account.waiting:
+            account.counter = self._virtual
+        ticket.share = account
+        self._charge(account, ticket, cost)
 
     def join(self, ticket: Ticket) -> None:
         """`ticket` waits, behind its tenant's others of its rank."""
-        share = self._shares.get(ticket.tenant) or self._opened(ticket.tenant)
-        share.weight = ticket.weight
-        ticket.share = share
-        share.ranks[ticket.rank][ticket] = None
-        share.waiting += 1
+        account = self._shares.get(ticket.tenant) or self._opened(ticket.tenant)
+        account.weight = ticket.weight
+        ticket.share = account
+        account.ranks[ticket.rank][ticket] = None
+        account.waiting += 1
         self.waiting += 1
-        if share.waiting == 1:
-            share.counter = max(share.counter, self._virtual)
+        if account.waiting == 1:
+            account.counter = max(account.counter, self._virtual)
             self._turn += 1
-            share.turn = self._turn
-            self._push(share)
+            account.turn = self._turn
+            self._push(account)
 
     def join_in_front(self, ticket: Ticket) -> None:
         """`ticket` waits, in front of all its tenant's others."""
@@ -76,29 +76,29 @@ class FairQueue:
     def take(self, ticket: Ticket, cost: float) -> None:
         """`ticket`, which waited, goes in."""
         self.drop(ticket)
-        share = ticket.share
-        self._virtual = max(self._virtual, share.counter)
-        self._charge(share, ticket, cost)
+        account = ticket.share
+        self._virtual = max(self._virtual, account.counter)
+        self._charge(account, ticket, cost)
 
     def drop(self, ticket: Ticket) -> None:
         """`ticket` waits no longer."""
-        share = ticket.share
-        del share.ranks[ticket.rank][ticket]
-        share.waiting -= 1
+        account = ticket.share
+        del account.ranks[ticket.rank][ticket]
+        account.waiting -= 1
         self.waiting -= 1
-        if not share.waiting:
-            share.entry = None
+        if not account.waiting:
+            account.entry = None
 
     def left(self, ticket: Ticket, seconds: float) -> None:
         """`ticket` was inside for `seconds`."""
-        share = ticket.share
-        share.inside -= 1
-        more = (seconds - ticket.expected_s) / ticket.weight
-        if more:
-            share.counter += more
-            self._greatest = max(self._greatest, share.counter)
-            if share.waiting:
-                self._push(share)
+        account = ticket.share
+        account.inside -= 1
+        correction = (seconds - ticket.expected_s) / ticket.weight
+        if correction:
+            account.counter += correction
+            self._greatest = max(self._greatest, account.counter)
+            if account.waiting:
+                self._push(account)
 
     def rest(self) -> None:
         """Nobody is inside or waits: there is nobody left to whom anybody could owe anything."""
@@ -106,57 +106,57 @@ class FairQueue:
 
     def order(self, cost: float) -> Iterator[Ticket]:
         """Those that wait, in the order in which they would go if nobody came and each took `cost`."""
-        lines: dict[Share, Iterator[Ticket]] = {}
-        for share in self._turns(cost):
-            if share not in lines:
-                lines[share] = chain.from_iterable(share.ranks)
-            yield next(lines[share])
+        tickets_by_account: dict[Share, Iterator[Ticket]] = {}
+        for account in self._turns(cost):
+            if account not in tickets_by_account:
+                tickets_by_account[account] = chain.from_iterable(account.ranks)
+            yield next(tickets_by_account[account])
 
     def position(self, ticket: Ticket, cost: float) -> int:
         """Which of `order`, from 1, a ticket is that has just joined."""
-        share = ticket.share
-        number = sum(len(rank) for rank in share.ranks[: ticket.rank + 1])
-        if share.waiting == self.waiting:
+        account = ticket.share
+        number = sum(len(rank) for rank in account.ranks[: ticket.rank + 1])
+        if account.waiting == self.waiting:
             return number
-        before = 0
-        for turn, each in enumerate(self._turns(cost), 1):
-            before += each is share
-            if before == number:
+        own_turns = 0
+        for turn, next_account in enumerate(self._turns(cost), 1):
+            own_turns += next_account is account
+            if own_turns == number:
                 return turn
         raise AssertionError(f"{ticket} does not wait")
 
     def by_tenant(self) -> dict[str, int]:
         """Tenant to tickets that wait; never holds a zero."""
-        return {share.name: share.waiting for share in self._shares.values() if share.waiting}
+        return {account.name: account.waiting for account in self._shares.values() if account.waiting}
 
     def _turns(self, cost: float) -> Iterator[Share]:
-        line = [(s.counter, s.turn, s, s.waiting) for s in self._shares.values() if s.waiting]  # no two turns are equal
-        heapify(line)
+        heap = [(s.counter, s.turn, s, s.waiting) for s in self._shares.values() if s.waiting]  # no two turns are equal
+        heapify(heap)
         turn = self._turn
-        while line:
-            counter, _, share, left = line[0]
-            yield share
-            if left == 1:
-                heappop(line)
+        while heap:
+            counter, _, account, waiting_count = heap[0]
+            yield account
+            if waiting_count == 1:
+                heappop(heap)
             else:
                 turn += 1
-                heapreplace(line, (counter + cost / share.weight, turn, share, left - 1))
+                heapreplace(heap, (counter + cost / account.weight, turn, account, waiting_count - 1))
 
-    def _charge(self, share: Share, ticket: Ticket, cost: float) -> None:
+    def _charge(self, account: Share, ticket: Ticket, cost: float) -> None:
         ticket.expected_s = cost
-        ticket.weight = weight = share.weight  # by which it is corrected, too
-        share.counter = counter = share.counter + cost / weight
+        ticket.weight = weight = account.weight  # by which it is corrected, too
+        account.counter = counter = account.counter + cost / weight
         if counter > self._greatest:
             self._greatest = counter
-        share.inside += 1
-        self._turn = share.turn = self._turn + 1
-        if share.waiting:
-            self._push(share)
+        account.inside += 1
+        self._turn = account.turn = self._turn + 1
+        if account.waiting:
+            self._push(account)
 
-    def _push(self, share: Share) -> None:
-        share.entry = (share.counter, share.turn, share)
+    def _push(self, account: Share) -> None:
+        account.entry = (account.counter, account.turn, account)
         if len(self._heap) < 2 * len(self._shares) + _IDLE_KEPT:
-            heappush(self._heap, share.entry)
+            heappush(self._heap, account.entry)
         else:  # mostly entries that count no longer
             self._heap = [each.entry for each in self._shares.values() if each.entry]
             heapify(self._heap)
@@ -170,5 +170,5 @@ class FairQueue:
                 if each.inside or each.waiting or each.counter > self._virtual
             }
             self._keep = max(_IDLE_KEPT, 2 * len(self._shares))
-        share = self._shares[tenant] = Share(tenant)
-        return share
+        account = self._shares[tenant] = Share(tenant)
+        return account

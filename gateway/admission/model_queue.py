@@ -28,9 +28,9 @@ class Replica:
 
     __slots__ = ("breaker", "endpoint", "inside", "line", "routed", "turn")
 
-    def __init__(self, endpoint: Endpoint, line: Line) -> None:
+    def __init__(self, endpoint: Endpoint, queue: Line) -> None:
         self.endpoint = endpoint
-        self.line = line
+        self.line = queue
         self.inside = 0
         self.turn = 0
         """Of its model: when something last went in."""
@@ -101,34 +101,34 @@ class Line:
         self.replicas = replicas
         self.loaded = route is not None and route.state is ModelState.LOADED
         self.target = route.target_inflight if route else 0
-        own = route.queue_limit if route else None
-        self.limit = (queue_limit if own is None else own) * max(1, len(replicas))
+        own_limit = route.queue_limit if route else None
+        self.limit = (queue_limit if own_limit is None else own_limit) * max(1, len(replicas))
         self.count_broken()
 
     def count_broken(self) -> None:
         """Bring `broken` up to date."""
-        self.broken = sum(each.breaker is not None and each.breaker.is_open for each in self.replicas)
+        self.broken = sum(replica.breaker is not None and replica.breaker.is_open for replica in self.replicas)
 
     def arrive(self, ticket: Ticket, now: float) -> Endpoint | None:
         """See `Admission.arrive`."""
-        fair = self.fair
-        if fair.waiting == self.retrying:  # else whoever waits comes first
+        fair_queue = self.fair
+        if fair_queue.waiting == self.retrying:  # else whoever waits comes first
             replica = self._least(self.replicas, ticket.prefix, now)
             if replica is not None:
-                ticket.place = AT_ONCE if not fair.waiting else Place(1, 1 + fair.waiting, 0)
-                fair.enter(ticket, self.mean_s or _UNKNOWN_COST)
+                ticket.place = AT_ONCE if not fair_queue.waiting else Place(1, 1 + fair_queue.waiting, 0)
+                fair_queue.enter(ticket, self.mean_s or _UNKNOWN_COST)
                 return self._enter(ticket, replica, now)
         if self.loaded and not self.open_to(NO_TRIES, now):
             raise self.unreachable(NO_TRIES, now)
-        if fair.waiting >= self.limit:
-            position = 2 + fair.waiting
+        if fair_queue.waiting >= self.limit:
+            position = 2 + fair_queue.waiting
             ticket.place = Place(position, position, self._wait_ms(position))
             raise self._full(ticket.place)
         ticket.state = "waiting"
-        fair.join(ticket)
-        self._depths[self.model] = fair.waiting
-        position = 1 + fair.position(ticket, self.mean_s or _UNKNOWN_COST)
-        ticket.place = Place(position, 1 + fair.waiting, self._wait_ms(position))
+        fair_queue.join(ticket)
+        self._depths[self.model] = fair_queue.waiting
+        position = 1 + fair_queue.position(ticket, self.mean_s or _UNKNOWN_COST)
+        ticket.place = Place(position, 1 + fair_queue.waiting, self._wait_ms(position))
         return None
 
     def leave(self, ticket: Ticket, now: float) -> None:
@@ -139,9 +139,9 @@ class Line:
         seconds = now - ticket.since
         self.fair.left(ticket, seconds)
         if ticket.tries is NO_TRIES:  # what failed somewhere says nothing about how long an answer takes
-            self._ended = ended = min(self._ended + 1, _RECENT)
+            self._ended = sample_count = min(self._ended + 1, _RECENT)
             mean = self.mean_s or 0.0
-            self.mean_s = mean + (seconds - mean) / ended
+            self.mean_s = mean + (seconds - mean) / sample_count
         if replica.breaker is not None:
             replica.breaker.left(ticket)
         if not self.inside and not self.fair.waiting:
@@ -163,21 +163,21 @@ class Line:
     def serve(self, now: float) -> list[Grant]:
         """Everybody who can go in now, and those whom nothing is left for."""
         grants: list[Grant] = []
-        fair = self.fair
-        while fair.waiting:
-            ticket = fair.first()
+        fair_queue = self.fair
+        while fair_queue.waiting:
+            ticket = fair_queue.first()
             replica = self._room_for(ticket, now)
             if replica is None:
                 if ticket.tries is NO_TRIES:
                     break  # then there is room for nobody
-                found = self._first_with_room(now)
-                if found is None:
+                candidate = self._first_with_room(now)
+                if candidate is None:
                     break
-                ticket, replica = found
-            fair.take(ticket, self.mean_s or _UNKNOWN_COST)
+                ticket, replica = candidate
+            fair_queue.take(ticket, self.mean_s or _UNKNOWN_COST)
             self._waits_no_longer(ticket)
             grants.append((ticket, self._enter(ticket, replica, now)))
-        if fair.waiting and self.loaded and (self.broken or self.retrying or not self.replicas):
+        if fair_queue.waiting and self.loaded and (self.broken or self.retrying or not self.replicas):
             grants += self._hopeless(now)
         return grants
 
@@ -187,39 +187,45 @@ class Line:
 
     def choose(self, now: float) -> Endpoint:
         """See `Admission.choose`."""
-        open_ones = [each for each in self.replicas if each.admits(now)] or self.open_to(NO_TRIES, now)
-        if not open_ones:
+        candidates = [replica for replica in self.replicas if replica.admits(now)] or self.open_to(NO_TRIES, now)
+        if not candidates:
             raise self.unreachable(NO_TRIES, now)
-        chosen = min(open_ones, key=lambda each: (each.inside, each.turn))
-        self._turn = chosen.turn = self._turn + 1
-        return chosen.endpoint
+        least_busy = min(candidates, key=lambda replica: (replica.inside, replica.turn))
+        self._turn = least_busy.turn = self._turn + 1
+        return least_busy.endpoint
 
     def open_to(self, tries: Tries, now: float) -> list[Replica]:
         """Where a request may be tried now, when there is room, or after a trial; empty: nothing is left to try."""
-        hopeful = [each for each in self.replicas if each.is_hopeful(now)]
+        candidates = [replica for replica in self.replicas if replica.is_hopeful(now)]
         if tries is NO_TRIES:
-            return hopeful
-        allowed = [each for each in hopeful if each.endpoint.replica not in tries.refused]
-        return [each for each in allowed if each.endpoint.replica not in tries.broke and each.admits(now)] or allowed
+            return candidates
+        allowed_replicas = [replica for replica in candidates if replica.endpoint.replica not in tries.refused]
+        return [
+            replica
+            for replica in allowed_replicas
+            if replica.endpoint.replica not in tries.broke and replica.admits(now)
+        ] or allowed_replicas
 
     def unreachable(self, tries: Tries, now: float) -> RoundhouseError:
         """Why nothing is left to try."""
         wait_s = None
         if not self.replicas:
-            met = "no replica is ready"
+            cause = "no replica is ready"
         elif tries.breaks:
-            met = f"connections broke before an answer came ({', '.join(sorted(tries.broke | tries.refused))})"
+            cause = f"connections broke before an answer came ({', '.join(sorted(tries.broke | tries.refused))})"
         elif tries.refused:
-            met = f"connections were refused ({', '.join(sorted(tries.refused))})"
+            cause = f"connections were refused ({', '.join(sorted(tries.refused))})"
         else:
-            met = "connections to every replica failed, and they are left out for a moment"
-            wait_s = min((each.breaker.retry_in_s(now) for each in self.replicas if each.breaker), default=None)
-        message = f"The model {self.model!r} cannot be reached: {met}."
+            cause = "connections to every replica failed, and they are left out for a moment"
+            wait_s = min(
+                (replica.breaker.retry_in_s(now) for replica in self.replicas if replica.breaker), default=None
+            )
+        message = f"The model {self.model!r} cannot be reached: {cause}."
         return RoundhouseError("engine_unreachable", message, retry_after_s=wait_s)
 
     def _full(self, place: Place) -> RoundhouseError:
-        waiting = self.fair.waiting
-        message = f"Every slot of the model {self.model!r} is taken, and {waiting} requests wait; no more may."
+        waiting_count = self.fair.waiting
+        message = f"Every slot of the model {self.model!r} is taken, and {waiting_count} requests wait; no more may."
         seconds = 0.0 if place.wait_ms is None else place.wait_ms / 1000
         return RoundhouseError("queue_full", message, retry_after_s=max(float(DEFAULT_RETRY_AFTER_S), seconds))
 
@@ -232,18 +238,18 @@ class Line:
     def _least(self, replicas: Sequence[Replica], prefix: Sequence[int], now: float) -> Replica | None:
         best: Replica | None = None
         target = self.target
-        for each in replicas:
-            inside = each.inside
+        for replica in replicas:
+            inside = replica.inside
             if (
                 inside < target
-                and (best is None or inside < best.inside or (inside == best.inside and each.turn < best.turn))
-                and (each.breaker is None or each.breaker.admits(now))
+                and (best is None or inside < best.inside or (inside == best.inside and replica.turn < best.turn))
+                and (replica.breaker is None or replica.breaker.admits(now))
             ):
-                best = each
+                best = replica
         if prefix and best is not None and len(replicas) > 1:
-            for each in self._affinity.matches(prefix):
-                if each.inside == best.inside and each in replicas and each.admits(now):
-                    return each
+            for replica in self._affinity.matches(prefix):
+                if replica.inside == best.inside and replica in replicas and replica.admits(now):
+                    return replica
         return best
 
     def _enter(self, ticket: Ticket, replica: Replica, now: float) -> Endpoint:
@@ -285,9 +291,9 @@ class Line:
         if self.open_to(NO_TRIES, now):
             if not self.retrying:
                 return []
-            lost = [each for each in self.waiting() if not self.open_to(each.tries, now)]
+            lost_tickets = [each for each in self.waiting() if not self.open_to(each.tries, now)]
         else:
-            lost = self.waiting()
-        for ticket in lost:
+            lost_tickets = self.waiting()
+        for ticket in lost_tickets:
             self.give_up(ticket)
-        return [(ticket, self.unreachable(ticket.tries, now)) for ticket in lost]
+        return [(ticket, self.unreachable(ticket.tries, now)) for ticket in lost_tickets]

@@ -36,36 +36,36 @@ class Affinity(Generic[ReplicaT]):
 
     def matches(self, prefix: Sequence[int]) -> Iterator[ReplicaT]:
         """Replicas that had a beginning of this request, the longest first; some come up more than once."""
-        last = self._last
+        replicas_by_key = self._last
         for key in prefix:
-            replica = last.get(key)
+            replica = replicas_by_key.get(key)
             if replica is not None:
                 yield replica
 
     def went(self, prefix: Sequence[int], replica: ReplicaT) -> None:
         """A request with these beginnings went to `replica`."""
-        last = self._last
+        replicas_by_key = self._last
         for key in prefix:  # the shortest last: it suits most, so it is forgotten last
-            last[key] = replica
-            last.move_to_end(key)
-        while len(last) > self._size:
-            last.popitem(last=False)
+            replicas_by_key[key] = replica
+            replicas_by_key.move_to_end(key)
+        while len(replicas_by_key) > self._size:
+            replicas_by_key.popitem(last=False)
 
 
-def prefix_keys(fields: Mapping[str, Any], read: Prompt | None = None) -> list[int]:
+def prefix_keys(fields: Mapping[str, Any], parsed_prompt: Prompt | None = None) -> list[int]:
     """The keys of a decoded request body, the longest beginning first; empty for one that has no text that we know.
 
     Before all, where the client says which requests belong together (`prompt_cache_key`), that. Then one for each of
     the leading `messages`, with all before it; or for each block of a `prompt`, where that is a string; or for each
-    turn of the request as a translation has `read` it.
+    turn of the request as a translation has read it (`parsed_prompt`).
     Equal beginnings give equal keys within this process; different ones nearly always different keys.
     """
-    keys = _beginnings(fields, read)
-    told = fields.get("prompt_cache_key")
-    return [hash(("prompt_cache_key", told)), *keys] if told and isinstance(told, str) else keys
+    keys = _beginnings(fields, parsed_prompt)
+    cache_key = fields.get("prompt_cache_key")
+    return [hash(("prompt_cache_key", cache_key)), *keys] if cache_key and isinstance(cache_key, str) else keys
 
 
-def _beginnings(fields: Mapping[str, Any], read: Prompt | None) -> list[int]:
+def _beginnings(fields: Mapping[str, Any], parsed_prompt: Prompt | None) -> list[int]:
     messages = fields.get("messages")
     if isinstance(messages, list):
         digests = [_digest(message) for message in messages[:MOST_KEYS]]
@@ -74,14 +74,18 @@ def _beginnings(fields: Mapping[str, Any], read: Prompt | None) -> list[int]:
     if isinstance(prompt, str):
         ends = range(BLOCK, min(len(prompt), BLOCK * MOST_KEYS) + 1, BLOCK)
         return _cumulated([hash(prompt[end - BLOCK : end]) for end in ends])
-    return _cumulated([_digest_of_turn(turn) for turn in read.turns[:MOST_KEYS]]) if read is not None else []
+    return (
+        _cumulated([_digest_of_turn(turn) for turn in parsed_prompt.turns[:MOST_KEYS]])
+        if parsed_prompt is not None
+        else []
+    )
 
 
-def _cumulated(parts: list[int]) -> list[int]:
+def _cumulated(digests: list[int]) -> list[int]:
     keys = []
     key = 0
-    for part in parts:
-        key = hash((key, part))
+    for digest in digests:
+        key = hash((key, digest))
         keys.append(key)
     keys.reverse()
     return keys
@@ -118,19 +122,19 @@ def _short(text: str) -> object:
 
 
 def _digest_of_any(value: object) -> int:
-    seen: list[object] = []
-    ahead = [value]
-    while ahead and len(seen) < _NODES:
-        each = ahead.pop()
-        if isinstance(each, str) and len(each) > _WHOLE:
-            seen.append(_short(each))
-        elif isinstance(each, dict):
-            seen.append(len(each))
-            ahead.extend(islice(each.values(), _NODES))
-            ahead.extend(islice(each, _NODES))
-        elif isinstance(each, list):
-            seen.append(len(each))
-            ahead.extend(each[:_NODES])
+    visited_values: list[object] = []
+    pending = [value]
+    while pending and len(visited_values) < _NODES:
+        item = pending.pop()
+        if isinstance(item, str) and len(item) > _WHOLE:
+            visited_values.append(_short(item))
+        elif isinstance(item, dict):
+            visited_values.append(len(item))
+            pending.extend(islice(item.values(), _NODES))
+            pending.extend(islice(item, _NODES))
+        elif isinstance(item, list):
+            visited_values.append(len(item))
+            pending.extend(item[:_NODES])
         else:
-            seen.append(each)
-    return hash(tuple(seen))
+            visited_values.append(item)
+    return hash(tuple(visited_values))

@@ -68,34 +68,36 @@ class AdminForward:
         Raises:
             RoundhouseError: and nothing was sent.
         """
-        passage = _Passage(send, request_id_of(scope))
+        client_answer = _Passage(send, request_id_of(scope))
         target = _target(scope)
         try:
             with Lifetime(None) as lifetime:
                 body = await _read_body(scope, receive)
-                lifetime.while_client_stays(receive, lambda: passage.ended)
+                lifetime.while_client_stays(receive, lambda: client_answer.ended)
                 self._running.add(lifetime)
                 try:
-                    await self._forward(scope, target, body, passage, lifetime)
+                    await self._forward(scope, target, body, client_answer, lifetime)
                 finally:
                     self._running.discard(lifetime)
                     self._endless.discard(lifetime)
         except ClientGoneError:
             pass
         except RoundhouseError as error:
-            await passage.fail(error)
+            await client_answer.fail(error)
         except asyncio.CancelledError:
-            await passage.fail(_stopping())  # and no more: the task ends here, which is what was wanted
+            await client_answer.fail(_stopping())  # and no more: the task ends here, which is what was wanted
 
-    async def _forward(self, scope: Scope, target: str, body: bytes, passage: _Passage, lifetime: Lifetime) -> None:
+    async def _forward(
+        self, scope: Scope, target: str, body: bytes, client_answer: _Passage, lifetime: Lifetime
+    ) -> None:
         try:
             async with await self._controller.ask(scope["method"], target, _asked(scope), body) as answer:
                 if "content-length" not in answer.headers:
                     self._endless.add(lifetime)
-                await passage.relay(answer)
-        except ControllerGoneError as gone:
-            message = f"The controller does not answer: {gone}. Inference goes on without it."
-            raise RoundhouseError("controller_unavailable", message) from gone
+                await client_answer.relay(answer)
+        except ControllerGoneError as error:
+            message = f"The controller does not answer: {error}. Inference goes on without it."
+            raise RoundhouseError("controller_unavailable", message) from error
 
 
 class _Passage:
@@ -116,14 +118,14 @@ class _Passage:
         if self._is_events:
             headers.append((b"x-accel-buffering", b"no"))  # a proxy in front must not collect the events
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        held = b""
+        held_data = b""
         while part := await answer.read():
-            held += part
-            end = end_of_events(held) if self._is_events else len(held)
+            held_data += part
+            end = end_of_events(held_data) if self._is_events else len(held_data)
             if end:
-                await self._part(held[:end])
-                held = held[end:]
-        await self._end(held)
+                await self._part(held_data[:end])
+                held_data = held_data[end:]
+        await self._end(held_data)
 
     async def fail(self, error: RoundhouseError) -> None:
         """Tell of `error` in the form that is left: as the last event, or by leaving the answer unfinished.
@@ -171,8 +173,8 @@ def _asked(scope: Scope) -> dict[str, str]:
     headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _ASKED}
     client, caller = scope.get("client"), scope["state"]["caller"]
     headers["x-request-id"] = request_id_of(scope)
-    who = "api" if caller.name is None else f"key {caller.name}"
-    headers["x-roundhouse-actor"] = f"{who} {client[0]}" if client else who
+    actor = "api" if caller.name is None else f"key {caller.name}"
+    headers["x-roundhouse-actor"] = f"{actor} {client[0]}" if client else actor
     return headers
 
 

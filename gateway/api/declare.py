@@ -135,11 +135,19 @@ class DirectRoute(APIRoute):
     """A route of the document that the web framework never serves: `client_http` takes its requests before."""
 
     def __init__(
-        self, api: Api, *, request: type[BaseModel] | None, answer: type[BaseModel], codes: tuple[str, ...], **told: Any
+        self,
+        api: Api,
+        *,
+        request: type[BaseModel] | None,
+        answer: type[BaseModel],
+        codes: tuple[str, ...],
+        **route_options: Any,
     ):
-        declared = _with_body(request) if api.method == "POST" else _without_body
+        endpoint = _with_body(request) if api.method == "POST" else _without_body
         responses = errors(*codes) | _OTHERS | (_STREAM if api.streams else {})
-        super().__init__(api.path, declared, methods=[api.method], response_model=answer, responses=responses, **told)
+        super().__init__(
+            api.path, endpoint, methods=[api.method], response_model=answer, responses=responses, **route_options
+        )
         self.app = _unreachable
 
 

@@ -20,11 +20,11 @@ FETCH_TIMEOUT_S: Final = 3.0
 
 def declare(app: FastAPI, controller: ControllerClient) -> None:
     """Declare the route. `app` must not serve the document itself."""
-    described = _Described(app, controller)
+    merged_document = _Described(app, controller)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def document() -> Response:
-        return Response(await described.whole(), media_type="application/json")
+        return Response(await merged_document.whole(), media_type="application/json")
 
 
 class _Described:
@@ -47,10 +47,10 @@ class _Described:
             logger.warning("the controller's description of its routes cannot be used: %r", error)
         return self._whole or _encode(self._app.openapi())
 
-    def _take(self, controllers: bytes) -> None:
-        if controllers != self._controllers:
-            self._whole = _encode(merge(self._app.openapi(), decode(controllers), admin_errors()))
-            self._controllers = controllers
+    def _take(self, controller_json: bytes) -> None:
+        if controller_json != self._controllers:
+            self._whole = _encode(merge(self._app.openapi(), decode(controller_json), admin_errors()))
+            self._controllers = controller_json
 
     async def _fetch(self) -> bytes:
         async with await self._controller.ask("GET", "/openapi.json", {"accept": "application/json"}) as answer:

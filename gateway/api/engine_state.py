@@ -25,11 +25,11 @@ _OFF = "Served only with `ROUNDHOUSE_ENGINE_STATE_ROUTES=1`; a key needs the sco
 
 def declare(app: FastAPI) -> None:
     """Declare the routes."""
-    said = (
+    routes = (
         (_SLOTS, None, "Slots", "What each slot of the engine does: a list."),
         (_SLOT, Anything, "Save, restore or erase a slot", "As the query's `action` says, if the engine allows it."),
         (_PROPS, Anything, "Set properties", "Changes the engine's settings, if it was started with `--props`."),
         (_LORA, Anything, "Set LoRA scales", "A list of `id` and `scale`, for all requests that do not say their own."),
     )
-    for api, request, summary, text in said:
+    for api, request, summary, text in routes:
         declare_inference(app, api, request=request, answer=Anything, summary=summary, text=f"{text}\n\n{_OFF}")

@@ -41,8 +41,8 @@ def _answer(request: Request, error: RoundhouseError) -> Response:
 
 def _methods(request: Request) -> list[str]:
     """Of the path, whichever of its routes they are for: the framework names those of one route only."""
-    found: set[str] = set()
+    methods: set[str] = set()
     for route in request.app.router.routes:
         if route.matches(request.scope)[0] is not Match.NONE:
-            found |= route.methods or set()
-    return sorted(found)
+            methods |= route.methods or set()
+    return sorted(methods)

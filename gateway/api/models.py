@@ -117,42 +117,42 @@ def _fields(route: ModelRoute) -> dict[str, Any]:
 
 
 def _router_model(route: ModelRoute) -> RouterModel:
-    failed = route.state is ModelState.FAILED
-    made = _fields(route)
-    architecture = RouterArchitecture(input_modalities=made["modalities"], output_modalities=["text"])
-    status = RouterStatus(value=_ROUTER_STATES[route.state], args=[], failed=failed)
-    return RouterModel(**made, tags=[], status=status, architecture=architecture)
+    is_failed = route.state is ModelState.FAILED
+    fields = _fields(route)
+    architecture = RouterArchitecture(input_modalities=fields["modalities"], output_modalities=["text"])
+    status = RouterStatus(value=_ROUTER_STATES[route.state], args=[], failed=is_failed)
+    return RouterModel(**fields, tags=[], status=status, architecture=architecture)
 
 
 def declare(app: FastAPI, live: LiveRoutes) -> None:
     """Declare the routes."""
-    of_all = ("scope_required", *GATE)
-    of_one = ("model_not_allowed", "unknown_model", *of_all)
+    list_codes = ("scope_required", *GATE)
+    model_codes = ("model_not_allowed", "unknown_model", *list_codes)
 
     def seen(request: Request) -> Iterator[ModelRoute]:
-        sees = request.state.caller.sees
-        return (route for route in live.current.models.values() if sees(route))
+        may_see = request.state.caller.sees
+        return (route for route in live.current.models.values() if may_see(route))
 
     @app.get(
         "/v1/models",
         summary="Declared models",
         description="Every declared model that the key is for, loaded or not. An alias is no entry of its own.\n\n"
-        + listed(of_all),
+        + listed(list_codes),
         tags=["models"],
-        responses=errors(*of_all),
+        responses=errors(*list_codes),
     )
     async def list_models(request: Request) -> ModelList:
         models = [ModelObject.of(route) for route in seen(request)]
-        ends = (models[0].id, models[-1].id) if models else (None, None)
-        return ModelList(data=models, first_id=ends[0], last_id=ends[1])
+        end_ids = (models[0].id, models[-1].id) if models else (None, None)
+        return ModelList(data=models, first_id=end_ids[0], last_id=end_ids[1])
 
     @app.get(
         "/models",
         summary="Declared models, as llama-server's router",
         description="The same models, with `status.value` in llama-server's words: unloaded, loading or loaded.\n\n"
-        + listed(of_all),
+        + listed(list_codes),
         tags=["models"],
-        responses=errors(*of_all),
+        responses=errors(*list_codes),
     )
     async def list_for_router(request: Request) -> RouterModelList:
         return RouterModelList(data=[_router_model(route) for route in seen(request)])
@@ -160,9 +160,9 @@ def declare(app: FastAPI, live: LiveRoutes) -> None:
     @app.get(
         "/v1/models/{name:path}",
         summary="One model",
-        description=f"The model of that name or alias.\n\n{listed(of_one)}",
+        description=f"The model of that name or alias.\n\n{listed(model_codes)}",
         tags=["models"],
-        responses=errors(*of_one) | ANY_OTHER,
+        responses=errors(*model_codes) | ANY_OTHER,
     )
     async def get_model(
         request: Request, name: Annotated[str, Path(description="May hold `/` and `:`.")]

@@ -39,16 +39,16 @@ def merge(
     if not isinstance(paths, dict) or not isinstance(components, dict):
         raise ValueError("not an OpenAPI document")  # noqa: TRY004 - it came over the wire
     admin = {path: item for path, item in paths.items() if path.startswith(ADMIN_PREFIX)}
-    used = _closure(admin, components)
-    names = _new_names(used, own.get("components", {}))
+    used_components = _closure(admin, components)
+    names = _new_names(used_components, own.get("components", {}))
 
     def moved(value: Any) -> Any:
         return _rewrite(value, lambda ref: _reference(names.get(_place(ref), _place(ref))))
 
-    described = {path: _with_errors(item, gateway_errors) for path, item in moved(admin).items()}
-    merged: Document = {**own, "paths": {**described, **own.get("paths", {})}}
+    admin_paths = {path: _with_errors(item, gateway_errors) for path, item in moved(admin).items()}
+    merged: Document = {**own, "paths": {**admin_paths, **own.get("paths", {})}}
     kinds: dict[str, dict[str, Any]] = {kind: dict(items) for kind, items in own.get("components", {}).items()}
-    for place, component in used.items():
+    for place, component in used_components.items():
         kind, name = names.get(place, place)
         kinds.setdefault(kind, {}).setdefault(name, moved(component))
     if kinds:
@@ -69,27 +69,30 @@ def _with_errors(item: Mapping[str, Any], errors: Mapping[str, list[str]]) -> di
 
 
 def _more_responses(responses: Mapping[str, Any], errors: Mapping[str, list[str]]) -> dict[str, Any]:
-    more = dict(responses)
+    all_responses = dict(responses)
     for status, lines in errors.items():
-        known = more.get(status, {"content": {"application/json": {"schema": {"$ref": _ENVELOPE}}}})
-        said = known.get("description", "")
-        news = [line for line in lines if line.removeprefix("- ") not in said]
-        more[status] = {**known, "description": "\n".join([said, *news] if said else news)}
-    return more
+        response = all_responses.get(status, {"content": {"application/json": {"schema": {"$ref": _ENVELOPE}}}})
+        description = response.get("description", "")
+        new_lines = [line for line in lines if line.removeprefix("- ") not in description]
+        all_responses[status] = {
+            **response,
+            "description": "\n".join([description, *new_lines] if description else new_lines),
+        }
+    return all_responses
 
 
 def _closure(paths: Mapping[str, Any], components: Mapping[str, Any]) -> dict[Place, Any]:
     """All components that `paths` refer to, and those that these refer to."""
-    used: dict[Place, Any] = {}
-    waiting = list(_references(paths))
-    while waiting:
-        place = waiting.pop()
+    used_components: dict[Place, Any] = {}
+    pending = list(_references(paths))
+    while pending:
+        place = pending.pop()
         component = components.get(place[0], {}).get(place[1])
-        if component is None or place in used:
+        if component is None or place in used_components:
             continue
-        used[place] = component
-        waiting.extend(_references(component))
-    return used
+        used_components[place] = component
+        pending.extend(_references(component))
+    return used_components
 
 
 def _new_names(used: Mapping[Place, Any], own: Mapping[str, Any]) -> dict[Place, Place]:
@@ -101,24 +104,24 @@ def _new_names(used: Mapping[Place, Any], own: Mapping[str, Any]) -> dict[Place,
         different |= more
     names: dict[Place, Place] = {}
     for kind, name in sorted(different):
-        new = RENAMED + name
-        while new in own.get(kind, {}) or (kind, new) in used or (kind, new) in names.values():
-            new = RENAMED + new
-        names[kind, name] = (kind, new)
+        new_name = RENAMED + name
+        while new_name in own.get(kind, {}) or (kind, new_name) in used or (kind, new_name) in names.values():
+            new_name = RENAMED + new_name
+        names[kind, name] = (kind, new_name)
     return names
 
 
 def _tags(own: Mapping[str, Any], controller: Mapping[str, Any], admin: Mapping[str, Any]) -> list[Any]:
     tags = list(own.get("tags", ()))
-    known = {tag["name"] for tag in tags}
-    used = {
+    known_names = {tag["name"] for tag in tags}
+    used_names = {
         name
         for item in admin.values()
         for operation in item.values()
         if isinstance(operation, dict)
         for name in operation.get("tags", ())
     }
-    return tags + [tag for tag in controller.get("tags", ()) if tag["name"] in used - known]
+    return tags + [tag for tag in controller.get("tags", ()) if tag["name"] in used_names - known_names]
 
 
 def _references(value: Any) -> Iterator[Place]:

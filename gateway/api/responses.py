@@ -17,13 +17,13 @@ _CODES = ("previous_response_not_found", "response_store_failed")
 
 def declare(app: FastAPI) -> None:
     """Declare the routes."""
-    made = (
+    create_text = (
         "OpenAI's responses, blocking, as server-sent events, or with `background: true` without the client. The "
         "gateway makes them of the engine's chat completions, and keeps them itself unless `store` is false."
     )
-    counted = "The tokens of what would be a request for a response. Takes no slot of the engine."
+    count_text = "The tokens of what would be a request for a response. Takes no slot of the engine."
     declare_inference(
-        app, _MAKE, request=ResponsesRequest, answer=Anything, summary="Responses", text=made, more_codes=_CODES
+        app, _MAKE, request=ResponsesRequest, answer=Anything, summary="Responses", text=create_text, more_codes=_CODES
     )
     declare_inference(
         app,
@@ -31,6 +31,6 @@ def declare(app: FastAPI) -> None:
         request=ResponsesRequest,
         answer=InputTokens,
         summary="Tokens of a response's input",
-        text=counted,
+        text=count_text,
         more_codes=_CODES,
     )

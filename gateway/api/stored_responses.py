@@ -143,23 +143,23 @@ def declare(app: FastAPI, responses: Responses) -> None:
         openapi_extra={"parameters": _LIST_PARAMETERS},
     )
     async def list_input_items(request: Request, response_id: ResponseId) -> Response:
-        asked = request.query_params
-        order = asked.get("order", "desc")
+        query = request.query_params
+        order = query.get("order", "desc")
         if order not in ("asc", "desc"):
             message = f"`order` must be asc or desc; it is {order!r:.60}."
             raise RoundhouseError("invalid_request", message, param="order")
-        limit = _limit(asked.get("limit"))
+        limit = _limit(query.get("limit"))
         items = await responses.input_of(request.state.caller, response_id)
-        return _answer(page(items, asked.get("after"), limit, is_ascending=order == "asc"))
+        return _answer(page(items, query.get("after"), limit, is_ascending=order == "asc"))
 
 
-def _limit(told: str | None) -> int:
-    if told is None:
+def _limit(text: str | None) -> int:
+    if text is None:
         return USUAL_ITEMS
-    if not (told.isascii() and told.isdigit() and len(told) <= 3 and 1 <= int(told) <= MOST_ITEMS):
-        message = f"`limit` must be a whole number from 1 to {MOST_ITEMS}; it is {told!r:.60}."
+    if not (text.isascii() and text.isdigit() and len(text) <= 3 and 1 <= int(text) <= MOST_ITEMS):
+        message = f"`limit` must be a whole number from 1 to {MOST_ITEMS}; it is {text!r:.60}."
         raise RoundhouseError("invalid_request", message, param="limit")
-    return int(told)
+    return int(text)
 
 
 def _answer(fields: Fields) -> Response:

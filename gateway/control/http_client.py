@@ -82,9 +82,11 @@ class ControllerClient:
             ControllerGoneError: it cannot be reached, or ended before it answered.
         """
         url = URL(self._address.base + target, encoded=True)
-        sent = {**headers, "accept-encoding": "identity"}
+        request_headers = {**headers, "accept-encoding": "identity"}
         try:
-            response = await self._session.request(method, url, data=body or None, headers=sent, allow_redirects=False)
+            response = await self._session.request(
+                method, url, data=body or None, headers=request_headers, allow_redirects=False
+            )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise ControllerGoneError("the controller accepts no connection") from error
         except (aiohttp.ClientError, OSError) as error:

@@ -62,10 +62,10 @@ class Ledger:
 
     def demanded(self, model: str) -> None:
         """A request came for an autoload model that is not loaded."""
-        is_news = model not in self._demand
+        is_new_demand = model not in self._demand
         self._demand[model] = self._clock()
         self.on_change()
-        if is_news:
+        if is_new_demand:
             self.on_demand()
 
     def replica_failed(self, replica: str) -> None:
@@ -80,11 +80,11 @@ class Ledger:
 
     def forget_absent(self, routes: Routes) -> None:
         """Drop what is remembered of models and replicas that the table no longer has; requests inside still count."""
-        loaded = {name for name, route in routes.models.items() if route.state == "loaded"}
+        loaded_models = {name for name, route in routes.models.items() if route.state == "loaded"}
         _keep(self._failed, routes.replicas)
         _keep(self._last_used, routes.models.keys())
-        wanted = {name for name, route in routes.models.items() if route.autoload}
-        _keep(self._demand, wanted - loaded)
+        autoload_models = {name for name, route in routes.models.items() if route.autoload}
+        _keep(self._demand, autoload_models - loaded_models)
 
     def report(self, gateway_id: str, routes: Routes | None) -> GatewayReport:
         """All of it as the controller is told; `routes` are those in force."""
@@ -101,20 +101,22 @@ class Ledger:
             failed=dict(self._failed),
         )
 
-    def _leaving(self, routed: Collection[str]) -> dict[str, dict[str, float]]:
-        leaving: dict[str, dict[str, float]] = {name: {} for name in self.inflight if name not in routed}
-        if leaving:
+    def _leaving(self, routed_replicas: Collection[str]) -> dict[str, dict[str, float]]:
+        leaving_requests: dict[str, dict[str, float]] = {
+            name: {} for name in self.inflight if name not in routed_replicas
+        }
+        if leaving_requests:
             for request_id, (replica, since) in self._requests.items():  # in the order in which they came
-                named = leaving.get(replica)
-                if named is not None and len(named) < LEAVING_NAMED:
-                    named[request_id] = since
-        return leaving
+                requests = leaving_requests.get(replica)
+                if requests is not None and len(requests) < LEAVING_NAMED:
+                    requests[request_id] = since
+        return leaving_requests
 
 
 def _take_one(counts: dict[str, int], name: str) -> None:
-    left = counts[name] - 1
-    if left:
-        counts[name] = left
+    count = counts[name] - 1
+    if count:
+        counts[name] = count
     else:
         del counts[name]
 

@@ -41,8 +41,8 @@ MOST_PROBLEMS = 5
 
 def retry_delay(attempt: int, jitter: float) -> float:
     """Seconds before reconnection `attempt` (0 is the first). `jitter` in [0, 1) spreads several gateways."""
-    longest: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(attempt, 16))
-    return longest * (0.5 + jitter / 2)
+    longest_s: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(attempt, 16))
+    return longest_s * (0.5 + jitter / 2)
 
 
 class Verdict(Enum):
@@ -234,8 +234,8 @@ class ControllerLink:
     def _log_unreachable(self, attempt: int, error: Exception) -> None:
         # Once per absence; it is tried every two seconds after that. One that is just starting too is not absent.
         if attempt == (0 if self._state.ever_connected else STARTING_ATTEMPTS):
-            where = self._address.unix_path or self._address.url
-            logger.warning("no controller at %s (%s); trying on", where, error or type(error).__name__)
+            address = self._address.unix_path or self._address.url
+            logger.warning("no controller at %s (%s); trying on", address, error or type(error).__name__)
 
 
 def read_table(text: str) -> RoutingTable | None:
@@ -263,6 +263,6 @@ def read_table(text: str) -> RoutingTable | None:
 
 def _plain(error: ValidationError) -> str:
     """What is wrong and where, without the input, which may hold an engine's token."""
-    found = error.errors(include_input=False, include_url=False, include_context=False)
-    told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found[:MOST_PROBLEMS]]
-    return "; ".join(told) + (f"; and {len(found) - MOST_PROBLEMS} more" if len(found) > MOST_PROBLEMS else "")
+    problems = error.errors(include_input=False, include_url=False, include_context=False)
+    lines = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems[:MOST_PROBLEMS]]
+    return "; ".join(lines) + (f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else "")

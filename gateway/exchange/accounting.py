@@ -29,10 +29,12 @@ class Account:
         """The request is over; `attempt` is the last one, if it has come to an answer."""
         usage = attempt.usage if attempt is not None else None
         if self.entry is not None:
-            used = usage.prompt + usage.completion if usage is not None else None
-            passed = attempt.passed if attempt is not None else 0
-            failed = attempt is None or answer.status >= 400
-            self.entry.settle(now, used, sent=self.tries > 0, failed=failed, passed=passed)
+            used_tokens = usage.prompt + usage.completion if usage is not None else None
+            passed_tokens = attempt.passed if attempt is not None else 0
+            is_failed = attempt is None or answer.status >= 400
+            self.entry.settle(
+                now, used_tokens, was_sent=self.tries > 0, is_failed=is_failed, passed_tokens=passed_tokens
+            )
         series = metrics.series(self.model, path)
         first_at, begun_at = answer.first_byte_at, self.begun_at
         first_s = None if first_at is None else first_at - begun_at

@@ -66,14 +66,14 @@ class Attempt:
     def __init__(
         self,
         owner: Owner,
-        parts: Parts,
+        services: Parts,
         answer: Answer,
         model: str,
         endpoint: Endpoint,
         form: Form,
     ) -> None:
         self._owner = owner
-        self._parts = parts
+        self._parts = services
         self._answer = answer
         self._model = model
         self._endpoint = endpoint
@@ -88,12 +88,12 @@ class Attempt:
 
     def start(self, method: str, target: str, headers: bytes, body: bytes, *, fresh: bool) -> None:
         """Send the request. `fresh` opens a connection of its own."""
-        parts, endpoint = self._parts, self._endpoint
+        services, endpoint = self._parts, self._endpoint
         # No gap between the look at the table, the choice of the replica, and the count: see Ledger.
-        parts.ledger.enter(self._model, endpoint.replica, self._answer.request_id)
+        services.ledger.enter(self._model, endpoint.replica, self._answer.request_id)
         self._is_inside = True
         self._request = method, target, headers, body
-        self._call = call = parts.engines.send(endpoint, method, target, headers, body, self, fresh=fresh)
+        self._call = call = services.engines.send(endpoint, method, target, headers, body, self, fresh=fresh)
         self._is_kept = call.connection is not None
 
     def cancel(self) -> None:
@@ -125,11 +125,11 @@ class Attempt:
 
     def engine_head(self, status: int, headers: list[Header]) -> None:
         """An answer begins."""
-        parts, replica = self._parts, self._endpoint.replica
-        parts.ledger.replica_answered(replica)
-        if grants := parts.admission.answered(replica, parts.now()):
-            parts.turns.give(grants)
-        form, hold_bytes = self._form, parts.settings.answer_buffer_bytes
+        services, replica = self._parts, self._endpoint.replica
+        services.ledger.replica_answered(replica)
+        if grants := services.admission.answered(replica, services.now()):
+            services.turns.give(grants)
+        form, hold_bytes = self._form, services.settings.answer_buffer_bytes
         streams = status == 200 and _is_event_stream(headers)
         if streams and form.events is not None:
             self._relay = EventRelay(self._answer, form.events)
@@ -167,17 +167,17 @@ class Attempt:
 
     def engine_failed(self, failure: EngineFailureError) -> None:
         """Its side failed."""
-        parts, replica = self._parts, self._endpoint.replica
+        services, replica = self._parts, self._endpoint.replica
         if self._is_kept and isinstance(failure, BrokenError):
             # It says nothing of the replica: llama-server closes a connection after each stream, without announcing it.
             self._is_kept = False
             self.resent = True
-            self._call = parts.engines.send(self._endpoint, *self._request, self, fresh=True)
+            self._call = services.engines.send(self._endpoint, *self._request, self, fresh=True)
             return
         self._call = None
         self._leave()
-        parts.ledger.replica_failed(replica)
-        parts.turns.give(parts.admission.failed(replica, parts.now()))
+        services.ledger.replica_failed(replica)
+        services.turns.give(services.admission.failed(replica, services.now()))
         logger.warning("request %s: %s: %s (%r)", self._answer.request_id, replica, failure, failure.__cause__)
         if self._relay is None:
             self._owner.attempt_failed(failure, replica, resent=self.resent)

@@ -25,17 +25,17 @@ class Receipt:
 
     __slots__ = ("_client", "_lines", "_queued", "_request_id", "_run")
 
-    def __init__(self, run: Run, client: ClientCall, lines: bytes, request_id: str, queued: Fields) -> None:
+    def __init__(self, run: Run, client: ClientCall, lines: bytes, request_id: str, queued_response: Fields) -> None:
         """`lines`: header lines of the answer."""
         self._run = run
         self._client: ClientCall | None = client
         self._lines = lines
         self._request_id = request_id
-        self._queued = queued
+        self._queued = queued_response
 
-    def saved(self, saving: asyncio.Future[None]) -> None:
+    def saved(self, save_future: asyncio.Future[None]) -> None:
         """It is stored, or cannot be."""
-        error, client = saving.exception(), self._let_go()
+        error, client = save_future.exception(), self._let_go()
         if client is None:
             return
         if isinstance(error, RoundhouseError):

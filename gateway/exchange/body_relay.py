@@ -46,24 +46,24 @@ class EventRelay:
     def data(self, data: bytes) -> None:
         """Pass on the events that are whole now."""
         try:
-            whole = self._events.feed(data)
+            whole_events = self._events.feed(data)
         except EventTooLongError as error:
             raise _failed(f"it sent {error}") from error
-        if whole:
-            self.passed += whole.count(b"\n\n")
-            self._answer.send_events(whole)
+        if whole_events:
+            self.passed += whole_events.count(b"\n\n")
+            self._answer.send_events(whole_events)
 
     def end(self) -> None:
         """End as the family ends."""
-        last = self._events.finish()
+        last_events = self._events.finish()
         if not self._events.is_complete:
-            if last:
-                self._answer.send_events(last)
+            if last_events:
+                self._answer.send_events(last_events)
             raise _failed("its stream ended without its last event")
-        if last and not self._answer.status:
-            self._answer.send_events(last)
-            last = b""
-        self._answer.end(last)
+        if last_events and not self._answer.status:
+            self._answer.send_events(last_events)
+            last_events = b""
+        self._answer.end(last_events)
 
     @property
     def usage(self) -> Usage | None:
@@ -76,9 +76,9 @@ class GatheringRelay:
 
     __slots__ = ("_answer", "_bytes_left", "_gathering", "passed")
 
-    def __init__(self, answer: Answer, gathering: Gathering, hold_bytes: int) -> None:
+    def __init__(self, answer: Answer, collector: Gathering, hold_bytes: int) -> None:
         self._answer = answer
-        self._gathering = gathering
+        self._gathering = collector
         self._bytes_left = hold_bytes * STREAM_OVERHEAD
         self.passed = 0
 
@@ -162,11 +162,11 @@ class WholeRelay:
         if self._size > self._hold_bytes:
             if not self._may_flow:
                 raise _failed("it sent more than a blocking answer may hold")
-            held = b"".join(self._held)
+            held_body = b"".join(self._held)
             self._flows = True
-            self.usage = self._answer.dialect.usage_in(held)
+            self.usage = self._answer.dialect.usage_in(held_body)
             self._held.clear()
-            self._answer.flow(self._status, self._lines, held)
+            self._answer.flow(self._status, self._lines, held_body)
 
     def end(self) -> None:
         """Send what was held."""
@@ -174,8 +174,8 @@ class WholeRelay:
         if self._flows:
             answer.end()
             return
-        held = self._held
-        body = held[0] if len(held) == 1 else b"".join(held)
+        held_parts = self._held
+        body = held_parts[0] if len(held_parts) == 1 else b"".join(held_parts)
         if self._status >= 400:
             body = answer.dialect.engine_error(self._engine_status, body, answer.request_id)
             if answer.status:
@@ -200,5 +200,5 @@ def _lines(headers: list[Header], *, is_error: bool) -> bytes:
     return lines
 
 
-def _failed(how: str) -> RoundhouseError:
-    return RoundhouseError("engine_disconnected", f"The engine failed: {how}.")
+def _failed(cause: str) -> RoundhouseError:
+    return RoundhouseError("engine_disconnected", f"The engine failed: {cause}.")

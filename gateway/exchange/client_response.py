@@ -25,11 +25,11 @@ class Nowhere:
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
         """See ClientCall, as for the others."""
 
-    def start(self, status: int, lines: bytes, first: bytes) -> None: ...
+    def start(self, status: int, lines: bytes, first_part: bytes) -> None: ...
 
     def send_part(self, part: bytes) -> None: ...
 
-    def end(self, last: bytes = b"") -> None: ...
+    def end(self, last_part: bytes = b"") -> None: ...
 
     def break_off(self) -> None: ...
 
@@ -116,10 +116,10 @@ class Answer:
         else:
             self._commit(comment)
 
-    def _commit(self, first: bytes) -> None:
+    def _commit(self, first_part: bytes) -> None:
         self.status = 200
         self._is_stream = True
-        self._call.start(200, self.lines + _EVENT_STREAM_LINES, first)
+        self._call.start(200, self.lines + _EVENT_STREAM_LINES, first_part)
 
     def flow(self, status: int, lines: bytes, part: bytes) -> None:
         """Send a part of an answer that is too long to be held; `status` and `lines` count for the first part.
@@ -136,10 +136,10 @@ class Answer:
             self.first_byte_at = self._now()
             self._call.start(status, self.lines + lines, part)
 
-    def end(self, last: bytes = b"") -> None:
+    def end(self, last_part: bytes = b"") -> None:
         """End a stream, or an answer that flows through."""
         self.ended = True
-        self._call.end(last)
+        self._call.end(last_part)
 
     def whole(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a complete answer. One that comes when a stream is committed becomes its last events."""

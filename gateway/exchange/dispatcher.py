@@ -28,13 +28,13 @@ _NUMBER: Final = re.compile(rb"/[0-9]+$")
 class InferenceRoutes:
     """What serves requests without the web framework (`client_reading.Direct`)."""
 
-    def __init__(self, apis: Iterable[Api], parts: Parts, gate: Gate, next_id: Callable[[], str]) -> None:
-        self._parts = parts
-        self._gate = gate
+    def __init__(self, apis: Iterable[Api], services: Parts, authenticator: Gate, next_id: Callable[[], str]) -> None:
+        self._parts = services
+        self._gate = authenticator
         self._next_id = next_id
         self._is_stopping = False
         self._openers = {(api.method.encode(), api.path.encode()): partial(self._open, api) for api in apis}
-        parts.live.on_table = self._table_changed
+        services.live.on_table = self._table_changed
 
     def route(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
         """What opens such a request; None: it goes through the framework."""
@@ -68,33 +68,33 @@ class InferenceRoutes:
     async def keep_time(self) -> None:
         """Call exchanges when something of theirs is due, and give replicas that were left out their trials; until
         cancelled. One look at all of them costs less than a timer for each, most of which would never fire."""
-        parts = self._parts
-        settings = parts.settings
-        shortest = min(
+        services = self._parts
+        settings = services.settings
+        shortest_s = min(
             settings.heartbeat_s, settings.hold_headers_s, settings.request_timeout_s, settings.autoload_timeout_s
         )
-        pause = min(LONGEST_PAUSE_S, shortest / 10)
+        pause_s = min(LONGEST_PAUSE_S, shortest_s / 10)
         while True:
-            await asyncio.sleep(pause)
-            now = parts.now()
-            for exchange in [each for each in parts.exchanges if each.due_at <= now]:
+            await asyncio.sleep(pause_s)
+            now = services.now()
+            for exchange in [each for each in services.exchanges if each.due_at <= now]:
                 self._guarded(exchange.on_time, now)
             self._guarded(self._tick, now)
 
     def _tick(self, now: float) -> None:
         self._parts.turns.give(self._parts.admission.tick(now))
 
-    def _guarded(self, due: Callable[[float], None], now: float) -> None:
+    def _guarded(self, action: Callable[[float], None], now: float) -> None:
         """One that fails must not end the time of all others."""
         try:
-            due(now)
+            action(now)
         except Exception:
             logger.exception("what was due failed")
 
     def _open(self, api: Api, client: ClientCall) -> Handler:
-        parts = self._parts
-        make = Exchange if api.state == "none" else ResponseExchange
-        exchange = make(api, client, parts, self._next_id())
+        services = self._parts
+        exchange_class = Exchange if api.state == "none" else ResponseExchange
+        exchange = exchange_class(api, client, services, self._next_id())
         try:
             caller = self._gate.caller(client.headers)
             exchange.open(caller)
@@ -115,12 +115,12 @@ class InferenceRoutes:
 
     def _table_changed(self, routes: Routes) -> None:
         """Let in whom the new table has room for, and tell the others that wait what became of their model and key."""
-        parts = self._parts
-        parts.limits.follow(routes.keys, parts.now())
-        grants = parts.admission.table(routes, parts.now())
-        parts.turns.give(grants)
-        for model in list(parts.admission.depths):
-            for ticket in parts.admission.waiting(model):
+        services = self._parts
+        services.limits.follow(routes.keys, services.now())
+        grants = services.admission.table(routes, services.now())
+        services.turns.give(grants)
+        for model in list(services.admission.depths):
+            for ticket in services.admission.waiting(model):
                 ticket.owner.table_changed()
 
 

@@ -47,15 +47,15 @@ class Exchange(LoadWait):
         "_way",
     )
 
-    def __init__(self, api: Api, client: ClientCall, parts: Parts, request_id: str) -> None:
+    def __init__(self, api: Api, client: ClientCall, services: Parts, request_id: str) -> None:
         self._api = api
         self._client = client
-        self._parts = parts
+        self._parts = services
         self._caller: Caller = ANONYMOUS
-        now = parts.now()
+        now = services.now()
         self._account = Account(UNKNOWN_MODEL, now)
-        self._deadline = now + parts.settings.request_timeout_s
-        self._answer = Answer(client, api.dialect, request_id, parts.now)
+        self._deadline = now + services.settings.request_timeout_s
+        self._answer = Answer(client, api.dialect, request_id, services.now)
         self._request: InferenceRequest
         self._streams = False
         self._way: Way
@@ -91,10 +91,10 @@ class Exchange(LoadWait):
         self._caller.may_use(route)
         self._take_up(route, len(body))
 
-    def _guarded(self, step: Callable[..., None], *given: object) -> None:
+    def _guarded(self, step: Callable[..., None], *arguments: object) -> None:
         """Take a step; whatever goes wrong is told to the client."""
         try:
-            step(*given)
+            step(*arguments)
         except RoundhouseError as error:
             self.fail(error)
         except Exception:
@@ -137,32 +137,32 @@ class Exchange(LoadWait):
         return now
 
     def _check_takes(self, route: ModelRoute) -> None:
-        self._way = way = way_for(self._api.path, self._request, route)
-        way.dialect.check(self._request, route)
+        self._way = option = way_for(self._api.path, self._request, route)
+        option.dialect.check(self._request, route)
         self._checked = route
 
     def _seek(self, route: ModelRoute, now: float) -> None:
         """Find a place for the request: at once, or in the queue."""
-        parts, request = self._parts, self._request
-        refused = refusal(route, parts.clock())
-        if refused is None and not self._api.takes_slot:
+        services, request = self._parts, self._request
+        error = refusal(route, services.clock())
+        if error is None and not self._api.takes_slot:
             self._answer.lines = self._lines(now)
-            self._send(route, parts.admission.choose(route, now))
+            self._send(route, services.admission.choose(route, now))
             return
-        if refused is not None:
-            self._await_load(route, refused, now)
+        if error is not None:
+            self._await_load(route, error, now)
         caller = self._caller
         prefix = prefix_keys(request.fields, request.prompt) if len(route.endpoints) > 1 else ()
         rank = caller.rank(request.fields.get("service_tier"))
         ticket = Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix)
         self._ticket = ticket
-        endpoint = parts.admission.arrive(ticket, route, now)
+        endpoint = services.admission.arrive(ticket, route, now)
         self._answer.lines = self._lines(now)
         if endpoint is not None:
             self._send(route, endpoint)
         else:
             self.waits_since = now
-            parts.ledger.on_change()
+            services.ledger.on_change()
             self._tell_progress(route)
 
     def admitted(self, endpoint: Endpoint) -> None:
@@ -171,9 +171,9 @@ class Exchange(LoadWait):
             self._guarded(self._let_in, endpoint)
 
     def _let_in(self, endpoint: Endpoint) -> None:
-        parts, now = self._parts, self._parts.now()
+        services, now = self._parts, self._parts.now()
         if self.waits_since is not None:
-            parts.metrics.series(self._account.model, self._api.path).waited(now - self.waits_since)
+            services.metrics.series(self._account.model, self._api.path).waited(now - self.waits_since)
         self.waits_since = self._load_by = None
         self._set_due()
         self._send(self._looked_at_again(), endpoint)
@@ -184,9 +184,9 @@ class Exchange(LoadWait):
         Raises:
             RoundhouseError: it is gone, or no longer for the key, which may be gone itself.
         """
-        parts = self._parts
-        routes = parts.live.current
-        self._caller = caller = routes.keys.renewed(self._caller, parts.clock())
+        services = self._parts
+        routes = services.live.current
+        self._caller = caller = routes.keys.renewed(self._caller, services.clock())
         caller.needs(self._api.scope)
         route = routes.models.get(self._account.model)
         if route is None:
@@ -197,20 +197,20 @@ class Exchange(LoadWait):
         return route
 
     def _send(self, route: ModelRoute, endpoint: Endpoint) -> None:
-        parts, way, request = self._parts, self._way, self._request
-        dialect = way.dialect
+        services, option, request = self._parts, self._way, self._request
+        dialect = option.dialect
         events = dialect.events(request) if self._streams else None
         # An engine that does not notice when the client of a blocking call leaves notices it of a stream.
-        gathers = self._api.streams and not (self._streams or route.notices_leaving)
-        gathering = dialect.gathering(request) if gathers else None
-        body = dialect.body_for(request, route, as_stream=gathering is not None)
-        headers = parts.lines.for_engine(self._answer.request_id, self._client.headers)
+        is_collected = self._api.streams and not (self._streams or route.notices_leaving)
+        collector = dialect.gathering(request) if is_collected else None
+        body = dialect.body_for(request, route, as_stream=collector is not None)
+        headers = services.lines.for_engine(self._answer.request_id, self._client.headers)
         # A kept connection that broke may merely have been stale; a second one would prove nothing.
         fresh = self._account.tries > 0
         self._account.tries += 1
-        form = Form(events, gathering, dialect.whole(request), dialect.may_flow)
-        self._attempt = Attempt(self, parts, self._answer, route.name, endpoint, form)
-        self._attempt.start(self._api.method, way.target or request.target, headers, body, fresh=fresh)
+        form = Form(events, collector, dialect.whole(request), dialect.may_flow)
+        self._attempt = Attempt(self, services, self._answer, route.name, endpoint, form)
+        self._attempt.start(self._api.method, option.target or request.target, headers, body, fresh=fresh)
 
     # What becomes of it
 
@@ -231,24 +231,24 @@ class Exchange(LoadWait):
             return
         self._guarded(self._try_again, isinstance(failure, RefusedError))
 
-    def _try_again(self, refused: bool) -> None:
-        parts, ticket = self._parts, self._ticket
-        now = parts.now()
+    def _try_again(self, is_refused: bool) -> None:
+        services, ticket = self._parts, self._ticket
+        now = services.now()
         route = self._looked_at_again()
         if ticket is None:
             if self._account.tries > 1:
                 raise RoundhouseError("engine_unreachable", f"The model {route.name!r} cannot be reached.")
-            self._send(route, parts.admission.choose(route, now))
+            self._send(route, services.admission.choose(route, now))
             return
-        not_loaded = refusal(route, parts.clock())
-        if not_loaded is not None:
-            self._await_load(route, not_loaded, now)
-        endpoint, grants = parts.admission.again(ticket, now, refused=refused)
+        error = refusal(route, services.clock())
+        if error is not None:
+            self._await_load(route, error, now)
+        endpoint, grants = services.admission.again(ticket, now, is_refused=is_refused)
         if endpoint is not None:
             self._send(route, endpoint)
         else:
             self.waits_since = now
-        parts.turns.give(grants)
+        services.turns.give(grants)
 
     def fail(self, error: RoundhouseError) -> None:
         """Answer `error`, in the form that is left, and be done."""
@@ -267,26 +267,26 @@ class Exchange(LoadWait):
         if self._is_over:
             return
         self._is_over = True
-        parts, attempt, ticket = self._parts, self._attempt, self._ticket
-        now = parts.now()
-        parts.exchanges.discard(self)
+        services, attempt, ticket = self._parts, self._attempt, self._ticket
+        now = services.now()
+        services.exchanges.discard(self)
         if attempt is not None:
             attempt.cancel()
             self._account.tries += attempt.resent
-        self._account.close(parts.metrics, self._api.path, self._caller, self._answer, attempt, now)
+        self._account.close(services.metrics, self._api.path, self._caller, self._answer, attempt, now)
         # Nothing refers back to this from here: what the cyclic collector need not find, it need not stop for.
         self._attempt = self._ticket = None
         if self._client.handler is self:
             self._client.handler = None
         if ticket is not None:
             if self.waits_since is not None:
-                parts.ledger.on_change()
-            grants = parts.admission.leave(ticket, now)
+                services.ledger.on_change()
+            grants = services.admission.leave(ticket, now)
             if grants:
-                parts.turns.give(grants)
+                services.turns.give(grants)
 
     def _lines(self, now: float) -> bytes:
-        parts = self._parts
+        services = self._parts
         place = self._ticket.place if self._ticket is not None else None
-        rates = parts.limits.lines(self._caller, now)
-        return parts.lines.for_client(self._answer.id_lines, self._client.headers, self._caller, place, rates)
+        rate_lines = services.limits.lines(self._caller, now)
+        return services.lines.for_client(self._answer.id_lines, self._client.headers, self._caller, place, rate_lines)

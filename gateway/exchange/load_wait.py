@@ -56,17 +56,17 @@ class LoadWait(ABC):
         """See Exchange, as for the other two."""
 
     @abstractmethod
-    def _guarded(self, step: Callable[..., None], *given: object) -> None: ...
+    def _guarded(self, step: Callable[..., None], *arguments: object) -> None: ...
 
     @abstractmethod
     def _looked_at_again(self) -> ModelRoute: ...
 
-    def _await_load(self, route: ModelRoute, refused: RoundhouseError, now: float) -> None:
-        """The model is not loaded: ask for it if demand loads it. Raises `refused` if waiting is vain."""
+    def _await_load(self, route: ModelRoute, error: RoundhouseError, now: float) -> None:
+        """The model is not loaded: ask for it if demand loads it. Raises `error` if waiting is vain."""
         if route.autoload:
             self._parts.ledger.demanded(route.name)
         if not is_worth_waiting(route):
-            raise refused
+            raise error
         self._load_by = now + self._parts.settings.autoload_timeout_s
         self._set_due()
 
@@ -76,32 +76,32 @@ class LoadWait(ABC):
 
     def _look_at_table(self) -> None:
         route = self._looked_at_again()
-        refused = refusal(route, self._parts.clock())
-        if refused is None:
+        error = refusal(route, self._parts.clock())
+        if error is None:
             self._load_by = None
             self._set_due()
         elif not is_worth_waiting(route):
-            raise overtaken(route) if refused.entry.code == "model_not_loaded" else refused
+            raise overtaken(route) if error.entry.code == "model_not_loaded" else error
         elif self._load_by is None:
-            self._await_load(route, refused, self._parts.now())
+            self._await_load(route, error, self._parts.now())
         self._tell_progress(route)
 
     def _tell_progress(self, route: ModelRoute) -> None:
         """A comment of how far the load is, whenever there is something new to say, to clients that asked for it."""
         if self._load_by is None or not self._streams or not asks_for_progress(self._client.headers):
             return
-        told = progress_comment(route)
-        if told != self._told:
-            self._told = told
-            self._answer.comment(told, self._parts.now())
+        comment = progress_comment(route)
+        if comment != self._told:
+            self._told = comment
+            self._answer.comment(comment, self._parts.now())
 
     def _set_due(self) -> None:
-        due = self._deadline if self._load_by is None else min(self._deadline, self._load_by)
+        due_at = self._deadline if self._load_by is None else min(self._deadline, self._load_by)
         if self._streams:
             settings = self._parts.settings
             # The shorter one, because the first event, after which the other counts, may come at any time.
-            due = min(due, self._answer.last_sent_at + min(settings.heartbeat_s, settings.hold_headers_s))
-        self.due_at = due
+            due_at = min(due_at, self._answer.last_sent_at + min(settings.heartbeat_s, settings.hold_headers_s))
+        self.due_at = due_at
 
     def on_time(self, now: float) -> None:
         """Something is due: the request's end, the end of its wait for a load, or a heartbeat."""
@@ -127,7 +127,7 @@ def asks_for_progress(headers: Sequence[Header]) -> bool:
 
 def progress_comment(route: ModelRoute) -> bytes:
     """An SSE comment: the model, its state, and how far its load is (0 to 1), where its engine tells."""
-    told: dict[str, object] = {"model": route.name, "state": route.state.value}
+    fields: dict[str, object] = {"model": route.name, "state": route.state.value}
     if route.progress is not None:
-        told["progress"] = round(route.progress, 3)
-    return b": load-progress %b\n\n" % json_bytes(told)
+        fields["progress"] = round(route.progress, 3)
+    return b": load-progress %b\n\n" % json_bytes(fields)

@@ -27,10 +27,10 @@ class ResponseExchange(Exchange):
 
     __slots__ = ("_asked", "_context", "_endpoint", "_goes_on", "_is_cancelled", "_is_saved", "_is_settled", "_queued")
 
-    def __init__(self, api: Api, client: ClientCall, parts: Parts, request_id: str) -> None:
-        super().__init__(api, client, parts, request_id)
+    def __init__(self, api: Api, client: ClientCall, services: Parts, request_id: str) -> None:
+        super().__init__(api, client, services, request_id)
         self._asked = Asked(None, ())
-        self._context = parts.responses.context(client.headers)
+        self._context = services.responses.context(client.headers)
         self._queued: Fields | None = None
         """What is told of one in the background before its engine says anything."""
         self._goes_on = False
@@ -60,37 +60,37 @@ class ResponseExchange(Exchange):
     @property
     def response(self) -> Fields | None:
         """See Run."""
-        told = self._context.response
-        if told is not None or self._queued is None or self._attempt is None:
-            return told or self._queued
+        response = self._context.response
+        if response is not None or self._queued is None or self._attempt is None:
+            return response or self._queued
         return {**self._queued, "status": "in_progress"}
 
     # The way in
 
     def _take_up(self, route: ModelRoute, size: int) -> None:
         responses, fields = self._parts.responses, self._request.fields
-        makes = self._api.state == "made"
-        self._asked = asked = Asked.of(fields, keeps=responses.keeps) if makes else Asked.to_load(fields)
+        makes_response = self._api.state == "made"
+        self._asked = options = Asked.of(fields, can_store=responses.keeps) if makes_response else Asked.to_load(fields)
         self._request.state = self._context
-        self._context.stores = asked.stores
-        if asked.loads:
+        self._context.stores = options.stores
+        if options.loads:
             self._answer.lines = self._lines(self._enter(size))
-            responses.history(self._caller, asked).add_done_callback(self._loaded)
+            responses.history(self._caller, options).add_done_callback(self._loaded)
         else:
             super()._take_up(route, size)
 
-    def _loaded(self, loading: asyncio.Future[History]) -> None:
+    def _loaded(self, history_future: asyncio.Future[History]) -> None:
         if self._is_over:
-            loading.exception()  # else asyncio says that nobody has looked at it
+            history_future.exception()  # else asyncio says that nobody has looked at it
         else:
-            self._guarded(self._go_on, loading)
+            self._guarded(self._go_on, history_future)
 
-    def _go_on(self, loading: asyncio.Future[History]) -> None:
-        found = loading.result()
+    def _go_on(self, history_future: asyncio.Future[History]) -> None:
+        history = history_future.result()
         if self._asked.previous is not None:
-            self._parts.responses.check_sees(self._caller, self._asked.previous, found)
-        self._context.history = found.items
-        self._context.referenced = self._parts.responses.seen_of(self._caller, found)
+            self._parts.responses.check_sees(self._caller, self._asked.previous, history)
+        self._context.history = history.items
+        self._context.referenced = self._parts.responses.seen_of(self._caller, history)
         self._seek(self._looked_at_again(), self._parts.now())
 
     def _seek(self, route: ModelRoute, now: float) -> None:
@@ -103,20 +103,20 @@ class ResponseExchange(Exchange):
     def _accept_in_background(self) -> None:
         responses = self._parts.responses
         self._goes_on = True
-        self._queued = queued = {**begun(self._request.fields, self._context), "status": "queued"}
+        self._queued = queued_response = {**begun(self._request.fields, self._context), "status": "queued"}
         responses.began(self)
-        saving = responses.save_first(self, queued)
-        saving.add_done_callback(self._saved)
+        save_future = responses.save_first(self, queued_response)
+        save_future.add_done_callback(self._saved)
         if not self._streams:
             self._answer.detach()
-            self._client.handler = receipt = self._receipt(queued)
-            saving.add_done_callback(receipt.saved)
+            self._client.handler = receipt = self._receipt(queued_response)
+            save_future.add_done_callback(receipt.saved)
 
-    def _receipt(self, queued: Fields) -> Receipt:
-        return Receipt(self, self._client, self._answer.lines, self._answer.request_id, queued)
+    def _receipt(self, queued_response: Fields) -> Receipt:
+        return Receipt(self, self._client, self._answer.lines, self._answer.request_id, queued_response)
 
-    def _saved(self, saving: asyncio.Future[None]) -> None:
-        error = saving.exception()
+    def _saved(self, save_future: asyncio.Future[None]) -> None:
+        error = save_future.exception()
         if isinstance(error, RoundhouseError):
             self.fail(error)
         self._is_saved = True
@@ -160,11 +160,11 @@ class ResponseExchange(Exchange):
         """See Run."""
         if self._is_settled or not self._asked.stores:
             return
-        came_to = self._came_to()
-        if came_to is not None:
+        outcome = self._came_to()
+        if outcome is not None:
             self._is_settled = True
             self._parts.responses.over(self)
-            self._parts.responses.save(self, came_to)
+            self._parts.responses.save(self, outcome)
 
     def _close(self) -> None:
         if not self._is_over:

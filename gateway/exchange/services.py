@@ -94,12 +94,12 @@ class Turns:
         self._is_giving = True
         try:
             while self._grants:
-                ticket, place = self._grants.popleft()
+                ticket, outcome = self._grants.popleft()
                 try:
-                    if isinstance(place, Endpoint):
-                        ticket.owner.admitted(place)
+                    if isinstance(outcome, Endpoint):
+                        ticket.owner.admitted(outcome)
                     else:
-                        ticket.owner.fail(place)
+                        ticket.owner.fail(outcome)
                 except Exception:
                     logger.exception("a request could not be told that its turn has come")
         finally:

@@ -32,37 +32,37 @@ class Cors:
         """Whether pages of `origin` may read answers."""
         return self._all or origin.lower() in self._origins
 
-    def headers(self, asked: Sequence[Header]) -> list[Header]:
+    def headers(self, request_headers: Sequence[Header]) -> list[Header]:
         """What an answer to a request with these headers says: to other origins only that it depends on the origin."""
         if not self.is_on:
             return []
         if self._all:
             return [(b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", _EXPOSED)]
-        origin = _value(asked, b"origin")
+        origin = _value(request_headers, b"origin")
         if origin is None or not self.allows(origin):
             return [_VARY]
         return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED), _VARY]
 
-    def lines(self, asked: Sequence[Header]) -> bytes:
+    def lines(self, request_headers: Sequence[Header]) -> bytes:
         """`headers` as they go over the wire."""
-        return b"".join(b"%b: %b\r\n" % header for header in self.headers(asked))
+        return b"".join(b"%b: %b\r\n" % header for header in self.headers(request_headers))
 
-    def preflight(self, asked: Sequence[Header]) -> list[Header]:
+    def preflight(self, request_headers: Sequence[Header]) -> list[Header]:
         """The headers that answer a browser's question before the request; empty: it is not answered."""
-        origin = _value(asked, b"origin")
+        origin = _value(request_headers, b"origin")
         if not self.is_on or origin is None or not self.allows(origin):
             return []
-        if _value(asked, b"access-control-request-method") is None:
+        if _value(request_headers, b"access-control-request-method") is None:
             return []
-        wanted = _value(asked, b"access-control-request-headers") or b""
+        wanted_headers = _value(request_headers, b"access-control-request-headers") or b""
         return [
-            *self.headers(asked),
+            *self.headers(request_headers),
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
             # Whatever is asked for: SDKs send many of their own, and none of them lets anybody in.
-            (b"access-control-allow-headers", wanted if _NAMES.fullmatch(wanted) else _ALLOWED),
+            (b"access-control-allow-headers", wanted_headers if _NAMES.fullmatch(wanted_headers) else _ALLOWED),
             (b"access-control-max-age", b"%d" % MAX_AGE_S),
         ]
 
 
-def _value(headers: Sequence[Header], wanted: bytes) -> bytes | None:
-    return next((value for name, value in headers if name == wanted), None)
+def _value(headers: Sequence[Header], header_name: bytes) -> bytes | None:
+    return next((value for name, value in headers if name == header_name), None)

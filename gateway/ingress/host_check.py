@@ -25,9 +25,9 @@ class HostRule:
     also a Host that is an IP address: that is how a network reaches it, and a rebinding name is never one.
     """
 
-    def __init__(self, host: str, allowed: Iterable[str], *, is_open: bool) -> None:
+    def __init__(self, host: str, allowed_names: Iterable[str], *, is_open: bool) -> None:
         """`host` is the address listened on."""
-        self._names = frozenset({*_THIS_MACHINE, host.lower(), *(name.lower() for name in allowed)})
+        self._names = frozenset({*_THIS_MACHINE, host.lower(), *(name.lower() for name in allowed_names)})
         self._any_address = is_open
         self._accepted: set[bytes] = set()
 
@@ -45,13 +45,13 @@ class HostRule:
             if name == b"origin" and not (cors.is_on and cors.allows(value)):
                 self._check_origin(value.decode("latin-1").lower(), host.decode("latin-1").lower())
 
-    def _check_host(self, raw: bytes) -> None:
-        host = raw.decode("latin-1").lower()
+    def _check_host(self, host_header: bytes) -> None:
+        host = host_header.decode("latin-1").lower()
         if not self._is_ours(host):
-            named = f"is {host!r:.100}" if host else "is missing, or there are several"
-            raise RoundhouseError("forbidden_host", f"The Host header {named}; this gateway does not go by it.")
+            problem = f"is {host!r:.100}" if host else "is missing, or there are several"
+            raise RoundhouseError("forbidden_host", f"The Host header {problem}; this gateway does not go by it.")
         if len(self._accepted) < _REMEMBERED:
-            self._accepted.add(raw)
+            self._accepted.add(host_header)
 
     def _check_origin(self, origin: str, host: str) -> None:
         scheme, separator, authority = origin.partition("://")
@@ -67,8 +67,8 @@ class HostRule:
 def hostname(authority: str) -> str:
     """The name in `name`, `name:port` or `[address]:port`; empty if it is none of these."""
     if authority.startswith("["):
-        name, bracket, rest = authority[1:].partition("]")
-        return name if bracket and (not rest or _is_port(rest)) else ""
+        name, bracket, port_part = authority[1:].partition("]")
+        return name if bracket and (not port_part or _is_port(port_part)) else ""
     name, colon, port = authority.partition(":")
     return name if not colon or _is_port(colon + port) else ""
 

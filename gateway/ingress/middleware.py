@@ -42,7 +42,7 @@ class FrontDoor:
     def __init__(
         self,
         framework: AsgiApp,
-        gate: Gate,
+        authenticator: Gate,
         limits: Limits,
         cors: Cors,
         lines: HeaderLines,
@@ -52,7 +52,7 @@ class FrontDoor:
     ) -> None:
         """`now` gives monotonic seconds."""
         self._framework = framework
-        self._gate = gate
+        self._gate = authenticator
         self._limits = limits
         self._now = now
         self._cors = cors
@@ -67,58 +67,62 @@ class FrontDoor:
         request_id = self._next_id()
         scope.setdefault("state", {})["request_id"] = request_id
         headers: list[Header] = scope["headers"]
-        said = [(b"x-request-id", request_id.encode()), *self._cors.headers(headers)]
+        answer_headers = [(b"x-request-id", request_id.encode()), *self._cors.headers(headers)]
         if scope["method"] == "OPTIONS" and (preflight := self._cors.preflight(headers)):
-            await send_whole(send, 204, [said[0], *preflight], b"")
+            await send_whole(send, 204, [answer_headers[0], *preflight], b"")
             return
         if scope["path"] in UNGATED:
-            await self._through_framework(scope, receive, send, said)
+            await self._through_framework(scope, receive, send, answer_headers)
             return
         try:
             caller = self._gate.caller(headers)
         except RoundhouseError as error:
-            await send_error(scope, send, error, [*said[1:], *self._lines.refusal_headers(error)])
+            await send_error(scope, send, error, [*answer_headers[1:], *self._lines.refusal_headers(error)])
             return
-        await self._let_in(scope, receive, send, said, caller)
+        await self._let_in(scope, receive, send, answer_headers, caller)
 
-    async def _let_in(self, scope: Scope, receive: Receive, send: Send, said: list[Header], caller: Caller) -> None:
+    async def _let_in(
+        self, scope: Scope, receive: Receive, send: Send, answer_headers: list[Header], caller: Caller
+    ) -> None:
         """Answer a request of `caller`, which counts for its limits until the answer's end."""
         scope["state"]["caller"] = caller
         try:
             _check_scope(scope["path"], caller)
             entry = self._limits.enter(caller, 0, self._now())
         except RoundhouseError as error:
-            more = [*said[1:], *self._limits.headers(caller, self._now())]
+            error_headers = [*answer_headers[1:], *self._limits.headers(caller, self._now())]
             if error.entry.code == "rate_limit_exceeded":
-                more += client_headers(caller)
-            await send_error(scope, send, error, more)
+                error_headers += client_headers(caller)
+            await send_error(scope, send, error, error_headers)
             return
         try:
-            said += self._limits.headers(caller, self._now())
-            await self._through_framework(scope, receive, send, said)
+            answer_headers += self._limits.headers(caller, self._now())
+            await self._through_framework(scope, receive, send, answer_headers)
         finally:
             entry.leave(self._now(), 0)
 
-    async def _through_framework(self, scope: Scope, receive: Receive, send: Send, said: list[Header]) -> None:
-        started = False
+    async def _through_framework(
+        self, scope: Scope, receive: Receive, send: Send, answer_headers: list[Header]
+    ) -> None:
+        is_started = False
 
         async def with_headers(message: Message) -> None:
-            nonlocal started
+            nonlocal is_started
             if message["type"] == "http.response.start":
-                started = True
-                message["headers"] = [*message.get("headers", ()), *said]
+                is_started = True
+                message["headers"] = [*message.get("headers", ()), *answer_headers]
             await send(message)
 
         try:
             await self._framework(scope, receive, with_headers)
         except Exception:
             logger.exception("request %s failed", request_id_of(scope))
-            if not started:
-                failed = RoundhouseError("internal_error", "The gateway failed on this request.")
-                await send_error(scope, send, failed, said[1:])
+            if not is_started:
+                error = RoundhouseError("internal_error", "The gateway failed on this request.")
+                await send_error(scope, send, error, answer_headers[1:])
 
 
 def _check_scope(path: str, caller: Caller) -> None:
-    for prefix, needed in SCOPE_OF:
+    for prefix, scope in SCOPE_OF:
         if f"{path}/".startswith(prefix):
-            caller.needs(needed)
+            caller.needs(scope)

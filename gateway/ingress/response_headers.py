@@ -36,14 +36,14 @@ class HeaderLines:
         headers: Sequence[Header],
         caller: Caller,
         place: Place | None,
-        rates: bytes,
+        rate_lines: bytes,
     ) -> bytes:
         """What every answer says: the request's id, whose it is, its place in the queue, and what the key has left."""
         lines = b"%b%b%b%b" % (
             id_lines,
             self._client_line(headers, caller),
             b"" if place is None else _place_lines(place),
-            rates,
+            rate_lines,
         )
         return lines + self._cors.lines(headers) if self._cors.is_on else lines
 
@@ -68,24 +68,24 @@ class HeaderLines:
     def _client_line(self, headers: Sequence[Header], caller: Caller) -> bytes:
         if caller.name is not None:
             return b"x-client-id: %b\r\n" % caller.client_id
-        said = b""
+        client_text = b""
         for name, value in headers:
             if name == b"x-client-id":
-                said = value
+                client_text = value
                 break
             if name == b"user-agent":
-                said = value
-        line = self._clients.get(said)
+                client_text = value
+        line = self._clients.get(client_text)
         if line is None:
-            line = b"x-client-id: %b\r\n" % client_id(said)
+            line = b"x-client-id: %b\r\n" % client_id(client_text)
             if len(self._clients) < _REMEMBERED:
-                self._clients[said] = line
+                self._clients[client_text] = line
         return line
 
 
-def client_id(said: bytes) -> bytes:
+def client_id(client_text: bytes) -> bytes:
     """Who a client without a key is, by what it says of itself; nothing in it can end a header or a log's line."""
-    return _UNFIT.sub(b"", said[:_LONGEST_CLIENT_ID]).strip() or b"anonymous"
+    return _UNFIT.sub(b"", client_text[:_LONGEST_CLIENT_ID]).strip() or b"anonymous"
 
 
 def _place_lines(place: Place) -> bytes:

@@ -35,8 +35,8 @@ class Counts:
     def family(self) -> Metric:
         """As Prometheus reads it."""
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, count in self._series.items():
-            family.add_metric(labels, count.value)
+        for labels, counter in self._series.items():
+            family.add_metric(labels, counter.value)
         return family
 
 
@@ -71,7 +71,7 @@ class Distributions:
     def family(self) -> Metric:
         """As Prometheus reads it."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        ends = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        for labels, seen in self._series.items():
-            family.add_metric(labels, list(zip(ends, accumulate(seen.counts), strict=True)), seen.sum)
+        upper_bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        for labels, histogram in self._series.items():
+            family.add_metric(labels, list(zip(upper_bounds, accumulate(histogram.counts), strict=True)), histogram.sum)
         return family

@@ -45,8 +45,8 @@ class Series:
 
     def finished(self, status: int, duration_s: float, first_byte_s: float | None, usage: Usage | None) -> None:
         """Count one request that is over. Times in seconds since its headers came."""
-        count = self._statuses.get(status) or self._of_status(status)
-        count.value += 1
+        counter = self._statuses.get(status) or self._of_status(status)
+        counter.value += 1
         self._duration.observe(duration_s)
         if first_byte_s is not None:
             self._first_byte.observe(first_byte_s)
@@ -77,13 +77,13 @@ class Series:
 
     def _of_status(self, status: int) -> Count:
         model, route = self._labels
-        count = self._statuses[status] = self._requests.requests.of(model, route, str(status))
-        return count
+        counter = self._statuses[status] = self._requests.requests.of(model, route, str(status))
+        return counter
 
     def _of_tokens(self) -> tuple[Count, Count]:
         model, tokens = self._labels[0], self._requests.tokens
-        self._tokens = pair = (tokens.of(model, "in"), tokens.of(model, "out"))
-        return pair
+        self._tokens = counters = (tokens.of(model, "in"), tokens.of(model, "out"))
+        return counters
 
 
 class KeySeries:
@@ -117,29 +117,29 @@ class Metrics:
 
     def series(self, model: str, route: str) -> Series:
         """The counters of a declared model, or `UNKNOWN_MODEL`, on one of our routes; never of a client's word."""
-        found = self._series.get((model, route))
-        if found is None:
-            found = self._series[model, route] = Series(self._requests, model, route)
-        return found
+        series = self._series.get((model, route))
+        if series is None:
+            series = self._series[model, route] = Series(self._requests, model, route)
+        return series
 
     def key(self, name: str) -> KeySeries:
         """The counters of a declared key."""
-        found = self._keys.get(name)
-        if found is None:
-            found = self._keys[name] = KeySeries(self._requests, name)
-        return found
+        series = self._keys.get(name)
+        if series is None:
+            series = self._keys[name] = KeySeries(self._requests, name)
+        return series
 
     def show_state(self, live: LiveRoutes, ledger: Ledger, link: LinkState, now: Callable[[], float]) -> None:
         """Add the gauges that are read off the gateway's parts. `now` is the clock of `link.table_at`."""
         self.registry.register(_State(live, ledger, link, now))
 
-    def show_stored(self, stored: Callable[[], Stored], failures: Callable[[], int]) -> None:
+    def show_stored(self, stored_totals: Callable[[], Stored], failures: Callable[[], int]) -> None:
         """Add what is to be known of stored responses, each asked for when it is read."""
-        self.registry.register(_StoredResponses(stored, failures))
+        self.registry.register(_StoredResponses(stored_totals, failures))
 
-    def show_connections(self, *, idle: Callable[[], int], busy: Callable[[], int]) -> None:
+    def show_connections(self, *, count_idle: Callable[[], int], count_busy: Callable[[], int]) -> None:
         """Add the gauge of the connections to engines, each count asked for when it is read."""
-        self.registry.register(_Connections(idle, busy))
+        self.registry.register(_Connections(count_idle, count_busy))
 
 
 class _Requests(Collector):
@@ -229,9 +229,9 @@ class _State(Collector):
 
 
 class _Connections(Collector):
-    def __init__(self, idle: Callable[[], int], busy: Callable[[], int]) -> None:
-        self._idle = idle
-        self._busy = busy
+    def __init__(self, count_idle: Callable[[], int], count_busy: Callable[[], int]) -> None:
+        self._idle = count_idle
+        self._busy = count_busy
 
     def collect(self) -> Iterator[Metric]:
         counts = {"idle": self._idle(), "busy": self._busy()}
@@ -239,14 +239,14 @@ class _Connections(Collector):
 
 
 class _StoredResponses(Collector):
-    def __init__(self, stored: Callable[[], Stored], failures: Callable[[], int]) -> None:
-        self._stored = stored
+    def __init__(self, stored_totals: Callable[[], Stored], failures: Callable[[], int]) -> None:
+        self._stored = stored_totals
         self._failures = failures
 
     def collect(self) -> Iterator[Metric]:
-        stored = self._stored()
-        yield GaugeMetricFamily("roundhouse_gateway_stored_responses", "Responses that are stored.", stored.responses)
-        yield GaugeMetricFamily("roundhouse_gateway_stored_bytes", "What they take of the disk.", stored.bytes)
+        totals = self._stored()
+        yield GaugeMetricFamily("roundhouse_gateway_stored_responses", "Responses that are stored.", totals.responses)
+        yield GaugeMetricFamily("roundhouse_gateway_stored_bytes", "What they take of the disk.", totals.bytes)
         yield CounterMetricFamily(
             "roundhouse_gateway_store_failures",
             "How often the database of stored responses failed, or had no room.",
@@ -256,6 +256,6 @@ class _StoredResponses(Collector):
 
 def _gauge(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
     family = GaugeMetricFamily(f"roundhouse_gateway_{name}", text, labels=(label,))
-    for value, figure in values.items():
-        family.add_metric((value,), figure)
+    for value, number in values.items():
+        family.add_metric((value,), number)
     return family

@@ -38,9 +38,9 @@ class Way:
     any other way is better."""
 
 
-def _spoken(path: str, dialect: Dialect, *, flawed_in: tuple[str, ...] = ()) -> Way:
+def _spoken(path: str, dialect: Dialect, *, flawed_backends: tuple[str, ...] = ()) -> Way:
     """The engine speaks it itself."""
-    return Way(path, dialect, flawed_in=flawed_in)
+    return Way(path, dialect, flawed_in=flawed_backends)
 
 
 def _over(engine_path: str, dialect: Dialect) -> Way:
@@ -63,11 +63,11 @@ WAYS: Final[Mapping[str, tuple[Way, ...]]] = {
     "/v1/responses": (_over("/v1/chat/completions", RESPONSES_OVER_CHAT),),
     "/v1/responses/input_tokens": (_over("/v1/chat/completions/input_tokens", RESPONSES_COUNT),),
     "/v1/messages": (
-        _spoken("/v1/messages", MESSAGES, flawed_in=_FLAWED_MESSAGES),
+        _spoken("/v1/messages", MESSAGES, flawed_backends=_FLAWED_MESSAGES),
         _over("/v1/chat/completions", MESSAGES_OVER_CHAT),
     ),
     "/v1/messages/count_tokens": (
-        _spoken("/v1/messages/count_tokens", MESSAGES, flawed_in=_FLAWED_MESSAGES),
+        _spoken("/v1/messages/count_tokens", MESSAGES, flawed_backends=_FLAWED_MESSAGES),
         _over("/v1/chat/completions/input_tokens", MESSAGES_COUNTED_OVER_CHAT),
     ),
     "/v1/embeddings": (_spoken("/v1/embeddings", EMBEDDINGS),),
@@ -96,22 +96,22 @@ def way_for(path: str, request: InferenceRequest, route: ModelRoute) -> Way:
         RoundhouseError: `not_supported`.
     """
     apis = route.apis
-    offered = None
-    for way in WAYS[path]:
-        if not apis or way.needs in apis:
-            offered = way
-            if route.backend not in way.flawed_in and way.dialect.takes(request):
+    selected_option = None
+    for option in WAYS[path]:
+        if not apis or option.needs in apis:
+            selected_option = option
+            if route.backend not in option.flawed_in and option.dialect.takes(request):
                 break
-    if offered is None:
-        listed = ", ".join(offered_paths(route))
-        message = f"The engine of {route.name!r} does not offer {path}; the model has {listed}."
+    if selected_option is None:
+        path_list = ", ".join(offered_paths(route))
+        message = f"The engine of {route.name!r} does not offer {path}; the model has {path_list}."
         raise RoundhouseError("not_supported", message, param="model")
-    return offered
+    return selected_option
 
 
 def offers(path: str, route: ModelRoute) -> bool:
     """Whether some way serves the path for the model, as far as the engine tells."""
-    return any(way.needs in route.apis for way in WAYS[path])
+    return any(option.needs in route.apis for option in WAYS[path])
 
 
 def offered_paths(route: ModelRoute) -> list[str]:

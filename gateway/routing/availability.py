@@ -29,8 +29,8 @@ class LoadingError(RoundhouseError):
 
     def headers(self) -> dict[str, str]:
         """The table's, and `x-load-progress`."""
-        known = super().headers()
-        return known if self.progress is None else known | {"x-load-progress": f"{self.progress:.2f}"}
+        headers = super().headers()
+        return headers if self.progress is None else headers | {"x-load-progress": f"{self.progress:.2f}"}
 
 
 def refusal(route: ModelRoute, now: float) -> RoundhouseError | None:
@@ -43,13 +43,13 @@ def refusal(route: ModelRoute, now: float) -> RoundhouseError | None:
         ModelState.UNLOADING: ("model_unloading", "is being unloaded"),
         ModelState.FAILED: ("model_failed", "could not be loaded"),
     }[route.state]
-    told = route.last_error or (f"{route.reason}." if route.reason else None)
-    why = f": {told}" if told else "."
+    detail = route.last_error or (f"{route.reason}." if route.reason else None)
+    detail_text = f": {detail}" if detail else "."
     wait_s = None if route.retry_at is None else max(1.0, route.retry_at - now)
     if route.state == ModelState.LOADING:
-        far = "" if route.progress is None else f" ({route.progress:.0%})".replace("%", " %")
-        return LoadingError(f"The model {route.name!r} {text}{far}{why}", route.progress, wait_s)
-    return RoundhouseError(code, f"The model {route.name!r} {text}{why}", param="model", retry_after_s=wait_s)
+        progress_text = "" if route.progress is None else f" ({route.progress:.0%})".replace("%", " %")
+        return LoadingError(f"The model {route.name!r} {text}{progress_text}{detail_text}", route.progress, wait_s)
+    return RoundhouseError(code, f"The model {route.name!r} {text}{detail_text}", param="model", retry_after_s=wait_s)
 
 
 def is_worth_waiting(route: ModelRoute) -> bool:

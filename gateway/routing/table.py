@@ -39,5 +39,5 @@ class Routes:
 
     def sole(self, path: str) -> str | None:
         """The one model whose engine offers `path`; None if there is none, or another."""
-        offering = [route.name for route in self.models.values() if path in route.apis]
-        return offering[0] if len(offering) == 1 else None
+        model_names = [route.name for route in self.models.values() if path in route.apis]
+        return model_names[0] if len(model_names) == 1 else None

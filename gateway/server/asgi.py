@@ -35,16 +35,19 @@ async def send_whole(send: Send, status: int, headers: list[Header], body: bytes
 
 def error_headers(error: RoundhouseError) -> list[Header]:
     """The headers that belong to an error's envelope. A known time of the next attempt is named in any case."""
-    named = error.headers()
+    headers = error.headers()
     if error.retry_after_s is not None:
-        named.setdefault("retry-after", str(max(1, round(error.retry_after_s))))
-    return [(b"content-type", b"application/json"), *((k.encode(), v.encode()) for k, v in named.items())]
+        headers.setdefault("retry-after", str(max(1, round(error.retry_after_s))))
+    return [
+        (b"content-type", b"application/json"),
+        *((name.encode(), value.encode()) for name, value in headers.items()),
+    ]
 
 
-async def send_error(scope: Scope, send: Send, error: RoundhouseError, more: Iterable[Header] = ()) -> None:
-    """Answer with the error in the form of the path's API family, and `more` headers."""
+async def send_error(scope: Scope, send: Send, error: RoundhouseError, extra_headers: Iterable[Header] = ()) -> None:
+    """Answer with the error in the form of the path's API family, and `extra_headers`."""
     request_id = request_id_of(scope)
-    headers = [(b"x-request-id", request_id.encode()), *error_headers(error), *more]
+    headers = [(b"x-request-id", request_id.encode()), *error_headers(error), *extra_headers]
     await send_whole(send, error.entry.status, headers, error_body(scope["path"], error, request_id))
 
 
@@ -55,8 +58,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         RoundhouseError: `body_too_large`, as soon as more than `limit` bytes are announced or have come.
         ClientGoneError: the client left before it had sent all.
     """
-    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    if int(announced) > limit:
+    content_length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    if int(content_length) > limit:
         raise _too_large(limit)
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):

@@ -95,7 +95,7 @@ class ClientCall:
         headers: list[Header],
         *,
         keep_alive: bool,
-        chunked: bool,
+        is_chunked: bool,
     ) -> None:
         self._connection = connection
         self._opener = opener
@@ -104,7 +104,7 @@ class ClientCall:
         self.query = query
         self.headers = headers
         self.keep_alive = keep_alive
-        self._chunked = chunked
+        self._chunked = is_chunked
         self.expects_continue = False
         self.handler: Handler | None = None
         self._body: bytes | bytearray = b""
@@ -154,8 +154,8 @@ class ClientCall:
         return self.response_complete
 
     def _look_at_announced(self) -> None:
-        announced = next((value for name, value in self.headers if name == b"content-length"), b"0")
-        if int(announced) > self._connection.max_body_bytes:
+        content_length = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        if int(content_length) > self._connection.max_body_bytes:
             self._too_large = True
         elif self.expects_continue:
             self._connection.send_continue()
@@ -188,12 +188,12 @@ class ClientCall:
         connection = self._connection
         if not self.body_complete:
             self.keep_alive = False
-        close = b"" if self.keep_alive else _CLOSE
+        close_line = b"" if self.keep_alive else _CLOSE
         head = b"%b%b%b%bcontent-length: %d\r\n\r\n" % (
             status_line(status),
             connection.default_lines,
             lines,
-            close,
+            close_line,
             len(body),
         )
         if len(body) <= _ONE_WRITE_BYTES:
@@ -203,30 +203,30 @@ class ClientCall:
             connection.transport.write(body)
         self._complete()
 
-    def start(self, status: int, lines: bytes, first: bytes) -> None:
+    def start(self, status: int, lines: bytes, first_part: bytes) -> None:
         """Begin an answer whose length is not known."""
         connection = self._connection
         if self._chunked:
-            first = b"transfer-encoding: chunked\r\n%b\r\n%x\r\n%b\r\n" % (
+            first_part = b"transfer-encoding: chunked\r\n%b\r\n%x\r\n%b\r\n" % (
                 b"" if self.keep_alive else _CLOSE,
-                len(first),
-                first,
+                len(first_part),
+                first_part,
             )
         else:
             self.keep_alive = False
-            first = b"connection: close\r\n\r\n" + first
-        connection.transport.write(b"%b%b%b%b" % (status_line(status), connection.default_lines, lines, first))
+            first_part = b"connection: close\r\n\r\n" + first_part
+        connection.transport.write(b"%b%b%b%b" % (status_line(status), connection.default_lines, lines, first_part))
 
     def send_part(self, part: bytes) -> None:
         """A part of an answer that was started; not empty."""
         self._connection.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if self._chunked else part)
 
-    def end(self, last: bytes = b"") -> None:
+    def end(self, last_part: bytes = b"") -> None:
         """End an answer that was started."""
         if self._chunked:
-            last = b"%x\r\n%b\r\n%b" % (len(last), last, _LAST_CHUNK) if last else _LAST_CHUNK
-        if last:
-            self._connection.transport.write(last)
+            last_part = b"%x\r\n%b\r\n%b" % (len(last_part), last_part, _LAST_CHUNK) if last_part else _LAST_CHUNK
+        if last_part:
+            self._connection.transport.write(last_part)
         self._complete()
 
     def break_off(self) -> None:

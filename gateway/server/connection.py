@@ -71,27 +71,27 @@ class ClientConnection(RequestReader):
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        serving, self._serving = self._serving, None
+        current_call, self._serving = self._serving, None
         self.pipeline.clear()
         if isinstance(self.cycle, ClientCall):
             self.cycle = cast("RequestResponseCycle", None)  # uvicorn would wake its task, and it has none
         super().connection_lost(exc)
-        if isinstance(serving, ClientCall):
-            serving.lost()
-        elif serving is not None and serving is not self.cycle:
-            serving.disconnected = True
-            serving.message_event.set()
+        if isinstance(current_call, ClientCall):
+            current_call.lost()
+        elif current_call is not None and current_call is not self.cycle:
+            current_call.disconnected = True
+            current_call.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Read requests; serve the one whose turn it is."""
         if self._deaf:
             return
-        idle_before = self._idle_bytes
-        wrong = self.read_requests(data)
-        if not (idle_before and self._idle_bytes):
+        idle_bytes_before = self._idle_bytes
+        error = self.read_requests(data)
+        if not (idle_bytes_before and self._idle_bytes):
             self._progress_at = self.loop.time()  # only the first part of a head is progress: it has one time limit
-        if wrong is not None:
-            self._refuse(wrong)
+        if error is not None:
+            self._refuse(error)
         elif self.pipeline:
             self._ahead += len(data)
             if self._ahead > AHEAD_BYTES:
@@ -103,11 +103,11 @@ class ClientConnection(RequestReader):
         self, opener: Callable[[ClientCall], Handler], method: bytes, path: bytes, query: bytes, *, is_modern: bool
     ) -> None:
         keep_alive = is_modern and self.parser.should_keep_alive()
-        call = ClientCall(self, opener, method, path, query, self.headers, keep_alive=keep_alive, chunked=is_modern)
+        call = ClientCall(self, opener, method, path, query, self.headers, keep_alive=keep_alive, is_chunked=is_modern)
         call.expects_continue = self.expect_100_continue
-        before, self.cycle = self.cycle, cast("RequestResponseCycle", call)
+        previous_cycle, self.cycle = self.cycle, cast("RequestResponseCycle", call)
         # Who does not take the last answer is given no other.
-        if (before is None or before.response_complete) and not self.flow.write_paused:
+        if (previous_cycle is None or previous_cycle.response_complete) and not self.flow.write_paused:
             self._serving = call
         else:
             self.pipeline.appendleft((self.cycle, self.app))
@@ -169,20 +169,20 @@ class ClientConnection(RequestReader):
         """Say what is wrong with what is being read, when it is its turn, and read no more."""
         if self._deaf or self.transport.is_closing():
             return
-        last = self.cycle
-        if not _is_incomplete(last):
+        cycle = self.cycle
+        if not _is_incomplete(cycle):
             self._refuse_after_all(error)  # a head is being read
-        elif last.response_complete:
+        elif cycle.response_complete:
             self._linger()
-        elif last is not self._serving:
+        elif cycle is not self._serving:
             self.pipeline.popleft()
             self._refuse_after_all(error)
-        elif isinstance(last, ClientCall):
-            last.refuse(error)
+        elif isinstance(cycle, ClientCall):
+            cycle.refuse(error)
         else:
-            last.disconnected = True  # it sends no more, and its application is told so
-            last.message_event.set()
-            if last.response_started:
+            cycle.disconnected = True  # it sends no more, and its application is told so
+            cycle.message_event.set()
+            if cycle.response_started:
                 self.transport.abort()
             else:
                 self._answer_nobody(error)
@@ -220,42 +220,42 @@ class ClientConnection(RequestReader):
 
     def _look_at_time(self) -> None:
         """One timer per connection, set anew only when it fires."""
-        patience = self._patience()
-        left = self._progress_at + patience - self.loop.time()
-        if left <= 0:
+        patience_s = self._patience()
+        left_s = self._progress_at + patience_s - self.loop.time()
+        if left_s <= 0:
             self._be_late()
-            left = patience
+            left_s = patience_s
         if not self.transport.is_closing() or self.transport.get_write_buffer_size():
-            self._watch = self.loop.call_later(max(min(left, self._limits.shortest_s), 0.01), self._look_at_time)
+            self._watch = self.loop.call_later(max(min(left_s, self._limits.shortest_s), 0.01), self._look_at_time)
 
     def _patience(self) -> float:
-        idle = self._serving is None and not self._idle_bytes and not self.transport.get_write_buffer_size()
-        return self._limits.keep_alive_s if idle and self.cycle is not None else self._limits.client_timeout_s
+        is_idle = self._serving is None and not self._idle_bytes and not self.transport.get_write_buffer_size()
+        return self._limits.keep_alive_s if is_idle and self.cycle is not None else self._limits.client_timeout_s
 
     def _be_late(self) -> None:
         """End the connection if it is the client's turn."""
-        serving = self._serving
-        if self.flow.write_paused or (serving is None and self.transport.get_write_buffer_size()):
+        current_call = self._serving
+        if self.flow.write_paused or (current_call is None and self.transport.get_write_buffer_size()):
             self._look_at_unsent()
-        elif serving is None:
+        elif current_call is None:
             if self._idle_bytes:
                 self._refuse(self._late("headers"))
             else:
                 self.transport.close()
-        elif _is_incomplete(serving):
+        elif _is_incomplete(current_call):
             self._refuse(self._late("body"))
 
     def _look_at_unsent(self) -> None:
         """End the connection if the client has taken nothing since the last look."""
-        unsent = self.transport.get_write_buffer_size()
-        if 0 < self._unsent <= unsent:
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if 0 < self._unsent <= unsent_bytes:
             self.transport.abort()
-        self._unsent = unsent
+        self._unsent = unsent_bytes
         self._progress_at = self.loop.time()
 
     def _late(self, part: str) -> RoundhouseError:
-        limit = self._limits.client_timeout_s
-        return RoundhouseError("request_timeout", f"The request's {part} did not go on for {limit:g} s.")
+        limit_s = self._limits.client_timeout_s
+        return RoundhouseError("request_timeout", f"The request's {part} did not go on for {limit_s:g} s.")
 
     def pause_writing(self) -> None:
         """The client takes less than it is sent."""

@@ -22,9 +22,9 @@ def in_origin_form(target: bytes, headers: Sequence[Header]) -> tuple[bytes, lis
     for scheme in _SCHEMES:
         if target[: len(scheme)].lower() == scheme:
             rest = target[len(scheme) :]
-            end = next((at for at, byte in enumerate(rest) if byte in b"/?#"), len(rest))
+            end = next((index for index, byte in enumerate(rest) if byte in b"/?#"), len(rest))
             origin = rest[end:] if rest[end : end + 1] == b"/" else b"/" + rest[end:]
-            return origin, [(b"host", rest[:end]), *(each for each in headers if each[0] != b"host")]
+            return origin, [(b"host", rest[:end]), *(header for header in headers if header[0] != b"host")]
     return target, list(headers)
 
 
@@ -42,5 +42,5 @@ def check_protocol(method: bytes, version: str) -> None:
 
 def without_upgrade(method: bytes, target: bytes, version: str, headers: Iterable[Header]) -> bytes:
     """The head of the same request, without its wish for another protocol, which may be ignored (RFC 9110, 7.8)."""
-    kept = b"".join(b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade")
-    return b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version.encode(), kept)
+    header_lines = b"".join(b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade")
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version.encode(), header_lines)

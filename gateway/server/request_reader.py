@@ -106,13 +106,13 @@ class RequestReader(HttpToolsProtocol):
         try:
             try:
                 self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as wish:
-                self._read_without_upgrade(memoryview(data)[wish.args[0] :])
+            except httptools.HttpParserUpgrade as upgrade:
+                self._read_without_upgrade(memoryview(data)[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             return self._reason or _unreadable(error)
         return self._headers_too_large() if self._idle_bytes > self._limits.max_header_bytes else None
 
-    def _read_without_upgrade(self, rest: memoryview) -> None:
+    def _read_without_upgrade(self, data: memoryview) -> None:
         """Go on as if no other protocol had been wished for. For the parser the request ended with such a head: so the
         head is read again without the wish, and then the body, and perhaps further requests of the kind."""
         while True:
@@ -121,9 +121,9 @@ class RequestReader(HttpToolsProtocol):
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self.parser.feed_data(head)
             try:
-                self.parser.feed_data(rest)
-            except httptools.HttpParserUpgrade as wish:
-                rest = rest[wish.args[0] :]
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
             else:
                 return
 
@@ -164,15 +164,15 @@ class RequestReader(HttpToolsProtocol):
         self.headers = []  # a body's trailers are no headers
 
     def _begin_framework(self) -> None:
-        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        url, headers, expects_continue = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
-        self.url, self.expect_100_continue = url, expects
+        self.url, self.expect_100_continue = url, expects_continue
         self.headers.extend(headers)
         try:
             super().on_headers_complete()
         except httptools.HttpParserInvalidURLError:
             self._stop_reading(RoundhouseError("invalid_request", "The request's target is not a URL."))
-        if expects:
+        if expects_continue:
             self.cycle.keep_alive = False  # refused before its body was asked for, it may send it or not
         if self.pipeline:
             self.flow.resume_reading()  # uvicorn reads nothing ahead

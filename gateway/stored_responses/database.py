@@ -111,13 +111,13 @@ class Database:
         error = RoundhouseError("gateway_stopping", RESTARTED).envelope().error.model_dump()
         with transaction(self._db):
             for number, response in self._db.execute(_RUNNING).fetchall():
-                ended = json_bytes(failed(json.loads(response), [], error))
-                self._db.execute("UPDATE documents SET response = ? WHERE number = ?", (ended, number))
+                failed_response = json_bytes(failed(json.loads(response), [], error))
+                self._db.execute("UPDATE documents SET response = ? WHERE number = ?", (failed_response, number))
                 self._db.execute("UPDATE responses SET status = 'failed' WHERE number = ?", (number,))
 
     # What requests ask for
 
-    def save(self, *made: StoredResponse) -> None:
+    def save(self, *responses: StoredResponse) -> None:
         """Write responses, all or none, each instead of an earlier one of its id; each id once. What was used longest
         ago makes room; what they continue counts as used now. Many at once cost little more than one.
 
@@ -125,28 +125,39 @@ class Database:
             FullError: they are larger than all that may be stored.
         """
         now = self._clock()
-        first = self._next_number
-        self._next_number += len(made)
+        first_number = self._next_number
+        self._next_number += len(responses)
         rows, documents = [], []
-        for number, each in enumerate(made, first):
-            row = (number, each.id, each.tenant, each.model, each.created_at, now, each.previous, each.status)
-            rows.append((*row, each.items, each.items_size))
-            documents.append((number, each.response, each.input, each.output))
+        for number, response in enumerate(responses, first_number):
+            row = (
+                number,
+                response.id,
+                response.tenant,
+                response.model,
+                response.created_at,
+                now,
+                response.previous,
+                response.status,
+            )
+            rows.append((*row, response.items, response.items_size))
+            documents.append((number, response.response, response.input, response.output))
         with transaction(self._db):
-            self._execute("DELETE FROM responses WHERE (id) IN (VALUES {})", [(each.id,) for each in made])
-            continued = [(each.previous, each.tenant) for each in made if each.previous is not None]
-            if continued:
-                self._execute(_USE_CHAINS, continued, self._cutoff(now), self._cutoff(now), now)
-            self._make_room(sum(each.size for each in made), len(made))
+            self._execute("DELETE FROM responses WHERE (id) IN (VALUES {})", [(response.id,) for response in responses])
+            continued_rows = [
+                (response.previous, response.tenant) for response in responses if response.previous is not None
+            ]
+            if continued_rows:
+                self._execute(_USE_CHAINS, continued_rows, self._cutoff(now), self._cutoff(now), now)
+            self._make_room(sum(response.size for response in responses), len(responses))
             self._execute(_INSERT, rows)
             self._execute(_INSERT_DOCUMENTS, documents)
 
     def find(self, tenant: str, response_id: str) -> Found | None:
         """One response of a tenant."""
-        found = self._db.execute(_FIND, (response_id, tenant, self._cutoff(self._clock()))).fetchone()
-        if found is None:
+        row = self._db.execute(_FIND, (response_id, tenant, self._cutoff(self._clock()))).fetchone()
+        if row is None:
             return None
-        model, response, output = found
+        model, response, output = row
         return Found(model, {**json.loads(response), "output": json.loads(output)})
 
     def input_of(self, tenant: str, response_id: str) -> tuple[str, list[Fields]] | None:
@@ -155,11 +166,11 @@ class Database:
         chain = self._chain(tenant, response_id, self._clock())
         if not chain:
             return None
-        last, *before = chain
-        [own, _] = self._db.execute(_ITEMS, (last.number,)).fetchone()
-        return last.model, [*self._items(before), *json.loads(own)]
+        last_link, *earlier_links = chain
+        [own_input, _] = self._db.execute(_ITEMS, (last_link.number,)).fetchone()
+        return last_link.model, [*self._items(earlier_links), *json.loads(own_input)]
 
-    def history(self, tenant: str, previous: str | None, references: Sequence[str], bounds: Bounds) -> History:
+    def history(self, tenant: str, previous_id: str | None, references: Sequence[str], bounds: Bounds) -> History:
         """What a request continues and refers to, which counts as used now.
 
         Raises:
@@ -168,35 +179,35 @@ class Database:
         """
         now = self._clock()
         with transaction(self._db):
-            chain = self._continued(tenant, previous, now, bounds) if previous is not None else []
+            chain = self._continued(tenant, previous_id, now, bounds) if previous_id is not None else []
             self._use(chain, now)
-            referenced, models = self._referenced(tenant, references, now, bounds)
-            return History(chain[0].model if chain else None, tuple(self._items(chain)), referenced, models)
+            referenced_items, models = self._referenced(tenant, references, now, bounds)
+            return History(chain[0].model if chain else None, tuple(self._items(chain)), referenced_items, models)
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """Delete one response of a tenant. Whether there was one."""
         with transaction(self._db):
-            found = self._db.execute(
+            cursor = self._db.execute(
                 "DELETE FROM responses WHERE id = ? AND tenant = ? AND used_at >= ?",
                 (response_id, tenant, self._cutoff(self._clock())),
             )
-        return found.rowcount > 0
+        return cursor.rowcount > 0
 
     # What time asks for
 
     def sweep(self) -> bool:
         """Delete some of what is kept no longer, and give back some of what is free. Whether there is more to do."""
         with transaction(self._db):
-            gone = self._db.execute(_SWEEP, (self._cutoff(self._clock()), SWEPT_AT_ONCE)).rowcount
-        return self._shrink() or gone == SWEPT_AT_ONCE
+            deleted_count = self._db.execute(_SWEEP, (self._cutoff(self._clock()), SWEPT_AT_ONCE)).rowcount
+        return self._shrink() or deleted_count == SWEPT_AT_ONCE
 
     def _shrink(self) -> bool:
-        free = self._pragma("freelist_count")
-        if free <= FREE_PAGES:
+        free_pages = self._pragma("freelist_count")
+        if free_pages <= FREE_PAGES:
             return False
         # `execute` would take the first step alone, which is one page.
         self._db.executescript(f"PRAGMA incremental_vacuum({FREE_PAGES})")
-        if free - FREE_PAGES > FREE_PAGES:
+        if free_pages - FREE_PAGES > FREE_PAGES:
             return True
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return False
@@ -221,10 +232,10 @@ class Database:
     def _used_pages(self) -> int:
         return self._pragma("page_count") - self._pragma("freelist_count")
 
-    def _execute(self, statement: str, rows: Sequence[tuple[Any, ...]], *more: Any) -> None:
+    def _execute(self, statement: str, rows: Sequence[tuple[Any, ...]], *extra_values: Any) -> None:
         """One statement for all rows: SQLite gives up Python's lock for each, and waits for it again."""
         values = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * len(rows))
-        self._db.execute(statement.format(values), [*itertools.chain.from_iterable(rows), *more])
+        self._db.execute(statement.format(values), [*itertools.chain.from_iterable(rows), *extra_values])
 
     def _make_room(self, size: int, responses: int) -> None:
         pages = size // self._page_size + 8 * responses  # a few for what is around each
@@ -234,23 +245,27 @@ class Database:
             if not self._db.execute(_EVICT).rowcount:
                 raise FullError("all that is stored still runs")
 
-    def _chain(self, tenant: str, response_id: str, now: float, most: int = Bounds(0).responses) -> list[_Link]:
+    def _chain(self, tenant: str, response_id: str, now: float, max_length: int = Bounds(0).responses) -> list[_Link]:
         """A response and those before it, the newest first, as far as they are stored."""
-        asked = {"id": response_id, "tenant": tenant, "cutoff": self._cutoff(now), "most": most}
-        return [_Link(*row) for row in self._db.execute(_CHAIN, asked)]
+        parameters = {"id": response_id, "tenant": tenant, "cutoff": self._cutoff(now), "most": max_length}
+        return [_Link(*row) for row in self._db.execute(_CHAIN, parameters)]
 
-    def _continued(self, tenant: str, previous: str, now: float, bounds: Bounds) -> list[_Link]:
-        chain = self._chain(tenant, previous, now, bounds.responses)
+    def _continued(self, tenant: str, previous_id: str, now: float, bounds: Bounds) -> list[_Link]:
+        chain = self._chain(tenant, previous_id, now, bounds.responses)
         if not chain:
-            raise previous_not_found(previous, previous)
+            raise previous_not_found(previous_id, previous_id)
         if chain[0].status not in CONTINUABLE:
-            raise not_continuable(previous, chain[0].status)
-        before = chain[-1].previous
-        is_long = before is not None and len(chain) >= bounds.responses
-        if is_long or sum(x.items for x in chain) > bounds.items or sum(x.bytes for x in chain) > bounds.bytes:
+            raise not_continuable(previous_id, chain[0].status)
+        earlier_id = chain[-1].previous
+        is_long = earlier_id is not None and len(chain) >= bounds.responses
+        if (
+            is_long
+            or sum(link.items for link in chain) > bounds.items
+            or sum(link.bytes for link in chain) > bounds.bytes
+        ):
             raise too_long(bounds, "previous_response_id")
-        if before is not None:
-            raise previous_not_found(previous, before)
+        if earlier_id is not None:
+            raise previous_not_found(previous_id, earlier_id)
         return chain
 
     def _use(self, chain: Sequence[_Link], now: float) -> None:
@@ -260,8 +275,8 @@ class Database:
         """Of these responses, the oldest first."""
         items: list[Fields] = []
         for link in reversed(chain):
-            [own, output] = self._db.execute(_ITEMS, (link.number,)).fetchone()
-            items += json.loads(own) + json.loads(output)
+            [own_input, output] = self._db.execute(_ITEMS, (link.number,)).fetchone()
+            items += json.loads(own_input) + json.loads(output)
         return items
 
     def _referenced(
@@ -270,16 +285,16 @@ class Database:
         """Items by their id, and the models whose responses they belong to."""
         items: dict[str, Fields] = {}
         models: dict[str, str] = {}
-        left = bounds.bytes
+        bytes_left = bounds.bytes
         for response_id in dict.fromkeys(map(response_of, ids)):
-            found = self._db.execute(_REFERENCED, (response_id, tenant, self._cutoff(now))).fetchone()
-            if found is not None:
-                number, model, size, own, output = found
-                left -= size
-                if left < 0:
+            row = self._db.execute(_REFERENCED, (response_id, tenant, self._cutoff(now))).fetchone()
+            if row is not None:
+                number, model, size, own_input, output = row
+                bytes_left -= size
+                if bytes_left < 0:
                     raise too_long(bounds, "input")
-                stored = {item["id"]: item for item in json.loads(own) + json.loads(output)}
-                items |= stored
-                models |= dict.fromkeys(stored, model)
+                stored_items = {item["id"]: item for item in json.loads(own_input) + json.loads(output)}
+                items |= stored_items
+                models |= dict.fromkeys(stored_items, model)
                 self._db.execute(_USE, (now, number))
         return {item_id: items[item_id] for item_id in ids if item_id in items}, models

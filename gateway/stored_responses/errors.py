@@ -10,12 +10,12 @@ from gateway.stored_responses.records import RUNNING, Bounds
 _PREVIOUS = "previous_response_id"
 
 
-def previous_not_found(response_id: str, missing: str) -> RoundhouseError:
-    """The response to be continued, or one before it (`missing`), is not there for the tenant."""
-    if missing == response_id:
+def previous_not_found(response_id: str, missing_id: str) -> RoundhouseError:
+    """The response to be continued, or one before it (`missing_id`), is not there for the tenant."""
+    if missing_id == response_id:
         message = f"Previous response with id {response_id!r:.100} not found."
     else:
-        message = f"The response {missing!r:.100}, which {response_id!r:.100} continues, is not stored any more."
+        message = f"The response {missing_id!r:.100}, which {response_id!r:.100} continues, is not stored any more."
     return RoundhouseError("previous_response_not_found", message, param=_PREVIOUS)
 
 
@@ -27,8 +27,8 @@ def nothing_stored() -> RoundhouseError:
 
 def not_continuable(response_id: str, status: str) -> RoundhouseError:
     """The response to be continued has no answer, or none yet."""
-    todo = "wait until it is complete" if status in RUNNING else "continue the response before it, or begin anew"
-    message = f"The response {response_id!r:.100} cannot be continued, because it is {status}: {todo}."
+    next_step = "wait until it is complete" if status in RUNNING else "continue the response before it, or begin anew"
+    message = f"The response {response_id!r:.100} cannot be continued, because it is {status}: {next_step}."
     return RoundhouseError("invalid_request", message, param=_PREVIOUS)
 
 
@@ -41,9 +41,9 @@ def too_long(bounds: Bounds, param: str) -> RoundhouseError:
     return RoundhouseError("invalid_request", message, param=param)
 
 
-def too_many_references(ids: Sequence[str], most: int) -> RoundhouseError:
+def too_many_references(ids: Sequence[str], limit: int) -> RoundhouseError:
     """More items are referred to than may be."""
-    message = f"`input` refers to {len(ids)} stored items, and {most} are the most."
+    message = f"`input` refers to {len(ids)} stored items, and {limit} are the most."
     return RoundhouseError("invalid_request", message, param="input")
 
 

@@ -15,38 +15,38 @@ def page(items: Iterable[Fields], after: str | None, limit: int, *, is_ascending
     Raises:
         RoundhouseError: `invalid_request`: there is no item of that id.
     """
-    listed = _distinct(items)
+    distinct_items = _distinct(items)
     if not is_ascending:
-        listed.reverse()
-    begin = 0
+        distinct_items.reverse()
+    start = 0
     if after is not None:
-        places = (place for place, item in enumerate(listed) if item.get("id") == after)
-        found = next(places, None)
-        if found is None:
+        positions = (position for position, item in enumerate(distinct_items) if item.get("id") == after)
+        index = next(positions, None)
+        if index is None:
             message = f"`after` must be the id of one of the response's items; it is {after!r:.100}."
             raise RoundhouseError("invalid_request", message, param="after")
-        begin = found + 1
-    data = listed[begin : begin + limit]
+        start = index + 1
+    data = distinct_items[start : start + limit]
     return {
         "object": "list",
         "data": data,
         "first_id": _id(data[:1]),
         "last_id": _id(data[-1:]),
-        "has_more": begin + limit < len(listed),
+        "has_more": start + limit < len(distinct_items),
     }
 
 
 def _distinct(items: Iterable[Fields]) -> list[Fields]:
-    seen: set[str] = set()
-    kept = []
+    seen_ids: set[str] = set()
+    distinct_items = []
     for item in items:
         item_id = item.get("id")
         if item_id is not None:
-            if item_id in seen:
+            if item_id in seen_ids:
                 continue
-            seen.add(item_id)
-        kept.append(item)
-    return kept
+            seen_ids.add(item_id)
+        distinct_items.append(item)
+    return distinct_items
 
 
 def _id(items: Sequence[Fields]) -> str | None:

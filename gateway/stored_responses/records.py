@@ -116,5 +116,5 @@ def item_ids(token: str) -> Callable[[str], str]:
 
 def response_of(item_id: str) -> str | None:
     """The id of the response that an item of this id would belong to."""
-    rest = item_id.rpartition("_")[2]
-    return id_of(rest[:TOKEN_LENGTH]) if len(rest) > TOKEN_LENGTH else None
+    token_and_number = item_id.rpartition("_")[2]
+    return id_of(token_and_number[:TOKEN_LENGTH]) if len(token_and_number) > TOKEN_LENGTH else None

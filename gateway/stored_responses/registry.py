@@ -81,32 +81,32 @@ class Responses:
             is_open_responses=any(name == OPEN_RESPONSES for name, _ in headers),
         )
 
-    def history(self, caller: Caller, asked: Asked) -> asyncio.Future[History]:
+    def history(self, caller: Caller, options: Asked) -> asyncio.Future[History]:
         """What a request continues and refers to; see `Database.history`. Raises RoundhouseError, too."""
         if self._store is None:
-            if asked.previous is not None:
+            if options.previous is not None:
                 raise nothing_stored()
-            nothing: asyncio.Future[History] = asyncio.get_running_loop().create_future()
-            nothing.set_result(History())
-            return nothing
-        if asked.references:
+            empty_future: asyncio.Future[History] = asyncio.get_running_loop().create_future()
+            empty_future.set_result(History())
+            return empty_future
+        if options.references:
             for run in list(self._running.values()):
                 run.settle()
-        if asked.previous is not None:
-            run_before = self._run(caller, asked.previous)
+        if options.previous is not None:
+            run_before = self._run(caller, options.previous)
             if run_before is not None and run_before.response is not None:
-                raise not_continuable(asked.previous, run_before.response["status"])
-        return self._store.history(caller.tenant, asked.previous, asked.references, self._bounds)
+                raise not_continuable(options.previous, run_before.response["status"])
+        return self._store.history(caller.tenant, options.previous, options.references, self._bounds)
 
-    def check_sees(self, caller: Caller, previous: str, found: History) -> None:
+    def check_sees(self, caller: Caller, previous_id: str, history: History) -> None:
         """Raises RoundhouseError `previous_response_not_found`: the key is not for the model that made it."""
-        if found.model is not None and not self._sees(caller, found.model):
-            raise previous_not_found(previous, previous)
+        if history.model is not None and not self._sees(caller, history.model):
+            raise previous_not_found(previous_id, previous_id)
 
-    def seen_of(self, caller: Caller, found: History) -> dict[str, Fields]:
+    def seen_of(self, caller: Caller, history: History) -> dict[str, Fields]:
         """Of the items referred to, those of models that the key is for; the others are as if they were not there."""
-        models = found.referred_models
-        return {name: item for name, item in found.referenced.items() if self._sees(caller, models[name])}
+        models = history.referred_models
+        return {name: item for name, item in history.referenced.items() if self._sees(caller, models[name])}
 
     def began(self, run: Run) -> None:
         """It can be asked for from now on."""
@@ -134,10 +134,10 @@ class Responses:
         run = self._run(caller, response_id)
         if run is not None and run.response is not None:
             return run.response
-        found = await self._of(response_id).find(caller.tenant, response_id)
-        if found is None or not self._sees(caller, found.model):
+        stored_response = await self._of(response_id).find(caller.tenant, response_id)
+        if stored_response is None or not self._sees(caller, stored_response.model):
             raise response_not_found(response_id)
-        return found.response
+        return stored_response.response
 
     async def cancel(self, caller: Caller, response_id: str) -> Fields:
         """End it, if it is not over. What it is then."""
@@ -157,10 +157,10 @@ class Responses:
         run = self._run(caller, response_id)
         if run is not None and run.response is not None:
             return [*run.context.history, *run.context.input_items]
-        found = await self._of(response_id).input_of(caller.tenant, response_id)
-        if found is None or not self._sees(caller, found[0]):
+        model_and_items = await self._of(response_id).input_of(caller.tenant, response_id)
+        if model_and_items is None or not self._sees(caller, model_and_items[0]):
             raise response_not_found(response_id)
-        return found[1]
+        return model_and_items[1]
 
     # Parts of these
 

@@ -33,20 +33,20 @@ class Asked(NamedTuple):
         return self.previous is not None or bool(self.references)
 
     @classmethod
-    def of(cls, fields: Fields, *, keeps: bool) -> Asked:
-        """By a request for a response. `keeps`: this gateway stores responses.
+    def of(cls, fields: Fields, *, can_store: bool) -> Asked:
+        """By a request for a response. `can_store`: this gateway stores responses.
 
         Raises:
             RoundhouseError: `invalid_request` or `previous_response_not_found`.
         """
-        loads = cls.to_load(fields)
-        wants = optional(fields, "store", bool) is not False
+        options = cls.to_load(fields)
+        wants_store = optional(fields, "store", bool) is not False
         background = optional(fields, "background", bool) is True
-        if background and not wants:
+        if background and not wants_store:
             raise wrong("background", "needs a response that is stored: leave `store` out")
-        if background and not keeps:
+        if background and not can_store:
             raise wrong("background", "needs a response that is stored, and this gateway stores none")
-        return loads._replace(stores=wants and keeps, background=background)
+        return options._replace(stores=wants_store and can_store, background=background)
 
     @classmethod
     def to_load(cls, fields: Fields) -> Asked:
@@ -54,10 +54,10 @@ class Asked(NamedTuple):
         references = tuple(dict.fromkeys(_references(fields.get("input"))))
         if len(references) > MOST_REFERENCES:
             raise too_many_references(references, MOST_REFERENCES)
-        previous = optional(fields, "previous_response_id", str)
-        if previous is not None and not _ID.fullmatch(previous):
-            raise previous_not_found(previous, previous)
-        return cls(previous, references)
+        previous_id = optional(fields, "previous_response_id", str)
+        if previous_id is not None and not _ID.fullmatch(previous_id):
+            raise previous_not_found(previous_id, previous_id)
+        return cls(previous_id, references)
 
 
 def _references(items: Any) -> Iterator[str]:

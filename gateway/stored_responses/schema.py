@@ -103,9 +103,9 @@ def is_damaged(error: BaseException) -> bool:
 
 def move_aside(path: Path) -> Path:
     """Put a damaged file out of the way, over an earlier one. Where it is now. Raises OSError."""
-    aside = path.with_name(f"{path.name}.damaged")
-    path.replace(aside)
+    aside_path = path.with_name(f"{path.name}.damaged")
+    path.replace(aside_path)
     for suffix in _SIDE_FILES:
         # Belongs to the damaged file; a new one would take it for its own.
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-    return aside
+    return aside_path

@@ -87,18 +87,18 @@ class ResponseStore:
         """Requests that wait for the database."""
         return self._jobs_asked - self._jobs_done
 
-    def save(self, made: StoredResponse) -> None:
+    def save(self, response: StoredResponse) -> None:
         """Write a response, instead of an earlier one of its id. That it could not be written is said in the log."""
-        if self._bytes_asked - self._bytes_done + made.size > MOST_UNWRITTEN_BYTES:
+        if self._bytes_asked - self._bytes_done + response.size > MOST_UNWRITTEN_BYTES:
             self.failures += 1
-            _say_lost(made.id, "too much waits to be written")
+            _say_lost(response.id, "too much waits to be written")
         else:
-            self._bytes_asked += made.size
-            self._jobs.put(made)
+            self._bytes_asked += response.size
+            self._jobs.put(response)
 
-    def save_first(self, made: StoredResponse) -> asyncio.Future[None]:
+    def save_first(self, response: StoredResponse) -> asyncio.Future[None]:
         """The same, where somebody waits for it."""
-        return self._ask(lambda database: database.save(made))
+        return self._ask(lambda database: database.save(response))
 
     def find(self, tenant: str, response_id: str) -> asyncio.Future[Found | None]:
         """One response of a tenant."""
@@ -109,10 +109,10 @@ class ResponseStore:
         return self._ask(lambda database: database.input_of(tenant, response_id))
 
     def history(
-        self, tenant: str, previous: str | None, references: Sequence[str], bounds: Bounds
+        self, tenant: str, previous_id: str | None, references: Sequence[str], bounds: Bounds
     ) -> asyncio.Future[History]:
         """See Database."""
-        return self._ask(lambda database: database.history(tenant, previous, references, bounds))
+        return self._ask(lambda database: database.history(tenant, previous_id, references, bounds))
 
     def delete(self, tenant: str, response_id: str) -> asyncio.Future[bool]:
         """Delete one response of a tenant. Whether there was one."""
@@ -159,30 +159,30 @@ class ResponseStore:
         if self._database is not None:
             self._database.close()
 
-    def _collect(self, made: StoredResponse) -> None:
-        if made.id in self._unwritten or len(self._unwritten) == WRITTEN_AT_ONCE:
+    def _collect(self, response: StoredResponse) -> None:
+        if response.id in self._unwritten or len(self._unwritten) == WRITTEN_AT_ONCE:
             self._write()
         if not self._unwritten:
             self._write_at = time.monotonic() + WRITE_WITHIN_S
-        self._unwritten[made.id] = made
+        self._unwritten[response.id] = response
 
     def _write(self) -> None:
         """All that was collected; one by one where that fails, so that none stands in the way of the others."""
-        made, self._unwritten, self._write_at = list(self._unwritten.values()), {}, math.inf
+        responses, self._unwritten, self._write_at = list(self._unwritten.values()), {}, math.inf
         try:
-            if made:
-                self._tried(lambda database: database.save(*made))
+            if responses:
+                self._tried(lambda database: database.save(*responses))
         except Exception:  # noqa: BLE001 - told of each
-            for each in made:
-                self._write_one(each)
-        self._bytes_done += sum(each.size for each in made)
+            for response in responses:
+                self._write_one(response)
+        self._bytes_done += sum(response.size for response in responses)
 
-    def _write_one(self, made: StoredResponse) -> None:
+    def _write_one(self, response: StoredResponse) -> None:
         try:
-            self._tried(lambda database: database.save(made))
+            self._tried(lambda database: database.save(response))
         except Exception as error:  # noqa: BLE001 - told
             self.failures += 1
-            _say_lost(made.id, error)
+            _say_lost(response.id, error)
 
     def _do(self, job: _Job) -> None:
         result, error = None, None
@@ -220,30 +220,30 @@ class ResponseStore:
     def _sweep(self) -> bool:
         """Whether there is more to do."""
         try:
-            more = self._tried(Database.sweep)
+            has_more = self._tried(Database.sweep)
             self.stored = self._tried(Database.stored)
         except (sqlite3.Error, OSError) as error:
             self.failures += 1
             logger.error("the stored responses could not be tidied up: %s", error)  # noqa: TRY400
             return False
-        return more
+        return has_more
 
 
-def _first_opened(path: Path, open_it: Callable[[], Database]) -> Database:
+def _first_opened(path: Path, open_database: Callable[[], Database]) -> Database:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            return open_it()
+            return open_database()
         except sqlite3.DatabaseError as error:
             if not is_damaged(error):
                 raise
             _put_aside(path, error)
-            return open_it()
+            return open_database()
     except NewerDatabaseError as error:
         raise StoreError(f"cannot keep responses in {path}: {error}") from error
     except (OSError, sqlite3.Error) as error:
-        why = "another gateway uses it" if _is_locked(error) else getattr(error, "strerror", None) or str(error)
-        raise StoreError(f"cannot keep responses in {path}: {why}") from error
+        reason = "another gateway uses it" if _is_locked(error) else getattr(error, "strerror", None) or str(error)
+        raise StoreError(f"cannot keep responses in {path}: {reason}") from error
 
 
 def _give(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
@@ -255,13 +255,13 @@ def _give(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> 
         answer.set_exception(error)
 
 
-def _say_lost(response_id: str, why: object) -> None:
-    logger.error("the response %s is not stored: %s", response_id, why)
+def _say_lost(response_id: str, reason: object) -> None:
+    logger.error("the response %s is not stored: %s", response_id, reason)
 
 
 def _put_aside(path: Path, error: sqlite3.DatabaseError) -> None:
-    aside = move_aside(path)
-    logger.error("%s is damaged (%s): it is now %s, and a new one is begun", path, error, aside)
+    aside_path = move_aside(path)
+    logger.error("%s is damaged (%s): it is now %s, and a new one is begun", path, error, aside_path)
 
 
 def _is_locked(error: Exception) -> bool:
@@ -269,5 +269,5 @@ def _is_locked(error: Exception) -> bool:
     return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY
 
 
-def _failed(why: str) -> RoundhouseError:
-    return RoundhouseError("response_store_failed", f"The database of stored responses failed: {why}.")
+def _failed(reason: str) -> RoundhouseError:
+    return RoundhouseError("response_store_failed", f"The database of stored responses failed: {reason}.")

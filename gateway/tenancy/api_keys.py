@@ -71,14 +71,14 @@ class Caller:
         """Whether the key is for the model, by its name or by an alias."""
         if self._models is None:
             return True
-        known = self._known.get(route.name)
-        if known is not None and known[0] == route.aliases:
-            return known[1]
-        allowed = any(map(self.sees_name, (route.name, *route.aliases)))
+        cache_entry = self._known.get(route.name)
+        if cache_entry is not None and cache_entry[0] == route.aliases:
+            return cache_entry[1]
+        is_allowed = any(map(self.sees_name, (route.name, *route.aliases)))
         if len(self._known) >= REMEMBERED_MODELS:
             self._known.clear()
-        self._known[route.name] = (route.aliases, allowed)
-        return allowed
+        self._known[route.name] = (route.aliases, is_allowed)
+        return is_allowed
 
     def sees_name(self, name: str) -> bool:
         """Whether the key is for a model by this name."""
@@ -117,26 +117,29 @@ def _caller(key: Key, name: str | None) -> Caller:
 
 def _ranks(tiers: Collection[ServiceTier]) -> dict[str, int]:
     """Of each tier that may be asked for, the place that it gives to a key with these."""
-    has = [rank for rank, tier in enumerate(_TIERS) if tier in tiers] or [len(_TIERS) - 1]
-    return {tier: next((rank for rank in has if rank >= asked), has[-1]) for asked, tier in enumerate(_TIERS)}
+    own_ranks = [rank for rank, tier in enumerate(_TIERS) if tier in tiers] or [len(_TIERS) - 1]
+    return {
+        tier: next((rank for rank in own_ranks if rank >= asked_rank), own_ranks[-1])
+        for asked_rank, tier in enumerate(_TIERS)
+    }
 
 
 def _matches(pieces: tuple[str, ...], name: str) -> bool:
     """Whether the name is the pieces with any text between them. No regular expression: many stars would make one
     take exponential time."""
-    first, *between = pieces
-    if not between:
-        return name == first
-    last = between.pop()
-    if not name.startswith(first) or not name.endswith(last):
+    first_piece, *inner_pieces = pieces
+    if not inner_pieces:
+        return name == first_piece
+    last_piece = inner_pieces.pop()
+    if not name.startswith(first_piece) or not name.endswith(last_piece):
         return False
-    at, end = len(first), len(name) - len(last)
-    for piece in between:
-        found = name.find(piece, at, end)
-        if found < 0:
+    position, end = len(first_piece), len(name) - len(last_piece)
+    for piece in inner_pieces:
+        index = name.find(piece, position, end)
+        if index < 0:
             return False
-        at = found + len(piece)
-    return at <= end
+        position = index + len(piece)
+    return position <= end
 
 
 _EVERYBODY: Final = Key(
@@ -182,11 +185,11 @@ class KeyRing:
         secret: bytes | None = None
         for name, value in headers:
             if name == b"authorization" or name == b"x-api-key":
-                given = _secret(name, value)
+                header_secret = _secret(name, value)
                 # Some clients send the same key in both headers; nobody needs one header twice.
-                if secret is not None and (given != secret or _twice(headers)):
+                if secret is not None and (header_secret != secret or _twice(headers)):
                     raise _invalid("The request carries two keys.")
-                secret = given
+                secret = header_secret
         if secret is None:
             raise _invalid("The request carries no key.")
         digest = sha256(secret).digest()
@@ -206,17 +209,17 @@ class KeyRing:
             if not self.is_empty:
                 raise _invalid("Keys have been declared while the request waited, and it carries none.")
             return caller
-        known = self.by_name.get(caller.name)
-        if known is None or not hmac.compare_digest(known.sha256, caller.sha256):
+        current_caller = self.by_name.get(caller.name)
+        if current_caller is None or not hmac.compare_digest(current_caller.sha256, caller.sha256):
             raise _invalid(f"The key {caller.name} was revoked while the request waited.")
-        if known.expires_at is not None and now_unix >= known.expires_at:
-            raise _expired(known)
-        return known
+        if current_caller.expires_at is not None and now_unix >= current_caller.expires_at:
+            raise _expired(current_caller)
+        return current_caller
 
 
 def _expired(caller: Caller) -> RoundhouseError:
-    at = datetime.fromtimestamp(caller.expires_at or 0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return _invalid(f"The key {caller.name} expired at {at}.")
+    expired_at = datetime.fromtimestamp(caller.expires_at or 0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _invalid(f"The key {caller.name} expired at {expired_at}.")
 
 
 def _secret(name: bytes, value: bytes) -> bytes:

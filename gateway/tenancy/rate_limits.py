@@ -56,20 +56,20 @@ def _answers(fields: Mapping[str, Any]) -> int:
 
 def _media_bytes(fields: Mapping[str, Any]) -> int:
     """How much of a body is `data:` URIs and base64. Subtracted, so that text counts wherever it stands."""
-    found = 0
-    left: list[tuple[str, Any]] = [(name, fields[name]) for name in reversed(_MEDIA_IN) if name in fields]
+    size = 0
+    pending: list[tuple[str, Any]] = [(name, fields[name]) for name in reversed(_MEDIA_IN) if name in fields]
     for _ in range(MOST_LOOKS):
-        if not left:
+        if not pending:
             break
-        name, value = left.pop()
+        name, value = pending.pop()
         if value.__class__ is list:
-            left.extend((name, each) for each in islice(value, MOST_LOOKS - len(left)))
+            pending.extend((name, item) for item in islice(value, MOST_LOOKS - len(pending)))
         elif value.__class__ is dict:
             if value.get("type") != "text":  # a document may be text, in a field that else holds base64
-                left.extend(islice(value.items(), MOST_LOOKS - len(left)))
+                pending.extend(islice(value.items(), MOST_LOOKS - len(pending)))
         elif value.__class__ is str and (name in _ENCODED or (name in _URLS and value.startswith("data:"))):
-            found += len(value)
-    return found
+            size += len(value)
+    return size
 
 
 def client_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
@@ -105,8 +105,8 @@ class Bucket:
         it is full."""
         if amount <= self.level:
             return 0.0
-        lacking = min(amount, self.capacity) - self.level
-        return lacking * 60 / self.capacity if lacking > _DUST else 0.0
+        shortfall = min(amount, self.capacity) - self.level
+        return shortfall * 60 / self.capacity if shortfall > _DUST else 0.0
 
 
 class _State:
@@ -129,14 +129,14 @@ class _State:
         self.tokens = _bucket(self.tokens, caller.tokens_per_minute, now)
 
 
-def _bucket(before: Bucket | None, capacity: int | None, now: float) -> Bucket | None:
+def _bucket(bucket: Bucket | None, capacity: int | None, now: float) -> Bucket | None:
     if capacity is None:
         return None
-    if before is None:
+    if bucket is None:
         return Bucket(capacity, now)
-    if before.capacity != capacity:
-        before.resize(capacity, now)
-    return before
+    if bucket.capacity != capacity:
+        bucket.resize(capacity, now)
+    return bucket
 
 
 class Entry:
@@ -144,22 +144,24 @@ class Entry:
 
     __slots__ = ("_estimated", "_limits", "_name", "_state", "_tokens")
 
-    def __init__(self, limits: Limits | None, name: str, state: _State | None, estimated: int) -> None:
+    def __init__(self, limits: Limits | None, name: str, state: _State | None, estimated_tokens: int) -> None:
         self._limits = limits
         self._name = name
         self._state = state
         self._tokens = state.tokens if state is not None else None
-        self._estimated = estimated
+        self._estimated = estimated_tokens
 
-    def settle(self, now: float, used_tokens: int | None, *, sent: bool, failed: bool, passed: int) -> None:
-        """The request is over. `sent`: an engine has seen it. `failed`: its answer is an error. `passed`: tokens of an
-        answer that have come, as far as they can be counted where the engine did not say how many it used."""
-        if not sent:
+    def settle(
+        self, now: float, used_tokens: int | None, *, was_sent: bool, is_failed: bool, passed_tokens: int
+    ) -> None:
+        """The request is over. `was_sent`: an engine has seen it. `is_failed`: its answer is an error. `passed_tokens`:
+        of an answer that have come, as far as they can be counted where the engine did not say how many it used."""
+        if not was_sent:
             self._give_back(now)
-        elif used_tokens is not None or failed:
+        elif used_tokens is not None or is_failed:
             self.leave(now, used_tokens or 0)
         else:  # it broke off, or its client left: leaving early must save nothing
-            self.leave(now, max(self._estimated, passed))
+            self.leave(now, max(self._estimated, passed_tokens))
 
     def _give_back(self, now: float) -> None:
         state = self._state
@@ -221,18 +223,18 @@ class Limits:
         requests, tokens = state.requests, state.tokens
         if state.concurrency is not None and state.inflight >= state.concurrency:
             raise _refusal(caller, f"{state.concurrency} request(s) at a time", None)
-        requests_wait = tokens_wait = 0.0
+        requests_wait_s = tokens_wait_s = 0.0
         if requests is not None:
             requests.refill(now)
-            requests_wait = requests.wait(1)
+            requests_wait_s = requests.wait(1)
         if tokens is not None:
             tokens.refill(now)
-            tokens_wait = tokens.wait(estimated_tokens)
-        if requests_wait or tokens_wait:
-            per_minute = (requests, "request(s)") if requests_wait >= tokens_wait else (tokens, "token(s)")
+            tokens_wait_s = tokens.wait(estimated_tokens)
+        if requests_wait_s or tokens_wait_s:
+            per_minute = (requests, "request(s)") if requests_wait_s >= tokens_wait_s else (tokens, "token(s)")
             assert per_minute[0] is not None
-            words = f"{per_minute[0].capacity} {per_minute[1]} per minute"
-            raise _refusal(caller, words, max(requests_wait, tokens_wait))
+            limit_text = f"{per_minute[0].capacity} {per_minute[1]} per minute"
+            raise _refusal(caller, limit_text, max(requests_wait_s, tokens_wait_s))
         if requests is not None:
             requests.level -= 1
         if tokens is not None:
@@ -256,11 +258,11 @@ class Limits:
         if not caller.is_limited or caller.name is None:
             return []
         state = self._of(caller, now)
-        found: list[tuple[bytes, bytes]] = []
+        headers: list[tuple[bytes, bytes]] = []
         for bucket, names in ((state.requests, _REQUEST_HEADERS), (state.tokens, _TOKEN_HEADERS)):
             if bucket is not None:
-                found += ((name, str(left).encode()) for name, left in zip(names, _left(bucket, now), strict=True))
-        return found
+                headers += ((name, str(value).encode()) for name, value in zip(names, _left(bucket, now), strict=True))
+        return headers
 
     def inflight(self, name: str) -> int:
         """Requests of the key that are inside; 0 for one without limits."""
@@ -280,8 +282,8 @@ class Limits:
         return state
 
 
-def _header_names(what: bytes) -> tuple[bytes, bytes, bytes]:
-    return (b"x-ratelimit-limit-" + what, b"x-ratelimit-remaining-" + what, b"x-ratelimit-reset-" + what)
+def _header_names(unit: bytes) -> tuple[bytes, bytes, bytes]:
+    return (b"x-ratelimit-limit-" + unit, b"x-ratelimit-remaining-" + unit, b"x-ratelimit-reset-" + unit)
 
 
 _REQUEST_HEADERS: Final = _header_names(b"requests")
@@ -296,10 +298,10 @@ def _left(bucket: Bucket, now: float) -> tuple[int, int, str]:
     return capacity, remaining, span((capacity - level) * 60 / capacity)
 
 
-def _lines(what: str, capacity: int, remaining: int, reset: str) -> str:
+def _lines(unit: str, capacity: int, remaining: int, reset_text: str) -> str:
     return (
-        f"x-ratelimit-limit-{what}: {capacity}\r\nx-ratelimit-remaining-{what}: {remaining}\r\n"
-        f"x-ratelimit-reset-{what}: {reset}\r\n"
+        f"x-ratelimit-limit-{unit}: {capacity}\r\nx-ratelimit-remaining-{unit}: {remaining}\r\n"
+        f"x-ratelimit-reset-{unit}: {reset_text}\r\n"
     )
 
 
@@ -318,7 +320,7 @@ def span(seconds: float) -> str:
         if milliseconds < 1000:
             return f"{milliseconds}ms" if milliseconds > 0 else "0ms"
         return "1s"
-    minutes, rest = divmod(math.ceil(seconds - _DUST), 60)
+    minutes, rest_s = divmod(math.ceil(seconds - _DUST), 60)
     if minutes < 60:
-        return f"{minutes}m{rest}s" if minutes else f"{rest}s"
-    return f"{minutes // 60}h{minutes % 60}m{rest}s"
+        return f"{minutes}m{rest_s}s" if minutes else f"{rest_s}s"
+    return f"{minutes // 60}h{minutes % 60}m{rest_s}s"

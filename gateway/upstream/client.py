@@ -118,9 +118,9 @@ class EngineClient:
             head = b"%bcontent-length: %d\r\n%b\r\n" % (head, len(body), headers)
         else:
             head = b"%b%b\r\n" % (head, headers)
-        idle = route.origin.idle
-        if idle and not fresh:
-            idle.pop().request(call, head, body)
+        idle_connections = route.origin.idle
+        if idle_connections and not fresh:
+            idle_connections.pop().request(call, head, body)
         else:
             self._connect(call, route.origin, head, body)
         return call
@@ -128,11 +128,11 @@ class EngineClient:
     async def close(self) -> None:
         """Cancel every request, and wait until every connection is closed. What is sent from now on is refused."""
         self._is_closed = True
-        connecting = list(self._connecting)
-        for task in connecting:
+        tasks = list(self._connecting)
+        for task in tasks:
             task.cancel()
-        if connecting:
-            await asyncio.wait(connecting)
+        if tasks:
+            await asyncio.wait(tasks)
         await self._pool.close()
 
     def _connect(self, call: EngineCall, origin: Origin[EngineConnection], head: bytes, body: bytes) -> None:

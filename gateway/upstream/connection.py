@@ -180,8 +180,8 @@ class EngineConnection(asyncio.Protocol):
         error: Exception | None = None
         try:
             self._parser.feed_data(data)
-        except (HttpParserError, HttpParserUpgrade) as caught:
-            error = caught
+        except (HttpParserError, HttpParserUpgrade) as parser_error:
+            error = parser_error
         size = self._without_body + len(data)
         self._without_body = 0 if self._parts else size
         if size > MAX_HEAD_BYTES and self._is_too_long():
@@ -189,9 +189,9 @@ class EngineConnection(asyncio.Protocol):
             return
         try:
             self._deliver(call, error)
-        except Exception as raised:
+        except Exception as failure:
             logger.exception("an engine's answer could not be handled")
-            self._fail(call, EngineDiedError("its answer could not be handled"), raised)
+            self._fail(call, EngineDiedError("its answer could not be handled"), failure)
 
     def eof_received(self) -> None:
         call = self._call

@@ -72,8 +72,8 @@ class Pool(Generic[C]):
 
     def forget_unused(self) -> None:
         """Drop the origins that no connection leads to."""
-        used = {connection.origin.address for connection in self._open}
-        self._origins = {address: origin for address, origin in self._origins.items() if address in used}
+        used_addresses = {connection.origin.address for connection in self._open}
+        self._origins = {address: origin for address, origin in self._origins.items() if address in used_addresses}
 
     def opened(self, connection: C) -> None:
         """Count a new connection, which is in use."""
@@ -81,20 +81,20 @@ class Pool(Generic[C]):
 
     def keep(self, connection: C) -> None:
         """Offer a connection for the next request."""
-        idle = connection.origin.idle
-        if len(idle) >= self._keep_per_origin:
+        idle_connections = connection.origin.idle
+        if len(idle_connections) >= self._keep_per_origin:
             connection.abort()
             return
         connection.idle_round = self._round
-        idle.append(connection)
+        idle_connections.append(connection)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._round_s, self._sweep)
 
     def withdraw(self, connection: C) -> None:
         """No longer offer a connection, because it is closing."""
-        idle = connection.origin.idle
-        if connection in idle:
-            idle.remove(connection)
+        idle_connections = connection.origin.idle
+        if connection in idle_connections:
+            idle_connections.remove(connection)
 
     def lost(self, connection: C) -> None:
         """A connection is closed."""
@@ -118,13 +118,13 @@ class Pool(Generic[C]):
 
     def _sweep(self) -> None:
         self._round += 1
-        left = False
+        has_idle = False
         for origin in self._origins.values():
-            idle = origin.idle
-            old = 0
-            while old < len(idle) and idle[old].idle_round <= self._round - 2:
-                idle[old].abort()
-                old += 1
-            del idle[:old]
-            left = left or bool(idle)
-        self._timer = asyncio.get_running_loop().call_later(self._round_s, self._sweep) if left else None
+            idle_connections = origin.idle
+            old_count = 0
+            while old_count < len(idle_connections) and idle_connections[old_count].idle_round <= self._round - 2:
+                idle_connections[old_count].abort()
+                old_count += 1
+            del idle_connections[:old_count]
+            has_idle = has_idle or bool(idle_connections)
+        self._timer = asyncio.get_running_loop().call_later(self._round_s, self._sweep) if has_idle else None

@@ -54,15 +54,15 @@ def target_of(endpoint: Endpoint) -> Target:
     if match is None or "?" in url or "#" in url:
         raise ValueError("its base_url is not of the form http://host:port or https://host:port/path")
     tls = match["scheme"].lower() == "https"
-    usual = 443 if tls else 80
-    port = int(match["port"] or usual)
+    default_port = 443 if tls else 80
+    port = int(match["port"] or default_port)
     if not 0 < port < 65536:
         raise ValueError("the port in its base_url is not between 1 and 65535")
     host = match["host"]
     return Target(
         address=Address(tls, host.strip("[]").lower(), port),
         base_path=match["path"] or "",
-        host_header=(host if port == usual else f"{host}:{port}").encode(),
+        host_header=(host if port == default_port else f"{host}:{port}").encode(),
         authorization=_authorization(endpoint),
         api_prefix=endpoint.api_prefix,
     )
@@ -76,13 +76,13 @@ def head_of(target: Target, method: str, path: str) -> bytes:
     Raises:
         ValueError: `method` or `path` could not stand in a request line.
     """
-    there = target.api_prefix + path[len("/v1") :] if path.startswith("/v1/") else path
-    whole = target.base_path + there
-    if _METHOD.fullmatch(method) is None or _PATH.fullmatch(whole) is None or "#" in whole:
+    api_path = target.api_prefix + path[len("/v1") :] if path.startswith("/v1/") else path
+    full_path = target.base_path + api_path
+    if _METHOD.fullmatch(method) is None or _PATH.fullmatch(full_path) is None or "#" in full_path:
         raise ValueError("a request's method or path holds characters that it must not")
     return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%b" % (
         method.encode(),
-        whole.encode(),
+        full_path.encode(),
         target.host_header,
         target.authorization,
         _OWN_HEADERS,

@@ -101,7 +101,7 @@ class ControllerHarness:
             resync_s=1.0,
             ready_before=self.files.memory.ready_since,
             clock=clock,
-            told=self._told,
+            on_round=self._told,
             **parts,
         )
         self.taken = ObservedMemory()
@@ -113,7 +113,7 @@ class ControllerHarness:
             remotes=remotes,
             hub=self.hub,
             predictions=Predictions(root, clock),
-            taken=self.taken,
+            memory_history=self.taken,
             journal=self.journal,
             gpus=runtime,
             wake=wake.set,

@@ -75,7 +75,7 @@ class DryRunHarness:
         """What is wanted."""
         found = self.parsed()
         declared = {name: Declared(each, found.declared[name], 1.0) for name, each in found.definitions.items()}
-        return resolve(declared, self.overrides, self.demand, Defaults(), generation=7, rested=self.rested)
+        return resolve(declared, self.overrides, self.demand, Defaults(), generation=7, evictions=self.rested)
 
     def running(self) -> list[ObservedReplica]:
         """Every wanted engine, ready."""

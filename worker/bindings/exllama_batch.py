@@ -31,20 +31,20 @@ class Batch:
         answers: Answers = queue.SimpleQueue()
         job = make(answers)
         self._asked.put((self._generator.enqueue, job))
-        ended = False
+        has_ended = False
         try:
-            while not ended:
+            while not has_ended:
                 try:
                     result = answers.get(timeout=LOOK_S)
                 except queue.Empty:
                     check()
                     continue
-                ended = isinstance(result, Exception) or result["eos"]
+                has_ended = isinstance(result, Exception) or result["eos"]
                 if isinstance(result, Exception):
                     raise result
                 yield result
         finally:
-            if not ended:
+            if not has_ended:
                 self._asked.put((self._generator.cancel, job))
 
     def _run(self) -> None:
@@ -60,14 +60,14 @@ class Batch:
             os._exit(1)
 
     def _do_as_asked(self) -> None:
-        idle = not self._generator.num_remaining_jobs()
+        is_idle = not self._generator.num_remaining_jobs()
         while True:
             try:
-                do, job = self._asked.get(block=idle)
+                action, job = self._asked.get(block=is_idle)
             except queue.Empty:
                 return
             try:
-                do(job)
+                action(job)
             except (AssertionError, ValueError) as error:  # the generator refuses this one job
                 job.identifier.put(error)
-            idle = not self._generator.num_remaining_jobs()
+            is_idle = not self._generator.num_remaining_jobs()

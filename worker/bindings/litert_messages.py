@@ -19,7 +19,7 @@ Object = dict[str, Any]
 def messages_for(messages: Sequence[Message], *, images: bool) -> list[Object]:
     """The conversation as LiteRT-LM takes it: contents are lists of parts, arguments of calls are objects, a tool's
     result has the tool's name. Raises RequestError."""
-    made = []
+    converted_messages = []
     names: dict[str, str] = {}
     for number, message in enumerate(messages):
         fields = message.model_dump(exclude_unset=True)
@@ -28,30 +28,30 @@ def messages_for(messages: Sequence[Message], *, images: bool) -> list[Object]:
         if role == "tool":
             name = names.get(str(fields.get("tool_call_id")), "")
             content = [{"type": "tool_response", "name": name, "response": _result(content)}]
-        written: Object = {"role": role, "content": content}
+        converted_message: Object = {"role": role, "content": content}
         calls = fields.get("tool_calls")
         if isinstance(calls, list) and calls:
-            written["tool_calls"] = [
-                _call(call, f"messages[{number}].tool_calls[{at}]") for at, call in enumerate(calls)
+            converted_message["tool_calls"] = [
+                _call(call, f"messages[{number}].tool_calls[{index}]") for index, call in enumerate(calls)
             ]
             names |= {str(call.get("id")): call["function"]["name"] for call in calls}
-        made.append(written)
-    return made
+        converted_messages.append(converted_message)
+    return converted_messages
 
 
 def _content(message: Message, place: str, *, images: bool) -> list[Object]:
     if not isinstance(message.content, list):
         return [{"type": "text", "text": message.content}] if message.content else []
-    made: list[Object] = []
-    for at, part in enumerate(message.content):
+    parts: list[Object] = []
+    for index, part in enumerate(message.content):
         if part.get("type") == "text":
-            made.append({"type": "text", "text": str(part.get("text", ""))})
+            parts.append({"type": "text", "text": str(part.get("text", ""))})
         elif part.get("type") == "image_url" and images:
-            made.append({"type": "image", "blob": _image(part, f"{place}[{at}].image_url")})
+            parts.append({"type": "image", "blob": _image(part, f"{place}[{index}].image_url")})
         else:
-            reads = "text and images" if images else "text"
-            raise RequestError(f"This engine reads {reads}, not {part.get('type')}.", param=f"{place}[{at}].type")
-    return made
+            readable = "text and images" if images else "text"
+            raise RequestError(f"This engine reads {readable}, not {part.get('type')}.", param=f"{place}[{index}].type")
+    return parts
 
 
 def _image(part: Mapping[str, Any], place: str) -> str:
@@ -114,7 +114,7 @@ def answer_of(pieces: Iterable[Piece]) -> Object:
     """The message that an answer's pieces make, as `messages_for` writes it when a client sends it back."""
     pieces = [*pieces]
     text = "".join(piece.text for piece in pieces)
-    made: Object = {"role": "assistant", "content": [{"type": "text", "text": text}] if text else []}
+    message: Object = {"role": "assistant", "content": [{"type": "text", "text": text}] if text else []}
     if calls := [call for piece in pieces for call in piece.tool_calls]:
-        made["tool_calls"] = [_call(call, "") for call in calls]
-    return made
+        message["tool_calls"] = [_call(call, "") for call in calls]
+    return message

@@ -28,8 +28,8 @@ def file_template(
         eos_token=vocabulary.name(llama.token_eos()),
     )
 
-    def render(**given: Any) -> str:
-        text: str = formatter(**given).prompt
+    def render(**template_variables: Any) -> str:
+        text: str = formatter(**template_variables).prompt
         return text
 
     return TemplateForm(render, (chat_format.jinja2.TemplateError,), vocabulary, template, prompt_format)
@@ -76,9 +76,9 @@ class _Scribe:
         self.text = b""
         self.options: dict[str, Any] = {}
 
-    def tokenize(self, text: bytes, **how: bool) -> list[int]:
+    def tokenize(self, text: bytes, **flags: bool) -> list[int]:
         self.text = text
-        tokens: list[int] = self._llama.tokenize(text, **how)
+        tokens: list[int] = self._llama.tokenize(text, **flags)
         return tokens
 
     def create_completion(self, **options: Any) -> Iterator[Any]:

@@ -89,11 +89,11 @@ class CT2(HFEngine):
             return
         names = json.loads(path.read_text(encoding="utf-8"))
         for number, name in enumerate(names):
-            ours = self.vocabulary.name(number)
-            if ours and ours != name:
-                where = self._args.tokenizer or self._args.model
+            token_name = self.vocabulary.name(number)
+            if token_name and token_name != name:
+                folder = self._args.tokenizer or self._args.model
                 raise LoadError(
-                    f"the tokenizer in {where} is not this model's: its token {number} is {ours!r}, not {name!r}"
+                    f"the tokenizer in {folder} is not this model's: its token {number} is {token_name!r}, not {name!r}"
                 )
 
     def make(self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job) -> Generator[int]:
@@ -112,17 +112,17 @@ class CT2(HFEngine):
 def sampling(request: GenerationRequest, size: int) -> dict[str, Any]:
     """What `generate_tokens` is told. Where the request says nothing it takes the most probable token, as the library
     does by itself. `size` is the vocabulary's. Raises RequestError."""
-    asked = (request.temperature, request.top_p, request.top_k)
-    greedy = request.temperature == 0 or request.top_k == 1 or all(each is None for each in asked)
-    chosen: dict[str, Any] = {"repetition_penalty": 1.0 if request.repeat_penalty is None else request.repeat_penalty}
-    if greedy:
-        return chosen
+    requested_values = (request.temperature, request.top_p, request.top_k)
+    is_greedy = request.temperature == 0 or request.top_k == 1 or all(each is None for each in requested_values)
+    options: dict[str, Any] = {"repetition_penalty": 1.0 if request.repeat_penalty is None else request.repeat_penalty}
+    if is_greedy:
+        return options
     if request.seed is not None:
         # Its random numbers are seeded once for each thread.
         raise RequestError(
             "CTranslate2 cannot repeat an answer by `seed`: leave it out, or ask for `temperature` 0.", param="seed"
         )
-    return chosen | {
+    return options | {
         "sampling_temperature": 1.0 if request.temperature is None else request.temperature,
         "sampling_topk": min(max(request.top_k or 0, 0), size),
         "sampling_topp": 1.0 if request.top_p is None else request.top_p,

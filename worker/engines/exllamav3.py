@@ -132,18 +132,18 @@ class ExLlamaV3(HFEngine):
         return {"layer_type": self._exllamav3.CacheLayer_quant, "k_bits": k_bits, "v_bits": v_bits}
 
     def _sampling(self, request: GenerationRequest) -> dict[str, Any]:
-        asked = {theirs: getattr(request, ours) for ours, theirs in _SAMPLING.items()}
+        settings = {option: getattr(request, field) for field, option in _SAMPLING.items()}
         if request.logit_bias:
-            asked["logit_bias"] = {int(token): value for token, value in request.logit_bias.items()}
-            self.vocabulary.check(asked["logit_bias"], "logit_bias")
-        return {name: value for name, value in asked.items() if value is not None}
+            settings["logit_bias"] = {int(token): value for token, value in request.logit_bias.items()}
+            self.vocabulary.check(settings["logit_bias"], "logit_bias")
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 def _no_gpu(environment: Mapping[str, str]) -> str:
-    given = environment.get("CUDA_VISIBLE_DEVICES", environment.get("NVIDIA_VISIBLE_DEVICES", ""))
-    if given in ("", "-1", "none", "void"):
+    visible_gpus = environment.get("CUDA_VISIBLE_DEVICES", environment.get("NVIDIA_VISIBLE_DEVICES", ""))
+    if visible_gpus in ("", "-1", "none", "void"):
         return "ExLlamaV3 needs a GPU, and sees none here: declare `gpus` for the model"
-    return f"ExLlamaV3 sees none of the GPUs that it was given ({given}): look after the driver"
+    return f"ExLlamaV3 sees none of the GPUs that it was given ({visible_gpus}): look after the driver"
 
 
 def _imported(name: str) -> Any:
@@ -155,8 +155,8 @@ def _imported(name: str) -> Any:
         raise LoadError(f"ExLlamaV3 cannot be used: {reason} (it is the extra `exllamav3`)") from error
 
 
-def _tell_progress(done: int, of: int) -> None:
-    sys.stderr.write(f"loading: {100 * done // max(of, 1)} %\n")
+def _tell_progress(done: int, total: int) -> None:
+    sys.stderr.write(f"loading: {100 * done // max(total, 1)} %\n")
     sys.stderr.flush()
 
 

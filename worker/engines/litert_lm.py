@@ -123,14 +123,14 @@ class LiteRTLM(PartialEngine):
             raise LoadError(f"--max-tokens {args.max_tokens} is more than the {most} that {args.model} was made for")
         # Of one that can be made for any number, the library's own choice is not told.
         self.context_length = args.max_tokens or (None if info.is_dynamic_context or most <= 0 else most)
-        said = info.llm.default_sampler_params
-        self._sampler = said if said.top_k or said.temperature else None
+        file_sampler = info.llm.default_sampler_params
+        self._sampler = file_sampler if file_sampler.top_k or file_sampler.temperature else None
 
     def _rendered(self, tools: list[dict[str, Any]]) -> str:
         """What the file's template makes of a first message. Raises RuntimeError."""
         with self._engine.create_conversation(tools=self._described(tools)) as conversation:
-            rendered: str = conversation.render_message_to_string("a")
-        return rendered
+            text: str = conversation.render_message_to_string("a")
+        return text
 
     def _described(self, tools: list[dict[str, Any]]) -> list[Any]:
         """Tools that the model is told of; it is the client that runs them."""
@@ -148,11 +148,11 @@ class LiteRTLM(PartialEngine):
             raise RequestError("The last message must be the user's, or a tool's result.", param=place)
         penalties = self._penalties(request)
         key = json.dumps([self._sampling(request), request.offered_tools, variables(request)], sort_keys=True)
-        held, self._held = self._held, None
-        if held is not None and not (held.key == key and held.messages == messages[:-1]):
-            held.conversation.close()
-            held = None
-        conversation = held.conversation if held else self._conversation(request, messages[:-1])
+        previous, self._held = self._held, None
+        if previous is not None and not (previous.key == key and previous.messages == messages[:-1]):
+            previous.conversation.close()
+            previous = None
+        conversation = previous.conversation if previous else self._conversation(request, messages[:-1])
         before = conversation.token_count
         stream = conversation.send_message_async(
             messages[-1], max_output_tokens=request.token_limit, repetition_penalty_config=penalties
@@ -163,9 +163,11 @@ class LiteRTLM(PartialEngine):
             for piece in self._answer(conversation, stream, before, request, job):
                 pieces.append(piece)
                 yield piece
-            whole = pieces[-1].finish_reason != "length" and job.completion_tokens < (request.token_limit or math.inf)
+            is_complete = pieces[-1].finish_reason != "length" and job.completion_tokens < (
+                request.token_limit or math.inf
+            )
             # Of a thought, the cache holds what the template leaves out; of a cut answer, the end is missing.
-            if whole and not any(piece.thought or _may_lack_calls(piece, request) for piece in pieces):
+            if is_complete and not any(piece.thought or _may_lack_calls(piece, request) for piece in pieces):
                 self._held = _Held(conversation, key, [*messages, litert_messages.answer_of(pieces)])
         finally:
             if self._held is None:
@@ -176,14 +178,14 @@ class LiteRTLM(PartialEngine):
     ) -> Generator[Piece]:
         """`before`: tokens that the conversation held already."""
         texts: list[str] = []
-        thinks, calls = False, 0
+        has_thoughts, calls = False, 0
         for chunk in self._chunks(stream):
             if not texts:
                 job.count_prompt(before + conversation.get_benchmark_info().last_prefill_token_count)
             job.check()
             piece = litert_messages.piece_of(chunk, calls, 1 if request.parallel_tool_calls is False else None)
             texts.append(piece.text + piece.thought)
-            thinks = thinks or bool(piece.thought)
+            has_thoughts = has_thoughts or bool(piece.thought)
             job.count_token()
             calls += len(piece.tool_calls)
             if piece != Piece():
@@ -192,11 +194,11 @@ class LiteRTLM(PartialEngine):
         figures = conversation.get_benchmark_info()
         if not texts:
             job.count_prompt(before + figures.last_prefill_token_count)
-        made = figures.last_decode_token_count
-        for _ in range(made - job.completion_tokens):  # a chunk may hold several, and the end has none
+        token_count = figures.last_decode_token_count
+        for _ in range(token_count - job.completion_tokens):  # a chunk may hold several, and the end has none
             job.count_token()
-        plain = "" if thinks or request.offered_tools else "".join(texts)
-        finish = self._finish(conversation, made, request, plain)
+        plain_text = "" if has_thoughts or request.offered_tools else "".join(texts)
+        finish = self._finish(conversation, token_count, request, plain_text)
         yield Piece(finish_reason="tool_calls" if calls and finish == "stop" else finish)
 
     def _chunks(self, stream: Iterator[Any]) -> Iterator[Mapping[str, Any]]:
@@ -212,63 +214,63 @@ class LiteRTLM(PartialEngine):
                 f"The conversation is too long: {error}", code="context_length_exceeded", param="messages"
             ) from None
 
-    def _finish(self, conversation: Any, made: int, request: ChatRequest, text: str) -> FinishReason:
+    def _finish(self, conversation: Any, token_count: int, request: ChatRequest, text: str) -> FinishReason:
         """LiteRT-LM does not tell. At the limit, the last token was the end only where `text`, which is all of the
         answer or nothing, has all tokens but one: what marks thoughts and calls is in no text."""
         if self.context_length is not None and conversation.token_count >= self.context_length:
             return "length"
         limit = request.token_limit
-        if limit is None or made < limit:
+        if limit is None or token_count < limit:
             return "stop"
-        return "stop" if text and len(self._engine.tokenize(text)) == made - 1 else "length"
+        return "stop" if text and len(self._engine.tokenize(text)) == token_count - 1 else "length"
 
     def _conversation(self, request: ChatRequest, earlier: list[dict[str, Any]]) -> Any:
         library = self._library
         sampling = self._sampling(request)
         seed = random.randrange(1 << 31) if sampling["seed"] is None else sampling["seed"]  # noqa: S311 - no secret
-        asks = any(value is not None for value in sampling.values())
-        sampler = library.SamplerConfig(**self._filled(sampling), seed=seed) if asks or self._sampler else None
+        has_sampling = any(value is not None for value in sampling.values())
+        sampler = library.SamplerConfig(**self._filled(sampling), seed=seed) if has_sampling or self._sampler else None
         context = variables(request)
-        thinks = context.get("enable_thinking")
+        thinking = context.get("enable_thinking")
         try:
             return self._engine.create_conversation(
                 messages=earlier,
                 tools=self._described(request.offered_tools),
                 automatic_tool_calling=False,
                 extra_context=context,
-                thinking_config=None if thinks is None else library.ThinkingConfig(enable_thinking=bool(thinks)),
+                thinking_config=None if thinking is None else library.ThinkingConfig(enable_thinking=bool(thinking)),
                 sampler_config=sampler,
             )
         except RuntimeError as error:
             raise _not_taken(error) from None
 
     def _sampling(self, request: ChatRequest) -> dict[str, Any]:
-        asked = request.model_dump(include={"temperature", "top_p", "top_k", "seed"})
-        if asked["top_k"] is not None and asked["top_k"] <= 0:
-            asked["top_k"] = ANY_TOP_K
-        if asked["seed"] is not None:
-            asked["seed"] %= 1 << 31
-        return asked
+        sampling = request.model_dump(include={"temperature", "top_p", "top_k", "seed"})
+        if sampling["top_k"] is not None and sampling["top_k"] <= 0:
+            sampling["top_k"] = ANY_TOP_K
+        if sampling["seed"] is not None:
+            sampling["seed"] %= 1 << 31
+        return sampling
 
     def _filled(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """Every figure: the library takes the likeliest token alone where `top_k` is missing."""
         defaults = {"top_k": TOP_K, "top_p": TOP_P, "temperature": TEMPERATURE}
-        said = {name: getattr(self._sampler, name, None) for name in defaults}
+        file_values = {name: getattr(self._sampler, name, None) for name in defaults}
         return {
-            name: sampling[name] if sampling[name] is not None else said[name] or default
+            name: sampling[name] if sampling[name] is not None else file_values[name] or default
             for name, default in defaults.items()
         }
 
     def _penalties(self, request: ChatRequest) -> Any:
-        given = {
+        penalties = {
             "repetition_penalty": request.repeat_penalty,
             "presence_penalty": request.presence_penalty,
             "frequency_penalty": request.frequency_penalty,
         }
-        if not any(given.values()):
+        if not any(penalties.values()):
             return None
         try:
-            return self._library.RepetitionPenaltyConfig(**given)
+            return self._library.RepetitionPenaltyConfig(**penalties)
         except ValueError as error:
             raise RequestError(f"{error}", param="repeat_penalty") from None
 

@@ -128,9 +128,9 @@ class LlamaCpp:
         if not must_call:
             check_tools(request, form)
         gbnf = self._grammar(request, form, prompt, must_call)
-        shown = self._vocabulary.special_in(shown_texts(request, form))
-        made = self._generated(prompt.tokens, request, job, CHAT_TEMPERATURE, gbnf, shown)
-        pieces = thoughts_told(made, form, prompt)
+        shown_tokens = self._vocabulary.special_in(shown_texts(request, form))
+        raw_pieces = self._generated(prompt.tokens, request, job, CHAT_TEMPERATURE, gbnf, shown_tokens)
+        pieces = thoughts_told(raw_pieces, form, prompt)
         return _must_call(pieces, [*must_call]) if must_call else calls_told(pieces, request, form, call_id)
 
     def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
@@ -184,9 +184,9 @@ class LlamaCpp:
         if request.offered_tools and not must_call and form.markup:
             gbnf = grammars.or_call(gbnf, form.markup.begin)
         if form.marks is not None:
-            opened = is_open(prompt.text, form.marks)
-            if opened or variables(request).get("enable_thinking") is not False:
-                gbnf = grammars.after_thought(gbnf, form.marks, opened=opened)
+            is_thinking = is_open(prompt.text, form.marks)
+            if is_thinking or variables(request).get("enable_thinking") is not False:
+                gbnf = grammars.after_thought(gbnf, form.marks, is_thinking=is_thinking)
         self._vocabulary.check_grammar(gbnf, place)
         return gbnf
 
@@ -197,7 +197,7 @@ class LlamaCpp:
         job: Job,
         temperature: float,
         gbnf: str | None,
-        shown: Collection[int],
+        shown_tokens: Collection[int],
     ) -> Generator[Piece]:
         room = self._llama.n_ctx() - len(tokens)
         if room <= 0:
@@ -206,17 +206,17 @@ class LlamaCpp:
         limit = min(request.token_limit or room, room)
         job.check()
         self._llama.set_seed(self._llama_cpp.LLAMA_DEFAULT_SEED if request.seed is None else request.seed)
-        made = self._llama.generate(
+        generated_tokens = self._llama.generate(
             tokens,
             temp=temperature if request.temperature is None else request.temperature,
             logits_processor=self._bias(request),
             grammar=None if gbnf is None else self._llama_cpp.LlamaGrammar.from_string(gbnf, verbose=False),
             **sampling(request),
         )
-        reader = TokenReader(self._vocabulary, shown)
+        reader = TokenReader(self._vocabulary, shown_tokens)
         finish: FinishReason = "length"
-        with closing(made):
-            for number, token in enumerate(made, 1):
+        with closing(generated_tokens):
+            for number, token in enumerate(generated_tokens, 1):
                 if number == 1:
                     job.count_prompt(len(tokens))
                 job.count_token()

@@ -108,11 +108,11 @@ class Onnx(PartialEngine):
     def _embed(self, texts: list[str], job: Job) -> list[list[float]]:
         encodings = self._tokenizer.encode(texts)
         vectors: dict[int, list[float]] = {}
-        for batch in batches([len(each.ids) for each in encodings], self._rows):
+        for batch in batches([len(encoding.ids) for encoding in encodings], self._rows):
             job.check()
-            made = self._vectors([encodings[number] for number in batch])
+            batch_vectors = self._vectors([encodings[number] for number in batch])
             job.count_prompt(sum(len(encodings[number].ids) for number in batch))
-            vectors.update(zip(batch, made.tolist(), strict=True))
+            vectors.update(zip(batch, batch_vectors.tolist(), strict=True))
         return [vectors[number] for number in range(len(texts))]
 
     def _vectors(self, encodings: Sequence[Any]) -> Any:
@@ -120,23 +120,23 @@ class Onnx(PartialEngine):
         np = self._np
         width = self._width or max(1, *(len(each.ids) for each in encodings))
         rows = self._rows or len(encodings)
-        fed = {
+        arrays = {
             "ids": np.full((rows, width), self._tokenizer.pad_id, np.int64),
             "mask": np.zeros((rows, width), np.int64),
             "types": np.zeros((rows, width), np.int64),
         }
         for row, each in enumerate(encodings):
             length = len(each.ids)
-            fed["ids"][row, :length], fed["types"][row, :length] = each.ids, each.type_ids
-            fed["mask"][row, :length] = 1
-        feed = {each.name: fed[role].astype(_number_type(np, each.type)) for role, each in self._inputs.items()}
-        (made,) = self._session.run([self._output], feed)
-        made, mask = made[: len(encodings)].astype(np.float32), fed["mask"][: len(encodings), :, None]
-        if made.ndim == 3:
-            made = made[:, 0] if self._args.pooling == "cls" else (made * mask).sum(1) / mask.sum(1).clip(1)
+            arrays["ids"][row, :length], arrays["types"][row, :length] = each.ids, each.type_ids
+            arrays["mask"][row, :length] = 1
+        inputs = {each.name: arrays[role].astype(_number_type(np, each.type)) for role, each in self._inputs.items()}
+        (vectors,) = self._session.run([self._output], inputs)
+        vectors, mask = vectors[: len(encodings)].astype(np.float32), arrays["mask"][: len(encodings), :, None]
+        if vectors.ndim == 3:
+            vectors = vectors[:, 0] if self._args.pooling == "cls" else (vectors * mask).sum(1) / mask.sum(1).clip(1)
         if not self._args.no_normalize:
-            made = made / np.linalg.norm(made, axis=1, keepdims=True).clip(1e-12)
-        return made
+            vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
+        return vectors
 
 
 def batches(lengths: Sequence[int], rows: int | None) -> Iterator[list[int]]:
@@ -144,8 +144,8 @@ def batches(lengths: Sequence[int], rows: int | None) -> Iterator[list[int]]:
     model takes no other number, else as many as have no more than BATCH_TOKENS together, and one at least."""
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
-        full = len(batch) == rows if rows else (len(batch) + 1) * lengths[number] > BATCH_TOKENS
-        if batch and full:
+        is_full = len(batch) == rows if rows else (len(batch) + 1) * lengths[number] > BATCH_TOKENS
+        if batch and is_full:
             yield batch
             batch = []
         batch.append(number)
@@ -155,13 +155,13 @@ def batches(lengths: Sequence[int], rows: int | None) -> Iterator[list[int]]:
 
 def inputs_by_role(inputs: Sequence[Any]) -> dict[str, Any]:
     """A model's inputs by what they are: `ids`, `mask`, `types`. Raises LoadError: it wants what cannot be given."""
-    found = {INPUTS.get(each.name.partition(":")[0]): each for each in inputs}
-    if None in found:
-        known = ", ".join(name for name in INPUTS)
-        raise LoadError(f"the model has an input `{found[None].name}`; an embedding model has some of: {known}")
-    if "ids" not in found:
+    by_role = {INPUTS.get(each.name.partition(":")[0]): each for each in inputs}
+    if None in by_role:
+        known_names = ", ".join(name for name in INPUTS)
+        raise LoadError(f"the model has an input `{by_role[None].name}`; an embedding model has some of: {known_names}")
+    if "ids" not in by_role:
         raise LoadError("the model has no input `input_ids`: it does not read tokens")
-    return {role: each for role, each in found.items() if role is not None}
+    return {role: each for role, each in by_role.items() if role is not None}
 
 
 def chosen_output(outputs: Sequence[Any]) -> str:
@@ -171,16 +171,16 @@ def chosen_output(outputs: Sequence[Any]) -> str:
     if ranks.get(POOLED_OUTPUT) == 2:
         return POOLED_OUTPUT
     by_rank = [name for rank in (3, 2) for name in ranks if ranks[name] == rank]
-    if found := [name for name in (*TOKEN_OUTPUTS, *by_rank) if name in ranks]:
-        return found[0]
+    if candidates := [name for name in (*TOKEN_OUTPUTS, *by_rank) if name in ranks]:
+        return candidates[0]
     shapes = ", ".join(f"{each.name} {each.shape}" for each in outputs)
     raise LoadError(f"no output of the model is an embedding, of two or three dimensions: {shapes}")
 
 
 def fixed_shape(shape: Sequence[Any]) -> tuple[int | None, int | None]:
     """Texts and tokens of a batch, each None where the model takes any number."""
-    fixed = [each if isinstance(each, int) and each > 0 else None for each in shape]
-    return (fixed[0], fixed[1]) if len(fixed) == 2 else (None, None)
+    sizes = [each if isinstance(each, int) and each > 0 else None for each in shape]
+    return (sizes[0], sizes[1]) if len(sizes) == 2 else (None, None)
 
 
 def _number_type(np: Any, name: str) -> Any:

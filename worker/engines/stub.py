@@ -83,8 +83,8 @@ class Stub:
         """The words."""
         with self._lock:
             words = [*self._words]
-        if unknown := [token for token in tokens if not 0 <= token < len(words)]:
-            raise RequestError(f"There is no token {unknown[0]}: the stub has seen {len(words)}.", param="tokens")
+        if unknown_ids := [token for token in tokens if not 0 <= token < len(words)]:
+            raise RequestError(f"There is no token {unknown_ids[0]}: the stub has seen {len(words)}.", param="tokens")
         return [words[token].encode(errors="replace") for token in tokens]
 
     def prompt(self, request: ChatRequest) -> str:

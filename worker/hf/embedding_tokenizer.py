@@ -38,18 +38,18 @@ def find_tokenizer(model: Path) -> Path:
     """The tokenizer beside a model: the vocabulary named as the model is, else `tokenizer.json`, else the only
     vocabulary there. Raises LoadError."""
     folder = model.parent
-    own = folder / f"{model.stem}-vocab.txt"
-    for path in (own, folder / "tokenizer.json"):
+    own_path = folder / f"{model.stem}-vocab.txt"
+    for path in (own_path, folder / "tokenizer.json"):
         if path.is_file():
             return path
-    found = sorted({*folder.glob("*-vocab.txt"), *folder.glob("vocab.txt")})
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(path.name for path in found)
+    vocabularies = sorted({*folder.glob("*-vocab.txt"), *folder.glob("vocab.txt")})
+    if len(vocabularies) == 1:
+        return vocabularies[0]
+    if vocabularies:
+        names = ", ".join(path.name for path in vocabularies)
         raise LoadError(f"several vocabularies lie beside {model} ({names}): name one with --tokenizer")
     raise LoadError(
-        f"no tokenizer beside {model}: put its tokenizer.json or {own.name} there, or name one with --tokenizer"
+        f"no tokenizer beside {model}: put its tokenizer.json or {own_path.name} there, or name one with --tokenizer"
     )
 
 
@@ -59,10 +59,10 @@ def positions(model: Path) -> int | None:
     RoBERTa and those built like it count positions from behind the padding token's number.
     """
     config = _config(model.with_name("config.json"))
-    most, kind = _whole(config.get("max_position_embeddings")), str(config.get("model_type"))
-    if most is None or not ("roberta" in kind or kind in _ROBERTAS):
-        return most
-    return _whole(most - (_whole(config.get("pad_token_id")) or 0) - 1)
+    position_count, model_type = _whole(config.get("max_position_embeddings")), str(config.get("model_type"))
+    if position_count is None or not ("roberta" in model_type or model_type in _ROBERTAS):
+        return position_count
+    return _whole(position_count - (_whole(config.get("pad_token_id")) or 0) - 1)
 
 
 def load_tokenizer(path: Path, max_tokens: int | None, most: int | None = None) -> EmbeddingTokenizer:
@@ -76,14 +76,16 @@ def load_tokenizer(path: Path, max_tokens: int | None, most: int | None = None) 
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
             raise LoadError(f"{path} is not a tokenizer.json: {error}") from None
-        said = (tokenizer.truncation or {}).get("max_length")
+        own_limit = (tokenizer.truncation or {}).get("max_length")
     else:
-        tokenizer, said = _word_piece(tokenizers, path, config), None
-    limit = max_tokens or said or _whole(config.get("model_max_length")) or most
+        tokenizer, own_limit = _word_piece(tokenizers, path, config), None
+    limit = max_tokens or own_limit or _whole(config.get("model_max_length")) or most
     limit = limit or (None if path.suffix == ".json" else BERT_TOKENS)
-    around = tokenizer.num_special_tokens_to_add(False)
-    if limit is not None and limit <= around:
-        raise LoadError(f"--max-tokens {limit} leaves no room for a text: the tokenizer puts {around} tokens around it")
+    added_count = tokenizer.num_special_tokens_to_add(False)
+    if limit is not None and limit <= added_count:
+        raise LoadError(
+            f"--max-tokens {limit} leaves no room for a text: the tokenizer puts {added_count} tokens around it"
+        )
     pad_id = next((number for pad in _PADS if (number := tokenizer.token_to_id(pad)) is not None), 0)
     tokenizer.no_padding()
     if limit is None:
@@ -101,9 +103,9 @@ def _word_piece(tokenizers: Any, path: Path, config: dict[str, Any]) -> Any:
     except UnicodeDecodeError:
         raise LoadError(f"{path} is not a vocabulary: it is not UTF-8 text with a token on each line") from None
     vocabulary = {token: number for number, token in enumerate(lines)}
-    if missing := [token for token in ("[UNK]", "[CLS]", "[SEP]") if token not in vocabulary]:
-        raise LoadError(f"{path} is not a BERT vocabulary: it has no {missing[0]}")
-    lower = config.get("do_lower_case")
+    if missing_tokens := [token for token in ("[UNK]", "[CLS]", "[SEP]") if token not in vocabulary]:
+        raise LoadError(f"{path} is not a BERT vocabulary: it has no {missing_tokens[0]}")
+    is_lower = config.get("do_lower_case")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))  # noqa: S106
     tokenizer.add_special_tokens(
         [token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token in vocabulary]
@@ -112,7 +114,7 @@ def _word_piece(tokenizers: Any, path: Path, config: dict[str, Any]) -> Any:
         clean_text=True,
         handle_chinese_chars=config.get("tokenize_chinese_chars", True),
         strip_accents=config.get("strip_accents"),
-        lowercase=is_lower_case(vocabulary) if lower is None else lower,
+        lowercase=is_lower_case(vocabulary) if is_lower is None else is_lower,
     )
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = tokenizers.processors.BertProcessing(

@@ -81,8 +81,8 @@ class HFEngine:
             raise RequestError(message, code="tools_unsupported", param="tool_choice")
         check_tools(request, form)
         prompt = form.prompt(request)
-        shown = self.vocabulary.special_in(shown_texts(request, form))
-        pieces = thoughts_told(self._told(prompt.tokens, request, job, shown), form, prompt)
+        shown_tokens = self.vocabulary.special_in(shown_texts(request, form))
+        pieces = thoughts_told(self._told(prompt.tokens, request, job, shown_tokens), form, prompt)
         return calls_told(pieces, request, form, call_id)
 
     def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
@@ -115,7 +115,7 @@ class HFEngine:
         return len(self._forms.of(request).prompt(request).tokens)
 
     def _told(
-        self, tokens: list[int], request: GenerationRequest, job: Job, shown: Collection[int]
+        self, tokens: list[int], request: GenerationRequest, job: Job, shown_tokens: Collection[int]
     ) -> Generator[Piece]:
         self._check_sampling(request)
         limit = request.token_limit
@@ -125,14 +125,16 @@ class HFEngine:
                 message = f"The prompt has {len(tokens)} tokens, more than fit the context of {self.context_length}."
                 raise RequestError(message, code="context_length_exceeded")
             limit = min(limit or room, room)
-        return self._pieces(self.make(tokens, limit, request, job), len(tokens), job, shown)
+        return self._pieces(self.make(tokens, limit, request, job), len(tokens), job, shown_tokens)
 
-    def _pieces(self, made: Generator[int], prompt_tokens: int, job: Job, shown: Collection[int]) -> Generator[Piece]:
-        reader = TokenReader(self.vocabulary, shown)
+    def _pieces(
+        self, generated_tokens: Generator[int], prompt_tokens: int, job: Job, shown_tokens: Collection[int]
+    ) -> Generator[Piece]:
+        reader = TokenReader(self.vocabulary, shown_tokens)
         finish: FinishReason = "length"
         job.check()
         try:
-            for number, token in enumerate(made):
+            for number, token in enumerate(generated_tokens):
                 if number == 0:
                     job.count_prompt(prompt_tokens)
                 job.count_token()
@@ -143,7 +145,7 @@ class HFEngine:
                     yield Piece(text)
                 job.check()
         finally:
-            made.close()
+            generated_tokens.close()
         yield Piece(reader.rest(), finish_reason=finish)
 
     def _check_sampling(self, request: GenerationRequest) -> None:
@@ -151,7 +153,7 @@ class HFEngine:
             value: Any = getattr(request, name)
             if value is not None and value != NEUTRAL[name]:
                 raise RequestError(f"{self.name} cannot sample by `{name}`: leave it out.", param=name)
-        for name, (holds, words) in BOUNDS.items():
+        for name, (is_valid, rule) in BOUNDS.items():
             value = getattr(request, name)
-            if value is not None and not holds(value):
-                raise RequestError(f"`{name}` must be {words}; it is {value}.", param=name)
+            if value is not None and not is_valid(value):
+                raise RequestError(f"`{name}` must be {rule}; it is {value}.", param=name)

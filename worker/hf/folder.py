@@ -34,9 +34,9 @@ class HFFolder:
     @property
     def templates(self) -> dict[str, str]:
         """Chat templates by name; the one for every use is `default`."""
-        found = self._tokenizer.get("chat_template") or _object(self.path / "chat_template.json").get("chat_template")
-        named = found if isinstance(found, list) else [{"name": "default", "template": found}] if found else []
-        templates = {str(each["name"]): str(each["template"]) for each in named}
+        value = self._tokenizer.get("chat_template") or _object(self.path / "chat_template.json").get("chat_template")
+        entries = value if isinstance(value, list) else [{"name": "default", "template": value}] if value else []
+        templates = {str(each["name"]): str(each["template"]) for each in entries}
         file = self.path / "chat_template.jinja"
         return templates | ({"default": _text(file)} if file.exists() else {})
 

@@ -60,12 +60,12 @@ def _form(
     environment.filters["tojson"] = _json
     environment.globals |= {"raise_exception": _raise, "strftime_now": lambda form: f"{datetime.now():{form}}"}  # noqa: DTZ005 - the host's day is meant
     try:
-        compiled = environment.from_string(template)
+        compiled_template = environment.from_string(template)
     except jinja2.TemplateError as error:
         raise LoadError(f"the chat template {name} cannot be used: {error}") from None
 
-    def render(**given: Any) -> str:
-        return compiled.render({**tokens, **given, "add_generation_prompt": True})
+    def render(**template_variables: Any) -> str:
+        return compiled_template.render({**tokens, **template_variables, "add_generation_prompt": True})
 
     return TemplateForm(render, (jinja2.TemplateError,), vocabulary, template, prompt_format)
 

@@ -25,21 +25,21 @@ class HFVocabulary:
         self._tokenizer: Any = _loaded(folder)
         self._plain: Any = _loaded(folder)
         self._plain.encode_special_tokens = True
-        added = self._tokenizer.get_added_tokens_decoder()
-        self._added: dict[int, bytes] = {number: token.content.encode() for number, token in added.items()}
-        self._special = frozenset(number for number, token in added.items() if token.special)
+        added_tokens = self._tokenizer.get_added_tokens_decoder()
+        self._added: dict[int, bytes] = {number: token.content.encode() for number, token in added_tokens.items()}
+        self._special = frozenset(number for number, token in added_tokens.items() if token.special)
         self.size: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         kinds = {*_kinds(json.loads((folder.path / TOKENIZER).read_text(encoding="utf-8")).get("decoder"))}
         self._bytes = {letter: byte for byte, letter in byte_alphabet().items()} if "ByteLevel" in kinds else None
         self._has_bytes = "ByteFallback" in kinds
-        named = (self._tokenizer.token_to_id(name) for name in folder.end_tokens)
-        self.end_tokens = folder.end_token_ids | {number for number in named if number is not None}
+        end_token_ids = (self._tokenizer.token_to_id(name) for name in folder.end_tokens)
+        self.end_tokens = folder.end_token_ids | {number for number in end_token_ids if number is not None}
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """The tokens of a text. What UTF-8 cannot hold (half of a surrogate pair) becomes `?`."""
         tokenizer = self._tokenizer if parse_special else self._plain
-        whole = text.encode(errors="replace").decode()
-        tokens: list[int] = tokenizer.encode(whole, add_special_tokens=add_special).ids
+        valid_text = text.encode(errors="replace").decode()
+        tokens: list[int] = tokenizer.encode(valid_text, add_special_tokens=add_special).ids
         return tokens
 
     def text(self, token: int, *, with_special: bool) -> bytes:

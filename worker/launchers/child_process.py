@@ -49,7 +49,7 @@ def supervise(
     """
     log_read, log_write = os.pipe()
     ready_read, ready_write = os.pipe()
-    asked_for = False
+    is_requested = False
     # Blocked across the fork: a signal in between would be lost, or would run this process's handler in the child.
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -62,8 +62,8 @@ def supervise(
         _become_child(child, ready_write, parent)
 
     def stop(signum: int, frame: object) -> None:
-        nonlocal asked_for
-        asked_for = True
+        nonlocal is_requested
+        is_requested = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, stop_signal())
 
@@ -84,7 +84,7 @@ def supervise(
     was_ready = bool(os.read(ready_read, 1))
     killed_by = signal.Signals(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-    return Ending(asked_for, was_ready, killed_by, first_error, code)
+    return Ending(is_requested, was_ready, killed_by, first_error, code)
 
 
 def die_with_parent(number: signal.Signals) -> None:
@@ -96,15 +96,15 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value)
 
 
-def kill_descendants(of: int, spare: int | None = None) -> None:
+def kill_descendants(pid: int, spare: int | None = None) -> None:
     """SIGKILL to all processes below one, save `spare` and what is below that.
 
     Python's resource trackers end by themselves once their users are gone, and first remove the shared memory that
     those have left.
     """
-    for listed in Path(f"/proc/{of}/task").glob("*/children"):
+    for children_file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # it ended meanwhile
-            for child in map(int, listed.read_text().split()):
+            for child in map(int, children_file.read_text().split()):
                 if child != spare and b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes():
                     kill_descendants(child)
                     os.kill(child, signal.SIGKILL)
@@ -128,15 +128,15 @@ def _become_child(child: Callable[[int], None], ready: int, parent: int) -> NoRe
         os._exit(code)
 
 
-def _pass_on(log: int, error_in: Callable[[str], str | None]) -> str | None:
+def _pass_on(log: int, find_error: Callable[[str], str | None]) -> str | None:
     first_error = None
     with os.fdopen(log, "rb") as lines:
         for line in lines:
             # A process that dies in the middle of a line must not join the next one to it.
-            whole = line if line.endswith(b"\n") else line + b"\n"
+            full_line = line if line.endswith(b"\n") else line + b"\n"
             with contextlib.suppress(OSError):  # an engine outlives the reader of its log
-                sys.stderr.buffer.write(whole)
+                sys.stderr.buffer.write(full_line)
                 sys.stderr.flush()
             if first_error is None:
-                first_error = error_in(line.decode(errors="replace"))
+                first_error = find_error(line.decode(errors="replace"))
     return first_error

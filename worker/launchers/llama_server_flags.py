@@ -186,14 +186,14 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Set
     settings = list(DEFAULTS)
     if keys := _parts(environment.get("LLAMA_API_KEY", "")):
         settings.append(Setting("api_keys", keys))
-    left = iter(arguments)
-    for name in left:
+    remaining_arguments = iter(arguments)
+    for name in remaining_arguments:
         option = OPTIONS.get(name)
         if option is None:
             raise UsageError(f"error: invalid argument: the embedded llama-server does not take {name}: {_INSTEAD}")
         settings += option.settings
         if option.read is not None:
-            value = _read(name, option.read, next(left, None))
+            value = _read(name, option.read, next(remaining_arguments, None))
             settings += [Setting(attribute, value) for attribute in option.attributes]
     for name, attribute in (("--model", "model.path"), ("--port", "port")):
         if value_of(settings, attribute) is None:

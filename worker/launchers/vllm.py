@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(2, f"--port: {error}")
     log = Log()
     ending = supervise(lambda ready: _host(arguments), log.error_in, lambda: signal.SIGTERM if log.served else AT_ONCE)
-    code, line = explain(ending, served=log.served)
+    code, line = explain(ending, has_served=log.served)
     return _fail(code, line) if line else code
 
 
@@ -55,18 +55,18 @@ def preflight(arguments: Sequence[str]) -> None:
     parser.add_argument("model", nargs="?", default="")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", default="8000")
-    given, _ = parser.parse_known_args(arguments)
-    if given.model.startswith("/") and not Path(given.model).exists():
-        raise LoadError(f"there is no model {given.model}")
-    listen(given.host, port_number(given.port)).close()
+    options, _ = parser.parse_known_args(arguments)
+    if options.model.startswith("/") and not Path(options.model).exists():
+        raise LoadError(f"there is no model {options.model}")
+    listen(options.host, port_number(options.port)).close()
 
 
-def explain(ending: Ending, *, served: bool) -> tuple[int, str | None]:
+def explain(ending: Ending, *, has_served: bool) -> tuple[int, str | None]:
     """Exit code and, unless a signal asked for the end, one plain line."""
     if ending.asked_for:
         return 0, None
     cause = f": {ending.first_error}" if ending.first_error else ""
-    doing = "serving" if served else "loading"
+    doing = "serving" if has_served else "loading"
     if ending.signal == signal.SIGKILL:
         return 1, f"vLLM was killed while {doing}: probably out of memory"
     if ending.signal is not None:

@@ -76,49 +76,51 @@ class Worker:
         """`/v1/chat/completions`."""
         if refusal := self._refusal("chat"):
             return refusal
-        asked = await _read(request, ChatRequest)
-        shape = ChatShape(f"chatcmpl-{uuid.uuid4().hex}", self._name, int(time.time()), asked.include_usage)
-        return self._generate(asked, shape, lambda job: self.engine.chat(asked, job))
+        chat_request = await _read(request, ChatRequest)
+        shape = ChatShape(f"chatcmpl-{uuid.uuid4().hex}", self._name, int(time.time()), chat_request.include_usage)
+        return self._generate(chat_request, shape, lambda job: self.engine.chat(chat_request, job))
 
     async def completions(self, request: Request) -> Answer:
         """`/v1/completions`."""
         if refusal := self._refusal("completions"):
             return refusal
-        asked = await _read(request, CompletionRequest)
-        shape = CompletionShape(f"cmpl-{uuid.uuid4().hex}", self._name, int(time.time()), asked.include_usage)
-        return self._generate(asked, shape, lambda job: self.engine.complete(asked, job))
+        completion_request = await _read(request, CompletionRequest)
+        shape = CompletionShape(
+            f"cmpl-{uuid.uuid4().hex}", self._name, int(time.time()), completion_request.include_usage
+        )
+        return self._generate(completion_request, shape, lambda job: self.engine.complete(completion_request, job))
 
     async def embeddings(self, request: Request) -> Answer:
         """`/v1/embeddings`."""
         if refusal := self._refusal("embeddings"):
             return refusal
-        asked = await _read(request, EmbeddingRequest)
-        if asked.dimensions is not None:
+        embedding_request = await _read(request, EmbeddingRequest)
+        if embedding_request.dimensions is not None:
             message = "This engine gives embeddings as long as its model makes them: leave `dimensions` out."
             raise RequestError(message, code="dimensions_unsupported", param="dimensions")
-        encoding = asked.encoding_format or "float"
+        encoding = embedding_request.encoding_format or "float"
 
         def work(job: Job) -> Iterator[list[list[float]]]:
-            yield self.engine.embed(asked.texts, job)
+            yield self.engine.embed(embedding_request.texts, job)
 
         return WholeReply(
-            self.runner, work, lambda made, job: openai_objects.embeddings(made[0], self._name, encoding, job)
+            self.runner, work, lambda results, job: openai_objects.embeddings(results[0], self._name, encoding, job)
         )
 
-    def _generate(self, asked: GenerationRequest, shape: Shape, engine: Callable[[Job], Generator[Piece]]) -> Answer:
+    def _generate(self, request: GenerationRequest, shape: Shape, engine: Callable[[Job], Generator[Piece]]) -> Answer:
         def work(job: Job) -> Iterator[Piece]:
-            return until_stop(engine(job), asked.stops)
+            return until_stop(engine(job), request.stops)
 
-        if asked.stream:
-            return StreamReply(self.runner, work, shape, include_usage=asked.include_usage)
+        if request.stream:
+            return StreamReply(self.runner, work, shape, include_usage=request.include_usage)
         return WholeReply(self.runner, work, shape.whole)
 
     def _refusal(self, api: Api) -> Response | None:
         if not self.ready:
             return _loading()
         if api not in self.engine.apis:
-            offered = ", ".join(sorted(self.engine.apis))
-            return error_response(f"This engine does not offer {api}; it offers {offered}.", "not_supported", 501)
+            offered_apis = ", ".join(sorted(self.engine.apis))
+            return error_response(f"This engine does not offer {api}; it offers {offered_apis}.", "not_supported", 501)
         return None
 
 
@@ -150,8 +152,8 @@ class BearerToken:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or answer 401."""
-        sent = dict(scope["headers"]).get(b"authorization", b"")
-        if scope["path"] == "/health" or hmac.compare_digest(sent, self._expected):
+        authorization = dict(scope["headers"]).get(b"authorization", b"")
+        if scope["path"] == "/health" or hmac.compare_digest(authorization, self._expected):
             await self._app(scope, receive, send)
         else:
             response = error_response("The engine's token is missing or wrong.", "invalid_api_key", 401)

@@ -41,19 +41,19 @@ class TextRoutes:
     async def _answer(self, api: Api, request: Request, make: Callable[[bytes], Object]) -> Response:
         if refusal := self._refusal(api):
             return refusal
-        made = await asyncio.to_thread(make, await request.body())
-        return Response(openai_objects.encode(made), media_type="application/json")
+        content = await asyncio.to_thread(make, await request.body())
+        return Response(openai_objects.encode(content), media_type="application/json")
 
     def _tokenize(self, body: bytes) -> Object:
-        asked = parse(TokenizeRequest, body)
+        request = parse(TokenizeRequest, body)
         tokens: list[int] = []
-        for at, part in enumerate([asked.content] if isinstance(asked.content, str) else asked.content):
+        for index, part in enumerate([request.content] if isinstance(request.content, str) else request.content):
             if isinstance(part, int):
                 tokens.append(part)
                 continue
-            add_special = asked.add_special and at == 0
-            tokens += self._engine.tokenize(part, add_special=add_special, parse_special=asked.parse_special)
-        if not asked.with_pieces:
+            add_special = request.add_special and index == 0
+            tokens += self._engine.tokenize(part, add_special=add_special, parse_special=request.parse_special)
+        if not request.with_pieces:
             return {"tokens": tokens}
         texts = self._engine.token_texts(tokens)
         return {"tokens": [{"id": id_, "piece": _piece(text)} for id_, text in zip(tokens, texts, strict=True)]}

@@ -17,19 +17,19 @@ RESERVED: Final = frozenset(
 
 def variables(request: ChatRequest) -> dict[str, Any]:
     """The client's own, and those that say how much to think. Raises RequestError."""
-    own = request.chat_template_kwargs or {}
-    if taken := sorted(RESERVED & own.keys()):
-        place = f"chat_template_kwargs.{taken[0]}"
+    client_variables = request.chat_template_kwargs or {}
+    if reserved_names := sorted(RESERVED & client_variables.keys()):
+        place = f"chat_template_kwargs.{reserved_names[0]}"
         raise RequestError(f"`{place}` cannot be set.", param=place)
-    made: dict[str, Any] = {}
+    template_variables: dict[str, Any] = {}
     if request.reasoning_effort == "none":
-        made["enable_thinking"] = False
+        template_variables["enable_thinking"] = False
     elif request.reasoning_effort is not None:
-        made["reasoning_effort"] = request.reasoning_effort
-    made |= own
+        template_variables["reasoning_effort"] = request.reasoning_effort
+    template_variables |= client_variables
     if request.thinking in ("enabled", "disabled"):
-        made["enable_thinking"] = request.thinking == "enabled"
-    return made
+        template_variables["enable_thinking"] = request.thinking == "enabled"
+    return template_variables
 
 
 def messages_for(request: ChatRequest, template: str) -> list[dict[str, Any]]:
@@ -58,9 +58,9 @@ def _text(message: Message, number: int) -> str:
     if not isinstance(message.content, list):
         return message.content or ""
     texts = []
-    for at, part in enumerate(message.content):
+    for index, part in enumerate(message.content):
         if part.get("type") != "text":
-            place = f"messages[{number}].content[{at}].type"
+            place = f"messages[{number}].content[{index}].type"
             raise RequestError(f"This engine reads text, not {part.get('type')}.", param=place)
         texts.append(str(part.get("text", "")))
     return "\n".join(texts)

@@ -29,9 +29,9 @@ def gemma_call(text: str) -> tuple[str, dict[str, Any]]:
 class _Reader:
     """Reads values from a place in a text on."""
 
-    def __init__(self, text: str, at: int) -> None:
+    def __init__(self, text: str, position: int) -> None:
         self._text = text
-        self._at = at
+        self._at = position
         self._depth = 0
 
     def value(self) -> Any:
@@ -41,42 +41,42 @@ class _Reader:
         if self._takes("{"):
             return self._nested("}", {}, self._member)
         if self._takes("["):
-            return self._nested("]", [], lambda made: made.append(self.value()))
-        bare = _BARE.match(self._text, self._at)
-        if bare is None:
+            return self._nested("]", [], lambda items: items.append(self.value()))
+        match = _BARE.match(self._text, self._at)
+        if match is None:
             raise ValueError(f"no value at {self._at}")
-        self._at = bare.end()
+        self._at = match.end()
         try:
-            return json.loads(bare[0], parse_constant=str)
+            return json.loads(match[0], parse_constant=str)
         except ValueError:
-            return bare[0].strip()
+            return match[0].strip()
 
     def end(self) -> None:
         self._skip()
         if self._at != len(self._text):
             raise ValueError(f"more at {self._at}")
 
-    def _nested(self, close: str, made: Any, take: Any) -> Any:
+    def _nested(self, closing_mark: str, container: Any, read_member: Any) -> Any:
         self._depth += 1
         if self._depth > DEPTH:
             raise ValueError("too deep")
         self._skip()
-        if not self._takes(close):
-            take(made)
-            while self._more(close):
-                take(made)
+        if not self._takes(closing_mark):
+            read_member(container)
+            while self._more(closing_mark):
+                read_member(container)
         self._depth -= 1
-        return made
+        return container
 
-    def _more(self, close: str) -> bool:
+    def _more(self, closing_mark: str) -> bool:
         self._skip()
-        if self._takes(close):
+        if self._takes(closing_mark):
             return False
         if not self._takes(","):
-            raise ValueError(f"no `,` or `{close}` at {self._at}")
+            raise ValueError(f"no `,` or `{closing_mark}` at {self._at}")
         return True
 
-    def _member(self, made: dict[str, Any]) -> None:
+    def _member(self, members: dict[str, Any]) -> None:
         self._skip()
         if self._takes(QUOTE):
             key = self._quoted()
@@ -84,11 +84,11 @@ class _Reader:
             if not self._takes(":"):
                 raise ValueError(f"no `:` at {self._at}")
         else:
-            named = _KEY.match(self._text, self._at)
-            if named is None:
+            match = _KEY.match(self._text, self._at)
+            if match is None:
                 raise ValueError(f"no key at {self._at}")
-            key, self._at = named[1], named.end()
-        made[key] = self.value()
+            key, self._at = match[1], match.end()
+        members[key] = self.value()
 
     def _quoted(self) -> str:
         end = self._text.find(QUOTE, self._at)

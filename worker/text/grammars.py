@@ -73,16 +73,16 @@ def _with_shared(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     definition by the last part of its place, whatever else has that name, and none beside a reference at the root."""
     name = _free("shared", json.dumps(schema))
     names: dict[str, str] = {}
-    shared: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
 
     def share(ref: str) -> str:
         if ref not in names:
             names[ref] = f"{name}-{len(names)}"
-            shared[names[ref]] = _rebuilt(_target(schema, ref), share)
+            definitions[names[ref]] = _rebuilt(_target(schema, ref), share)
         return f"#/$defs/{names[ref]}"
 
     root = _rebuilt(schema, share)
-    return {**({"anyOf": [root]} if "$ref" in root else root), "$defs": shared} if shared else schema
+    return {**({"anyOf": [root]} if "$ref" in root else root), "$defs": definitions} if definitions else schema
 
 
 def _rebuilt(value: Any, change: Callable[[str], str]) -> Any:
@@ -91,9 +91,9 @@ def _rebuilt(value: Any, change: Callable[[str], str]) -> Any:
         return [_rebuilt(inner, change) for inner in value]
     if not isinstance(value, dict):
         return value
-    rebuilt = {key: _rebuilt(inner, change) for key, inner in value.items()}
+    new_object = {key: _rebuilt(inner, change) for key, inner in value.items()}
     ref = value.get("$ref")
-    return rebuilt | {"$ref": change(ref)} if isinstance(ref, str) and ref.startswith("#") else rebuilt
+    return new_object | {"$ref": change(ref)} if isinstance(ref, str) and ref.startswith("#") else new_object
 
 
 def _target(schema: Any, ref: str) -> Any:
@@ -112,13 +112,13 @@ def _target(schema: Any, ref: str) -> Any:
 
 def one_of(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The schema of `{"name": TOOL, "arguments": {...}}` for any of these tools."""
-    calls, places = [], dict[str, Any]()
+    calls, definitions = [], dict[str, Any]()
     for name, schema in schemas.items():
-        place = f"#/$defs/{len(places)}"
+        place = f"#/$defs/{len(definitions)}"
         call = {"name": {"const": name}, "arguments": {"$ref": place}}
         calls.append({"type": "object", "properties": call, "required": ["name", "arguments"]})
-        places[str(len(places))] = _rebuilt(schema, partial(_moved, place))
-    return {"anyOf": calls, "$defs": places}
+        definitions[str(len(definitions))] = _rebuilt(schema, partial(_moved, place))
+    return {"anyOf": calls, "$defs": definitions}
 
 
 def _moved(place: str, ref: str) -> str:
@@ -137,11 +137,11 @@ def _renamed(gbnf: str) -> tuple[str, str]:
     return answer, re.sub(r"^root(?=\s*::=)", answer, gbnf, flags=re.MULTILINE)
 
 
-def after_thought(gbnf: str, marks: Marks, *, opened: bool) -> str:
+def after_thought(gbnf: str, marks: Marks, *, is_thinking: bool) -> str:
     """The same grammar for an answer that may begin with a thought; where the prompt opened one, it goes on with it."""
     (answer, inner), thought = _renamed(gbnf), _free("thought", gbnf)
     thinking = f'{thought}-0 "\\n"? "\\n"? {answer}'
-    root = thinking if opened else f"{_literal(marks.begin)} {thinking} | {answer}"
+    root = thinking if is_thinking else f"{_literal(marks.begin)} {thinking} | {answer}"
     return "\n".join((f"root ::= {root}", *_through(marks.end, thought), inner))
 
 
@@ -155,14 +155,14 @@ def _through(end: str, name: str) -> list[str]:
     """Rules for any text with `end` at its end and nowhere before. Rule N has seen the first N characters of `end`."""
     alphabet = dict.fromkeys(end)
     rules = []
-    for seen in range(len(end)):
-        ways = [f"[^{''.join(map(_escaped, alphabet))}] {name}-0"]
+    for seen_count in range(len(end)):
+        alternatives = [f"[^{''.join(map(_escaped, alphabet))}] {name}-0"]
         for character in alphabet:
-            text = end[:seen] + character
+            text = end[:seen_count] + character
             length = next(length for length in range(len(text), -1, -1) if end.startswith(text[len(text) - length :]))
-            then = "" if length == len(end) else f" {name}-{length}"
-            ways.append(f"{_literal(character)}{then}")
-        rules.append(f"{name}-{seen} ::= {' | '.join(ways)}")
+            next_rule = "" if length == len(end) else f" {name}-{length}"
+            alternatives.append(f"{_literal(character)}{next_rule}")
+        rules.append(f"{name}-{seen_count} ::= {' | '.join(alternatives)}")
     return rules
 
 

@@ -78,9 +78,9 @@ class TemplateForm:
     def prompt(self, request: ChatRequest) -> Prompt:
         """See Form."""
         messages = structured(request) if self._is_translategemma else messages_for(request, self._template)
-        given = variables(request)
+        template_variables = variables(request)
         try:
-            text = self._render(messages=messages, tools=request.offered_tools or None, **given)
+            text = self._render(messages=messages, tools=request.offered_tools or None, **template_variables)
         except self._raised as error:
             reason = str(error) or type(error).__name__
             message = f"The chat template makes no prompt of this conversation: {reason:.300}"
@@ -105,7 +105,7 @@ def thoughts_told(pieces: Generator[Piece], form: Form, prompt: Prompt) -> Gener
     """What the model made, up to the form's own stops, with thoughts apart from text."""
     if prompt.stops:
         pieces = _quietly(until_stop(pieces, prompt.stops))
-    return separated(pieces, form.marks, opened=is_open(prompt.text, form.marks)) if form.marks else pieces
+    return separated(pieces, form.marks, is_thinking=is_open(prompt.text, form.marks)) if form.marks else pieces
 
 
 def calls_told(

@@ -42,9 +42,9 @@ def is_open(prompt: str, marks: Marks) -> bool:
 class Splitter:
     """Tells thought from text, piece by piece. White space around a thought is nobody's."""
 
-    def __init__(self, marks: Marks, *, opened: bool) -> None:
+    def __init__(self, marks: Marks, *, is_thinking: bool) -> None:
         self._marks = marks
-        self._at: Literal["begin", "thought", "gap", "text"] = "thought" if opened else "begin"
+        self._at: Literal["begin", "thought", "gap", "text"] = "thought" if is_thinking else "begin"
         self._end = Finder(marks.end)
         self._held = ""
         """What may be a part of the begin mark, or white space before it; white space that may be a thought's last."""
@@ -56,8 +56,8 @@ class Splitter:
         if self._at == "begin":
             text = self._begin(text)
         if self._at == "thought":
-            within, end, text = self._end.feed(text)
-            thought = self._trimmed(within)
+            thought_text, end, text = self._end.feed(text)
+            thought = self._trimmed(thought_text)
             if end is not None:
                 self._at, self._held = "gap", ""
         if self._at == "gap":
@@ -69,35 +69,35 @@ class Splitter:
         """What was held back, where no more text comes."""
         if self._at == "thought":
             return self._trimmed(self._end.rest()), ""
-        held, self._held = self._held, ""
-        return "", held
+        held_text, self._held = self._held, ""
+        return "", held_text
 
     def _begin(self, text: str) -> str:
         text = self._held + text
-        stripped = text.lstrip()
-        if self._marks.begin.startswith(stripped) and stripped != self._marks.begin:
+        stripped_text = text.lstrip()
+        if self._marks.begin.startswith(stripped_text) and stripped_text != self._marks.begin:
             self._held = text
             return ""
         self._held = ""
-        if stripped.startswith(self._marks.begin):
+        if stripped_text.startswith(self._marks.begin):
             self._at = "thought"
-            return stripped[len(self._marks.begin) :]
+            return stripped_text[len(self._marks.begin) :]
         self._at = "text"
         return text
 
     def _trimmed(self, text: str) -> str:
         text = self._held + text
-        told = text.rstrip()
-        self._held = text[len(told) :]
+        trimmed_text = text.rstrip()
+        self._held = text[len(trimmed_text) :]
         if self._is_empty:
-            told = told.lstrip()
-            self._is_empty = not told
-        return told
+            trimmed_text = trimmed_text.lstrip()
+            self._is_empty = not trimmed_text
+        return trimmed_text
 
 
-def separated(pieces: Generator[Piece], marks: Marks, *, opened: bool) -> Generator[Piece]:
+def separated(pieces: Generator[Piece], marks: Marks, *, is_thinking: bool) -> Generator[Piece]:
     """The pieces of an answer, with what the model thinks in `thought` and without the marks."""
-    splitter = Splitter(marks, opened=opened)
+    splitter = Splitter(marks, is_thinking=is_thinking)
     with closing(pieces):
         for piece in pieces:
             thought, text = splitter.feed(piece.text)

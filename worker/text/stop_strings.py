@@ -13,27 +13,27 @@ class Finder:
     """Looks for some strings in a text that comes in pieces. The one whose end comes first is found; of several that
     end there, the longest."""
 
-    def __init__(self, *wanted: str) -> None:
-        self._wanted = wanted
+    def __init__(self, *strings: str) -> None:
+        self._wanted = strings
         self._held = ""
         """The end of the text so far, as far as it may be the beginning of one of them."""
 
     def feed(self, text: str) -> tuple[str, str | None, str]:
         """Text before the find, and what was found, and text behind it; or text that is part of no find, None, ''."""
         text = self._held + text
-        found = min(self._finds(text), default=None)
-        if found is not None:
-            end, begin = found
+        match = min(self._finds(text), default=None)
+        if match is not None:
+            end, begin = match
             self._held = ""
             return text[:begin], text[begin:end], text[end:]
-        kept = max(_overlap(text, each) for each in self._wanted)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept], None, ""
+        held_length = max(_overlap(text, each) for each in self._wanted)
+        self._held = text[len(text) - held_length :]
+        return text[: len(text) - held_length], None, ""
 
     def rest(self) -> str:
         """What was held back, where no more text comes."""
-        held, self._held = self._held, ""
-        return held
+        held_text, self._held = self._held, ""
+        return held_text
 
     def _finds(self, text: str) -> Iterator[tuple[int, int]]:
         for each in self._wanted:
@@ -57,9 +57,9 @@ def until_stop(pieces: Generator[Piece], stops: Sequence[str]) -> Generator[Piec
     finder = Finder(*stops)
     with closing(pieces):
         for piece in pieces:
-            text, found, _ = finder.feed(piece.text)
-            if found is not None:
-                yield replace(piece, text=text, finish_reason="stop", stop_reason=found)
+            text, stop_string, _ = finder.feed(piece.text)
+            if stop_string is not None:
+                yield replace(piece, text=text, finish_reason="stop", stop_reason=stop_string)
                 return
             if piece.finish_reason is not None:
                 text += finder.rest()

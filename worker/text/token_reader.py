@@ -17,9 +17,9 @@ class TokenTexts(Protocol):
 class TokenReader:
     """The text of tokens that come one by one. A character may take several."""
 
-    def __init__(self, vocabulary: TokenTexts, shown: Collection[int] = ()) -> None:
+    def __init__(self, vocabulary: TokenTexts, shown_tokens: Collection[int] = ()) -> None:
         self._vocabulary = vocabulary
-        self._shown = shown
+        self._shown = shown_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token: int) -> str:

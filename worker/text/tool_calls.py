@@ -44,8 +44,8 @@ def _qwen(body: str, schemas: Schemas) -> list[Call]:
     if function is None or _PARAMETER.sub("", function[2]).strip():
         raise ValueError("no function, or not all of it")
     properties = schemas.get(function[1], {}).get("properties")
-    of = properties if isinstance(properties, dict) else {}
-    return [(function[1], {name: _typed(value, of.get(name)) for name, value in _PARAMETER.findall(function[2])})]
+    fields = properties if isinstance(properties, dict) else {}
+    return [(function[1], {name: _typed(value, fields.get(name)) for name, value in _PARAMETER.findall(function[2])})]
 
 
 def _mistral(body: str, schemas: Schemas) -> list[Call]:
@@ -136,20 +136,20 @@ class _Reader:
         self.count = 0
 
     def feed(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        told, calls = "", list[dict[str, Any]]()
+        plain_text, calls = "", list[dict[str, Any]]()
         while text and not self.is_full:
             if self._body is None:
-                before, found, text = self._begin.feed(text)
-                told += self._spaced(before)
-                if found is not None:
+                before, mark, text = self._begin.feed(text)
+                plain_text += self._spaced(before)
+                if mark is not None:
                     self._body = []
             else:
-                before, found, text = self._end.feed(text)
+                before, mark, text = self._end.feed(text)
                 self._body.append(before)
-                if found is not None:
-                    told += self._read("".join(self._body), found, calls)
+                if mark is not None:
+                    plain_text += self._read("".join(self._body), mark, calls)
                     self._body = None if self._markup.end else []
-        return told, calls
+        return plain_text, calls
 
     @property
     def is_full(self) -> bool:
@@ -160,18 +160,18 @@ class _Reader:
         """What was held back, where no more text comes. A call need not be closed."""
         calls: list[dict[str, Any]] = []
         if self._body is None:
-            told = self._spaced(self._begin.rest())
+            plain_text = self._spaced(self._begin.rest())
         else:
-            told = self._read("".join(self._body) + self._end.rest(), "", calls)
-        return told if self.count else told + self._gap, calls
+            plain_text = self._read("".join(self._body) + self._end.rest(), "", calls)
+        return plain_text if self.count else plain_text + self._gap, calls
 
     def _read(self, body: str, end: str, calls: list[dict[str, Any]]) -> str:
         try:
-            read = [(name, encoded(arguments)) for name, arguments in self._markup.read(body, self._schemas)]
+            parsed_calls = [(name, encoded(arguments)) for name, arguments in self._markup.read(body, self._schemas)]
         except (ValueError, RecursionError):
             return self._spaced(self._markup.begin + body + (end if self._markup.end else ""))
         self._gap, self._is_after_call = "", True
-        for name, arguments in read[: self._most]:
+        for name, arguments in parsed_calls[: self._most]:
             function = {"name": name, "arguments": arguments}
             calls.append({"index": self.count, "id": self._new_id(), "type": "function", "function": function})
             self.count += 1
@@ -179,12 +179,12 @@ class _Reader:
 
     def _spaced(self, text: str) -> str:
         text = self._gap + text
-        told = text.rstrip()
-        self._gap = text[len(told) :]
+        trimmed_text = text.rstrip()
+        self._gap = text[len(trimmed_text) :]
         if self._is_after_call:
-            told = told.lstrip()
-            self._is_after_call = not told
-        return told
+            trimmed_text = trimmed_text.lstrip()
+            self._is_after_call = not trimmed_text
+        return trimmed_text
 
 
 def called(

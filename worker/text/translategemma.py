@@ -67,13 +67,13 @@ def _part(request: ChatRequest) -> dict[str, Any]:
 
 
 def _code(part: dict[str, Any], request: ChatRequest, name: str) -> str | None:
-    own = part.get(name)
-    if own is None:
+    part_code = part.get(name)
+    if part_code is None:
         code: str | None = getattr(request, name)
         return code or None
-    if not isinstance(own, str):
+    if not isinstance(part_code, str):
         raise RequestError(f"`{name}` must be a text.", param=f"messages[0].content[0].{name}")
-    return own or None
+    return part_code or None
 
 
 def _fallback(target: str) -> str:

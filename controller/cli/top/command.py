@@ -44,16 +44,16 @@ def top(
     when a request ends; without a gateway that can be reached the column shows `-`.
     """
     url = controller_url(controller, state)
-    watched = gateway or _gateway_url()
+    gateway_url = gateway or _gateway_url()
     if once or as_json or not sys.stdout.isatty():
-        view = asyncio.run(_once(url, watched, interval))
+        view = asyncio.run(_once(url, gateway_url, interval))
         if as_json:
             say_json(view.as_json())
         else:
             _print(view)
         return Exit.DONE
     with suppress(KeyboardInterrupt):  # the only way to end it
-        asyncio.run(_live(url, watched, interval))
+        asyncio.run(_live(url, gateway_url, interval))
     return Exit.DONE
 
 

@@ -71,8 +71,8 @@ class TopView:
 
 
 def _busiest_first(model: AdminModel) -> tuple[int, bool, str]:
-    waiting = (model.inflight_requests or 0) + (model.queue_depth or 0)
-    return (-waiting, model.runtime_state == "unloaded", model.name)
+    request_count = (model.inflight_requests or 0) + (model.queue_depth or 0)
+    return (-request_count, model.runtime_state == "unloaded", model.name)
 
 
 def _count(number: int | None) -> str:

@@ -34,8 +34,8 @@ def up(
     ends them and every engine; a second Ctrl-C does not wait for running requests. Every option is also a setting
     (docs/settings.md), in the environment as ROUNDHOUSE_DESIRED and so on.
     """
-    given = {"desired": desired, "state": state, "models": models, "runtime": runtime, "host": host, "port": port}
-    settings = settings_of(**given)
+    options = {"desired": desired, "state": state, "models": models, "runtime": runtime, "host": host, "port": port}
+    settings = settings_of(**options)
     check_folder(settings.desired)
 
     from controller.cli.up.announce import Announcer

@@ -28,12 +28,14 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
 class FirstModel:
     """Announces each failed model once, and the first that is served; then it is done."""
 
-    def __init__(self, controller_url: str, gateway_url: str, desired: Path, models: Path, say: Announcer) -> None:
+    def __init__(
+        self, controller_url: str, gateway_url: str, desired: Path, models: Path, announcer: Announcer
+    ) -> None:
         self._controller_url = controller_url
         self._gateway_url = gateway_url
         self._desired = desired
         self._models = models
-        self._say = say
+        self._say = announcer
         self._failed: dict[str, str] = {}
         self._told_empty = False
 
@@ -52,32 +54,32 @@ class FirstModel:
 
     async def _look(self, controller: ControllerClient, gateway: aiohttp.ClientSession) -> bool:
         try:
-            seen = await controller.status()
+            status = await controller.status()
         except CommandError:
             return False  # it is starting, or being started again: the supervisor says so
-        self._tell_failures(seen)
-        if not any(model.state is ModelState.LOADED for model in seen.models):
-            self._tell_empty(seen)
+        self._tell_failures(status)
+        if not any(model.state is ModelState.LOADED for model in status.models):
+            self._tell_empty(status)
             return False
-        served = await self._served(gateway)
-        if served is None:
+        choice = await self._served(gateway)
+        if choice is None:
             return False
-        name, api = served
+        name, api = choice
         self._say.result("ready", try_line(name, api, self._gateway_url), model=name, url=self._gateway_url)
         self._say.result("hint", real_model_line(self._desired, self._models))
         return True
 
-    def _tell_failures(self, seen: ControllerStatus) -> None:
-        for model in seen.models:
+    def _tell_failures(self, status: ControllerStatus) -> None:
+        for model in status.models:
             if model.state is not ModelState.FAILED:
                 self._failed.pop(model.name, None)
             elif model.name not in self._failed:
                 self._failed[model.name] = model.last_error or "no reason is known"
                 self._say.note(f"{model.name} failed: {self._failed[model.name].splitlines()[0]}")
 
-    def _tell_empty(self, seen: ControllerStatus) -> None:
-        nothing = seen.observed_at is not None and not any(model.wanted_replicas for model in seen.models)
-        if nothing and not self._told_empty and not seen.desired_problems:
+    def _tell_empty(self, status: ControllerStatus) -> None:
+        is_empty = status.observed_at is not None and not any(model.wanted_replicas for model in status.models)
+        if is_empty and not self._told_empty and not status.desired_problems:
             self._say.note(f"no model is to be loaded; {self._gateway_url} answers, and {self._desired} is watched")
             self._told_empty = True
 
@@ -85,21 +87,21 @@ class FirstModel:
         """A loaded model and an API that it offers, as the gateway says; None: none yet."""
         try:
             async with gateway.get(f"{self._gateway_url}/v1/models") as response:
-                listed = (await response.json())["data"] if response.status == 200 else []
+                models = (await response.json())["data"] if response.status == 200 else []
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError):
             return None
-        return first_choice(listed)
+        return first_choice(models)
 
 
-def first_choice(listed: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+def first_choice(models: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
     """Of the gateway's list the loaded model with the best API to try; None while one that is being loaded has a better
     one, or there is none."""
     for api in EXAMPLES:
-        offering = [model for model in listed if api in model.get("apis", ())]
-        for model in offering:
+        candidates = [model for model in models if api in model.get("apis", ())]
+        for model in candidates:
             if model.get("state") == ModelState.LOADED:
                 return str(model["id"]), api
-        if any(model.get("state") == ModelState.LOADING for model in offering):
+        if any(model.get("state") == ModelState.LOADING for model in candidates):
             return None
     return None
 

@@ -88,8 +88,8 @@ def lock_state(state: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        running = read_record(state).up
-        process = f" (process {running.pid})" if running is not None else ""
+        owner = read_record(state).up
+        process = f" (process {owner.pid})" if owner is not None else ""
         message = f"another `roundhouse up`{process} runs on state folder {state}; `roundhouse down` ends it"
         raise CommandError(message, Exit.LOCKED) from None
     return descriptor

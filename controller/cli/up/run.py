@@ -60,13 +60,15 @@ def lock_and_check(state: Path) -> int:
     """Lock the state folder for this `up`; the descriptor. Raises CommandError when an earlier one's children live."""
     lock = lock_state(state)
     try:
-        left = [f"{name} (process {child.pid})" for name, child in read_record(state).children.items() if child.alive()]
+        live_children = [
+            f"{name} (process {child.pid})" for name, child in read_record(state).children.items() if child.alive()
+        ]
     except CommandError:
         os.close(lock)
         raise
-    if left:
+    if live_children:
         os.close(lock)
-        message = f"an earlier `roundhouse up` left its {' and '.join(left)}; `roundhouse down` ends that"
+        message = f"an earlier `roundhouse up` left its {' and '.join(live_children)}; `roundhouse down` ends that"
         raise CommandError(message, Exit.LOCKED)
     return lock
 
@@ -74,10 +76,10 @@ def lock_and_check(state: Path) -> int:
 class UpRun:
     """Holds the children from their start to their end."""
 
-    def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], say: Announcer) -> None:
+    def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer) -> None:
         self._settings = settings
-        self._say = say
-        self._supervisor = Supervisor(specs, say=say.note, changed=self._record)
+        self._say = announcer
+        self._supervisor = Supervisor(specs, say=announcer.note, on_change=self._record)
         self._told = asyncio.Event()
         self._forced = asyncio.Event()
 
@@ -86,11 +88,11 @@ class UpRun:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
-        watching = asyncio.create_task(self._first_model().run())
+        watch_task = asyncio.create_task(self._first_model().run())
         ending = await self._supervisor.run(self._told)
-        watching.cancel()
+        watch_task.cancel()
         with suppress(asyncio.CancelledError):
-            await watching
+            await watch_task
         if ending.words is not None:
             self._say.note(f"{ending.words}; stopping everything")
         code = await self._end(ending)
@@ -116,19 +118,19 @@ class UpRun:
     async def _end(self, ending: Ending) -> Exit:
         """End the children in order, then what is left of the engines."""
         self._told.set()
-        orderly = asyncio.create_task(self._end_in_order())
-        forced = asyncio.create_task(self._forced.wait())
-        await asyncio.wait([orderly, forced], return_when=asyncio.FIRST_COMPLETED)
-        forced.cancel()
-        if not orderly.done():
+        orderly_task = asyncio.create_task(self._end_in_order())
+        forced_task = asyncio.create_task(self._forced.wait())
+        await asyncio.wait([orderly_task, forced_task], return_when=asyncio.FIRST_COMPLETED)
+        forced_task.cancel()
+        if not orderly_task.done():
             self._say.note("forced: killing the controller and the gateway, then stopping the engines")
-            orderly.cancel()
+            orderly_task.cancel()
             with suppress(asyncio.CancelledError):
-                await orderly
+                await orderly_task
             for child in self._supervisor.children.values():
                 child.kill()
         else:
-            orderly.result()
+            orderly_task.result()
         await self._supervisor.finished()
         return await self._end_engines(ending)
 
@@ -162,11 +164,11 @@ class UpRun:
         locked_by_another = ending.exit is Exit.LOCKED
         if not locked_by_another:
             try:
-                left = await stop_leftovers(self._settings, grace_s=grace_s, lock_wait_s=stop_timeouts.MARGIN_S)
+                engine_names = await stop_leftovers(self._settings, grace_s=grace_s, lock_wait_s=stop_timeouts.MARGIN_S)
             except CommandError as error:
                 self._say.note(f"engines may still run ({error}): `roundhouse down` stops them")
                 return ending.exit or Exit.FAILED
-            if left:
-                self._say.note(f"stopped what the controller left: {', '.join(left)}")
+            if engine_names:
+                self._say.note(f"stopped what the controller left: {', '.join(engine_names)}")
         remove_record(self._settings.state)
         return ending.exit

@@ -60,35 +60,35 @@ def restart_delay_s(failures: int) -> float:
 class Child:
     """One supervised process: started, started again when it fails, ended once."""
 
-    def __init__(self, spec: ChildSpec, *, say: Callable[[str], None], started: Callable[[], None]) -> None:
-        """`say` takes a line for the operator; `started` is called after every start."""
+    def __init__(self, spec: ChildSpec, *, say: Callable[[str], None], on_start: Callable[[], None]) -> None:
+        """`say` takes a line for the operator; `on_start` is called after every start."""
         self.spec = spec
         self.exit_code: int | None = None
         """Of the last process that ended."""
         self._say = say
-        self._started = started
+        self._started = on_start
         self._process: Process | None = None
         self._ending = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
         """None: it does not run now."""
-        running = self._process is not None and self._process.returncode is None
-        return self._process.pid if running and self._process is not None else None
+        is_running = self._process is not None and self._process.returncode is None
+        return self._process.pid if is_running and self._process is not None else None
 
     async def run(self) -> Ending | None:
         """Keep it running. Returns why everything must end, or None when this child was told to."""
         loop = asyncio.get_running_loop()
         failures = starts = 0
         while not self._ending.is_set():
-            began = loop.time()
+            started_at = loop.time()
             code = await self._run_once()
             starts += 1
             if self._ending.is_set():
                 break
             if (ending := self._ending_of(code, first=starts == 1)) is not None:
                 return ending
-            failures = 1 if loop.time() - began >= STABLE_S else failures + 1
+            failures = 1 if loop.time() - started_at >= STABLE_S else failures + 1
             delay = restart_delay_s(failures)
             self._say(f"the {self.spec.name} {how_ended(code)}; it is started again in {delay:g} s")
             with suppress(TimeoutError):
@@ -159,25 +159,25 @@ class Supervisor:
     """The children of one `up`."""
 
     def __init__(
-        self, specs: Sequence[ChildSpec], *, say: Callable[[str], None], changed: Callable[[Mapping[str, int]], None]
+        self, specs: Sequence[ChildSpec], *, say: Callable[[str], None], on_change: Callable[[Mapping[str, int]], None]
     ) -> None:
-        """`changed` takes the running children's pids by name after every start."""
-        self._changed = changed
-        self.children = {spec.name: Child(spec, say=say, started=self._started) for spec in specs}
+        """`on_change` takes the running children's pids by name after every start."""
+        self._changed = on_change
+        self.children = {spec.name: Child(spec, say=say, on_start=self._started) for spec in specs}
         self._tasks: list[asyncio.Task[Ending | None]] = []
 
     def _started(self) -> None:
         self._changed({name: child.pid for name, child in self.children.items() if child.pid is not None})
 
-    async def run(self, told: asyncio.Event) -> Ending:
-        """Run all of them until `told` is set or one ends for good. They still run then: end them."""
+    async def run(self, stop_event: asyncio.Event) -> Ending:
+        """Run all of them until `stop_event` is set or one ends for good. They still run then: end them."""
         self._tasks = [asyncio.create_task(child.run(), name=name) for name, child in self.children.items()]
-        waiting = asyncio.create_task(told.wait())
-        done, _ = await asyncio.wait([*self._tasks, waiting], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
+        stop_task = asyncio.create_task(stop_event.wait())
+        done_tasks, _ = await asyncio.wait([*self._tasks, stop_task], return_when=asyncio.FIRST_COMPLETED)
+        stop_task.cancel()
         for child in self.children.values():
             child.begin_end()
-        endings = [ending for task in self._tasks if task in done and (ending := task.result()) is not None]
+        endings = [ending for task in self._tasks if task in done_tasks and (ending := task.result()) is not None]
         # Of several that ended at once the failure is the news.
         return max(endings, key=lambda ending: ending.exit, default=Ending(Exit.DONE))
 

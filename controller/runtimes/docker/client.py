@@ -73,7 +73,7 @@ class Daemon:
         try:
             async with asyncio.timeout(2 * self._timeout_s):
                 await self._free.acquire()
-                return await detached(partial(self.run, work), "docker", ended=self._free.release)
+                return await detached(partial(self.run, work), "docker", on_end=self._free.release)
         except TimeoutError:
             raise RuntimeUnavailableError(f"the Docker daemon at {self.url} does not answer: it hangs") from None
 
@@ -147,52 +147,52 @@ def negotiated(server: Mapping[str, Any]) -> str:
 
 def plain_reason(error: BaseException) -> str:
     """Why a daemon could not be reached, in plain words where the operating system's reason is a known one."""
-    seen: set[int] = set()
-    pending: list[BaseException] = [error]
-    while pending:
-        each = pending.pop()
-        if id(each) in seen:
+    seen_ids: set[int] = set()
+    pending_errors: list[BaseException] = [error]
+    while pending_errors:
+        each = pending_errors.pop()
+        if id(each) in seen_ids:
             continue
-        seen.add(id(each))
+        seen_ids.add(id(each))
         if isinstance(each, OSError) and each.errno is not None and each.errno in _WORDS:
             return _WORDS[each.errno]
         if isinstance(each, requests.Timeout):
             return "it hangs"
         # The library wraps the reason as a cause, as a context, or as an argument.
-        inner = (each.__cause__, each.__context__, *each.args, getattr(each, "reason", None))
-        pending += [cause for cause in inner if isinstance(cause, BaseException)]
+        causes = (each.__cause__, each.__context__, *each.args, getattr(each, "reason", None))
+        pending_errors += [cause for cause in causes if isinstance(cause, BaseException)]
     return str(error)
 
 
-async def detached(work: Callable[[], T], name: str, *, ended: Callable[[], None] | None = None) -> T:
+async def detached(work: Callable[[], T], name: str, *, on_end: Callable[[], None] | None = None) -> T:
     """Run `work` in a thread of its own that does not keep the program from ending.
 
-    `ended` is called in the event loop when the thread is done, which is later than this returns if it is cancelled.
+    `on_end` is called in the event loop when the thread is done, which is later than this returns if it is cancelled.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(act: Callable[[], None]) -> None:
-        if ended is not None:
-            ended()
+    def settle(deliver: Callable[[], None]) -> None:
+        if on_end is not None:
+            on_end()
         if not future.done():
-            act()
+            deliver()
 
     def body() -> None:
         try:
-            made = work()
-            act: Callable[[], None] = partial(future.set_result, made)
+            result = work()
+            deliver: Callable[[], None] = partial(future.set_result, result)
         except Exception as error:  # noqa: BLE001 - handed to whoever awaits
-            act = partial(future.set_exception, error)
+            deliver = partial(future.set_exception, error)
         try:
-            loop.call_soon_threadsafe(settle, act)
+            loop.call_soon_threadsafe(settle, deliver)
         except RuntimeError:
             log.debug("%s ended after the event loop", name)
 
     try:
         threading.Thread(target=body, name=name, daemon=True).start()
     except RuntimeError as error:  # the system gives no more threads
-        if ended is not None:
-            ended()
+        if on_end is not None:
+            on_end()
         raise RuntimeUnavailableError(f"no thread for a question to the Docker daemon: {error}") from error
     return await future

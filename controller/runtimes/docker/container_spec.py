@@ -113,10 +113,10 @@ def cache_folder_archive(uid: int, gid: int) -> bytes:
     """
     folder = tarfile.TarInfo(str(uid))
     folder.type, folder.mode, folder.uid, folder.gid = tarfile.DIRTYPE, 0o700, uid, gid
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.addfile(folder)
-    return packed.getvalue()
+    return archive.getvalue()
 
 
 def _environment(request: StartRequest, launch: Launch, identity: Identity) -> list[str]:
@@ -132,9 +132,9 @@ def _environment(request: StartRequest, launch: Launch, identity: Identity) -> l
     if launch.token_env is not None:
         env[launch.token_env] = request.token
     # A word without "=" removes the image's own variable. With claims the daemon's GPU driver sets the other one.
-    words = [f"{key}={value}" for key, value in env.items() if key not in _RESERVED_ENV]
-    gpus = [] if request.gpus else ["NVIDIA_VISIBLE_DEVICES=void"]
-    return [*words, "CUDA_VISIBLE_DEVICES", *gpus]
+    variables = [f"{key}={value}" for key, value in env.items() if key not in _RESERVED_ENV]
+    gpu_variables = [] if request.gpus else ["NVIDIA_VISIBLE_DEVICES=void"]
+    return [*variables, "CUDA_VISIBLE_DEVICES", *gpu_variables]
 
 
 def _host_config(request: StartRequest, launch: Launch, identity: Identity, host: HostSide) -> dict[str, Any]:

@@ -23,43 +23,43 @@ Inspected = Mapping[str, Any]
 log = logging.getLogger(__name__)
 
 
-def labels_of(inspected: Inspected) -> Mapping[str, str]:
+def labels_of(container: Inspected) -> Mapping[str, str]:
     """A container's labels."""
-    return (inspected.get("Config") or {}).get("Labels") or {}
+    return (container.get("Config") or {}).get("Labels") or {}
 
 
 def own_containers(client: docker.APIClient, instance: str) -> list[Inspected]:
     """All containers of this instance, in any state, helpers among them."""
-    found: list[Inspected] = []
+    containers: list[Inspected] = []
     for row in client.containers(all=True, filters={"label": own_filter(instance)}):
         with suppress(NotFound):  # it went away in between
-            found.append(client.inspect_container(row["Id"]))
-    return found
+            containers.append(client.inspect_container(row["Id"]))
+    return containers
 
 
 def find_replica(client: docker.APIClient, instance: str, name: str) -> Inspected | None:
     """The replica of this name; None when there is none, or when what has the name is not ours to touch."""
-    inspected = inspect(client, name)
-    if inspected is None:
+    container = inspect(client, name)
+    if container is None:
         return None
-    if not is_own_replica(inspected, instance):
+    if not is_own_replica(container, instance):
         log.warning("container %s is not of this Roundhouse (%s): it is left alone", name, instance)
         return None
-    return inspected
+    return container
 
 
 def inspect(client: docker.APIClient, name: str) -> Inspected | None:
     """A container by its exact name or its id; None when there is none."""
     try:
-        inspected: Inspected = client.inspect_container(name)
+        container: Inspected = client.inspect_container(name)
     except NotFound:
         return None
-    return inspected
+    return container
 
 
-def is_own_replica(inspected: Inspected, instance: str) -> bool:
+def is_own_replica(container: Inspected, instance: str) -> bool:
     """Whether it is a replica of this instance, with labels that this version understands."""
-    labels = labels_of(inspected)
+    labels = labels_of(container)
     if not is_own(labels, instance, REPLICA_ROLE):
         return False
     try:
@@ -71,8 +71,8 @@ def is_own_replica(inspected: Inspected, instance: str) -> bool:
 
 def create(client: docker.APIClient, name: str, config: Mapping[str, Any]) -> str:
     """Create a container; its id."""
-    created: Mapping[str, Any] = client.create_container_from_config(dict(config), name)  # type: ignore[no-untyped-call]
-    return str(created["Id"])
+    response: Mapping[str, Any] = client.create_container_from_config(dict(config), name)  # type: ignore[no-untyped-call]
+    return str(response["Id"])
 
 
 def start_replica(client: docker.APIClient, instance: str, name: str, config: Mapping[str, Any]) -> None:
@@ -80,19 +80,19 @@ def start_replica(client: docker.APIClient, instance: str, name: str, config: Ma
 
     Raises StartError, after which nothing of it is left.
     """
-    inspected = _create(client, instance, name, config)
-    if phase_of(inspected) is not Phase.CREATED:
+    container = _create(client, instance, name, config)
+    if phase_of(container) is not Phase.CREATED:
         return
-    container_id = str(inspected["Id"])
-    uid, _, gid = str(inspected["Config"]["User"]).partition(":")
+    container_id = str(container["Id"])
+    uid, _, gid = str(container["Config"]["User"]).partition(":")
     try:
         _make_cache_folder(client, container_id, int(uid), int(gid or uid))
         client.start(container_id)
     except APIError as error:
-        refused = refusal(error)
+        refused_error = refusal(error)
         with suppress(APIError):
             client.remove_container(container_id, v=True)
-        raise start_error(refused.message, str(config["Image"])) from error
+        raise start_error(refused_error.message, str(config["Image"])) from error
 
 
 def _make_cache_folder(client: docker.APIClient, container_id: str, uid: int, gid: int) -> None:
@@ -114,19 +114,19 @@ def _create(client: docker.APIClient, instance: str, name: str, config: Mapping[
         if error.status_code != 409:
             raise start_error(refusal(error).message, str(config["Image"])) from error
         return _with_that_name(client, instance, name, refusal(error).message)
-    inspected: Inspected = client.inspect_container(container_id)
-    return inspected
+    container: Inspected = client.inspect_container(container_id)
+    return container
 
 
 def _with_that_name(client: docker.APIClient, instance: str, name: str, message: str) -> Inspected:
-    inspected = inspect(client, name)
-    if inspected is None:
+    container = inspect(client, name)
+    if container is None:
         raise StartError(f"the container {name} is just being removed (Docker: {message})")
-    if not is_own_replica(inspected, instance):
+    if not is_own_replica(container, instance):
         raise StartError(
             f"the name {name} is taken by a container that is not of this Roundhouse: rename or remove that container"
         )
-    return inspected
+    return container
 
 
 def forget(client: docker.APIClient, container_id: str) -> None:

@@ -63,18 +63,18 @@ def start_error(message: str, image: str | None) -> StartError:
     """A refused create or start: plain words first, then the daemon's own sentence."""
     if no_gpu_support(message):
         return StartError(f"{NO_NVIDIA} (Docker: {message})", permanent=True)
-    for pattern, words, permanent in _START:
-        if found := re.search(pattern, message, re.IGNORECASE):
-            named = found.groupdict()
-            what = named.get("what") or named.get("cdi") or ""
-            plain = words.format(image=image, what=what.rstrip(",;.:"))
-            return StartError(f"{plain} (Docker: {message})", permanent=permanent)
+    for pattern, template, permanent in _START:
+        if match := re.search(pattern, message, re.IGNORECASE):
+            groups = match.groupdict()
+            subject = groups.get("what") or groups.get("cdi") or ""
+            plain_message = template.format(image=image, what=subject.rstrip(",;.:"))
+            return StartError(f"{plain_message} (Docker: {message})", permanent=permanent)
     return StartError(f"Docker did not start it: {message}")
 
 
 def pull_error(message: str, image: str) -> StartError:
     """A failed pull: plain words first, then the registry's own reason."""
-    for pattern, words in _PULL:
+    for pattern, explanation in _PULL:
         if re.search(pattern, message, re.IGNORECASE):
-            return StartError(f"image {image} {words} ({message})")
+            return StartError(f"image {image} {explanation} ({message})")
     return StartError(f"image {image} was not pulled: {message}")

@@ -83,10 +83,10 @@ class GpuProbe:
                 self._begun = True
             if self._clock() < self._not_before:
                 return self._unread()
-            seen = await self._daemon.call(lambda client: inspect(client, self._name))
-            if seen is None:
+            container = await self._daemon.call(lambda client: inspect(client, self._name))
+            if container is None:
                 return await self._first_reading()
-            return await self._reading_of(seen)
+            return await self._reading_of(container)
 
     async def close(self) -> None:
         """Remove the probe: without a controller it serves nobody."""
@@ -108,18 +108,18 @@ class GpuProbe:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + FIRST_READING_S
         while loop.time() < deadline:
-            seen = await self._daemon.call(lambda client: inspect(client, self._name))
-            if seen is None or phase_of(seen) is not Phase.RUNNING or await self._last_line(seen):
+            container = await self._daemon.call(lambda client: inspect(client, self._name))
+            if container is None or phase_of(container) is not Phase.RUNNING or await self._last_line(container):
                 break
             await asyncio.sleep(0.1)
-        return self._unread() if seen is None else await self._reading_of(seen)
+        return self._unread() if container is None else await self._reading_of(container)
 
-    async def _reading_of(self, seen: Inspected) -> tuple[Gpu, ...] | None:
-        if not is_own(labels_of(seen), self._instance, PROBE_ROLE):
+    async def _reading_of(self, container: Inspected) -> tuple[Gpu, ...] | None:
+        if not is_own(labels_of(container), self._instance, PROBE_ROLE):
             return await self._failed(f"the name {self._name} is taken by a container that is not of this Roundhouse")
-        line = await self._last_line(seen)
-        if phase_of(seen) is not Phase.RUNNING:
-            return await self._failed(f"the probe ended with exit code {seen['State'].get('ExitCode')}")
+        line = await self._last_line(container)
+        if phase_of(container) is not Phase.RUNNING:
+            return await self._failed(f"the probe ended with exit code {container['State'].get('ExitCode')}")
         if line != self._line:
             self._line, self._new_at = line, self._clock()
         elif (silent_s := self._clock() - self._new_at) > STALE_S:
@@ -150,11 +150,11 @@ class GpuProbe:
             log.warning("the GPUs cannot be read: %s", problem)
         return None if self._worked else ()
 
-    async def _last_line(self, seen: Inspected) -> str:
+    async def _last_line(self, container: Inspected) -> str:
         """The time that the daemon wrote down, a space, the probe's line; empty before its first."""
 
         def work(client: docker.APIClient) -> str:
-            data: bytes = client.logs(seen["Id"], stdout=True, stderr=False, timestamps=True, tail=1)
+            data: bytes = client.logs(container["Id"], stdout=True, stderr=False, timestamps=True, tail=1)
             return data.decode(errors="replace").strip()
 
         return await self._daemon.call(work)
@@ -186,6 +186,6 @@ class GpuProbe:
             raise refusal(error) from error
 
     def _remove(self, client: docker.APIClient) -> None:
-        seen = inspect(client, self._name)
-        if seen is not None and is_own(labels_of(seen), self._instance, PROBE_ROLE):
-            client.remove_container(str(seen["Id"]), force=True, v=True)
+        container = inspect(client, self._name)
+        if container is not None and is_own(labels_of(container), self._instance, PROBE_ROLE):
+            client.remove_container(str(container["Id"]), force=True, v=True)

@@ -25,10 +25,10 @@ def image_is_there(client: docker.APIClient, image: str) -> bool:
 def image_id(client: docker.APIClient, image: str) -> str | None:
     """Id of the image that a reference names now; None when there is none."""
     try:
-        inspected: Mapping[str, Any] = client.inspect_image(image)  # type: ignore[no-untyped-call]
+        details: Mapping[str, Any] = client.inspect_image(image)  # type: ignore[no-untyped-call]
     except NotFound:
         return None
-    return str(inspected["Id"])
+    return str(details["Id"])
 
 
 def is_built_here(image: str) -> bool:
@@ -36,12 +36,12 @@ def is_built_here(image: str) -> bool:
     return image.startswith(BUILT_HERE)
 
 
-def pull(client: docker.APIClient, image: str, stopped: threading.Event) -> None:
-    """Fetch an image until it is there or `stopped` is set. Raises StartError."""
+def pull(client: docker.APIClient, image: str, stop_event: threading.Event) -> None:
+    """Fetch an image until it is there or `stop_event` is set. Raises StartError."""
     repository, tag = parse_repository_tag(image)
     try:
         for progress in client.pull(repository, tag=tag or "latest", stream=True, decode=True):
-            if stopped.is_set():
+            if stop_event.is_set():
                 return
             if "error" in progress:
                 raise pull_error(str(progress["error"]), image)

@@ -24,30 +24,30 @@ _PHASES: Final[Mapping[str, Phase]] = {
 _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+-]\d\d:?\d\d)?")
 
 
-def phase_of(inspected: Mapping[str, Any]) -> Phase:
+def phase_of(container: Mapping[str, Any]) -> Phase:
     """Created, running or exited; an unknown status counts by whether the daemon says that it runs."""
-    state = inspected.get("State") or {}
-    known = _PHASES.get(str(state.get("Status", "")).lower())
-    return known or (Phase.RUNNING if state.get("Running") else Phase.EXITED)
+    state = container.get("State") or {}
+    phase = _PHASES.get(str(state.get("Status", "")).lower())
+    return phase or (Phase.RUNNING if state.get("Running") else Phase.EXITED)
 
 
-def seen_replica(inspected: Mapping[str, Any], log_tail: str, *, published: bool) -> SeenReplica:
+def seen_replica(container: Mapping[str, Any], log_tail: str, *, publishes_ports: bool) -> SeenReplica:
     """One container that carries our labels. Raises UnreadableLabelsError."""
-    labels = read_labels(inspected["Config"].get("Labels") or {})
-    state = inspected.get("State") or {}
-    name = str(inspected["Name"]).removeprefix("/")
-    phase = phase_of(inspected)
+    labels = read_labels(container["Config"].get("Labels") or {})
+    state = container.get("State") or {}
+    name = str(container["Name"]).removeprefix("/")
+    phase = phase_of(container)
     return SeenReplica(
         id=labels.id,
         name=name,
         phase=phase,
-        created_at=parse_time(inspected.get("Created")) or 0.0,
+        created_at=parse_time(container.get("Created")) or 0.0,
         started_at=parse_time(state.get("StartedAt")),
-        base_url=_base_url(inspected, name, published=published) if phase is Phase.RUNNING else None,
+        base_url=_base_url(container, name, publishes_ports=publishes_ports) if phase is Phase.RUNNING else None,
         claims=labels.claims,
         exit=_exit(state, log_tail) if phase is Phase.EXITED else None,
-        image_id=inspected.get("Image") or None,
-        argv=tuple(word for word in (inspected.get("Path"), *(inspected.get("Args") or ())) if word is not None),
+        image_id=container.get("Image") or None,
+        argv=tuple(word for word in (container.get("Path"), *(container.get("Args") or ())) if word is not None),
     )
 
 
@@ -56,10 +56,10 @@ def _exit(state: Mapping[str, Any], log_tail: str) -> Exit:
     return Exit(code if isinstance(code, int) else None, oom=bool(state.get("OOMKilled")), log_tail=log_tail)
 
 
-def _base_url(inspected: Mapping[str, Any], name: str, *, published: bool) -> str | None:
-    if not published:
+def _base_url(container: Mapping[str, Any], name: str, *, publishes_ports: bool) -> str | None:
+    if not publishes_ports:
         return f"http://{name}:{PORT}"
-    ports = (inspected.get("NetworkSettings") or {}).get("Ports") or {}
+    ports = (container.get("NetworkSettings") or {}).get("Ports") or {}
     for binding in ports.get(f"{PORT}/tcp") or ():
         if binding.get("HostPort"):
             return f"http://127.0.0.1:{binding['HostPort']}"
@@ -71,10 +71,10 @@ def parse_time(text: object) -> float | None:
     match = _TIME.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         return None
-    whole, fraction, zone = match.groups()
+    date_and_time, fraction, zone = match.groups()
     zone = "+00:00" if zone in (None, "Z", "z") else zone
     try:
-        moment = datetime.fromisoformat(f"{whole.upper().replace(' ', 'T')}{zone}")
+        moment = datetime.fromisoformat(f"{date_and_time.upper().replace(' ', 'T')}{zone}")
     except ValueError:
         return None
     if moment.year <= 1:

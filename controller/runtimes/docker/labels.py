@@ -55,8 +55,8 @@ def own_filter(instance: str) -> list[str]:
 
 def is_own(labels: Mapping[str, str] | None, instance: str, role: str) -> bool:
     """Whether this instance created it, for this role. An unknown role is a newer Roundhouse's."""
-    has = labels or {}
-    return has.get(MANAGED_BY) == _MANAGER and has.get(INSTANCE) == instance and has.get(ROLE) == role
+    label_map = labels or {}
+    return label_map.get(MANAGED_BY) == _MANAGER and label_map.get(INSTANCE) == instance and label_map.get(ROLE) == role
 
 
 def write_labels(instance: str, request: StartRequest, now: float) -> dict[str, str]:

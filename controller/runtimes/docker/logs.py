@@ -39,10 +39,10 @@ class ExitTails:
     def __init__(self) -> None:
         self._tails: dict[tuple[str, str], str] = {}
 
-    def tail(self, client: docker.APIClient, inspected: Mapping[str, Any]) -> str:
+    def tail(self, client: docker.APIClient, container: Mapping[str, Any]) -> str:
         """The last lines of an ended container."""
         # The time of its end is part of the key: somebody may start it again by hand.
-        key = (str(inspected["Id"]), str((inspected.get("State") or {}).get("FinishedAt")))
+        key = (str(container["Id"]), str((container.get("State") or {}).get("FinishedAt")))
         if key not in self._tails:
             self._tails[key] = plain_tail(read_log(client, key[0], 2 * EXIT_LINES), EXIT_LINES)
         return self._tails[key]
@@ -65,10 +65,10 @@ class Place:
     def parse(cls, cursor: str | None) -> Place | None:
         """None: at the beginning, or the text is no cursor of ours."""
         match = re.fullmatch(r"([\d:.TZ-]{30}|)_(\d{1,9})_(\S+)", cursor or "", re.ASCII)
-        given = Given.parse(match[3]) if match else None
-        if match is None or given is None or (match[1] and parse_time(match[1]) is None):
+        mark = Given.parse(match[3]) if match else None
+        if match is None or mark is None or (match[1] and parse_time(match[1]) is None):
             return None
-        return cls(match[1], int(match[2]), given)
+        return cls(match[1], int(match[2]), mark)
 
     def __str__(self) -> str:
         return f"{self.time}_{self.count}_{self.given}"
@@ -84,18 +84,18 @@ class Place:
         if not latest:
             return self
         count = sum(1 for each in records if each.time == latest)
-        given = self.given.then(b"".join(each.data for each in records))
-        return Place(latest, count + (self.count if latest == self.time else 0), given)
+        mark = self.given.then(b"".join(each.data for each in records))
+        return Place(latest, count + (self.count if latest == self.time else 0), mark)
 
     def after(self, records: Sequence[Record]) -> list[Record]:
         """Those of the records that were not given yet."""
-        new, seen = [], 0
+        new_records, seen_count = [], 0
         for each in records:
-            if each.time == self.time and seen < self.count:
-                seen += 1
+            if each.time == self.time and seen_count < self.count:
+                seen_count += 1
             elif each.time >= self.time:
-                new.append(each)
-        return new
+                new_records.append(each)
+        return new_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,51 +115,55 @@ def _record(line: bytes) -> Record:
     match = _TIME.match(line)
     if match is None:
         return Record("", line)
-    rest, parts = line[match.end() :], []
-    while len(rest) > _RECORD_BYTES and (inner := _TIME.match(rest, _RECORD_BYTES)):
-        parts.append(rest[:_RECORD_BYTES])
-        rest = rest[inner.end() :]
-    return Record(match[1].decode(), b"".join([*parts, rest]))
+    remainder, parts = line[match.end() :], []
+    while len(remainder) > _RECORD_BYTES and (inner := _TIME.match(remainder, _RECORD_BYTES)):
+        parts.append(remainder[:_RECORD_BYTES])
+        remainder = remainder[inner.end() :]
+    return Record(match[1].decode(), b"".join([*parts, remainder]))
 
 
-def log_part(client: docker.APIClient, inspected: Mapping[str, Any], cursor: str | None, lines: int) -> LogPart | None:
+def log_part(client: docker.APIClient, container: Mapping[str, Any], cursor: str | None, lines: int) -> LogPart | None:
     """What a container wrote after `cursor`, at first its last lines: whole ones, each once. Blocks.
 
     None: it is being removed and nothing was read yet; what it wrote was kept before that.
     """
-    place = Place.parse(cursor)
-    ended = phase_of(inspected) is Phase.EXITED
+    log_cursor = Place.parse(cursor)
+    has_ended = phase_of(container) is Phase.EXITED
     # At first more than was asked for: a long line is several records, and the last one may be unfinished.
-    limits: dict[str, Any] = {"tail": 2 * lines + 1} if place is None else {"since": place.since()}
+    limits: dict[str, Any] = {"tail": 2 * lines + 1} if log_cursor is None else {"since": log_cursor.since()}
     try:
         data: bytes = client.logs(
-            str(inspected["Id"]), stdout=True, stderr=True, stream=False, timestamps=True, **limits
+            str(container["Id"]), stdout=True, stderr=True, stream=False, timestamps=True, **limits
         )
     except APIError:  # it is being removed: the rest comes with the next look
-        return None if place is None else LogPart((), cursor or "", running=True)
-    new = (place or Place()).after(records_in(data))
-    given = _fitting(new, ended=ended, most=len(data) if place is None else PART_BYTES)
-    text = b"".join(each.data for each in given)
-    shown = last_lines(text[-PART_BYTES:], lines) if place is None else tuple(plain_lines(text[:PART_BYTES]))
-    return LogPart(shown, str((place or Place()).then(given)), running=not ended or len(given) < len(new))
+        return None if log_cursor is None else LogPart((), cursor or "", running=True)
+    new_records = (log_cursor or Place()).after(records_in(data))
+    part_records = _fitting(new_records, has_ended=has_ended, max_bytes=len(data) if log_cursor is None else PART_BYTES)
+    text = b"".join(each.data for each in part_records)
+    part_lines = last_lines(text[-PART_BYTES:], lines) if log_cursor is None else tuple(plain_lines(text[:PART_BYTES]))
+    return LogPart(
+        part_lines,
+        str((log_cursor or Place()).then(part_records)),
+        running=not has_ended or len(part_records) < len(new_records),
+    )
 
 
-def _fitting(records: Sequence[Record], *, ended: bool, most: int) -> Sequence[Record]:
-    """The whole lines among the first `most` bytes; one at least, so that it goes on after a line that is longer."""
-    if records and not ended and not records[-1].data.endswith(b"\n") and len(records[-1].data) < PART_BYTES:
+def _fitting(records: Sequence[Record], *, has_ended: bool, max_bytes: int) -> Sequence[Record]:
+    """The whole lines among the first `max_bytes`; one at least, so that it goes on after a line that is longer."""
+    if records and not has_ended and not records[-1].data.endswith(b"\n") and len(records[-1].data) < PART_BYTES:
         records = records[:-1]
     size = 0
     for count, each in enumerate(records):
         size += len(each.data)
-        if count and size > most:
+        if count and size > max_bytes:
             return records[:count]
     return records
 
 
-def saved_part(kept: KeptLogs, name: str, cursor: str | None, lines: int) -> LogPart | None:
+def saved_part(ended_logs: KeptLogs, name: str, cursor: str | None, lines: int) -> LogPart | None:
     """The same of a container that is gone; None: nothing is known of it."""
-    place, data = Place.parse(cursor), kept.read(name)
+    log_cursor, data = Place.parse(cursor), ended_logs.read(name)
     if data is None:
-        return LogPart((), str(place), running=False) if place else None
-    given = place.given if place else None
-    return kept_part(data, given, lines, str(Place(place.time if place else "", 0, Given.of(data))))
+        return LogPart((), str(log_cursor), running=False) if log_cursor else None
+    mark = log_cursor.given if log_cursor else None
+    return kept_part(data, mark, lines, str(Place(log_cursor.time if log_cursor else "", 0, Given.of(data))))

@@ -27,13 +27,13 @@ def host_mib(client: docker.APIClient, container_id: str) -> int | None:
     The control group knows what processes share, but counts a file to whoever read it first, perhaps somebody outside;
     so it is not less than the largest process holds (RSS).
     """
-    largest = max((rss for _, rss in _processes(client, container_id)), default=0)
+    largest_rss = max((rss for _, rss in _processes(client, container_id)), default=0)
     try:
         stats: Mapping[str, Any] = client.stats(container_id, stream=False, one_shot=True)
     except APIError as error:
         log.debug("no figures of %s: %s", container_id, error)
         stats = {}
-    return -(-max(largest, in_use((stats.get("memory_stats") or {}).get("stats") or {})) // _MIB) or None
+    return -(-max(largest_rss, in_use((stats.get("memory_stats") or {}).get("stats") or {})) // _MIB) or None
 
 
 def in_use(stats: Mapping[str, int]) -> int:
@@ -47,8 +47,8 @@ def _processes(client: docker.APIClient, container_id: str) -> list[tuple[int, i
     """Number and bytes of RSS."""
     try:
         # The daemon runs the host's ps, and keeps of its lines those of the container.
-        told: Mapping[str, Any] = client.top(container_id, "-eo pid,rss")
+        process_table: Mapping[str, Any] = client.top(container_id, "-eo pid,rss")
     except APIError as error:
         log.debug("the processes of %s are not known: %s", container_id, error)
         return []
-    return [(int(row[0]), int(row[1]) * _KIB) for row in told.get("Processes") or ()]
+    return [(int(row[0]), int(row[1]) * _KIB) for row in process_table.get("Processes") or ()]

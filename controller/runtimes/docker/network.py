@@ -18,25 +18,25 @@ from controller.runtimes.docker.labels import NETWORK_ROLE, is_own, own_labels
 log = logging.getLogger(__name__)
 
 
-def ensure_network(client: docker.APIClient, name: str, instance: str, *, published: bool) -> None:
+def ensure_network(client: docker.APIClient, name: str, instance: str, *, publishes_ports: bool) -> None:
     """The network that engines join. Raises StartError where it is not there and not ours to create.
 
     Ours lets nothing out: no address translation, so an engine's packets find no way back from elsewhere. It is not
     an internal network, for on those the daemon publishes no ports.
     """
-    found = _named(client, name)
-    if not found:
-        if not published:
+    networks = _named(client, name)
+    if not networks:
+        if not publishes_ports:
             raise StartError(f"Docker network {name} is missing: `docker compose up` creates it")
         _create_network(client, name, instance)
-        found = _named(client, name)
+        networks = _named(client, name)
     # The daemon gives two controllers at once two networks of one name, and then starts nothing on either (seen on
     # 20.10, although it was told to check). All keep the oldest.
-    for extra in found[1:]:
-        if is_own(extra.get("Labels"), instance, NETWORK_ROLE):
+    for extra_network in networks[1:]:
+        if is_own(extra_network.get("Labels"), instance, NETWORK_ROLE):
             with suppress(APIError):  # it is gone, or a container is on it by now
-                client.remove_network(str(extra["Id"]))
-    if published and found and found[0].get("Internal"):
+                client.remove_network(str(extra_network["Id"]))
+    if publishes_ports and networks and networks[0].get("Internal"):
         raise StartError(
             f"Docker network {name} is internal, and on such a network Docker publishes no ports: remove it, or set "
             "ROUNDHOUSE_ENGINES_NETWORK to another name"
@@ -56,8 +56,8 @@ def remove_network(client: docker.APIClient, name: str, instance: str) -> None:
 
 def _named(client: docker.APIClient, name: str) -> list[Mapping[str, Any]]:
     """The networks of exactly this name, the oldest first. The daemon's own filter takes parts of names as well."""
-    alike: list[Mapping[str, Any]] = client.networks(names=[name])
-    return sorted((each for each in alike if each["Name"] == name), key=lambda each: (each["Created"], each["Id"]))
+    networks: list[Mapping[str, Any]] = client.networks(names=[name])
+    return sorted((each for each in networks if each["Name"] == name), key=lambda each: (each["Created"], each["Id"]))
 
 
 def _create_network(client: docker.APIClient, name: str, instance: str) -> None:

@@ -140,33 +140,35 @@ class DockerRuntime:
 
     async def list(self) -> list[SeenReplica]:
         """Every replica of this instance, in any phase."""
-        published = (await self.surroundings()).published
+        publishes_ports = (await self.surroundings()).published
 
         def look(client: docker.APIClient) -> list[tuple[Inspected, str]]:
-            ours = [each for each in own_containers(client, self._instance) if _is_replica(each, self._instance)]
-            self._tails.keep_only({str(each["Id"]) for each in ours})
-            ended = Phase.EXITED
-            return [(each, self._tails.tail(client, each) if phase_of(each) is ended else "") for each in ours]
+            containers = [each for each in own_containers(client, self._instance) if _is_replica(each, self._instance)]
+            self._tails.keep_only({str(each["Id"]) for each in containers})
+            exited_phase = Phase.EXITED
+            return [
+                (each, self._tails.tail(client, each) if phase_of(each) is exited_phase else "") for each in containers
+            ]
 
-        seen: list[SeenReplica] = []
-        for inspected, tail in await self._looks.call(look):
+        replicas: list[SeenReplica] = []
+        for container, log_tail in await self._looks.call(look):
             try:
-                seen.append(seen_replica(inspected, tail, published=published))
+                replicas.append(seen_replica(container, log_tail, publishes_ports=publishes_ports))
             except UnreadableLabelsError as error:
-                self._report_unreadable(inspected, error)
-        return seen
+                self._report_unreadable(container, error)
+        return replicas
 
-    def _report_unreadable(self, inspected: Inspected, error: UnreadableLabelsError) -> None:
-        if inspected["Id"] not in self._unreadable:
-            self._unreadable.add(inspected["Id"])
-            log.warning("container %s is left alone, its labels cannot be read: %s", inspected["Name"], error)
+    def _report_unreadable(self, container: Inspected, error: UnreadableLabelsError) -> None:
+        if container["Id"] not in self._unreadable:
+            self._unreadable.add(container["Id"])
+            log.warning("container %s is left alone, its labels cannot be read: %s", container["Name"], error)
 
     async def log_tail(self, name: str, lines: int = 50) -> str:
         """The engine's last log lines, also of one that was removed; empty when there are none."""
 
         def read(client: docker.APIClient) -> bytes | None:
-            found = find_replica(client, self._instance, name)
-            return None if found is None else read_log(client, found["Id"], max(lines, 400))
+            container = find_replica(client, self._instance, name)
+            return None if container is None else read_log(client, container["Id"], max(lines, 400))
 
         data = await self._looks.call(read)
         return plain_tail((self._saved.read(name) or b"") if data is None else data, lines)
@@ -181,8 +183,8 @@ class DockerRuntime:
             return None
 
         def read(client: docker.APIClient) -> LogPart | None:
-            found = find_replica(client, self._instance, name)
-            return None if found is None else log_part(client, found, cursor, lines)
+            container = find_replica(client, self._instance, name)
+            return None if container is None else log_part(client, container, cursor, lines)
 
         part = await self._looks.call(read)
         return part or await asyncio.to_thread(saved_part, self._saved, name, cursor, lines)
@@ -193,21 +195,21 @@ class DockerRuntime:
             launch, _ = await self._launch(replica.id.model, definition, image)
         except (ValueError, TypeError, KeyError, AssertionError, OSError, StartError):
             return None
-        named = launch.image
-        return Rendered(launch.argv, named and await self._looks.call(lambda client: image_id(client, named)))
+        image_name = launch.image
+        return Rendered(launch.argv, image_name and await self._looks.call(lambda client: image_id(client, image_name)))
 
     async def gpus(self) -> tuple[Gpu, ...] | None:
         """The host's GPUs: by NVIDIA's library, or by the probe where a container keeps the library from us."""
-        around = await self.surroundings()
+        surroundings = await self.surroundings()
         gpus = await asyncio.to_thread(self._nvml.read)
-        self._probed = gpus == () and around.container_id is not None
+        self._probed = gpus == () and surroundings.container_id is not None
         return await self._owners.named(await self._probe.read() if self._probed else gpus)
 
     async def _processes(self) -> dict[str, builtins.list[int]]:
         def look(client: docker.APIClient) -> dict[str, builtins.list[int]]:
-            ours = [each for each in own_containers(client, self._instance) if _is_replica(each, self._instance)]
-            running = (each for each in ours if phase_of(each) is Phase.RUNNING)
-            return {str(each["Name"]).removeprefix("/"): pids_of(client, each["Id"]) for each in running}
+            containers = [each for each in own_containers(client, self._instance) if _is_replica(each, self._instance)]
+            running_containers = (each for each in containers if phase_of(each) is Phase.RUNNING)
+            return {str(each["Name"]).removeprefix("/"): pids_of(client, each["Id"]) for each in running_containers}
 
         return await self._looks.call(look)
 
@@ -215,8 +217,8 @@ class DockerRuntime:
         """Main memory that a container holds, in MiB; None: it does not run, or the daemon does not say."""
 
         def look(client: docker.APIClient) -> int | None:
-            found = find_replica(client, self._instance, name)
-            return None if found is None else host_mib(client, found["Id"])
+            container = find_replica(client, self._instance, name)
+            return None if container is None else host_mib(client, container["Id"])
 
         return await self._looks.call(look)
 
@@ -246,20 +248,20 @@ class DockerRuntime:
         if error is not None or image is None:
             return PreflightResult(False, time.time(), error)
         try:
-            there = await self._looks.call(lambda client: image_is_there(client, image))
-        except RefusedError as refused:
-            return PreflightResult(False, time.time(), str(start_error(refused.message, image)))
-        if not there and is_built_here(image):
+            is_there = await self._looks.call(lambda client: image_is_there(client, image))
+        except RefusedError as refused_error:
+            return PreflightResult(False, time.time(), str(start_error(refused_error.message, image)))
+        if not is_there and is_built_here(image):
             return PreflightResult(False, time.time(), f"image {image} is missing: `make images` builds it")
-        if not there:
+        if not is_there:
             return PreflightResult(False, time.time(), f"image {image} is missing", missing_image=image)
         return PreflightResult(True, time.time())
 
     def _wrong_with(self, model: str, definition: Definition) -> str | None:
         engine = engine_of(definition)
         try:
-            if wrong := check_files(self._models, engine.files(definition)):
-                return wrong
+            if problem := check_files(self._models, engine.files(definition)):
+                return problem
             engine.render(definition, render_context(model, Identity(UNPRIVILEGED, UNPRIVILEGED), self._images))
         except (ValueError, TypeError, KeyError) as error:
             return f"the definition of {model} cannot be turned into a command line: {error}"
@@ -267,20 +269,20 @@ class DockerRuntime:
 
     async def pull(self, image: str) -> None:
         """Fetch an image, however long that takes. Raises StartError with the registry's own reason."""
-        stopped = threading.Event()
-        self._pulls.add(stopped)
+        stop_event = threading.Event()
+        self._pulls.add(stop_event)
         try:
-            await detached(lambda: self._acts.run(lambda client: pull(client, image, stopped)), f"pull {image}")
+            await detached(lambda: self._acts.run(lambda client: pull(client, image, stop_event)), f"pull {image}")
         finally:
-            stopped.set()
-            self._pulls.discard(stopped)
+            stop_event.set()
+            self._pulls.discard(stop_event)
 
     # Starting and ending
 
     async def start(self, request: StartRequest) -> None:
         """Start a replica; one of that name that exists is not started twice."""
-        around = await self.surroundings()
-        host = HostSide(self._instance, self._network, around.published, around.models, self._log_mib)
+        surroundings = await self.surroundings()
+        host = HostSide(self._instance, self._network, surroundings.published, surroundings.models, self._log_mib)
         launch, identity = await self._launch(request.served_name, request.definition, request.image)
         if launch.image is None:
             raise StartError(f"no container image is known for {request.served_name}: set its `image`", permanent=True)
@@ -289,7 +291,9 @@ class DockerRuntime:
         # One at a time: the daemon takes two networks of one name, and then starts nothing on either (seen on 20.10).
         async with self._making_network:
             await self._acts.call(
-                lambda client: ensure_network(client, self._network, self._instance, published=around.published)
+                lambda client: ensure_network(
+                    client, self._network, self._instance, publishes_ports=surroundings.published
+                )
             )
         await self._acts.call(lambda client: start_replica(client, self._instance, request.name, config))
 
@@ -302,22 +306,22 @@ class DockerRuntime:
 
     async def stop(self, name: str, grace_s: float) -> None:
         """End a replica and forget it. Its whole process tree ends with its container."""
-        inspected = await self._find(name)
-        if inspected is None:
+        container = await self._find(name)
+        if container is None:
             return
-        if phase_of(inspected) is Phase.RUNNING:
-            await end(self._looks, inspected, grace_s)
-        await self._forget(name, str(inspected["Id"]))
+        if phase_of(container) is Phase.RUNNING:
+            await end(self._looks, container, grace_s)
+        await self._forget(name, str(container["Id"]))
 
     async def remove(self, name: str) -> None:
         """Forget a replica that has ended or never began. One that runs is left as it is."""
-        inspected = await self._find(name)
-        if inspected is None:
+        container = await self._find(name)
+        if container is None:
             return
-        if phase_of(inspected) is Phase.RUNNING:
+        if phase_of(container) is Phase.RUNNING:
             log.warning("%s runs and is not removed: only a stop ends it", name)
             return
-        await self._forget(name, str(inspected["Id"]))
+        await self._forget(name, str(container["Id"]))
 
     async def _find(self, name: str) -> Inspected | None:
         return await self._looks.call(lambda client: find_replica(client, self._instance, name))
@@ -329,8 +333,8 @@ class DockerRuntime:
 
     async def close(self) -> None:
         """Release connections and what serves only a running controller. Engines run on."""
-        for stopped in tuple(self._pulls):
-            stopped.set()
+        for stop_event in tuple(self._pulls):
+            stop_event.set()
         for watch in tuple(self._watches):
             await watch.close()
         try:
@@ -344,5 +348,5 @@ class DockerRuntime:
         self._acts.close()
 
 
-def _is_replica(inspected: Inspected, instance: str) -> bool:
-    return is_own(labels_of(inspected), instance, REPLICA_ROLE)
+def _is_replica(container: Inspected, instance: str) -> bool:
+    return is_own(labels_of(container), instance, REPLICA_ROLE)

@@ -39,44 +39,44 @@ class Surroundings:
 
 def look_around(client: docker.APIClient, models: Path, network: str) -> Surroundings:
     """Ask the daemon. Blocks. Raises DockerSetupError, or docker-py's errors."""
-    own = _inspect_self(client)
-    if own is None:
+    own_container = _inspect_self(client)
+    if own_container is None:
         _refuse_unknown_container(client)
         return Surroundings(None, published=True, models={"Type": "bind", "Source": str(models.resolve())})
-    networks = own["NetworkSettings"]["Networks"] or {}
-    on_host_network = "host" in networks
-    if not on_host_network and network not in networks:
+    networks = own_container["NetworkSettings"]["Networks"] or {}
+    is_on_host_network = "host" in networks
+    if not is_on_host_network and network not in networks:
         raise DockerSetupError(
             f"the controller's container is not on the network {network} (it is on {', '.join(sorted(networks))}), so "
             "it could not reach the engines: add it there, or set ROUNDHOUSE_ENGINES_NETWORK"
         )
-    mount = host_mount(own.get("Mounts") or [], PurePosixPath(models.absolute()))
-    return Surroundings(str(own["Id"]), published=on_host_network, models=mount)
+    mount = host_mount(own_container.get("Mounts") or [], PurePosixPath(models.absolute()))
+    return Surroundings(str(own_container["Id"]), published=is_on_host_network, models=mount)
 
 
 def own_container_ids(mountinfo: str, hostname: str) -> list[str]:
     """What this process's container id may be, the surest first; empty: it looks like no container."""
-    found = dict.fromkeys(_ID_IN_MOUNTS.findall(mountinfo))
-    if _ID_AS_HOSTNAME.fullmatch(hostname) and not any(each.startswith(hostname) for each in found):
-        found[hostname] = None
-    return list(found)
+    container_ids = dict.fromkeys(_ID_IN_MOUNTS.findall(mountinfo))
+    if _ID_AS_HOSTNAME.fullmatch(hostname) and not any(each.startswith(hostname) for each in container_ids):
+        container_ids[hostname] = None
+    return list(container_ids)
 
 
 def host_mount(mounts: Sequence[Mapping[str, Any]], models: PurePosixPath) -> dict[str, Any]:
     """The host side of `models`, a path in the controller's container. Raises DockerSetupError."""
-    above = [mount for mount in mounts if models.is_relative_to(str(mount["Destination"]))]
-    if not above:
+    enclosing_mounts = [mount for mount in mounts if models.is_relative_to(str(mount["Destination"]))]
+    if not enclosing_mounts:
         raise DockerSetupError(
             f"{models} is not a mount of the controller's container, so engines cannot be given it: mount the models "
             f"folder there (in compose: `volumes: [./models:{models}:ro]`)"
         )
-    mount = max(above, key=lambda each: len(PurePosixPath(str(each["Destination"])).parts))
-    below = models.relative_to(str(mount["Destination"]))
+    mount = max(enclosing_mounts, key=lambda each: len(PurePosixPath(str(each["Destination"])).parts))
+    subpath = models.relative_to(str(mount["Destination"]))
     kind = mount.get("Type")
-    if kind == "volume" and below == PurePosixPath() and mount.get("Name"):
+    if kind == "volume" and subpath == PurePosixPath() and mount.get("Name"):
         return {"Type": "volume", "Source": str(mount["Name"])}
     if kind in {"bind", "volume"} and mount.get("Source"):
-        return {"Type": "bind", "Source": str(PurePosixPath(str(mount["Source"])) / below)}
+        return {"Type": "bind", "Source": str(PurePosixPath(str(mount["Source"])) / subpath)}
     raise DockerSetupError(f"{models} is a mount of type {kind}, which engines cannot share: use a folder or a volume")
 
 
@@ -84,10 +84,10 @@ def _inspect_self(client: docker.APIClient) -> dict[str, Any] | None:
     mounts = MOUNTINFO.read_text() if MOUNTINFO.exists() else ""
     for container_id in own_container_ids(mounts, socket.gethostname()):
         try:
-            inspected: dict[str, Any] = client.inspect_container(container_id)
+            container: dict[str, Any] = client.inspect_container(container_id)
         except NotFound:
             continue
-        return inspected
+        return container
     return None
 
 

@@ -20,33 +20,33 @@ FIRST_POLL_S: Final = 0.05
 MAX_POLL_S: Final = 0.5
 
 
-async def end(daemon: Daemon, inspected: Inspected, grace_s: float) -> None:
+async def end(daemon: Daemon, container: Inspected, grace_s: float) -> None:
     """Return when the container has ended. Raises RuntimeUnavailableError when it does not."""
-    container_id = str(inspected["Id"])
-    signal = str(inspected["Config"].get("StopSignal") or "SIGTERM")
+    container_id = str(container["Id"])
+    signal = str(container["Config"].get("StopSignal") or "SIGTERM")
     for each, wait_s in ((signal, grace_s), ("SIGKILL", KILL_WAIT_S)):
         await _kill(daemon, container_id, each)
         if await _ended(daemon, container_id, wait_s):
             return
-    raise RuntimeUnavailableError(f"container {inspected['Name']} does not end, not even by SIGKILL")
+    raise RuntimeUnavailableError(f"container {container['Name']} does not end, not even by SIGKILL")
 
 
 async def _kill(daemon: Daemon, container_id: str, signal: str) -> None:
     try:
         await daemon.call(lambda client: client.kill(container_id, signal))
-    except RefusedError as refused:
-        if refused.status not in {404, 409}:  # gone, or not running
+    except RefusedError as refused_error:
+        if refused_error.status not in {404, 409}:  # gone, or not running
             raise
 
 
 async def _ended(daemon: Daemon, container_id: str, wait_s: float) -> bool:
     loop = asyncio.get_running_loop()
-    deadline, pause = loop.time() + wait_s, FIRST_POLL_S
+    deadline, pause_s = loop.time() + wait_s, FIRST_POLL_S
     while True:
-        now = await daemon.call(lambda client: inspect(client, container_id))
-        if now is None or phase_of(now) is not Phase.RUNNING:
+        container = await daemon.call(lambda client: inspect(client, container_id))
+        if container is None or phase_of(container) is not Phase.RUNNING:
             return True
         if loop.time() >= deadline:
             return False
-        await asyncio.sleep(min(pause, max(0.0, deadline - loop.time())))
-        pause = min(MAX_POLL_S, 2 * pause)
+        await asyncio.sleep(min(pause_s, max(0.0, deadline - loop.time())))
+        pause_s = min(MAX_POLL_S, 2 * pause_s)

@@ -26,9 +26,9 @@ class Entry:
 
     def readable_by(self, uid: int, gid: int) -> bool:
         """Whether a process without capabilities can read it, and enter it where it is a folder."""
-        needs = 0o5 if stat.S_ISDIR(self.mode) else 0o4
+        needed_bits = 0o5 if stat.S_ISDIR(self.mode) else 0o4
         shift = 6 if uid == self.uid else 3 if gid == self.gid else 0
-        return (self.mode >> shift) & needs == needs
+        return (self.mode >> shift) & needed_bits == needed_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,17 @@ def entries_to_read(models_root: Path, paths: Iterable[str]) -> list[Entry]:
     not exist is left out: that is preflight's to say.
     """
     root = models_root.resolve()
-    found: dict[Path, Entry] = {}
-    around: dict[Path, Entry] = {}
+    model_entries: dict[Path, Entry] = {}
+    folder_entries: dict[Path, Entry] = {}
     for path in paths:
         target = (root / path).resolve()
         for each in (target, *islice(_below(target), _LOOKED_AT)):
-            _look(each, found)
+            _look(each, model_entries)
         for folder in target.parents:
             if folder.is_relative_to(root):
-                _look(folder, around)
-    _look(root, around)
-    return [*found.values(), *around.values()]
+                _look(folder, folder_entries)
+    _look(root, folder_entries)
+    return [*model_entries.values(), *folder_entries.values()]
 
 
 def _below(target: Path) -> Iterator[Path]:
@@ -83,9 +83,9 @@ def _below(target: Path) -> Iterator[Path]:
             yield Path(folder, name)
 
 
-def _look(path: Path, found: dict[Path, Entry]) -> None:
+def _look(path: Path, entries: dict[Path, Entry]) -> None:
     try:
         status = path.stat()
     except OSError:
         return
-    found[path] = Entry(status.st_uid, status.st_gid, status.st_mode)
+    entries[path] = Entry(status.st_uid, status.st_gid, status.st_mode)

@@ -74,13 +74,13 @@ class ExitWatch:
 
 async def wait_any(processes: Iterable[Process], timeout_s: float) -> None:
     """Return when one of the processes has ended, or after `timeout_s` seconds."""
-    ended = asyncio.Event()
-    watch = ExitWatch(lambda _: ended.set())
+    end_event = asyncio.Event()
+    watch = ExitWatch(lambda _: end_event.set())
     try:
         for process in processes:
             watch.add(process)
         async with asyncio.timeout(timeout_s):
-            await ended.wait()
+            await end_event.wait()
     except TimeoutError:
         return
     finally:

@@ -40,29 +40,29 @@ class Mark:
     """None: not known, the start was interrupted."""
 
 
-def members(mark: Mark, known: Collection[Process] = ()) -> list[Process]:
-    """Every process of a replica that runs, those included that are `known` to be its own.
+def members(mark: Mark, known_processes: Collection[Process] = ()) -> list[Process]:
+    """Every process of a replica that runs, `known_processes` of its own included.
 
     A process that is about to end shows no mark any longer, and may still hold memory; so in the session, which it
     still shows, it counts. Should the session be somebody else's by now, no harm is done: it is ending anyway.
     """
-    seen = {stat.process.pid: stat for stat in stats()}
-    session = mark.leader.pid if mark.leader else None
-    holder = seen.get(session) if session is not None else None
-    kept = holder is not None and holder.process == mark.leader
-    found = []
-    for stat in seen.values():
+    stats_by_pid = {stat.process.pid: stat for stat in stats()}
+    session_id = mark.leader.pid if mark.leader else None
+    holder = stats_by_pid.get(session_id) if session_id is not None else None
+    is_leader_alive = holder is not None and holder.process == mark.leader
+    processes = []
+    for stat in stats_by_pid.values():
         if stat.ended or stat.process.pid == os.getpid():
             continue
         pid = stat.process.pid
-        in_session = session is not None and stat.session == session
+        in_session = session_id is not None and stat.session == session_id
         if (
-            stat.process in known
-            or (in_session and (kept or stat.exiting or _at_home(pid, mark)))
+            stat.process in known_processes
+            or (in_session and (is_leader_alive or stat.exiting or _at_home(pid, mark)))
             or _marked(pid, mark.start_id)
         ):
-            found.append(stat.process)
-    return found
+            processes.append(stat.process)
+    return processes
 
 
 def find_leader(mark: Mark) -> Process | None:
@@ -125,19 +125,19 @@ async def end(mark: Mark, grace_s: float, reap: Callable[[], object]) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + grace_s
     signum = signal.SIGTERM
-    known: set[Process] = set()
-    told: set[Process] = set()
-    while living := await asyncio.to_thread(members, mark, known):
-        known.update(living)
+    known_processes: set[Process] = set()
+    signalled_processes: set[Process] = set()
+    while live_processes := await asyncio.to_thread(members, mark, known_processes):
+        known_processes.update(live_processes)
         if signum is signal.SIGTERM and loop.time() >= deadline:
             signum = signal.SIGKILL
-            told.clear()
+            signalled_processes.clear()
         # What an engine starts to clean up behind itself is left to it, as long as it lives.
-        if not told or mark.leader not in living:
-            for process in set(living) - told:
+        if not signalled_processes or mark.leader not in live_processes:
+            for process in set(live_processes) - signalled_processes:
                 send(process, signum)
-            told.update(living)
-        left = deadline - loop.time() if signum is signal.SIGTERM else RESCAN_S
-        await wait_any(living, max(0.0, left))
+            signalled_processes.update(live_processes)
+        wait_s = deadline - loop.time() if signum is signal.SIGTERM else RESCAN_S
+        await wait_any(live_processes, max(0.0, wait_s))
         reap()
     reap()

@@ -50,16 +50,16 @@ class Launcher:
         self._host = host
         for folder in (work, cache):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = {"python": python, "llama-server": shutil.which("llama-server")}
-        self._executables = {name: path for name, path in found.items() if path}
+        program_paths = {"python": python, "llama-server": shutil.which("llama-server")}
+        self._executables = {name: path for name, path in program_paths.items() if path}
         self._choosing = threading.Lock()
 
     def preflight(self, model: str, definition: Definition) -> str | None:
         """Why an engine could not be started; None: it could."""
         engine = engine_of(definition)
         try:
-            if wrong := check_files(self._models, engine.files(definition)):
-                return wrong
+            if problem := check_files(self._models, engine.files(definition)):
+                return problem
             return check_program(self._render(definition, model, port=1).argv)
         except (ValueError, TypeError, KeyError) as error:
             return f"the definition of {model} cannot be turned into a command line: {error}"
@@ -76,13 +76,13 @@ class Launcher:
     def start(self, request: StartRequest, children: MutableMapping[str, Child]) -> Process | None:
         """Start an engine, our child from then on; None: there is a record of that name. Raises StartError."""
         try:
-            visible = visible_gpus(self._claimed(request.gpus))
+            gpu_env = visible_gpus(self._claimed(request.gpus))
             with self._choosing:
                 record, launch = self._intent(request)
                 if not self._records.create(record):
                     return None
             try:
-                return self._spawn(record, launch, request.token, visible, children)
+                return self._spawn(record, launch, request.token, gpu_env, children)
             except BaseException:
                 self._undo(request.name)
                 raise
@@ -114,20 +114,20 @@ class Launcher:
         record: Record,
         launch: Launch,
         token: str,
-        visible: Mapping[str, str],
+        gpu_env: Mapping[str, str],
         children: MutableMapping[str, Child],
     ) -> Process:
-        work = self._work / record.name
-        work.mkdir(mode=0o700, exist_ok=True)
-        env = inherited(os.environ) | dict(launch.env) | dict(visible)
+        work_dir = self._work / record.name
+        work_dir.mkdir(mode=0o700, exist_ok=True)
+        env = inherited(os.environ) | dict(launch.env) | dict(gpu_env)
         env |= marks(self._instance, record.name, record.start_id)
         if launch.token_env is not None:
             env[launch.token_env] = token
-        output = self._logs.open(record.name)
+        log_fd = self._logs.open(record.name)
         try:
-            child = spawn(launch.argv, env, work, output)
+            child = spawn(launch.argv, env, work_dir, log_fd)
         finally:
-            os.close(output)
+            os.close(log_fd)
         stat = read_stat(child.pid)
         assert stat is not None, "a child that was not reaped has its entry"
         children[record.name] = child
@@ -158,6 +158,6 @@ class Launcher:
         if gpus is None:
             raise StartError(f"the GPUs cannot be read: {self._nvml.error}")
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
-        if missing := sorted(set(uuids) - set(by_uuid)):
-            raise StartError(f"GPU {missing[0]} is not there")
+        if missing_uuids := sorted(set(uuids) - set(by_uuid)):
+            raise StartError(f"GPU {missing_uuids[0]} is not there")
         return [by_uuid[uuid] for uuid in uuids]

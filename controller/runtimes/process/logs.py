@@ -41,8 +41,8 @@ class Place:
     def parse(cls, cursor: str | None) -> Place | None:
         """None: at the beginning, or the text is no cursor of ours."""
         match = re.fullmatch(r"(\d{1,20})_(\d{1,18})_(\S+)", cursor or "", re.ASCII)
-        given = Given.parse(match[3]) if match else None
-        return cls(int(match[1]), int(match[2]), given) if match and given else None
+        mark = Given.parse(match[3]) if match else None
+        return cls(int(match[1]), int(match[2]), mark) if match and mark else None
 
     def __str__(self) -> str:
         return f"{self.cut_at}_{self.offset}_{self.given}"
@@ -60,10 +60,10 @@ class Logs:
         self._limit = limit_bytes
         # Nobody reads on while a log is cut: the copy would be taken for new lines.
         self._moving = threading.Lock()
-        ended = folder / "ended"
-        for each in (folder, ended):
+        ended_folder = folder / "ended"
+        for each in (folder, ended_folder):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.kept = KeptLogs(ended)
+        self.kept = KeptLogs(ended_folder)
 
     def path(self, name: str) -> Path:
         """Where an engine writes."""
@@ -112,46 +112,46 @@ class Logs:
             self._earlier(name).unlink(missing_ok=True)
             self.path(name).unlink(missing_ok=True)
 
-    def after(self, name: str, cursor: str | None, lines: int, *, ended: bool) -> LogPart | None:
-        """What was written after `cursor`, at first the last lines. `ended`: nothing will be written any more.
+    def after(self, name: str, cursor: str | None, lines: int, *, has_ended: bool) -> LogPart | None:
+        """What was written after `cursor`, at first the last lines. `has_ended`: nothing will be written any more.
 
         Whole lines, each once. A line that is being written while the log is cut may be torn. None: there is no log.
         """
-        place = Place.parse(cursor)
+        log_cursor = Place.parse(cursor)
         with self._moving:
             try:
                 with self.path(name).open("rb") as file:
-                    return self._part(name, file, place, lines, ended=ended)
+                    return self._part(name, file, log_cursor, lines, has_ended=has_ended)
             except FileNotFoundError:
-                return self._kept_part(name, place, lines)
+                return self._kept_part(name, log_cursor, lines)
 
-    def _part(self, name: str, file: BinaryIO, place: Place | None, lines: int, *, ended: bool) -> LogPart:
+    def _part(self, name: str, file: BinaryIO, log_cursor: Place | None, lines: int, *, has_ended: bool) -> LogPart:
         cut_at = self._cut_at(name)
-        if place is None:
+        if log_cursor is None:
             data = _last_of(file, PART_BYTES)
             end = file.tell()  # it grows meanwhile
             if len(data) == end:
                 data = _last(self._earlier(name), PART_BYTES - end) + data
-            part = whole(data, ended=ended)
+            part = whole(data, has_ended=has_ended)
             offset = max(0, end - (len(data) - len(part)))
-            return LogPart(last_lines(part, lines), str(Place(cut_at, offset, Given.of(part))), not ended)
+            return LogPart(last_lines(part, lines), str(Place(cut_at, offset, Given.of(part))), not has_ended)
         size = file.seek(0, os.SEEK_END)
-        if place.cut_at != cut_at or place.offset > size:
-            part = whole(place.given.rest_of(_last(self._earlier(name), PART_BYTES)), ended=False)
-            return LogPart(tuple(plain_lines(part)), str(Place(cut_at, 0, place.given.then(part))), running=True)
-        file.seek(place.offset)
-        part = whole(file.read(PART_BYTES + 1), ended=ended)
-        offset = place.offset + len(part)
+        if log_cursor.cut_at != cut_at or log_cursor.offset > size:
+            part = whole(log_cursor.given.rest_of(_last(self._earlier(name), PART_BYTES)), has_ended=False)
+            return LogPart(tuple(plain_lines(part)), str(Place(cut_at, 0, log_cursor.given.then(part))), running=True)
+        file.seek(log_cursor.offset)
+        part = whole(file.read(PART_BYTES + 1), has_ended=has_ended)
+        offset = log_cursor.offset + len(part)
         # Behind a cut, what was given before it need not be what stands before this.
-        given = place.given.then(part) if place.offset or not part else Given.of(part)
-        cursor = str(Place(cut_at, offset, given))
-        return LogPart(tuple(plain_lines(part)), cursor, running=not ended or offset < size)
+        mark = log_cursor.given.then(part) if log_cursor.offset or not part else Given.of(part)
+        cursor = str(Place(cut_at, offset, mark))
+        return LogPart(tuple(plain_lines(part)), cursor, running=not has_ended or offset < size)
 
-    def _kept_part(self, name: str, place: Place | None, lines: int) -> LogPart | None:
+    def _kept_part(self, name: str, log_cursor: Place | None, lines: int) -> LogPart | None:
         data = self.kept.read(name)
         if data is None:
-            return LogPart((), str(place), running=False) if place else None
-        return kept_part(data, place.given if place else None, lines, str(Place(0, 0, Given.of(data))))
+            return LogPart((), str(log_cursor), running=False) if log_cursor else None
+        return kept_part(data, log_cursor.given if log_cursor else None, lines, str(Place(0, 0, Given.of(data))))
 
     def _cut_at(self, name: str) -> int:
         try:
@@ -189,8 +189,8 @@ def _last_of(file: BinaryIO, count: int) -> bytes:
     file.seek(max(0, size - count))
     data = file.read(count)
     if size > count:
-        _, newline, rest = data.partition(b"\n")
-        return rest if newline and rest else data
+        _, newline, lines = data.partition(b"\n")
+        return lines if newline and lines else data
     return data
 
 

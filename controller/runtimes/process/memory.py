@@ -17,22 +17,22 @@ def host_mib(processes: Iterable[Process]) -> int | None:
     What they share counts once (PSS). But not less than the largest of them holds (RSS): the half of a model file that
     another replica has mapped as well is needed in full, once that one is gone.
     """
-    shares, largest = 0, 0
+    pss_bytes, largest_rss = 0, 0
     for process in processes:
         rss, pss = _held(process)
-        shares, largest = shares + pss, max(largest, rss)
-    return -(-max(shares, largest) // _MIB) or None
+        pss_bytes, largest_rss = pss_bytes + pss, max(largest_rss, rss)
+    return -(-max(pss_bytes, largest_rss) // _MIB) or None
 
 
 def _held(process: Process) -> tuple[int, int]:
     """Bytes of RSS and PSS; zeros: it has ended, or it is not ours to look at."""
     try:
-        seen = psutil.Process(process.pid)
+        ps_process = psutil.Process(process.pid)
         try:
-            memory = seen.memory_full_info()
+            memory = ps_process.memory_full_info()
             rss, pss = memory.rss, memory.pss
         except psutil.AccessDenied:
-            rss = pss = seen.memory_info().rss
+            rss = pss = ps_process.memory_info().rss
     except (psutil.Error, OSError):
         return 0, 0
     stat = read_stat(process.pid)

@@ -36,11 +36,11 @@ def check_program(argv: Sequence[str]) -> str | None:
     its last log line, what it lacks.
     """
     program = argv[0]
-    if wrong := _check_executable(program):
-        return wrong
-    worker = argv[3] if tuple(argv[1:3]) == ("-m", "worker") else None
-    if program == sys.executable and worker is not None and worker in _PACKAGES:
-        package, extra = _PACKAGES[worker]
+    if problem := _check_executable(program):
+        return problem
+    worker_engine = argv[3] if tuple(argv[1:3]) == ("-m", "worker") else None
+    if program == sys.executable and worker_engine is not None and worker_engine in _PACKAGES:
+        package, extra = _PACKAGES[worker_engine]
         if importlib.util.find_spec(package) is None:
             return f"Python package {package} is not installed: pip install 'roundhouse[{extra}]'"
     return None

@@ -104,13 +104,13 @@ class Records:
             record = self._read(path)
             if record is None:
                 return None
-            changed = record.model_copy(update=changes)
+            changed_record = record.model_copy(update=changes)
             try:
-                if changed != record:
-                    write_atomic(path, changed.model_dump_json(indent=1).encode())
+                if changed_record != record:
+                    write_atomic(path, changed_record.model_dump_json(indent=1).encode())
             except OSError as error:
                 log.warning("%s cannot be written: %s", path, error.strerror or error)
-            return changed
+            return changed_record
 
     def begun(self, name: str, leader: Process) -> Record | None:
         """The engine runs."""
@@ -125,8 +125,8 @@ class Records:
 
     def _paths(self) -> Iterator[Path]:
         # Not glob, which finds nothing in a folder that is away or cannot be read: unknown is not empty.
-        ours = (path for path in self._folder.iterdir() if path.name.startswith(f"rh-{self._instance}-"))
-        yield from sorted(path for path in ours if path.suffix == ".json")
+        own_paths = (path for path in self._folder.iterdir() if path.name.startswith(f"rh-{self._instance}-"))
+        yield from sorted(path for path in own_paths if path.suffix == ".json")
 
     def _path(self, name: str) -> Path:
         if not name.startswith(f"rh-{self._instance}-") or "/" in name:

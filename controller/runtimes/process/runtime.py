@@ -87,20 +87,20 @@ class ProcessRuntime:
         """Every replica of this instance. Children of an engine that has ended are ended now; until they are gone,
         it counts as running, since they hold its memory."""
         with _state_errors():
-            looked = await asyncio.to_thread(self._look)
+            observations = await asyncio.to_thread(self._look)
         watch = self._exits()
-        for seen, record, lingers in looked:
-            if lingers:
+        for replica, record, has_orphans in observations:
+            if has_orphans:
                 self._sweep(record)
-            elif seen.phase is Phase.RUNNING and record.leader is not None:
+            elif replica.phase is Phase.RUNNING and record.leader is not None:
                 watch.add(record.leader)
-        return [seen for seen, _, _ in looked]
+        return [replica for replica, _, _ in observations]
 
     def _look(self) -> tuple[tuple[SeenReplica, Record, bool], ...]:
-        now_boot = boot_id()
-        return tuple(self._see(record, now_boot) for record in self._records.all())
+        current_boot = boot_id()
+        return tuple(self._see(record, current_boot) for record in self._records.all())
 
-    def _see(self, record: Record, now_boot: str) -> tuple[SeenReplica, Record, bool]:
+    def _see(self, record: Record, current_boot: str) -> tuple[SeenReplica, Record, bool]:
         self._logs.bound(record.name)
         if record.leader is None:
             record = self._found(record)
@@ -108,13 +108,13 @@ class ProcessRuntime:
                 return self._seen(record, Phase.CREATED), record, False
         if record.ended:
             return self._seen(record, Phase.EXITED), record, False
-        same_boot = record.boot_id == now_boot
-        if same_boot and record.leader is not None and alive(record.leader):
+        is_same_boot = record.boot_id == current_boot
+        if is_same_boot and record.leader is not None and alive(record.leader):
             return self._seen(record, Phase.RUNNING), record, False
-        code = self._reap(record.name)  # not before: it would be asked too early
-        if same_boot and members(self._mark(record)):
+        exit_code = self._reap(record.name)  # not before: it would be asked too early
+        if is_same_boot and members(self._mark(record)):
             return self._seen(record, Phase.RUNNING), record, True
-        record = self._records.update(record.name, ended=True, exit_code=code) or record
+        record = self._records.update(record.name, ended=True, exit_code=exit_code) or record
         return self._seen(record, Phase.EXITED), record, False
 
     def _found(self, record: Record) -> Record:
@@ -126,7 +126,7 @@ class ProcessRuntime:
         return self._records.begun(record.name, leader) or record
 
     def _seen(self, record: Record, phase: Phase) -> SeenReplica:
-        exited = phase is Phase.EXITED
+        has_exited = phase is Phase.EXITED
         return SeenReplica(
             id=record.id,
             name=record.name,
@@ -135,7 +135,7 @@ class ProcessRuntime:
             started_at=record.started_at,
             base_url=None if phase is Phase.CREATED else f"http://{record.host}:{record.port}",
             claims=record.claims,
-            exit=Exit(record.exit_code, log_tail=self._logs.tail(record.name, EXIT_LINES)) if exited else None,
+            exit=Exit(record.exit_code, log_tail=self._logs.tail(record.name, EXIT_LINES)) if has_exited else None,
             argv=record.argv,
         )
 
@@ -162,7 +162,7 @@ class ProcessRuntime:
 
     def _log_after(self, name: str, cursor: str | None, lines: int) -> LogPart | None:
         record = self._records.get(name)  # first: what it wrote before it ended is there then
-        part = self._logs.after(name, cursor, lines, ended=record is None or record.ended)
+        part = self._logs.after(name, cursor, lines, has_ended=record is None or record.ended)
         return LogPart((), cursor or "", running=True) if part is None and record is not None else part
 
     async def rendered(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
@@ -177,8 +177,8 @@ class ProcessRuntime:
 
     async def _processes(self) -> dict[str, builtins.list[int]]:
         def look() -> dict[str, list[int]]:
-            running = (record for record in self._records.all() if not record.ended)
-            return {each.name: [process.pid for process in members(self._mark(each))] for each in running}
+            running_records = (record for record in self._records.all() if not record.ended)
+            return {each.name: [process.pid for process in members(self._mark(each))] for each in running_records}
 
         with _state_errors():
             return await asyncio.to_thread(look)
@@ -275,9 +275,9 @@ class ProcessRuntime:
         deadline = asyncio.get_running_loop().time() + UNSEEN_S
         while True:
             # An interrupted start may have left a child that holds the log and is not yet the engine: no mark shows.
-            unseen = record.leader is None and await asyncio.to_thread(self._logs.written_to, name)
+            may_be_starting = record.leader is None and await asyncio.to_thread(self._logs.written_to, name)
             await end(self._mark(record), grace_s, lambda: self._reap(name))
-            if not unseen or asyncio.get_running_loop().time() >= deadline:
+            if not may_be_starting or asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(POLL_S)
         await asyncio.to_thread(self._forget, name)

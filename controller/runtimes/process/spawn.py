@@ -32,9 +32,9 @@ _PORT_TRIES: Final = 32
 
 def inherited(controller: Mapping[str, str]) -> dict[str, str]:
     """The part of the controller's environment that engines may see."""
-    kept = {key: value for key, value in controller.items() if key in _INHERITED or key.startswith("LC_")}
+    kept_variables = {key: value for key, value in controller.items() if key in _INHERITED or key.startswith("LC_")}
     # What a Python engine prints to a file would else be held back, and be lost when it is killed.
-    return {"PYTHONUNBUFFERED": "1"} | kept
+    return {"PYTHONUNBUFFERED": "1"} | kept_variables
 
 
 def marks(instance: str, name: str, start_id: str) -> dict[str, str]:
@@ -49,7 +49,7 @@ def visible_gpus(gpus: Sequence[Gpu]) -> dict[str, str]:
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(names)}
 
 
-def free_port(host: str, taken: Collection[int]) -> int:
+def free_port(host: str, taken_ports: Collection[int]) -> int:
     """A port that nothing listens on and that no other engine was given. Raises StartError.
 
     Somebody else may take it before the engine does: the engine then says so and ends, and is started anew.
@@ -60,7 +60,7 @@ def free_port(host: str, taken: Collection[int]) -> int:
                 port: int = probe.getsockname()[1]
         except OSError as error:
             raise StartError(f"no port can be had on {host}: {error.strerror or error}") from error
-        if port not in taken:
+        if port not in taken_ports:
             return port
     raise StartError(f"no port is free on {host}")
 

@@ -48,9 +48,9 @@ def read_stat(pid: int) -> Stat | None:
         return None
     # The command's name is in parentheses and may hold anything, parentheses too.
     fields = text[text.rindex(b")") + 2 :].split()
-    state, parent, session, flags, threads, started = (fields[number] for number in (0, 1, 3, 6, 17, 19))
-    ended = state in {b"Z", b"X"} and int(threads) <= 1
-    return Stat(Process(pid, int(started)), int(parent), int(session), ended, bool(int(flags) & _PF_EXITING))
+    state, parent, session, flags, threads, start_ticks = (fields[number] for number in (0, 1, 3, 6, 17, 19))
+    has_ended = state in {b"Z", b"X"} and int(threads) <= 1
+    return Stat(Process(pid, int(start_ticks)), int(parent), int(session), has_ended, bool(int(flags) & _PF_EXITING))
 
 
 def stats() -> Iterator[Stat]:

@@ -30,6 +30,7 @@ from mypy.nodes import (
     NameExpr,
     Node,
     RefExpr,
+    StrExpr,
     TypeInfo,
     Var,
 )
@@ -200,7 +201,33 @@ class Finder:
         else:
             self.unknown.append(f"{self.path}:{o.line}: place of .{o.name} not found")
 
+    def visit_patch(self, o: CallExpr) -> None:
+        """`setattr(owner, "name", value)` of a test: the name is text."""
+        place = next((number for number, each in enumerate(o.args) if isinstance(each, StrExpr)), None)
+        if not isinstance(o.callee, MemberExpr) or o.callee.name not in ("setattr", "object") or place != 1:
+            return
+        owner, text = o.args[0], o.args[1]
+        assert isinstance(text, StrExpr)
+        if isinstance(owner, RefExpr) and isinstance(owner.node, MypyFile):
+            if new := self.wanted.get(f"{owner.node.fullname}.{text.value}"):
+                self.mark(text.line, text.column, text.value, new)
+            return
+        if text.value not in self.members:
+            return
+        owners = instances(self.types.get(owner))
+        if isinstance(owner, RefExpr) and isinstance(owner.node, TypeInfo):
+            owners = [(owner.node, True)]
+        for info, _ in owners or []:
+            for base in info.mro:
+                if text.value in base.names:
+                    if new := self.members[text.value].get(base.fullname):
+                        self.mark(text.line, text.column, text.value, new)
+                    break
+        if not owners:
+            self.unknown.append(f"{self.path}:{o.line}: setattr of {text.value} on an unknown type")
+
     def visit_call_expr(self, o: CallExpr) -> None:
+        self.visit_patch(o)
         for name, argument in zip(o.arg_names, o.args):
             if name is None or name not in self.members:
                 continue
@@ -249,6 +276,11 @@ class Finder:
             self.mark(o.line, o.column, o.name, self.wanted[f"{o.info.fullname}.{o.name}"])
 
     def visit_assignment_stmt(self, o: AssignmentStmt) -> None:
+        if isinstance(o.lvalues[0], NameExpr) and o.lvalues[0].name == "__slots__":
+            info = o.lvalues[0].node.info if isinstance(o.lvalues[0].node, Var) else None
+            for text in walk(o.rvalue):
+                if info and isinstance(text, StrExpr) and (new := self.wanted.get(f"{info.fullname}.{text.value}")):
+                    self.mark(text.line, text.column, text.value, new)
         for left in o.lvalues:
             if (
                 isinstance(left, NameExpr)

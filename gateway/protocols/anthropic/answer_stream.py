@@ -76,13 +76,13 @@ class MessagesWriter:
 
     def text(self, text: str, logprobs: list[Fields] | None) -> bytes:
         """See AnswerWriter."""
-        opened = b"" if self._kind == "text" else self._opened("text", text)
-        return b"" if opened is None else opened + self._delta_start + quoted(text) + _DELTA_END
+        opening_events = b"" if self._kind == "text" else self._opened("text", text)
+        return b"" if opening_events is None else opening_events + self._delta_start + quoted(text) + _DELTA_END
 
     def thought(self, text: str) -> bytes:
         """See AnswerWriter."""
-        opened = b"" if self._kind == "thinking" else self._opened("thinking", text)
-        return b"" if opened is None else opened + self._delta_start + quoted(text) + _DELTA_END
+        opening_events = b"" if self._kind == "thinking" else self._opened("thinking", text)
+        return b"" if opening_events is None else opening_events + self._delta_start + quoted(text) + _DELTA_END
 
     def refusal(self, text: str) -> bytes:
         """See AnswerWriter. It is text, and the reason why the message ends."""
@@ -173,25 +173,25 @@ class MessagesWriter:
         return b"".join(out)
 
     def _begun(self, block: _Block) -> bytes:
-        closed = self._closed()
+        closing_events = self._closed()
         self._index += 1
         self._kind = kind = block.kind
         self._call = block if kind == "tool_use" else None
         delta, name = _DELTAS[kind]
-        place = b'{"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":' % (self._index, delta, name)
-        self._delta_start = b"event: content_block_delta\ndata: " + place
-        return closed + _event("content_block_start", {"index": self._index, "content_block": block.beginning})
+        start = b'{"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":' % (self._index, delta, name)
+        self._delta_start = b"event: content_block_delta\ndata: " + start
+        return closing_events + _event("content_block_start", {"index": self._index, "content_block": block.beginning})
 
     def _closed(self) -> bytes:
         if self._kind is None:
             return b""
         # Thoughts are signed, so that they can be trusted when they come back; nobody here signs or checks.
-        signed = b""
+        signature_event = b""
         if self._kind == "thinking":
             delta = {"type": "signature_delta", "signature": ""}
-            signed = _event("content_block_delta", {"index": self._index, "delta": delta})
+            signature_event = _event("content_block_delta", {"index": self._index, "delta": delta})
         self._kind = None
-        return signed + _event("content_block_stop", {"index": self._index})
+        return signature_event + _event("content_block_stop", {"index": self._index})
 
 
 def _event(kind: str, fields: Fields) -> bytes:
@@ -212,9 +212,9 @@ def _json(text: str) -> Any:
     return errors.decoded(text.encode(errors="replace"))
 
 
-def _usage(told: Tokens | None) -> Fields:
+def _usage(reported_tokens: Tokens | None) -> Fields:
     """Anthropic's input tokens are those that no cache had. There must be numbers, whether they are known or not."""
-    tokens = told or Tokens()
+    tokens = reported_tokens or Tokens()
     usage: Fields = {
         "input_tokens": max(0, tokens.prompt - tokens.cached),
         "cache_read_input_tokens": tokens.cached,

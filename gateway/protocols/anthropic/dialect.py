@@ -42,9 +42,9 @@ class MessagesEvents(PassingEvents):
     def _seen(self, event: bytes) -> bytes:
         if self._usage_mark in event:
             fields = errors.decoded(data_of(event))
-            told = usage_told(fields) if isinstance(fields, dict) else None
-            if told is not None:
-                self._told |= told
+            counts = usage_told(fields) if isinstance(fields, dict) else None
+            if counts is not None:
+                self._told |= counts
                 self.usage = usage.usage_of(self._told)
         if self._error_mark in event and _ERROR_NAME.search(event):
             return _in_form(event)
@@ -122,8 +122,8 @@ def as_error_event(body: bytes) -> bytes:
 def usage_told(fields: Fields) -> Fields | None:
     """The counts that an event tells: those of `message_start` stand in its message."""
     message = fields.get("message")
-    told = (message if isinstance(message, dict) else fields).get("usage")
-    return {name: value for name, value in told.items() if value is not None} if isinstance(told, dict) else None
+    counts = (message if isinstance(message, dict) else fields).get("usage")
+    return {name: value for name, value in counts.items() if value is not None} if isinstance(counts, dict) else None
 
 
 def _in_form(event: bytes) -> bytes:

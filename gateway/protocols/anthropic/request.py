@@ -72,25 +72,25 @@ def prompt_of(fields: Fields, *, needs_limit: bool = True) -> Prompt:
 
 
 def _passed(fields: Fields) -> Fields:
-    passed = {name: value for name, value in fields.items() if name not in _NOT_PASSED}
+    passed_fields = {name: value for name, value in fields.items() if name not in _NOT_PASSED}
     user = (optional(fields, "metadata", dict) or {}).get("user_id")
     if isinstance(user, str) and user:
-        passed.setdefault("user", user)
-    return passed
+        passed_fields.setdefault("user", user)
+    return passed_fields
 
 
 def _stop(fields: Fields) -> tuple[str, ...]:
-    told = optional(fields, "stop_sequences", list) or ()
-    return tuple([text(each, f"stop_sequences[{number}]") for number, each in enumerate(told)])
+    sequences = optional(fields, "stop_sequences", list) or ()
+    return tuple([text(each, f"stop_sequences[{number}]") for number, each in enumerate(sequences)])
 
 
 def _tools(fields: Fields) -> tuple[Tool, ...]:
-    told = optional(fields, "tools", list) or ()
-    return tuple([_tool(each, f"tools[{number}]") for number, each in enumerate(told)])
+    declarations = optional(fields, "tools", list) or ()
+    return tuple([_tool(each, f"tools[{number}]") for number, each in enumerate(declarations)])
 
 
-def _tool(told: Any, place: str) -> Tool:
-    tool: Fields = needed(told, dict, place)
+def _tool(declaration: Any, place: str) -> Tool:
+    tool: Fields = needed(declaration, dict, place)
     kind = tool.get("type")
     if kind not in (None, "custom"):
         why = "a tool of Anthropic's own, which no model here knows: declare it with a `name` and an `input_schema`"
@@ -106,25 +106,25 @@ def _tool(told: Any, place: str) -> Tool:
 
 def _tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> tuple[ToolChoice | None, bool | None]:
     """The choice, and whether several calls may come at once where the request says so."""
-    told = optional(fields, "tool_choice", dict)
-    if told is None:
+    choice = optional(fields, "tool_choice", dict)
+    if choice is None:
         return None, None
-    kind = _CHOICES[one_of(told.get("type"), _CHOICES, "tool_choice.type")]
+    kind = _CHOICES[one_of(choice.get("type"), _CHOICES, "tool_choice.type")]
     name = None
     if kind == "named":
-        name = one_of(told.get("name"), [tool.name for tool in tools], "tool_choice.name")
-    one_only = optional(told, "disable_parallel_tool_use", bool, "tool_choice.")
-    return ToolChoice(kind, name), None if one_only is None else not one_only
+        name = one_of(choice.get("name"), [tool.name for tool in tools], "tool_choice.name")
+    is_single = optional(choice, "disable_parallel_tool_use", bool, "tool_choice.")
+    return ToolChoice(kind, name), None if is_single is None else not is_single
 
 
-def _thinking(told: Any) -> tuple[Thinking | None, int | None]:
+def _thinking(setting: Any) -> tuple[Thinking | None, int | None]:
     """Whether to think, and the most tokens for it. In Anthropic's object, `adaptive` and what is newer leave it to the
     model; the word alone is what chat completions take here."""
-    if told is None:
+    if setting is None:
         return None, None
-    if isinstance(told, str):
-        return _MODES[one_of(told, _MODES, "thinking")], None
-    thinking: Fields = needed(told, dict, "thinking")
+    if isinstance(setting, str):
+        return _MODES[one_of(setting, _MODES, "thinking")], None
+    thinking: Fields = needed(setting, dict, "thinking")
     kind = field(thinking, "type", str, "thinking")
     tokens = optional(thinking, "budget_tokens", int, "thinking.")
     if tokens is not None and tokens < 1:
@@ -135,12 +135,12 @@ def _thinking(told: Any) -> tuple[Thinking | None, int | None]:
 def _output(fields: Fields) -> tuple[str | None, OutputFormat | None]:
     """Effort and form. `output_format` is what the form was called before `output_config`."""
     config: Fields = optional(fields, "output_config", dict) or {}
-    told = config.get("effort")
-    effort = None if told is None else _EFFORTS[one_of(told, _EFFORTS, "output_config.effort")]
-    place, form = "output_config.format", optional(config, "format", dict, "output_config.")
-    if form is None:
-        place, form = "output_format", optional(fields, "output_format", dict)
-    if form is None:
+    effort_word = config.get("effort")
+    effort = None if effort_word is None else _EFFORTS[one_of(effort_word, _EFFORTS, "output_config.effort")]
+    place, output_format = "output_config.format", optional(config, "format", dict, "output_config.")
+    if output_format is None:
+        place, output_format = "output_format", optional(fields, "output_format", dict)
+    if output_format is None:
         return effort, None
-    one_of(form.get("type"), ("json_schema",), f"{place}.type")
-    return effort, OutputFormat(field(form, "schema", dict, place), place=place)
+    one_of(output_format.get("type"), ("json_schema",), f"{place}.type")
+    return effort, OutputFormat(field(output_format, "schema", dict, place), place=place)

@@ -57,9 +57,9 @@ class MessagesGathering(GatheredEvents):
             block = self._blocks[index] = _Block({})
         block.add(delta)
 
-    def _count(self, told: Any) -> None:
-        if isinstance(told, dict):
-            self._usage |= {name: value for name, value in told.items() if value is not None}
+    def _count(self, counts: Any) -> None:
+        if isinstance(counts, dict):
+            self._usage |= {name: value for name, value in counts.items() if value is not None}
             self.usage = usage.usage_of(self._usage)
 
     def _answer(self) -> Any:
@@ -86,11 +86,11 @@ class _Block:
         if name is not None and isinstance(delta.get(name), str):
             self._texts.setdefault(name, []).append(delta[name])
             return
-        for other, value in delta.items():
-            if other == "citation":
+        for field, value in delta.items():
+            if field == "citation":
                 self._fields["citations"] = grown(self._fields.get("citations") or [], [value])
-            elif other != "type":
-                self._fields[other] = grown(self._fields.get(other), value)
+            elif field != "type":
+                self._fields[field] = grown(self._fields.get(field), value)
 
     def whole(self) -> Fields:
         """The block as a blocking answer has it."""

@@ -54,15 +54,15 @@ def _add(turns: list[Turn], turn: Turn) -> None:
     if isinstance(last, User) and isinstance(turn, User):
         turns[-1] = replace(last, parts=last.parts + turn.parts)
     elif isinstance(last, Assistant) and isinstance(turn, Assistant):
-        said = "\n\n".join(filter(None, (last.text, turn.text)))
+        text = "\n\n".join(filter(None, (last.text, turn.text)))
         thought = "\n\n".join(filter(None, (last.thought, turn.thought)))
-        turns[-1] = replace(last, text=said, thought=thought, calls=last.calls + turn.calls)
+        turns[-1] = replace(last, text=text, thought=thought, calls=last.calls + turn.calls)
     else:
         turns.append(turn)
 
 
-def _message(told: Any, place: str) -> Iterable[Turn]:
-    message: Fields = needed(told, dict, place)
+def _message(value: Any, place: str) -> Iterable[Turn]:
+    message: Fields = needed(value, dict, place)
     role, content = message.get("role"), message.get("content")
     if role == "user":
         return _user(content, place)
@@ -78,9 +78,9 @@ def _system(content: Any, place: str, turn_place: str = "system") -> Iterator[Sy
         return
     texts = [content] if isinstance(content, str) else [_text_only(*each) for each in _blocks(content, place)]
     for each in texts:
-        said = _BILLING.sub("", each, count=1) if each.startswith("x-anthropic-billing-header:") else each
-        if said:
-            yield System(said, turn_place)
+        text = _BILLING.sub("", each, count=1) if each.startswith("x-anthropic-billing-header:") else each
+        if text:
+            yield System(text, turn_place)
 
 
 def _text_only(block: Fields, place: str) -> str:
@@ -122,8 +122,8 @@ def _assistant(content: Any, place: str) -> Assistant:
                 calls.append(_call(block, block_place))
             case "redacted_thinking":
                 pass  # encrypted for Anthropic's models
-            case other:
-                raise none_of(other, ("text", "thinking", "redacted_thinking", "tool_use"), f"{block_place}.type")
+            case kind:
+                raise none_of(kind, ("text", "thinking", "redacted_thinking", "tool_use"), f"{block_place}.type")
     return Assistant("".join(texts), "\n\n".join(thoughts), tuple(calls), place=place)
 
 
@@ -164,14 +164,14 @@ def _image_url(source: Fields, place: str) -> str:
 
 def _document(block: Fields, place: str) -> tuple[Part, ...]:
     """A text, after its title and context where it has them."""
-    head = [Text(said) for name in ("title", "context") if (said := optional(block, name, str, f"{place}."))]
+    heading = [Text(text) for name in ("title", "context") if (text := optional(block, name, str, f"{place}."))]
     source: Fields = field(block, "source", dict, place)
     place = f"{place}.source"
     kind = source.get("type")
     if kind == "text":
-        return (*head, Text(field(source, "data", str, place)))
+        return (*heading, Text(field(source, "data", str, place)))
     if kind == "content":
-        return (*head, *_content(source.get("content"), f"{place}.content"))
+        return (*heading, *_content(source.get("content"), f"{place}.content"))
     message = f"No model here reads documents of the type {kind!r:.60}: send their text (a source of the type `text`)."
     raise RoundhouseError("modality_unsupported", message, param=place)
 

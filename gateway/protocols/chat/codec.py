@@ -94,14 +94,14 @@ def finish_of(choice: Fields) -> Finish:
 
 def stop_sequence_of(choice: Fields) -> str | None:
     """The stop string that ended a choice: vLLM and our worker tell it (`stop_reason`)."""
-    told = choice.get("stop_reason")
-    return told if isinstance(told, str) else None
+    reason = choice.get("stop_reason")
+    return reason if isinstance(reason, str) else None
 
 
 def logprobs_of(choice: Fields) -> list[Fields] | None:
     """The probabilities that come with a choice or a part of one."""
-    told = choice.get("logprobs")
-    content = told.get("content") if isinstance(told, dict) else None
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
     return [each for each in content if isinstance(each, dict)] if isinstance(content, list) else None
 
 
@@ -126,8 +126,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _calls(told: Any) -> Iterable[Call]:
-    for number, call in enumerate(told if isinstance(told, list) else ()):
+def _calls(calls: Any) -> Iterable[Call]:
+    for number, call in enumerate(calls if isinstance(calls, list) else ()):
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
             name, arguments = _text(function.get("name")), _text(function.get("arguments"))
@@ -136,12 +136,12 @@ def _calls(told: Any) -> Iterable[Call]:
 
 def _messages(turns: tuple[Turn, ...]) -> list[Fields]:
     """Most templates take one system message, the first: so those that lead become one."""
-    leading = 0
-    while leading < len(turns) and isinstance(turns[leading], System):
-        leading += 1
-    said = [turn.text for turn in turns[:leading] if isinstance(turn, System)]
-    first: list[Fields] = [{"role": "system", "content": "\n\n".join(said)}] if said else []
-    return first + [_message(turn) for turn in turns[leading:]]
+    leading_count = 0
+    while leading_count < len(turns) and isinstance(turns[leading_count], System):
+        leading_count += 1
+    leading_texts = [turn.text for turn in turns[:leading_count] if isinstance(turn, System)]
+    first: list[Fields] = [{"role": "system", "content": "\n\n".join(leading_texts)}] if leading_texts else []
+    return first + [_message(turn) for turn in turns[leading_count:]]
 
 
 def _message(turn: Turn) -> Fields:

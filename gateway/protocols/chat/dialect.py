@@ -61,8 +61,8 @@ class OpenAIDialect(EnvelopeDialect):
 
     def events(self, request: InferenceRequest) -> Events:
         """See Dialect."""
-        made = ChatEvents if self._is_chat else OpenAIEvents
-        return made(strip_usage=not request.wants_usage)
+        stream_class = ChatEvents if self._is_chat else OpenAIEvents
+        return stream_class(strip_usage=not request.wants_usage)
 
     def gathering(self, request: InferenceRequest) -> Gathering | None:
         """None, beside what `differs_as_stream` says, where probabilities are asked for and a stream of llama-server

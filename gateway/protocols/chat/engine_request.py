@@ -25,9 +25,9 @@ def for_engine(request: InferenceRequest, route: ModelRoute) -> InferenceRequest
     - a `tool_choice` that the engine does not know as fewer `tools`.
     """
     fields = request.fields
-    made = fields
+    engine_fields = fields
     if "thinking" in fields or "reasoning_effort" in fields:
-        made = thought_of(made, route)
+        engine_fields = thought_of(engine_fields, route)
     messages = fields.get("messages")
     if isinstance(messages, list) and route.backend != _REMOTE:
         for message in messages:
@@ -36,11 +36,11 @@ def for_engine(request: InferenceRequest, route: ModelRoute) -> InferenceRequest
                 and ("reasoning" in message or "reasoning_content" in message)
                 and in_message(message) is not message
             ):
-                made = made | {"messages": [in_message(each) for each in messages]}
+                engine_fields = engine_fields | {"messages": [in_message(each) for each in messages]}
                 break
     if "tool_choice" in fields and route.backend != _REMOTE:
-        made = narrowed(made, names_one=route.backend == llama_server.BACKEND)
-    return request if made is fields else replace(request, raw=json_bytes(made), fields=made)
+        engine_fields = narrowed(engine_fields, names_one=route.backend == llama_server.BACKEND)
+    return request if engine_fields is fields else replace(request, raw=json_bytes(engine_fields), fields=engine_fields)
 
 
 def in_own_words(fields: Fields, route: ModelRoute) -> Fields:
@@ -60,15 +60,15 @@ def in_own_words(fields: Fields, route: ModelRoute) -> Fields:
 def thought_of(fields: Fields, route: ModelRoute) -> Fields:
     """The fields with `thinking` and `reasoning_effort: none` in the words of the model's engine."""
     control, word, effort = route.thinking_control, fields.get("thinking"), fields.get("reasoning_effort")
-    asked = cast("thinking.Asked", word) if isinstance(word, str) and word != "default" else None
-    dropped = {"thinking"} if isinstance(word, str) else set()
+    mode = cast("thinking.Asked", word) if isinstance(word, str) and word != "default" else None
+    dropped_names = {"thinking"} if isinstance(word, str) else set()
     if effort == "none" and control not in (None, "reasoning_effort"):
-        if asked is None and "disabled" in route.capabilities.thinking_modes:
-            asked = "disabled"
-        if asked is not None:
-            dropped.add("reasoning_effort")
-    if dropped == {"thinking"} and control == "thinking" and asked is not None:
+        if mode is None and "disabled" in route.capabilities.thinking_modes:
+            mode = "disabled"
+        if mode is not None:
+            dropped_names.add("reasoning_effort")
+    if dropped_names == {"thinking"} and control == "thinking" and mode is not None:
         return fields  # the word is the engine's own
-    if dropped:
-        fields = {name: value for name, value in fields.items() if name not in dropped}
-    return thinking.applied(fields, asked, control)
+    if dropped_names:
+        fields = {name: value for name, value in fields.items() if name not in dropped_names}
+    return thinking.applied(fields, mode, control)

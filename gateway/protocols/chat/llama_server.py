@@ -31,6 +31,6 @@ def repeated(prompt: Prompt) -> Assistant | None:
 
 def stop_sequence_in(fields: Fields) -> str | None:
     """The stop string that ended an answer, where a blocking answer or an event tells it."""
-    told: Any = fields.get("__verbose")
-    word = told.get("stopping_word") if isinstance(told, dict) else None
+    details: Any = fields.get("__verbose")
+    word = details.get("stopping_word") if isinstance(details, dict) else None
     return word if isinstance(word, str) and word else None

@@ -37,9 +37,9 @@ def in_message(message: Any) -> Any:
     """A message, or a part of one, with both names where it has one; else itself."""
     if not isinstance(message, dict):
         return message
-    content, plain = message.get("reasoning_content"), message.get("reasoning")
-    thought = content or plain
-    if content == plain or not isinstance(thought, str) or (content and plain):
+    reasoning_content, reasoning = message.get("reasoning_content"), message.get("reasoning")
+    thought = reasoning_content or reasoning
+    if reasoning_content == reasoning or not isinstance(thought, str) or (reasoning_content and reasoning):
         return message
     return message | dict.fromkeys(_NAMES, thought)
 
@@ -48,9 +48,9 @@ def _has_one_name(text: bytes) -> bool:
     return not (b'"reasoning"' in text and b'"reasoning_content"' in text)
 
 
-def _doubled(found: re.Match[bytes]) -> bytes:
-    other = b"reasoning" if found[1] == b"reasoning_content" else b"reasoning_content"
-    return b'%b,"%b":%b' % (found[0], other, found[2])
+def _doubled(match: re.Match[bytes]) -> bytes:
+    other_name = b"reasoning" if match[1] == b"reasoning_content" else b"reasoning_content"
+    return b'%b,"%b":%b' % (match[0], other_name, match[2])
 
 
 def _event(event: bytes) -> bytes:
@@ -58,21 +58,21 @@ def _event(event: bytes) -> bytes:
         return event
     thoughts, nulls = _THOUGHT.findall(event), _NULL.findall(event)
     if len(thoughts) == len(nulls) == event.count(b'"delta"') == 1:  # as servers do that have both names
-        return _NULL.sub(lambda found: found[1] + thoughts[0][1], event)
+        return _NULL.sub(lambda match: match[1] + thoughts[0][1], event)
     data = data_of(event)
-    made = _json(data)
-    return event if made is data else b"data: %b\n\n" % made
+    new_data = _json(data)
+    return event if new_data is data else b"data: %b\n\n" % new_data
 
 
 def _json(text: bytes) -> bytes:
     """Of an engine that says both, one of which may be null."""
     fields = decoded(text)
     choices = fields.get("choices") if isinstance(fields, dict) else None
-    changed = False
+    is_changed = False
     for choice in choices if isinstance(choices, list) else ():
         for name in ("message", "delta"):
-            said = choice.get(name) if isinstance(choice, dict) else None
-            if (both := in_message(said)) is not said:
-                choice[name] = both
-                changed = True
-    return encoded(fields) if changed else text
+            message = choice.get(name) if isinstance(choice, dict) else None
+            if (new_message := in_message(message)) is not message:
+                choice[name] = new_message
+                is_changed = True
+    return encoded(fields) if is_changed else text

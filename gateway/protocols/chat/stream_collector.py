@@ -46,10 +46,10 @@ class OpenAIGathering(GatheredEvents):
         index = choice.get("index", 0)
         if not isinstance(index, int):
             return
-        made = self._choices.get(index)
-        if made is None:
-            made = self._choices[index] = _Choice(index)
-        made.add(choice)
+        open_choice = self._choices.get(index)
+        if open_choice is None:
+            open_choice = self._choices[index] = _Choice(index)
+        open_choice.add(choice)
         if choice.get("finish_reason") is not None:
             self._ended_last = index
 
@@ -120,7 +120,7 @@ class _Choice:
             return {"text": texts.get("text", ""), **self._fields}
         message: Fields = {"role": "assistant", **self._message, "content": "", **texts}
         if self._calls:
-            calls = sorted(self._calls.values(), key=lambda made: made[0])
+            calls = sorted(self._calls.values(), key=lambda entry: entry[0])
             message["tool_calls"] = [call.whole() for _, call in calls]
         return {**self._fields, "message": message}
 
@@ -139,11 +139,11 @@ class CallNumbers:
     def number_of(self, call: Fields) -> int:
         """Of the call that an event tells a part of."""
         index, call_id = _index_of(call), call.get("id")
-        known = self._open.get(index)
-        if known is None or (call_id and known[1] and call_id != known[1] and _has_name(call)):
-            known = self._open[index] = self._count, call_id
+        open_call = self._open.get(index)
+        if open_call is None or (call_id and open_call[1] and call_id != open_call[1] and _has_name(call)):
+            open_call = self._open[index] = self._count, call_id
             self._count += 1
-        return known[0]
+        return open_call[0]
 
 
 def _index_of(call: Fields) -> int:

@@ -10,7 +10,7 @@ from gateway.protocols.common.conversation import Fields
 Asked = Literal["enabled", "disabled"]
 
 
-def applied(fields: Fields, asked: Asked | None, control: ThinkingControl | None) -> Fields:
+def applied(fields: Fields, mode: Asked | None, control: ThinkingControl | None) -> Fields:
     """Chat completion fields that ask an engine to think or not; `fields` themselves where nothing is asked.
 
     - `chat_template_kwargs`: `enable_thinking` of the chat template, as llama-server and vLLM take it;
@@ -18,14 +18,14 @@ def applied(fields: Fields, asked: Asked | None, control: ThinkingControl | None
     - `reasoning_effort`: `none`, or as much as the request says, at least `medium`;
     - None: the engine has no switch, and such a model advertises none.
     """
-    if asked is None or control is None:
+    if mode is None or control is None:
         return fields
     if control == "thinking":
-        return fields | {"thinking": asked}
+        return fields | {"thinking": mode}
     if control == "reasoning_effort":
         effort = fields.get("reasoning_effort")
-        wanted = "none" if asked == "disabled" else effort if effort not in (None, "none") else "medium"
-        return fields | {"reasoning_effort": wanted}
+        new_effort = "none" if mode == "disabled" else effort if effort not in (None, "none") else "medium"
+        return fields | {"reasoning_effort": new_effort}
     kwargs = fields.get("chat_template_kwargs")
-    known = kwargs if isinstance(kwargs, dict) else {}
-    return fields | {"chat_template_kwargs": {**known, "enable_thinking": asked == "enabled"}}
+    template_kwargs = kwargs if isinstance(kwargs, dict) else {}
+    return fields | {"chat_template_kwargs": {**template_kwargs, "enable_thinking": mode == "enabled"}}

@@ -21,17 +21,17 @@ def narrowed(fields: Fields, *, names_one: bool) -> Fields:
     if not isinstance(choice, dict) or not isinstance(tools, list):
         return fields
     if choice.get("type") == "allowed_tools" and isinstance(choice.get("allowed_tools"), dict):
-        allowed = choice["allowed_tools"]
-        mode = "required" if allowed.get("mode") == "required" else "auto"
-        offered = allowed.get("tools")
-        names = [_name(tool) for tool in offered] if isinstance(offered, list) else []
+        allowed_tools = choice["allowed_tools"]
+        mode = "required" if allowed_tools.get("mode") == "required" else "auto"
+        listed_tools = allowed_tools.get("tools")
+        names = [_name(tool) for tool in listed_tools] if isinstance(listed_tools, list) else []
     elif names_one and choice.get("type") == "function":
         mode, names = "required", [_name(choice)]
     else:
         return fields
-    known = {_name(tool) for tool in tools}
+    known_names = {_name(tool) for tool in tools}
     for name in names:
-        if name not in known:
+        if name not in known_names:
             rule = f"`tool_choice` names {name!r:.80}, which is not among `tools`."
             raise RoundhouseError("invalid_request", rule, param="tool_choice")
     return fields | {"tools": [tool for tool in tools if _name(tool) in names], "tool_choice": mode}

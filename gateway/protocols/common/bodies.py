@@ -23,8 +23,8 @@ def as_named(request: InferenceRequest, served_name: str) -> bytes:
     """The body for an engine that calls the model `served_name`; the original bytes where that is its name."""
     if request.model == served_name or not request.names_model:
         return request.raw
-    renamed = _replaced(request.raw, b'"model"', _MODEL, b'"model":' + json.dumps(served_name).encode())
-    return renamed if renamed is not None else json_bytes(request.fields | {"model": served_name})
+    new_body = _replaced(request.raw, b'"model"', _MODEL, b'"model":' + json.dumps(served_name).encode())
+    return new_body if new_body is not None else json_bytes(request.fields | {"model": served_name})
 
 
 def with_usage(request: InferenceRequest, served_name: str) -> bytes:
@@ -38,8 +38,8 @@ def as_stream(request: InferenceRequest, served_name: str, *, ask_for_usage: boo
     """The same, of a blocking request that shall become a stream."""
     fields = request.fields
     if ask_for_usage and "stream_options" in fields:
-        changed = {"stream": True, "stream_options": _options(request)}
-        return json_bytes(_renamed_fields(request, served_name) | changed)
+        new_fields = {"stream": True, "stream_options": _options(request)}
+        return json_bytes(_renamed_fields(request, served_name) | new_fields)
     options = b'"stream_options":{"include_usage":true},' if ask_for_usage else b""
     if "stream" not in fields:
         return _inserted(as_named(request, served_name), b'"stream":true,' + options)
@@ -50,10 +50,10 @@ def as_stream(request: InferenceRequest, served_name: str, *, ask_for_usage: boo
 
 
 def _inserted(raw: bytes, fields: bytes) -> bytes:
-    at = raw.index(b"{") + 1
-    if raw[at:].lstrip()[:1] == b"}":
+    position = raw.index(b"{") + 1
+    if raw[position:].lstrip()[:1] == b"}":
         fields = fields[:-1]
-    return raw[:at] + fields + raw[at:]
+    return raw[:position] + fields + raw[position:]
 
 
 def _replaced(raw: bytes, name: bytes, pattern: re.Pattern[bytes], field: bytes) -> bytes | None:
@@ -61,8 +61,8 @@ def _replaced(raw: bytes, name: bytes, pattern: re.Pattern[bytes], field: bytes)
     # string has a backslash in front.
     if raw.count(name) != 1 or _ESCAPED_LETTER in raw:
         return None
-    found = pattern.search(raw)
-    return None if found is None else raw[: found.start()] + field + raw[found.end() :]
+    match = pattern.search(raw)
+    return None if match is None else raw[: match.start()] + field + raw[match.end() :]
 
 
 def _renamed_fields(request: InferenceRequest, served_name: str) -> dict[str, Any]:

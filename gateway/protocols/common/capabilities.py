@@ -115,29 +115,29 @@ def _check_form(fields: dict[str, Any], model: str) -> None:
             raise _no_form(name, model)
 
 
-def _is_form(told: Any) -> bool:
-    return isinstance(told, dict) and told.get("type") not in (None, "text")
+def _is_form(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") not in (None, "text")
 
 
 def _check_parts(messages: list[Any], capabilities: Capabilities, model: str) -> None:
     for number, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, list) and (found := _foreign(content, capabilities.modalities)) is not None:
-            modality, place = found
+        if isinstance(content, list) and (refused_part := _foreign(content, capabilities.modalities)) is not None:
+            modality, place = refused_part
             raise _no_modality(modality, f"messages[{number}].content{place}", capabilities, model)
 
 
-def _foreign(parts: list[Any], taken: Sequence[Modality]) -> tuple[Modality, str] | None:
+def _foreign(parts: list[Any], modalities: Sequence[Modality]) -> tuple[Modality, str] | None:
     """What the first part holds that is not taken, and the part's place."""
     for number, part in enumerate(parts):
         if not isinstance(part, dict) or part.get("type") == "text":
             continue
         modality = _modality(part)
         if modality is not None:
-            if modality not in taken:
+            if modality not in modalities:
                 return modality, f"[{number}]"
-        elif (inner := _inner(part)) is not None and (found := _foreign(inner[0], taken)) is not None:
-            return found[0], f"[{number}]{inner[1]}{found[1]}"
+        elif (inner := _inner(part)) is not None and (refused_part := _foreign(inner[0], modalities)) is not None:
+            return refused_part[0], f"[{number}]{inner[1]}{refused_part[1]}"
     return None
 
 
@@ -170,12 +170,12 @@ def _check_turns(messages: list[Any], model: str) -> None:
 
     An assistant's message at the end is not: it is the beginning of the answer.
     """
-    begun = False
+    has_begun = False
     for number, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
-        if role in _ASKING and begun:
+        if role in _ASKING and has_begun:
             raise _one_turn(f"messages[{number}]", model)
-        begun = begun or role in _ASKING or role == "assistant"
+        has_begun = has_begun or role in _ASKING or role == "assistant"
 
 
 # A request that was read.
@@ -190,19 +190,19 @@ def _check_turn(turn: Turn, capabilities: Capabilities, model: str) -> None:
 
 
 def _check_turns_of(turns: tuple[Turn, ...], model: str) -> None:
-    begun = False
+    has_begun = False
     for turn in turns:
-        if begun and not isinstance(turn, System | Assistant):
+        if has_begun and not isinstance(turn, System | Assistant):
             raise _one_turn(turn.place, model)
-        begun = begun or not isinstance(turn, System)
+        has_begun = has_begun or not isinstance(turn, System)
 
 
 # What is answered.
 
 
 def _no_thinking(thinking: str, capabilities: Capabilities, model: str) -> RoundhouseError:
-    taken = ", ".join(capabilities.thinking_modes)
-    message = f"The model {model!r} does not take `thinking: {thinking}`; it takes {taken}."
+    accepted_modes = ", ".join(capabilities.thinking_modes)
+    message = f"The model {model!r} does not take `thinking: {thinking}`; it takes {accepted_modes}."
     return RoundhouseError("thinking_unsupported", message, param="thinking")
 
 
@@ -216,8 +216,8 @@ def _no_form(param: str, model: str) -> RoundhouseError:
 
 
 def _no_modality(modality: Modality, param: str, capabilities: Capabilities, model: str) -> RoundhouseError:
-    taken = ", ".join(capabilities.modalities)
-    message = f"The model {model!r} takes no {modality}; it takes {taken}."
+    accepted_modalities = ", ".join(capabilities.modalities)
+    message = f"The model {model!r} takes no {modality}; it takes {accepted_modalities}."
     return RoundhouseError("modality_unsupported", message, param=param)
 
 

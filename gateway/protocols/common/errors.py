@@ -57,18 +57,18 @@ def completed(status: int, fields: Fields, body: bytes, request_id: str | None) 
         error = {"message": message}
     code = error.get("code")
     entry = ERROR_CODES.get(code, ENGINE_ERROR) if isinstance(code, str) else ENGINE_ERROR
-    sent = client_status(status)
+    sent_status = client_status(status)
     kind = error.get("type")
-    ours = {
-        "type": kind if isinstance(kind, str) else ("invalid_request_error" if sent < 500 else "server_error"),
+    own_fields = {
+        "type": kind if isinstance(kind, str) else ("invalid_request_error" if sent_status < 500 else "server_error"),
         "code": code if isinstance(code, str) and code else entry.code,
         "param": _place(error.get("param")),
-        "status": sent,
+        "status": sent_status,
         "actionable": bool(entry.next_steps),
         "next_steps": list(entry.next_steps),
         "request_id": request_id,
     }
-    return {"error": error | ours}
+    return {"error": error | own_fields}
 
 
 def _place(param: Any) -> Any:
@@ -81,13 +81,13 @@ def _place(param: Any) -> Any:
 def anthropic_body(envelope: bytes, request_id: str | None) -> bytes:
     """`own_body` or `engine_body` in Anthropic's form, our further fields included."""
     error: Fields = json.loads(envelope)["error"]
-    told = error.pop("request_id", None)
+    own_request_id = error.pop("request_id", None)
     status = error["status"]
     kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     if status == 501:
         kind = "invalid_request_error"  # what the client asked for is not there: asking again is no use
-    ordered = {"type": kind, "message": error["message"]} | {k: v for k, v in error.items() if k != "type"}
-    return encoded({"type": "error", "error": ordered, "request_id": request_id or told})
+    ordered_fields = {"type": kind, "message": error["message"]} | {k: v for k, v in error.items() if k != "type"}
+    return encoded({"type": "error", "error": ordered_fields, "request_id": request_id or own_request_id})
 
 
 def is_anthropic(fields: Any) -> bool:

@@ -93,8 +93,8 @@ class GatheredEvents(EventReader):
 
     def result(self) -> tuple[int, bytes] | None:
         """See Gathering."""
-        if held := self._take_held():
-            self._read_all(held)
+        if held_events := self._take_held():
+            self._read_all(held_events)
         if self._failure is not None:
             return self._failure
         answer = self._answer()

@@ -76,32 +76,32 @@ def parse_native(raw: bytes, query: bytes, path: str, sole_model: str | None, *,
             since the engine would see only one of them.
     """
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-    named = {value for name, value in pairs if name == "model" and value}
-    rest = urlencode([pair for pair in pairs if pair[0] != "model"])
-    decoded = _decode(raw) if raw or body == "object" else {}
-    if body == "object" and not isinstance(decoded, dict):
+    names = {value for name, value in pairs if name == "model" and value}
+    other_query = urlencode([pair for pair in pairs if pair[0] != "model"])
+    json_value = _decode(raw) if raw or body == "object" else {}
+    if body == "object" and not isinstance(json_value, dict):
         raise RoundhouseError("invalid_json", "The body must be a JSON object: it starts with '{'.")
-    fields: dict[str, Any] = decoded if isinstance(decoded, dict) else {}
-    told = fields.get("model")
+    fields: dict[str, Any] = json_value if isinstance(json_value, dict) else {}
+    body_model = fields.get("model")
     names_model = False
-    if isinstance(told, str) and told:
+    if isinstance(body_model, str) and body_model:
         names_model = True
-        named.add(told)
-    if len(named) > 1:
-        message = f"The request names more than one model: {', '.join(repr(name) for name in sorted(named)):.200}."
+        names.add(body_model)
+    if len(names) > 1:
+        message = f"The request names more than one model: {', '.join(repr(name) for name in sorted(names)):.200}."
         raise RoundhouseError("invalid_request", message, param="model")
-    model = named.pop() if named else sole_model
+    model = names.pop() if names else sole_model
     if not model:
         message = "The request names no model, and several have this route: add `?model=NAME`."
         raise RoundhouseError("invalid_request", message, param="model")
     stream = fields.get("stream") is True
-    target = f"{path}?{rest}" if rest else path
+    target = f"{path}?{other_query}" if other_query else path
     return InferenceRequest(raw, fields, model, stream, wants_usage=False, target=target, names_model=names_model)
 
 
 def _reject(name: str, rule: str, fields: dict[str, Any]) -> NoReturn:
-    found = f"it is {fields[name]!r:.60}" if name in fields else "it is missing"
-    raise RoundhouseError("invalid_request", f"`{name}` {rule}; {found}.", param=name)
+    description = f"it is {fields[name]!r:.60}" if name in fields else "it is missing"
+    raise RoundhouseError("invalid_request", f"`{name}` {rule}; {description}.", param=name)
 
 
 def _decode(raw: bytes) -> Any:

@@ -23,12 +23,12 @@ class EventCutter:
         Raises:
             EventTooLongError: an event does not end within `HOLD_LIMIT` bytes.
         """
-        held = self._held
-        if not held and chunk.endswith(b"\n\n"):
+        held_bytes = self._held
+        if not held_bytes and chunk.endswith(b"\n\n"):
             return chunk
-        buffer = held + chunk
+        buffer = held_bytes + chunk
         # What is held has no end in it, so an end begins within its last line end at the earliest.
-        end = end_of_events(buffer, max(0, len(held) - 3))
+        end = end_of_events(buffer, max(0, len(held_bytes) - 3))
         if len(buffer) - end > HOLD_LIMIT:
             raise EventTooLongError(f"an event of more than {HOLD_LIMIT} bytes")
         self._held = buffer[end:]
@@ -36,9 +36,9 @@ class EventCutter:
 
     def _take_held(self) -> bytes:
         """What is held, closed with a blank line: the last event of a stream that left it out, or a part of one."""
-        held, self._held = self._held, b""
-        held = held.rstrip(b"\r\n")
-        return held + b"\n\n" if held else b""
+        held_bytes, self._held = self._held, b""
+        held_bytes = held_bytes.rstrip(b"\r\n")
+        return held_bytes + b"\n\n" if held_bytes else b""
 
 
 def split_events(events: bytes) -> list[bytes]:

@@ -42,21 +42,21 @@ class PassingEvents(EventCutter, ABC):
 
     def finish(self) -> bytes:
         """See Events."""
-        held = self._take_held()
-        if held and (self._ends(held) or self._is_error(held)):
-            held = self._seen(held)
-            self._last = held or self._last
-            return held
+        held_event = self._take_held()
+        if held_event and (self._ends(held_event) or self._is_error(held_event)):
+            held_event = self._seen(held_event)
+            self._last = held_event or self._last
+            return held_event
         return b""
 
     def _look(self, events: bytes) -> bytes:
-        kept = []
+        passed_events = []
         for event in split_events(events):
-            seen = self._seen(event)
-            if seen:
-                self._keep(seen)
-                kept.append(seen)
-        return b"".join(kept)
+            passed_event = self._seen(event)
+            if passed_event:
+                self._keep(passed_event)
+                passed_events.append(passed_event)
+        return b"".join(passed_events)
 
     def _keep(self, events: bytes) -> None:
         if events[0] > _COMMENT:

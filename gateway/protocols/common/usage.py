@@ -35,10 +35,10 @@ def usage_of(value: Any) -> Usage | None:
     if not isinstance(value, dict):
         return None
     if "input_tokens" in value or "output_tokens" in value:
-        cached = _count(value.get("cache_read_input_tokens")) + _count(value.get("cache_creation_input_tokens"))
-        return Usage(_count(value.get("input_tokens")) + cached, _count(value.get("output_tokens")))
-    prompt = value["prompt_tokens"] if "prompt_tokens" in value else value.get("total_tokens")
-    return Usage(_count(prompt), _count(value.get("completion_tokens")))
+        cached_tokens = _count(value.get("cache_read_input_tokens")) + _count(value.get("cache_creation_input_tokens"))
+        return Usage(_count(value.get("input_tokens")) + cached_tokens, _count(value.get("output_tokens")))
+    prompt_tokens = value["prompt_tokens"] if "prompt_tokens" in value else value.get("total_tokens")
+    return Usage(_count(prompt_tokens), _count(value.get("completion_tokens")))
 
 
 def added(sum_: Usage | None, usage: Usage) -> Usage:
@@ -62,9 +62,9 @@ class Tally:
         self._ended: Usage | None = None
         self.usage: Usage | None = None
 
-    def note(self, told: Any, choices: Any) -> None:
+    def note(self, value: Any, choices: Any) -> None:
         """Take the `usage` and the `choices` of an event."""
-        usage = usage_of(told)
+        usage = usage_of(value)
         if usage is None:
             return
         if not choices:

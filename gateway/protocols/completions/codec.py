@@ -28,17 +28,17 @@ def read(fields: Fields) -> Prompt:
     for name in _NEVER:
         if _asks(name, fields.get(name)):
             raise wrong(name, f"cannot be had: this model's engine knows conversations alone; {found(fields[name])}")
-    passed = {name: value for name, value in fields.items() if name not in _READ}
+    passed_fields = {name: value for name, value in fields.items() if name not in _READ}
     thinking: Literal["enabled", "disabled"] | None = None
-    if isinstance(passed.get("thinking"), str):  # anything else is the engine's own
-        asked = one_of(passed.pop("thinking"), ("default", "enabled", "disabled"), "thinking")
-        thinking = "enabled" if asked == "enabled" else "disabled" if asked == "disabled" else None
+    if isinstance(passed_fields.get("thinking"), str):  # anything else is the engine's own
+        mode = one_of(passed_fields.pop("thinking"), ("default", "enabled", "disabled"), "thinking")
+        thinking = "enabled" if mode == "enabled" else "disabled" if mode == "disabled" else None
     return Prompt(
         turns=(User((Text(_prompt(fields.get("prompt"))),), place="prompt"),),
         max_tokens=count(fields, "max_tokens", 0),
         stop=_stop(fields.get("stop")),
         thinking=thinking,
-        passed=passed,
+        passed=passed_fields,
     )
 
 
@@ -51,18 +51,18 @@ def _asks(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def _prompt(given: Any) -> str:
-    only = given[0] if isinstance(given, list) and len(given) == 1 else given
-    if isinstance(only, str) and only:
-        return only
+def _prompt(value: Any) -> str:
+    prompt = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if isinstance(prompt, str) and prompt:
+        return prompt
     kinds = "one string that is not empty: this model's engine knows conversations alone"
-    raise wrong("prompt", f"must be {kinds}; {found(given)}")
+    raise wrong("prompt", f"must be {kinds}; {found(value)}")
 
 
-def _stop(given: Any) -> tuple[str, ...]:
-    if given is None or isinstance(given, str):
-        return (given,) if given else ()
-    return tuple(needed(each, str, f"stop[{number}]") for number, each in enumerate(needed(given, list, "stop")))
+def _stop(value: Any) -> tuple[str, ...]:
+    if value is None or isinstance(value, str):
+        return (value,) if value else ()
+    return tuple(needed(each, str, f"stop[{number}]") for number, each in enumerate(needed(value, list, "stop")))
 
 
 class CompletionWriter:
@@ -74,8 +74,8 @@ class CompletionWriter:
         """`created`: Unix time in seconds."""
         self._top: Fields = {"id": completion_id, "object": "text_completion", "created": created, "model": model}
         self._wants_usage = wants_usage
-        opening = json_bytes({**self._top, "choices": []})
-        self._before = b"data: " + opening.removesuffix(b"]}") + b'{"index":0,"text":'
+        envelope = json_bytes({**self._top, "choices": []})
+        self._before = b"data: " + envelope.removesuffix(b"]}") + b'{"index":0,"text":'
         self._after = b'}],"usage":null}\n\n' if wants_usage else b"}]}\n\n"
 
     def begin(self, answer_id: str) -> bytes:

@@ -21,8 +21,8 @@ class CompletionsOverChat(OverChat, OpenAIDialect):
 
     def writer(self, request: InferenceRequest) -> AnswerWriter:
         """See OverChat."""
-        made = f"cmpl-{request.id.removeprefix('req-')}"
-        return CompletionWriter(made, int(request.received_at), request.model, wants_usage=request.wants_usage)
+        completion_id = f"cmpl-{request.id.removeprefix('req-')}"
+        return CompletionWriter(completion_id, int(request.received_at), request.model, wants_usage=request.wants_usage)
 
 
 COMPLETIONS_OVER_CHAT: Final = CompletionsOverChat(is_chat=False)

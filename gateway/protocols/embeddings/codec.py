@@ -56,8 +56,8 @@ def shortened(answer: Any, asked: Shortening) -> Fields | None:
     data = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(data, list) or not data:
         raise _no_embeddings()
-    cut = [_cut(item, asked) for item in data]
-    return None if cut == data else {**answer, "data": cut}
+    items = [_cut(item, asked) for item in data]
+    return None if items == data else {**answer, "data": items}
 
 
 def unit(vector: Sequence[float]) -> list[float]:
@@ -68,71 +68,76 @@ def unit(vector: Sequence[float]) -> list[float]:
     return [number / length for number in vector]
 
 
-def _cut(item: Any, asked: Shortening) -> Fields:
+def _cut(item: Any, shortening: Shortening) -> Fields:
     vector = item.get("embedding") if isinstance(item, dict) else None
     if isinstance(vector, str):
-        return _cut_packed(item, vector, asked)
+        return _cut_packed(item, vector, shortening)
     if not isinstance(vector, list) or not vector or not _NUMBERS.issuperset(map(type, vector)):
         raise _no_embeddings()
-    return {**item, "embedding": unit(vector[: asked.dimensions])} if _is_to_be_cut(len(vector), asked) else item
+    return (
+        {**item, "embedding": unit(vector[: shortening.dimensions])} if _is_to_be_cut(len(vector), shortening) else item
+    )
 
 
-def _cut_packed(item: Fields, vector: str, asked: Shortening) -> Fields:
+def _cut_packed(item: Fields, vector: str, shortening: Shortening) -> Fields:
     """Base64 is of float32, little-endian."""
-    packed = _bytes_of(vector)
-    layout = f"<{asked.dimensions}f"
+    vector_bytes = _bytes_of(vector)
+    layout = f"<{shortening.dimensions}f"
     numbers: Sequence[float] | None = None
-    if _is_to_be_cut(len(packed) // 4, asked):
-        numbers = unit(struct.unpack_from(layout, packed))
-    if asked.is_unpacked:
-        kept = {name: value for name, value in item.items() if name != "encoding_format"}  # llama-server tells it
-        return {**kept, "embedding": numbers or struct.unpack(layout, packed)}
+    if _is_to_be_cut(len(vector_bytes) // 4, shortening):
+        numbers = unit(struct.unpack_from(layout, vector_bytes))
+    if shortening.is_unpacked:
+        fields = {name: value for name, value in item.items() if name != "encoding_format"}  # llama-server tells it
+        return {**fields, "embedding": numbers or struct.unpack(layout, vector_bytes)}
     return {**item, "embedding": base64.b64encode(struct.pack(layout, *numbers)).decode()} if numbers else item
 
 
-def _is_to_be_cut(own: int, asked: Shortening) -> bool:
-    if asked.dimensions == own:
+def _is_to_be_cut(own_dimensions: int, shortening: Shortening) -> bool:
+    if shortening.dimensions == own_dimensions:
         return False
-    if asked.dimensions < own and asked.is_declared:
+    if shortening.dimensions < own_dimensions and shortening.is_declared:
         return True
-    most = "at most " if asked.is_declared else ""
-    message = f"`dimensions` is {asked.dimensions}; the model {asked.model!r} gives embeddings of {most}{own}."
+    most = "at most " if shortening.is_declared else ""
+    message = (
+        f"`dimensions` is {shortening.dimensions}; "
+        f"the model {shortening.model!r} gives embeddings of {most}{own_dimensions}."
+    )
     raise RoundhouseError("dimensions_unsupported", message, param="dimensions")
 
 
-def _bytes_of(encoded: str) -> bytes:
+def _bytes_of(vector: str) -> bytes:
     try:
-        packed = base64.b64decode(encoded, validate=True)
+        vector_bytes = base64.b64decode(vector, validate=True)
     except ValueError:
         raise _no_embeddings() from None
-    if not packed or len(packed) % 4:
+    if not vector_bytes or len(vector_bytes) % 4:
         raise _no_embeddings()
-    return packed
+    return vector_bytes
 
 
-def _check_input(given: Any) -> None:
-    if isinstance(given, list):
+def _check_input(value: Any) -> None:
+    if isinstance(value, list):
         # The kinds first: an array of tokens is long, and then nothing of it is looked at again.
-        kinds = _checked_kinds(given, _ITEMS, "input")
-        if str in kinds and "" in given:
-            raise wrong(f"input[{given.index('')}]", "must not be empty")
+        kinds = _checked_kinds(value, _ITEMS, "input")
+        if str in kinds and "" in value:
+            raise wrong(f"input[{value.index('')}]", "must not be empty")
         if list in kinds:
-            for number, item in enumerate(given):
+            for number, item in enumerate(value):
                 if isinstance(item, list):
                     _checked_kinds(item, _TOKENS, f"input[{number}]")
-    elif not isinstance(given, str | dict):
-        raise wrong("input", f"must be a string, tokens, or an array of either; {found(given)}")
-    elif not given:
+    elif not isinstance(value, str | dict):
+        raise wrong("input", f"must be a string, tokens, or an array of either; {found(value)}")
+    elif not value:
         raise wrong("input", "must not be empty")
 
 
-def _checked_kinds(items: list[Any], taken: frozenset[type], place: str) -> set[type]:
+def _checked_kinds(items: list[Any], accepted_kinds: frozenset[type], place: str) -> set[type]:
     if not items:
         raise wrong(place, "must not be empty")
     kinds = set(map(type, items))
-    if not taken.issuperset(kinds):
-        number = next(number for number, item in enumerate(items) if type(item) not in taken)
-        rule = "must be a token" if taken is _TOKENS else "must be a string or tokens"
+    if not accepted_kinds.issuperset(kinds):
+        number = next(number for number, item in enumerate(items) if type(item) not in accepted_kinds)
+        rule = "must be a token" if accepted_kinds is _TOKENS else "must be a string or tokens"
         raise wrong(f"{place}[{number}]", f"{rule}; {found(items[number])}")
     return kinds
 

@@ -21,37 +21,39 @@ class EmbeddingsDialect(PlainDialect):
         """See Dialect."""
         super().check(request, route)
         codec.check(request.fields)
-        asked = request.fields.get("dimensions")
+        dimensions = request.fields.get("dimensions")
         request.state = None
-        if asked is not None and (route.shortens_embeddings or not route.takes_dimensions):
+        if dimensions is not None and (route.shortens_embeddings or not route.takes_dimensions):
             # Numbers are read ten times as fast from base64, which every engine of ours knows.
             is_unpacked = not route.takes_dimensions and request.fields.get("encoding_format") != "base64"
-            request.state = Shortening(asked, route.shortens_embeddings, route.name, is_unpacked)
+            request.state = Shortening(dimensions, route.shortens_embeddings, route.name, is_unpacked)
 
     def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect. llama-server overlooks `dimensions`, and refuses an `encoding_format` of null."""
         fields = request.fields
-        dropped = [name for name in _OPTIONAL if name in fields and fields[name] is None]
-        asked: Shortening | None = request.state
-        if asked is not None:
-            dropped.append("dimensions")
-        if not dropped:
+        dropped_names = [name for name in _OPTIONAL if name in fields and fields[name] is None]
+        shortening: Shortening | None = request.state
+        if shortening is not None:
+            dropped_names.append("dimensions")
+        if not dropped_names:
             return bodies.as_named(request, route.served_name)
-        kept = {name: value for name, value in fields.items() if name not in dropped} | {"model": route.served_name}
-        if asked is not None and asked.is_unpacked:
-            kept["encoding_format"] = "base64"
-        return json_bytes(kept)
+        kept_fields = {name: value for name, value in fields.items() if name not in dropped_names} | {
+            "model": route.served_name
+        }
+        if shortening is not None and shortening.is_unpacked:
+            kept_fields["encoding_format"] = "base64"
+        return json_bytes(kept_fields)
 
     def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """See Dialect."""
-        asked: Shortening | None = request.state
-        return None if asked is None else lambda body: _shortened(body, asked)
+        shortening: Shortening | None = request.state
+        return None if shortening is None else lambda body: _shortened(body, shortening)
 
 
 EMBEDDINGS: Final = EmbeddingsDialect()
 _OPTIONAL: Final = ("dimensions", "encoding_format")
 
 
-def _shortened(body: bytes, asked: Shortening) -> bytes:
-    made = codec.shortened(errors.decoded(body), asked)
-    return body if made is None else errors.encoded(made)
+def _shortened(body: bytes, shortening: Shortening) -> bytes:
+    answer = codec.shortened(errors.decoded(body), shortening)
+    return body if answer is None else errors.encoded(answer)

@@ -90,9 +90,9 @@ class NativeGathering(GatheredEvents):
         if answer is None:
             answer = self._answers[index] = _Answer()
         if answer.add(fields):
-            evaluated, predicted = fields.get("tokens_evaluated"), fields.get("tokens_predicted")
-            told = usage_of({"prompt_tokens": evaluated, "completion_tokens": predicted})
-            self.usage = added(self.usage, told) if told else self.usage
+            prompt_tokens, completion_tokens = fields.get("tokens_evaluated"), fields.get("tokens_predicted")
+            usage = usage_of({"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens})
+            self.usage = added(self.usage, usage) if usage else self.usage
 
     def _answer(self) -> Any:
         answers = [self._answers[index].whole() for index in sorted(self._answers)]
@@ -177,11 +177,11 @@ NATIVE: Final = NativeDialect()
 
 def usage_in(body: bytes) -> Usage | None:
     """Counts of all answers in a body. A quote inside of a string has a backslash in front, so these are keys."""
-    predicted = _PREDICTED.findall(body)
-    if not predicted:
+    predicted_counts = _PREDICTED.findall(body)
+    if not predicted_counts:
         return None
-    evaluated = _EVALUATED.search(body)
-    return Usage(int(evaluated.group(1)) if evaluated else 0, sum(map(int, predicted)))
+    evaluated_match = _EVALUATED.search(body)
+    return Usage(int(evaluated_match.group(1)) if evaluated_match else 0, sum(map(int, predicted_counts)))
 
 
 def _answers_asked(fields: Fields) -> int:

@@ -46,14 +46,14 @@ def read(fields: Fields, version: Version) -> Ranking:
         raise wrong("documents", "must not be empty")
     for name in ("max_chunks_per_doc", "max_tokens_per_doc"):
         count(fields, name, 1)
-    returns = optional(fields, "return_documents", bool)
+    returns_documents = optional(fields, "return_documents", bool)
     names = _rank_fields(fields) if version == 1 else ()
     return Ranking(
         query=text(fields.get("query"), "query"),
         documents=tuple(documents),
         texts=tuple(_text_of(each, f"documents[{number}]", names) for number, each in enumerate(documents)),
         top_n=count(fields, "top_n", 1),
-        returns_documents=bool(returns) and version == 1,
+        returns_documents=bool(returns_documents) and version == 1,
         passed={name: value for name, value in fields.items() if name not in _OURS and value is not None},
     )
 
@@ -73,20 +73,20 @@ def answered(ranking: Ranking, answer: Any, request_id: str, model: str, version
         RoundhouseError: `engine_disconnected`: it is no ranking of these documents.
     """
     scores = _scores(answer, len(ranking.documents))
-    best = sorted(scores, key=lambda index: (-scores[index], index))[: ranking.top_n]
-    results = [_result(ranking, index, scores[index]) for index in best]
+    best_indexes = sorted(scores, key=lambda index: (-scores[index], index))[: ranking.top_n]
+    results = [_result(ranking, index, scores[index]) for index in best_indexes]
     tokens = _tokens(answer.get("usage"))
     meta: Fields = {"api_version": {"version": str(version)}}
     if tokens is not None:
         meta["tokens"] = {"input_tokens": tokens, "output_tokens": 0}
-    made: Fields = {"id": request_id, "results": results, "meta": meta}
+    body: Fields = {"id": request_id, "results": results, "meta": meta}
     if version == 2:
-        return made
-    told = answer.get("model")
-    made |= {"object": "list", "model": told if isinstance(told, str) else model}
+        return body
+    engine_model = answer.get("model")
+    body |= {"object": "list", "model": engine_model if isinstance(engine_model, str) else model}
     if tokens is not None:
-        made["usage"] = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return made
+        body["usage"] = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return body
 
 
 def _rank_fields(fields: Fields) -> tuple[str, ...]:
@@ -104,10 +104,10 @@ def _text_of(document: Any, place: str, names: tuple[str, ...]) -> str:
         return document
     if not names:
         return needed(document, str, place)
-    has = [name for name in names if name in needed(document, dict, place)]
-    if not has:
+    present_names = [name for name in names if name in needed(document, dict, place)]
+    if not present_names:
         raise wrong(place, f"must be a string, or have {' or '.join(names)}")
-    return "\n".join(needed(document[name], str, f"{place}.{name}") for name in has)
+    return "\n".join(needed(document[name], str, f"{place}.{name}") for name in present_names)
 
 
 def _scores(answer: Any, documents: int) -> dict[int, float]:

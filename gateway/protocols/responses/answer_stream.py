@@ -42,8 +42,8 @@ class ResponseWriter:
         """See AnswerWriter. A response has an id of its own."""
         response = self._begun()
         self._context.cancel = self._cancelled
-        told = encoded(response)
-        return self._state("created", told) + self._state("in_progress", told)
+        encoded_response = encoded(response)
+        return self._state("created", encoded_response) + self._state("in_progress", encoded_response)
 
     def text(self, text: str, logprobs: list[Fields] | None) -> bytes:
         """See AnswerWriter."""
@@ -60,20 +60,20 @@ class ResponseWriter:
     def call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
         """See AnswerWriter. The input of a custom tool is in its arguments, and comes in one piece when they end."""
         out = b""
-        called = self._calls.get(index)
-        if called is None:
+        item = self._calls.get(index)
+        if item is None:
             out = self._settle()
             is_custom = name in self._custom
             item_id = self._context.new_id("ctc" if is_custom else "fc")
             call_id = call_id or self._context.new_id("call")
-            called = Called(item_id, len(self._items), call_id, name or "", is_custom=is_custom)
-            self._calls[index] = called
-            self._items.append(called)
-            out += self._event("response.output_item.added", output_index=called.index, item=called.item)
-        if not arguments or called.status != "in_progress":
+            item = Called(item_id, len(self._items), call_id, name or "", is_custom=is_custom)
+            self._calls[index] = item
+            self._items.append(item)
+            out += self._event("response.output_item.added", output_index=item.index, item=item.item)
+        if not arguments or item.status != "in_progress":
             return out
-        called.grow(arguments)
-        return out if called.is_custom else out + self._delta(called.start, arguments, b"")
+        item.grow(arguments)
+        return out if item.is_custom else out + self._delta(item.start, arguments, b"")
 
     def end(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
         """See AnswerWriter."""
@@ -137,8 +137,8 @@ class ResponseWriter:
             output.append(made.message(new_id("msg"), parts, "completed"))
         for call in answer.calls:
             if call.name in self._custom:
-                given = custom_input(call.arguments)
-                output.append(made.custom_call(new_id("ctc"), call.id, call.name, given, "completed"))
+                input_text = custom_input(call.arguments)
+                output.append(made.custom_call(new_id("ctc"), call.id, call.name, input_text, "completed"))
             else:
                 output.append(made.function_call(new_id("fc"), call.id, call.name, call.arguments, "completed"))
         return output
@@ -153,24 +153,24 @@ class ResponseWriter:
         content.grow(text)
         if kind is not TEXT:
             return out + self._delta(content.start, text, b"")
-        told = b"[]"
+        encoded_logprobs = b"[]"
         if logprobs:
             probabilities = made.logprobs_of(logprobs)
             content.logprobs += probabilities
-            told = encoded(probabilities)
-        return out + self._delta(content.start, text, content.tail + told)
+            encoded_logprobs = encoded(probabilities)
+        return out + self._delta(content.start, text, content.tail + encoded_logprobs)
 
     def _open(self, kind: Kind) -> bytes:
-        said = self._said
-        if said is not None and said.kind == kind.item:
+        item = self._said
+        if item is not None and item.kind == kind.item:
             out = self._close_content()
         else:
             out = self._settle()
             name = self._context.new_id("msg" if kind.item == "message" else "rs")
-            self._said = said = Said(kind.item, name, len(self._items))
-            self._items.append(said)
-            out += self._event("response.output_item.added", output_index=said.index, item=said.item)
-        place = {"item_id": said.name, "output_index": said.index, "content_index": len(said.parts)}
+            self._said = item = Said(kind.item, name, len(self._items))
+            self._items.append(item)
+            out += self._event("response.output_item.added", output_index=item.index, item=item.item)
+        place = {"item_id": item.name, "output_index": item.index, "content_index": len(item.parts)}
         self._content = content = Content(kind, place)
         return out + self._event("response.content_part.added", **place, part=content.part)
 
@@ -195,25 +195,25 @@ class ResponseWriter:
         return out + self._event("response.output_item.done", output_index=item.index, item=item.item)
 
     def _close_content(self) -> bytes:
-        content, said = self._content, self._said
+        content, item = self._content, self._said
         assert content is not None
-        assert said is not None
+        assert item is not None
         self._content = None
         part = content.part
-        said.parts.append(part)
-        told: Fields = {content.kind.field: content.text}
+        item.parts.append(part)
+        fields: Fields = {content.kind.field: content.text}
         if content.kind is TEXT:
-            told["logprobs"] = content.logprobs
-        done = self._event(f"{content.kind.event}.done", **content.place, **told)
-        return done + self._event("response.content_part.done", **content.place, part=part)
+            fields["logprobs"] = content.logprobs
+        done_event = self._event(f"{content.kind.event}.done", **content.place, **fields)
+        return done_event + self._event("response.content_part.done", **content.place, part=part)
 
-    def _close_call(self, called: Called) -> bytes:
-        given = called.given
-        if not called.is_custom:
-            return self._event("response.function_call_arguments.done", **called.place, arguments=given)
+    def _close_call(self, item: Called) -> bytes:
+        arguments = item.given
+        if not item.is_custom:
+            return self._event("response.function_call_arguments.done", **item.place, arguments=arguments)
         event = "response.custom_tool_call_input"
-        out = self._event(f"{event}.delta", **called.place, delta=given) if given else b""
-        return out + self._event(f"{event}.done", **called.place, input=given)
+        out = self._event(f"{event}.delta", **item.place, delta=arguments) if arguments else b""
+        return out + self._event(f"{event}.done", **item.place, input=arguments)
 
     def _delta(self, start: bytes, text: str, tail: bytes) -> bytes:
         number = self._number
@@ -236,6 +236,6 @@ class ResponseWriter:
 
 def error_event(error: Fields, number: int) -> bytes:
     """An error of our envelope's fields, as OpenAI tells it and as Open Responses does."""
-    told = {name: error.get(name) for name in ("code", "message", "param")}
-    data = encoded({"type": "error", "sequence_number": number, **told, "error": error})
+    own_fields = {name: error.get(name) for name in ("code", "message", "param")}
+    data = encoded({"type": "error", "sequence_number": number, **own_fields, "error": error})
     return b"event: error\ndata: %b\n\n" % data

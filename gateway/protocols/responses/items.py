@@ -49,14 +49,14 @@ def turns_of(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
     return reader.turns
 
 
-def resolved(item: Fields, referenced: Mapping[str, Fields], place: str) -> Fields:
+def resolved(item: Fields, referenced_items: Mapping[str, Fields], place: str) -> Fields:
     """The item that is meant: itself, or the stored one that it refers to."""
     if kind_of(item, place) != "item_reference":
         return item
-    name = text(item.get("id"), f"{place}.id")
-    if name not in referenced:
-        raise wrong(f"{place}.id", f"must be the id of an item of a stored response; {found(name)}")
-    return referenced[name]
+    item_id = text(item.get("id"), f"{place}.id")
+    if item_id not in referenced_items:
+        raise wrong(f"{place}.id", f"must be the id of an item of a stored response; {found(item_id)}")
+    return referenced_items[item_id]
 
 
 def kind_of(item: Fields, place: str) -> str:
@@ -71,19 +71,19 @@ def kind_of(item: Fields, place: str) -> str:
     raise none_of(kind, _KINDS, f"{place}.type")
 
 
-def custom_arguments(given: str) -> str:
+def custom_arguments(input_text: str) -> str:
     """The arguments of the function that stands for a custom tool."""
-    return json.dumps({_CUSTOM_INPUT: given}, ensure_ascii=False)
+    return json.dumps({_CUSTOM_INPUT: input_text}, ensure_ascii=False)
 
 
 def custom_input(arguments: str) -> str:
     """The text that a custom tool is called with: what the model wrote, where it is not what the function takes."""
     try:
-        decoded = json.loads(arguments)
+        value = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-    told = decoded.get(_CUSTOM_INPUT) if isinstance(decoded, dict) else None
-    return told if isinstance(told, str) else arguments
+    input_text = value.get(_CUSTOM_INPUT) if isinstance(value, dict) else None
+    return input_text if isinstance(input_text, str) else arguments
 
 
 class _Reader:
@@ -101,10 +101,10 @@ class _Reader:
 
     def read(self, item: Fields, place: str) -> None:
         kind = item.get("type") or "message"
-        read = _READERS.get(kind)
-        if read is None:
+        reader = _READERS.get(kind)
+        if reader is None:
             raise none_of(kind, _KINDS, f"{place}.type")
-        read(self, item, place)
+        reader(self, item, place)
 
     def close_turn(self) -> None:
         """What the model said is over."""
@@ -134,12 +134,12 @@ class _Reader:
         if isinstance(content, str):
             self._texts.append(content)
             return
-        said = ""
+        text = ""
         for number, part in enumerate(needed(content, list, f"{place}.content")):
-            told = _told(part, _TEXTS)
-            said += self._refusal(part, f"{place}.content[{number}]") if told is None else told
-        if said:
-            self._texts.append(said)
+            part_text = _told(part, _TEXTS)
+            text += self._refusal(part, f"{place}.content[{number}]") if part_text is None else part_text
+        if text:
+            self._texts.append(text)
 
     def _refusal(self, part: Any, place: str) -> str:
         """A part that is no text. Nothing is said by it."""
@@ -205,9 +205,9 @@ def _parts(content: Any, place: str) -> tuple[Part, ...]:
 
 
 def _part(part: Any, at: str, number: int) -> Part:
-    told = _told(part, _TEXTS)
-    if told is not None:
-        return Text(told)
+    text_value = _told(part, _TEXTS)
+    if text_value is not None:
+        return Text(text_value)
     place = f"{at}[{number}]"
     kind = needed(part, dict, place).get("type")
     if kind in _TEXTS:
@@ -247,13 +247,13 @@ def _file(part: Fields, place: str) -> Text:
         raise wrong(f"{place}.file_data", "must be base64, or a data: URL in base64") from None
 
 
-def _not_text(place: str, seen: str) -> RoundhouseError:
-    message = f"Of files, texts alone are taken (text/*, JSON, XML, YAML; UTF-8): {seen}."
+def _not_text(place: str, reason: str) -> RoundhouseError:
+    message = f"Of files, texts alone are taken (text/*, JSON, XML, YAML; UTF-8): {reason}."
     return RoundhouseError("modality_unsupported", message, param=f"{place}.file_data")
 
 
-def _no_files(place: str, instead: str) -> RoundhouseError:
-    return wrong(place, f"names a file that is kept or fetched elsewhere, which is not done here: send {instead}")
+def _no_files(place: str, alternative: str) -> RoundhouseError:
+    return wrong(place, f"names a file that is kept or fetched elsewhere, which is not done here: send {alternative}")
 
 
 def _plain(content: Any, place: str) -> str:
@@ -262,16 +262,16 @@ def _plain(content: Any, place: str) -> str:
     return _joined(needed(content, list, place), place, _TEXTS, "\n")
 
 
-def _joined(parts: list[Any], place: str, kinds: tuple[str, ...], between: str) -> str:
+def _joined(parts: list[Any], place: str, kinds: tuple[str, ...], separator: str) -> str:
     texts = []
     for number, part in enumerate(parts):
-        told = _told(part, kinds)
-        if told is None:
+        part_text = _told(part, kinds)
+        if part_text is None:
             at = f"{place}[{number}]"
             one_of(needed(part, dict, at).get("type"), kinds, f"{at}.type")
-            told = field(part, "text", str, at)
-        texts.append(told)
-    return between.join(texts)
+            part_text = field(part, "text", str, at)
+        texts.append(part_text)
+    return separator.join(texts)
 
 
 def _told(part: Any, kinds: tuple[str, ...]) -> str | None:

@@ -52,11 +52,11 @@ def read(fields: Fields, context: ResponseContext) -> Prompt:
         RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
     """
     _check(fields)
-    own = _own_items(fields, context)
+    own_items = _own_items(fields, context)
     callable_tools = tools.tools_of(fields)
-    turns = _turns(fields, own, context)
+    turns = _turns(fields, own_items, context)
     if context.stores:
-        context.input_items = tuple(_kept(own, context))
+        context.input_items = tuple(_kept(own_items, context))
     return Prompt(
         turns=tuple(turns),
         tools=callable_tools,
@@ -72,9 +72,9 @@ def read(fields: Fields, context: ResponseContext) -> Prompt:
 
 def output_format_of(fields: Fields) -> Fields:
     """`text.format` of a request; that of plain text where it has none."""
-    told = optional(fields, "text", dict) or {}
-    form = optional(told, "format", dict, "text.")
-    return {"type": "text"} if form is None else form
+    text_fields = optional(fields, "text", dict) or {}
+    output_format = optional(text_fields, "format", dict, "text.")
+    return {"type": "text"} if output_format is None else output_format
 
 
 def _check(fields: Fields) -> None:
@@ -108,17 +108,17 @@ def _check_metadata(metadata: Fields) -> None:
 
 def _own_items(fields: Fields, context: ResponseContext) -> list[tuple[Fields, str]]:
     """The request's own input, each item with its place."""
-    given = fields.get("input")
-    follows = fields.get("previous_response_id") is not None
-    if given is None and "messages" in fields:
+    value = fields.get("input")
+    is_continuation = fields.get("previous_response_id") is not None
+    if value is None and "messages" in fields:
         raise wrong("input", "is missing: `messages` is the field of /v1/chat/completions, and here it is `input`")
-    if not given and follows and (given is None or isinstance(given, str | list)):
+    if not value and is_continuation and (value is None or isinstance(value, str | list)):
         return []
-    if isinstance(given, str) and given:
-        return [({"type": "message", "role": "user", "content": given}, "input")]
-    if not isinstance(given, list) or not given:
-        raise wrong("input", f"must be a text or an array of items, and not empty; {found(given)}")
-    return [_own_item(item, f"input[{index}]", context) for index, item in enumerate(given)]
+    if isinstance(value, str) and value:
+        return [({"type": "message", "role": "user", "content": value}, "input")]
+    if not isinstance(value, list) or not value:
+        raise wrong("input", f"must be a text or an array of items, and not empty; {found(value)}")
+    return [_own_item(item, f"input[{index}]", context) for index, item in enumerate(value)]
 
 
 def _own_item(item: Any, place: str, context: ResponseContext) -> tuple[Fields, str]:
@@ -128,29 +128,29 @@ def _own_item(item: Any, place: str, context: ResponseContext) -> tuple[Fields, 
     return item, place
 
 
-def _turns(fields: Fields, own: list[tuple[Fields, str]], context: ResponseContext) -> list[Turn]:
-    before = ((item, "previous_response_id") for item in context.history)
-    turns = turns_of([*before, *own])
-    said = fields.get("instructions")
-    return [System(said, place="instructions"), *turns] if said else turns
+def _turns(fields: Fields, own_items: list[tuple[Fields, str]], context: ResponseContext) -> list[Turn]:
+    earlier_items = ((item, "previous_response_id") for item in context.history)
+    turns = turns_of([*earlier_items, *own_items])
+    instructions = fields.get("instructions")
+    return [System(instructions, place="instructions"), *turns] if instructions else turns
 
 
-def _kept(own: list[tuple[Fields, str]], context: ResponseContext) -> Iterable[Fields]:
+def _kept(own_items: list[tuple[Fields, str]], context: ResponseContext) -> Iterable[Fields]:
     """The items as they are listed: each with an id, messages in parts."""
-    for item, place in own:
+    for item, place in own_items:
         kind = kind_of(item, place)
         item_id = optional(item, "id", str, f"{place}.") or context.new_id(_PREFIXES[kind])
         status = optional(item, "status", str, f"{place}.") or "completed"
-        listed = {**item, "id": item_id, "type": kind, "status": status}
+        listed_item = {**item, "id": item_id, "type": kind, "status": status}
         if kind == "message" and isinstance(item["content"], str):
-            listed["content"] = [_text_part(item["role"], item["content"])]
-        yield listed
+            listed_item["content"] = [_text_part(item["role"], item["content"])]
+        yield listed_item
 
 
-def _text_part(role: str, said: str) -> Fields:
+def _text_part(role: str, text: str) -> Fields:
     if role == "assistant":
-        return {"type": "output_text", "text": said, "annotations": [], "logprobs": []}
-    return {"type": "input_text", "text": said}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "input_text", "text": text}
 
 
 def _output_format(fields: Fields) -> OutputFormat | None:
@@ -180,25 +180,25 @@ def _effort(fields: Fields) -> str | None:
 
 
 def _thinking(fields: Fields) -> Literal["enabled", "disabled"] | None:
-    asked = fields.get("thinking")
-    if not isinstance(asked, str):
+    mode = fields.get("thinking")
+    if not isinstance(mode, str):
         return None  # an engine's own field of that name
-    if one_of(asked, _MODES, "thinking") == "default":
+    if one_of(mode, _MODES, "thinking") == "default":
         return None
-    return "enabled" if asked == "enabled" else "disabled"
+    return "enabled" if mode == "enabled" else "disabled"
 
 
 def _passed(fields: Fields) -> Fields:
-    passed = {name: value for name, value in fields.items() if name not in _OWN}
-    if isinstance(passed.get("thinking"), str):
-        del passed["thinking"]
+    passed_fields = {name: value for name, value in fields.items() if name not in _OWN}
+    if isinstance(passed_fields.get("thinking"), str):
+        del passed_fields["thinking"]
     verbosity = (fields.get("text") or {}).get("verbosity")
     if verbosity is not None:
-        passed["verbosity"] = one_of(verbosity, _VERBOSITIES, "text.verbosity")
+        passed_fields["verbosity"] = one_of(verbosity, _VERBOSITIES, "text.verbosity")
     most = count(fields, "top_logprobs", 0, _MOST_LOGPROBS)
     if most or _LOGPROBS in _included(fields):
-        passed |= {"logprobs": True, "top_logprobs": most or 0}
-    return passed
+        passed_fields |= {"logprobs": True, "top_logprobs": most or 0}
+    return passed_fields
 
 
 def _included(fields: Fields) -> list[Any]:

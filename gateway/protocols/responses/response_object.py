@@ -65,21 +65,21 @@ def ended(
     """The response at its end. Where it is incomplete, so is the last item of `output`."""
     reason = _REASONS.get(finish)
     if reason is None:
-        done: Fields = {"status": "completed", "completed_at": int(context.clock())}
+        end_fields: Fields = {"status": "completed", "completed_at": int(context.clock())}
     else:
-        done = {"status": "incomplete", "incomplete_details": {"reason": reason}}
-    return {**response, **done, "output": output, "usage": _usage(tokens)}
+        end_fields = {"status": "incomplete", "incomplete_details": {"reason": reason}}
+    return {**response, **end_fields, "output": output, "usage": _usage(tokens)}
 
 
 def failed(response: Fields, output: list[Fields], error: Fields) -> Fields:
     """The response as far as it came. `error` has every field of our envelope."""
     status = error["status"]
     code = "rate_limit_exceeded" if status == 429 else "server_error" if status >= 500 else "invalid_prompt"
-    told = {name: error.get(name) for name in ("message", "type", "param")}
+    error_fields = {name: error.get(name) for name in ("message", "type", "param")}
     return {
         **response,
         "status": "failed",
-        "error": {"code": code, **told, "reason": error["code"]},
+        "error": {"code": code, **error_fields, "reason": error["code"]},
         "output": output,
     }
 
@@ -116,11 +116,11 @@ def thought_part(text: str) -> Fields:
 
 def function_call(name: str, call_id: str, function: str, arguments: str, status: str) -> Fields:
     """A call of a function, as an item."""
-    told = {"call_id": call_id, "name": function, "arguments": arguments}
-    return {"id": name, "type": "function_call", "status": status, **told}
+    call_fields = {"call_id": call_id, "name": function, "arguments": arguments}
+    return {"id": name, "type": "function_call", "status": status, **call_fields}
 
 
-def custom_call(name: str, call_id: str, tool: str, given: str, status: str) -> Fields:
+def custom_call(name: str, call_id: str, tool: str, input_text: str, status: str) -> Fields:
     """A call of a custom tool, as an item."""
     return {
         "id": name,
@@ -128,31 +128,34 @@ def custom_call(name: str, call_id: str, tool: str, given: str, status: str) -> 
         "status": status,
         "call_id": call_id,
         "name": tool,
-        "input": given,
+        "input": input_text,
     }
 
 
-def logprobs_of(told: Iterable[Fields]) -> list[Fields]:
+def logprobs_of(logprobs: Iterable[Fields]) -> list[Fields]:
     """The probabilities of tokens, from a chat completion's. What an engine adds to them stays behind."""
     return [
-        {**_probability(each), "top_logprobs": [_probability(other) for other in _objects(each.get("top_logprobs"))]}
-        for each in told
+        {
+            **_probability(each),
+            "top_logprobs": [_probability(alternative) for alternative in _objects(each.get("top_logprobs"))],
+        }
+        for each in logprobs
     ]
 
 
-def _probability(told: Fields) -> Fields:
-    token = told.get("token")
+def _probability(entry: Fields) -> Fields:
+    token = entry.get("token")
     token = token if isinstance(token, str) else ""
-    content = told.get("bytes")
+    content = entry.get("bytes")
     if not isinstance(content, list):
         content = list(token.encode(errors="replace"))
-    logprob = told.get("logprob")
-    known = logprob if isinstance(logprob, int | float) else _UNLIKELY
-    return {"token": token, "logprob": known, "bytes": content}
+    logprob = entry.get("logprob")
+    known_logprob = logprob if isinstance(logprob, int | float) else _UNLIKELY
+    return {"token": token, "logprob": known_logprob, "bytes": content}
 
 
-def _objects(told: Any) -> list[Fields]:
-    return [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
+def _objects(value: Any) -> list[Fields]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _usage(tokens: Tokens | None) -> Fields | None:
@@ -168,17 +171,17 @@ def _usage(tokens: Tokens | None) -> Fields | None:
 
 
 def _reasoning(fields: Fields) -> Fields:
-    asked = fields.get("reasoning") or {}
-    return {"effort": asked.get("effort"), "summary": asked.get("summary")}
+    reasoning = fields.get("reasoning") or {}
+    return {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")}
 
 
 def _text(fields: Fields, context: ResponseContext) -> Fields:
     form = output_format_of(fields)
     if form["type"] == "json_schema":
-        told = {name: form.get(name) for name in ("name", "description", "schema")}
+        schema_fields = {name: form.get(name) for name in ("name", "description", "schema")}
         # Open Responses' schema has null there, and OpenAI's an object.
         schema = {"schema": None} if context.is_open_responses else {}
-        form = {"type": "json_schema", **told, **schema, "strict": bool(form.get("strict"))}
+        form = {"type": "json_schema", **schema_fields, **schema, "strict": bool(form.get("strict"))}
     verbosity = (fields.get("text") or {}).get("verbosity")
     return {"format": form} if verbosity is None else {"format": form, "verbosity": verbosity}
 

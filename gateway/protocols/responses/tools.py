@@ -36,22 +36,22 @@ def tools_of(fields: Fields) -> tuple[Tool, ...]:
         RoundhouseError: `invalid_request`; its `param` is the place.
     """
     tools: dict[str, Tool] = {}
-    listed = optional(fields, "tools", list) or []
-    has_own = any(map(_is_own, listed))
-    for number, declared in enumerate(listed):
-        if has_own and _runs_elsewhere(declared):
+    declared_tools = optional(fields, "tools", list) or []
+    has_own = any(map(_is_own, declared_tools))
+    for number, declaration in enumerate(declared_tools):
+        if has_own and _runs_elsewhere(declaration):
             continue
-        tool = _tool(declared, f"tools[{number}]")
+        tool = _tool(declaration, f"tools[{number}]")
         if tool.name in tools:
             raise wrong(f"tools[{number}].name", f"must be no other tool's; {found(tool.name)}")
         tools[tool.name] = tool
-    allowed = _allowed(fields)
-    if allowed is None:
+    allowed_names = _allowed(fields)
+    if allowed_names is None:
         return tuple(tools.values())
-    for number, name in enumerate(allowed):
+    for number, name in enumerate(allowed_names):
         if name not in tools:
             raise _undeclared(name, f"tool_choice.tools[{number}].name")
-    return tuple([tool for tool in tools.values() if tool.name in allowed])
+    return tuple([tool for tool in tools.values() if tool.name in allowed_names])
 
 
 def choice_of(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None:
@@ -87,19 +87,19 @@ def echoed(fields: Fields) -> tuple[list[Fields], Any]:
         return tools, choice or "auto"
     if choice["type"] != "allowed_tools":
         return tools, {"type": choice["type"], "name": choice["name"]}
-    allowed = [{"type": tool["type"], "name": tool["name"]} for tool in choice["tools"]]
-    return tools, {"type": "allowed_tools", "mode": _mode(choice), "tools": allowed}
+    allowed_tools = [{"type": tool["type"], "name": tool["name"]} for tool in choice["tools"]]
+    return tools, {"type": "allowed_tools", "mode": _mode(choice), "tools": allowed_tools}
 
 
 def _echoed(tool: Fields) -> Fields:
     if tool["type"] == "custom":
         return {"type": "custom", "name": tool["name"], "description": tool.get("description")}
-    told = {name: tool.get(name) for name in ("description", "parameters", "strict")}
-    return {"type": "function", "name": tool["name"], **told}
+    fields = {name: tool.get(name) for name in ("description", "parameters", "strict")}
+    return {"type": "function", "name": tool["name"], **fields}
 
 
-def _tool(declared: Any, place: str) -> Tool:
-    tool = needed(declared, dict, place)
+def _tool(declaration: Any, place: str) -> Tool:
+    tool = needed(declaration, dict, place)
     kind, at = tool.get("type"), f"{place}."
     if kind not in _KINDS:
         raise wrong(f"{at}type", f"must be function or custom, because no other tools run here; {found(kind)}")

@@ -47,8 +47,8 @@ class ReadForChat(ABC):
     def _fields(self, request: InferenceRequest, route: ModelRoute) -> Fields:
         prompt = request.prompt
         assert prompt is not None, "checked before"
-        asked = {} if prompt.thinking is None else {"thinking": prompt.thinking}
-        fields = in_own_words(thought_of(codec.written(prompt) | asked, route), route)
+        thinking_fields = {} if prompt.thinking is None else {"thinking": prompt.thinking}
+        fields = in_own_words(thought_of(codec.written(prompt) | thinking_fields, route), route)
         if route.backend == llama_server.BACKEND:
             fields = narrowed(fields | llama_server.fields_for(prompt), names_one=True)
         fields["model"] = route.served_name
@@ -78,21 +78,21 @@ class OverChat(ReadForChat):
         gathered goes as it is."""
         prompt = request.prompt
         assert prompt is not None, "checked before"
-        asked = _outline(prompt)
-        if wants_probabilities(asked) or differs_as_stream(asked):
+        outline = _outline(prompt)
+        if wants_probabilities(outline) or differs_as_stream(outline):
             return None
         return TranslatedGathering(self.writer(request), request.repeated)
 
     def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """See Dialect."""
-        writer, repeated = self.writer(request), request.repeated
-        return lambda body: translated(body, writer, repeated)
+        writer, repeated_turn = self.writer(request), request.repeated
+        return lambda body: translated(body, writer, repeated_turn)
 
 
 def _outline(prompt: Prompt) -> Fields:
     """What `exclusions` looks at of the chat request, without writing the conversation once more."""
-    goes_on = bool(prompt.turns) and isinstance(prompt.turns[-1], Assistant)
-    messages = [{"role": "assistant"}] if goes_on else []
+    is_continuation = bool(prompt.turns) and isinstance(prompt.turns[-1], Assistant)
+    messages = [{"role": "assistant"}] if is_continuation else []
     stop = prompt.stop or prompt.passed.get("stop")
     return {**prompt.passed, "messages": messages, "stop": stop, "max_tokens": prompt.max_tokens}
 
@@ -135,8 +135,8 @@ class TranslatedEvents(EventReader):
 
     def finish(self) -> bytes:
         """See Events."""
-        held = self._take_held()
-        return self._written(held) if held else b""
+        held_events = self._take_held()
+        return self._written(held_events) if held_events else b""
 
     @property
     def is_complete(self) -> bool:
@@ -233,9 +233,9 @@ class TranslatedEvents(EventReader):
 class TranslatedGathering:
     """A blocking answer of the client's family, made of a chat completion's stream."""
 
-    def __init__(self, writer: AnswerWriter, repeated: Assistant | None) -> None:
+    def __init__(self, writer: AnswerWriter, repeated_turn: Assistant | None) -> None:
         self._writer = writer
-        self._repeated = repeated
+        self._repeated = repeated_turn
         self._chat = OpenAIGathering(is_chat=True)
 
     @property
@@ -267,10 +267,10 @@ def translated(body: bytes, writer: AnswerWriter, repeated: Assistant | None) ->
     return errors.encoded(writer.whole(_without(repeated, codec.answer_of(fields))))
 
 
-def _without(repeated: Assistant | None, answer: Answer) -> Answer:
-    if repeated is None:
+def _without(repeated_turn: Assistant | None, answer: Answer) -> Answer:
+    if repeated_turn is None:
         return answer
-    text, thought = _said(repeated)
+    text, thought = _said(repeated_turn)
     return replace(answer, text=_new_in(answer.text, text)[0], thought=_new_in(answer.thought, thought)[0])
 
 
@@ -279,6 +279,6 @@ def _said(turn: Assistant | None) -> tuple[str, str]:
     return ("", "") if turn is None else (turn.text or turn.refusal, turn.thought)
 
 
-def _new_in(text: str, repeated: str) -> tuple[str, str]:
+def _new_in(text: str, prefix: str) -> tuple[str, str]:
     """What a part says beyond what is repeated, and what of that is still to come."""
-    return ("", repeated[len(text) :]) if repeated.startswith(text) else (text.removeprefix(repeated), "")
+    return ("", prefix[len(text) :]) if prefix.startswith(text) else (text.removeprefix(prefix), "")

@@ -108,7 +108,7 @@ async def _entries(root: Path) -> list[Any]:
 
 
 async def _play(script: Script, harness: RecordedHarness) -> None:
-    harness.recorder.gateway("gw-1", connected=True)
+    harness.recorder.gateway("gw-1", is_connected=True)
     await harness.files.read()
     await script.rounds(4)
     # An engine ends, and is started again.
@@ -147,7 +147,7 @@ async def _play(script: Script, harness: RecordedHarness) -> None:
     await script.rounds(2)
     await _unload_that_is_held(script, harness)
     harness.recorder.said("paused by operator", "operator", {"action": "pause"})
-    harness.recorder.gateway("gw-1", connected=False)
+    harness.recorder.gateway("gw-1", is_connected=False)
     harness.recorder.ended()
 
 

@@ -58,7 +58,7 @@ def read_controller(folder: Path) -> Any:
         settled = last_good.load(folder, PurePosixPath("/srv/roundhouse/models"))
         assert settled is not None
         declared = {name: Declared(settled.definitions[name], settled.declared[name], 0.0) for name in settled.declared}
-        desired = resolve(declared, memory.overrides, memory.demand, Defaults(), generation=1, rested=memory.rested)
+        desired = resolve(declared, memory.overrides, memory.demand, Defaults(), generation=1, evictions=memory.rested)
         observed = ObservedMemory.load(folder)
         needs = {name: observed.most(want, None) for name, want in desired.models.items()}
         journal = Journal(folder / JOURNAL_NAME)

@@ -98,7 +98,7 @@ def _gateway() -> CollectorRegistry:
     live: Any = SimpleNamespace(current_or_none=SimpleNamespace(models={"m": SimpleNamespace(endpoints=())}))
     assert hasattr(LiveRoutes, "current_or_none")
     metrics.show_state(live, ledger, link, lambda: 3.0)
-    metrics.show_connections(idle=lambda: 3, busy=lambda: 2)
+    metrics.show_connections(count_idle=lambda: 3, count_busy=lambda: 2)
     metrics.show_stored(lambda: Stored(5, 4096), lambda: 1)
     metrics.key("team-a").finished(Usage(3, 4))
     series = metrics.series("m", "/v1/chat/completions")

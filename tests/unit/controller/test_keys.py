@@ -42,7 +42,7 @@ class Place:
         """As a controller that starts makes them."""
         files = DesiredFiles(
             self.desired, self.desired, self.store, Defaults(), resync_s=10.0, clock=lambda: self.now,
-            edited=lambda _, after, ends: self.edits.append((sorted(after.keys), dict(ends))),
+            on_edit=lambda _, after, ends: self.edits.append((sorted(after.keys), dict(ends))),
         )  # fmt: skip
         files.recover()
         return files

@@ -132,7 +132,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self._failed(replica)
         self.met[ticket].append((replica, refused))
         try:
-            endpoint, grants = self.admission.again(ticket, self.now, refused=refused)
+            endpoint, grants = self.admission.again(ticket, self.now, is_refused=refused)
         except RoundhouseError as error:
             _is_unreachable(error)
             assert where(ticket) == replica

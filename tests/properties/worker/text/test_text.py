@@ -91,7 +91,7 @@ def test_thoughts_are_the_same_however_they_come(
     text = data.draw(text_with(marks.begin, marks.end))
 
     def stage(pieces: Generator[Piece]) -> Generator[Piece]:
-        return separated(pieces, marks, opened=opened)
+        return separated(pieces, marks, is_thinking=opened)
 
     thought, said, *_ = whole = told(stage(pieces_of(text, [])))
     assert told(stage(pieces_of(text, places))) == whole

@@ -34,7 +34,7 @@ class Follower:
         self.running = True
 
     def read(self, *, ended: bool = False) -> list[str]:
-        part = self.logs.after(NAME, self.cursor, self.first, ended=ended)
+        part = self.logs.after(NAME, self.cursor, self.first, has_ended=ended)
         assert part is not None
         self.cursor, self.running = part.cursor, part.running
         self.lines += part.lines
@@ -125,7 +125,7 @@ def test_a_log_that_is_gone_altogether_ends_its_follower(logs: Logs, engine: int
     logs.kept.path(NAME).unlink()
     assert follower.read() == []
     assert not follower.running
-    assert logs.after(NAME, None, 50, ended=True) is None
+    assert logs.after(NAME, None, 50, has_ended=True) is None
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_log_that_is_gone_altogether_ends_its_follower(logs: Logs, engine: int
 )
 def test_a_cursor_that_is_none_begins_anew(logs: Logs, engine: int, cursor: str) -> None:
     os.write(engine, b"one\n")
-    part = logs.after(NAME, cursor, 50, ended=False)
+    part = logs.after(NAME, cursor, 50, has_ended=False)
     assert part is not None
     assert part.lines == ("one",)
 
@@ -206,10 +206,10 @@ def test_plain_lines() -> None:
 
 
 def test_whole() -> None:
-    assert whole(b"a\nb", ended=False) == b"a\n"
-    assert whole(b"a\nb", ended=True) == b"a\nb"
-    assert whole(b"a\nbcd", ended=True, most=3) == b"a\n"
-    assert whole(b"abcd", ended=False, most=3) == b"abc"
+    assert whole(b"a\nb", has_ended=False) == b"a\n"
+    assert whole(b"a\nb", has_ended=True) == b"a\nb"
+    assert whole(b"a\nbcd", has_ended=True, max_bytes=3) == b"a\n"
+    assert whole(b"abcd", has_ended=False, max_bytes=3) == b"abc"
 
 
 def test_what_was_given_is_found_again() -> None:

@@ -244,7 +244,7 @@ def test_service_times_of_requests_that_were_retried_are_no_history() -> None:
     harness = AdmissionHarness()
     harness.table(route_of("m", ["a", "b"]))
     ticket = harness.come()
-    harness.admission.again(ticket, harness.now, refused=True)
+    harness.admission.again(ticket, harness.now, is_refused=True)
     harness.now += 100
     harness.leave(ticket)
     harness.come()

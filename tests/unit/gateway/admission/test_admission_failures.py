@@ -14,7 +14,7 @@ from tests.support.admission import AdmissionHarness, route_of, where, who
 def _again(harness: AdmissionHarness, ticket: Ticket, *, refused: bool = False) -> str | None:
     """Where it is after its replica failed; None: it waits."""
     harness.admission.failed(where(ticket), harness.now)
-    endpoint, grants = harness.admission.again(ticket, harness.now, refused=refused)
+    endpoint, grants = harness.admission.again(ticket, harness.now, is_refused=refused)
     assert grants == []
     if endpoint is None:
         assert ticket.state == "waiting"
@@ -91,7 +91,7 @@ def test_a_retry_waits_in_front_of_its_tenants_others_for_a_replica_that_it_has_
     retried, elsewhere = harness.come(), harness.come()
     others = [harness.come(rank=0), harness.come(rank=0)]
     harness.admission.failed("a", harness.now)
-    endpoint, grants = harness.admission.again(retried, harness.now, refused=True)
+    endpoint, grants = harness.admission.again(retried, harness.now, is_refused=True)
     assert endpoint is None
     assert who(grants) == [(others[0], "a")], "the slot that it gave up is of no use to it"
     assert harness.admission.waiting("m") == [retried, others[1]]
@@ -226,7 +226,7 @@ def test_who_waits_for_a_trial_that_fails_is_told(refused: bool) -> None:
     trial, waiting = harness.come(), harness.come()
     assert who(harness.admission.failed("a", harness.now)) == [(waiting, "engine_unreachable")]
     with pytest.raises(RoundhouseError) as error:
-        harness.admission.again(trial, harness.now, refused=refused)
+        harness.admission.again(trial, harness.now, is_refused=refused)
     assert error.value.entry.code == "engine_unreachable"
     with pytest.raises(RoundhouseError) as error:
         harness.come()
@@ -313,7 +313,7 @@ def test_past_a_retry_that_waits_others_go_in_while_a_third_replica_is_left_out(
     retried, elsewhere = harness.come(), harness.come()
     others = [harness.come(), harness.come()]
     harness.admission.failed("a", harness.now)
-    endpoint, grants = harness.admission.again(retried, harness.now, refused=True)
+    endpoint, grants = harness.admission.again(retried, harness.now, is_refused=True)
     assert (endpoint, who(grants)) == (None, [(others[0], "a")])
     assert who(harness.leave(elsewhere)) == [(retried, "b")]
 

@@ -25,7 +25,7 @@ def everything() -> Metrics:
     metrics.show_state(live, ledger, link, lambda: 3.0)
     link.table_at = 1.0
     ledger.enter("m", "r", "req-1")
-    metrics.show_connections(idle=lambda: 3, busy=lambda: 2)
+    metrics.show_connections(count_idle=lambda: 3, count_busy=lambda: 2)
     metrics.show_stored(lambda: Stored(5, 4096), lambda: 1)
     metrics.key("team-a").finished(Usage(3, 4))
     series = metrics.series("m", "/v1/chat/completions")

@@ -15,7 +15,7 @@ from gateway.stored_responses.request_options import MOST_REFERENCES, Asked
 def refused(fields: dict[str, Any], *, keeps: bool = True) -> tuple[str | None, str]:
     """The place, and the message."""
     with pytest.raises(RoundhouseError) as caught:
-        Asked.of(fields, keeps=keeps)
+        Asked.of(fields, can_store=keeps)
     assert caught.value.entry.code == "invalid_request"
     return caught.value.param, caught.value.message
 
@@ -32,13 +32,13 @@ def refused(fields: dict[str, Any], *, keeps: bool = True) -> tuple[str | None, 
     ],
 )
 def test_a_response_is_stored_unless_somebody_says_no(fields: dict[str, Any], keeps: bool, stores: bool) -> None:
-    asked = Asked.of({"input": "Hi", **fields}, keeps=keeps)
+    asked = Asked.of({"input": "Hi", **fields}, can_store=keeps)
     assert (asked.stores, asked.background, asked.loads) == (stores, False, False)
 
 
 def test_what_goes_on_without_its_client_must_be_stored() -> None:
-    assert Asked.of({"background": True}, keeps=True) == Asked(None, (), stores=True, background=True)
-    assert Asked.of({"background": False, "store": False}, keeps=True) == Asked(None, ())
+    assert Asked.of({"background": True}, can_store=True) == Asked(None, (), stores=True, background=True)
+    assert Asked.of({"background": False, "store": False}, can_store=True) == Asked(None, ())
     assert refused({"background": True, "store": False})[0] == "background"
     assert "this gateway stores none" in refused({"background": True}, keeps=False)[1]
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_an_id_is_nobodys(strange: str) -> None:
 def test_references_are_bounded() -> None:
     items = [{"type": "item_reference", "id": str(number)} for number in range(MOST_REFERENCES + 1)]
     assert refused({"input": items})[0] == "input"
-    assert len(Asked.of({"input": items[1:]}, keeps=True).references) == MOST_REFERENCES
+    assert len(Asked.of({"input": items[1:]}, can_store=True).references) == MOST_REFERENCES
 
 
 ITEMS = [{"id": name} for name in "abcab"] + [{"type": "message"}, {"id": "d"}]

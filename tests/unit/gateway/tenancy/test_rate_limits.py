@@ -213,7 +213,7 @@ def settled(used: int | None = None, *, sent: bool = True, failed: bool = False,
     """Requests and tokens that are left of 10 and 600, after one that was estimated at 100 and took no time."""
     limits, who = Limits(), caller(requests_per_minute=10, tokens_per_minute=600)
     limits.enter(who, 0, 0.0)
-    limits.enter(who, 100, 0.0).settle(0.0, used, sent=sent, failed=failed, passed=passed)
+    limits.enter(who, 100, 0.0).settle(0.0, used, was_sent=sent, is_failed=failed, passed_tokens=passed)
     assert limits.inflight("ci") == 1
     shown = left(limits, who)
     return shown["remaining-requests"], shown["remaining-tokens"]
@@ -231,17 +231,17 @@ def test_what_a_request_is_charged_in_the_end() -> None:
 def test_what_is_given_back_is_at_most_what_a_minute_holds() -> None:
     limits, who = Limits(), caller(requests_per_minute=6, tokens_per_minute=600)
     first, second = limits.enter(who, 500, 0.0), limits.enter(who, 0, 0.0)
-    first.settle(15.0, None, sent=False, failed=False, passed=0)
+    first.settle(15.0, None, was_sent=False, is_failed=False, passed_tokens=0)
     assert (left(limits, who, 15.0)["remaining-requests"], left(limits, who, 15.0)["remaining-tokens"]) == ("6", "600")
-    second.settle(15.0, None, sent=False, failed=False, passed=0)
-    second.settle(15.0, None, sent=False, failed=False, passed=0)
+    second.settle(15.0, None, was_sent=False, is_failed=False, passed_tokens=0)
+    second.settle(15.0, None, was_sent=False, is_failed=False, passed_tokens=0)
     limits.enter(who, 600, 15.0)
     refused(limits, who, 1, now=15.0)
     shown = left(limits, who, 15.0)
     assert (shown["remaining-requests"], shown["remaining-tokens"]) == ("5", "0")
     only_tokens = caller(tokens_per_minute=60)
     limits = Limits()
-    limits.enter(only_tokens, 60, 0.0).settle(0.0, None, sent=False, failed=False, passed=0)
+    limits.enter(only_tokens, 60, 0.0).settle(0.0, None, was_sent=False, is_failed=False, passed_tokens=0)
     assert left(limits, only_tokens) == {"limit-tokens": "60", "remaining-tokens": "60", "reset-tokens": "0ms"}
 
 

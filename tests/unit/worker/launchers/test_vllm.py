@@ -58,7 +58,7 @@ def test_errors_of_requests_are_no_reason() -> None:
     ],
 )
 def test_how_an_end_is_explained(ending: Ending, served: bool, code: int, line: str | None) -> None:
-    assert explain(ending, served=served) == (code, line)
+    assert explain(ending, has_served=served) == (code, line)
 
 
 def test_what_is_checked_first(

@@ -126,7 +126,7 @@ def test_a_call_in_the_place_of_an_answer_takes_no_rule_of_the_answer_s() -> Non
 
 def test_a_thought_before_an_answer_takes_no_rule_of_the_answer_s() -> None:
     gbnf = 'answer ::= "a"\nthought-0 ::= "b"\nroot ::= answer thought-0'
-    rules = dict(line.split(" ::= ", 1) for line in after_thought(gbnf, QWEN, opened=False).splitlines())
+    rules = dict(line.split(" ::= ", 1) for line in after_thought(gbnf, QWEN, is_thinking=False).splitlines())
     assert (rules["answer"], rules["thought-0"]) == ('"a"', '"b"')
     assert rules["answerx"] == "answer thought-0"
     assert rules["root"].endswith("| answerx")

@@ -9,7 +9,7 @@ from worker.text.reasoning import GEMMA, MISTRAL, QWEN, Marks, is_open, marks_of
 
 
 def split(text: str, marks: Marks, *, opened: bool = False) -> tuple[str, str]:
-    pieces = [*separated((each for each in (Piece(text), Piece(finish_reason="stop"))), marks, opened=opened)]
+    pieces = [*separated((each for each in (Piece(text), Piece(finish_reason="stop"))), marks, is_thinking=opened)]
     return "".join(piece.thought for piece in pieces), "".join(piece.text for piece in pieces)
 
 

@@ -121,7 +121,7 @@ async def test_two_controllers_that_make_the_network_at_once_end_up_with_one(con
     containers = containers_alone
 
     def ensure(client: docker.APIClient) -> None:
-        ensure_network(client, containers.network, containers.instance, published=True)
+        ensure_network(client, containers.network, containers.instance, publishes_ports=True)
 
     daemons = [Daemon(None, timeout_s=30, threads=1) for _ in range(4)]
     for _ in range(campaign_count(2, 20)):

@@ -41,7 +41,7 @@ class Watched:
         self.lines: list[str] = []
         self.pids: Mapping[str, int] = {}
         self.told = asyncio.Event()
-        self.supervisor = Supervisor(specs, say=self.lines.append, changed=self._changed)
+        self.supervisor = Supervisor(specs, say=self.lines.append, on_change=self._changed)
         self.running = asyncio.create_task(self.supervisor.run(self.told))
 
     def _changed(self, pids: Mapping[str, int]) -> None:

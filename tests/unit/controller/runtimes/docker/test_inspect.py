@@ -33,14 +33,14 @@ def inspected(**state: object) -> dict[str, Any]:
 
 
 def test_a_running_container() -> None:
-    seen = seen_replica(inspected(), "", published=True)
+    seen = seen_replica(inspected(), "", publishes_ports=True)
     assert (seen.id, seen.name, seen.phase, seen.claims) == (REPLICA, "rh-x", Phase.RUNNING, {"GPU-a": 7})
     assert seen.created_at == pytest.approx(NOON + 0.123456789)
     assert seen.started_at == NOON + 1
     assert seen.base_url == "http://127.0.0.1:32768"
     assert (seen.image_id, seen.argv) == ("sha256:1", ("/app/engine", "--flag", "", "value"))
     assert seen.exit is None
-    assert seen_replica(inspected(), "", published=False).base_url == "http://rh-x:8000"
+    assert seen_replica(inspected(), "", publishes_ports=False).base_url == "http://rh-x:8000"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_running_container() -> None:
 )
 def test_no_port_is_no_address(ports: object) -> None:
     found = inspected() | {"NetworkSettings": {"Ports": ports}}
-    assert seen_replica(found, "", published=True).base_url is None
+    assert seen_replica(found, "", publishes_ports=True).base_url is None
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_no_port_is_no_address(ports: object) -> None:
     ],
 )
 def test_phases(status: str, running: bool, phase: Phase) -> None:
-    seen = seen_replica(inspected(Status=status, Running=running), "tail", published=True)
+    seen = seen_replica(inspected(Status=status, Running=running), "tail", publishes_ports=True)
     assert seen.phase is phase
     assert (seen.exit is not None) is (phase is Phase.EXITED)
     assert (seen.base_url is not None) is (phase is Phase.RUNNING)
@@ -76,17 +76,17 @@ def test_phases(status: str, running: bool, phase: Phase) -> None:
 
 def test_an_end() -> None:
     found = inspected(Status="exited", Running=False, ExitCode=137, OOMKilled=True)
-    assert seen_replica(found, "last line", published=True).exit == Exit(137, oom=True, log_tail="last line")
+    assert seen_replica(found, "last line", publishes_ports=True).exit == Exit(137, oom=True, log_tail="last line")
 
 
 def test_a_half_created_container_has_not_started() -> None:
     found = inspected(Status="created", Running=False, StartedAt="0001-01-01T00:00:00Z")
-    assert seen_replica(found, "", published=False).started_at is None
+    assert seen_replica(found, "", publishes_ports=False).started_at is None
 
 
 def test_labels_of_somebody_else_are_refused() -> None:
     with pytest.raises(UnreadableLabelsError):
-        seen_replica(inspected() | {"Config": {"Labels": None}}, "", published=True)
+        seen_replica(inspected() | {"Config": {"Labels": None}}, "", publishes_ports=True)
 
 
 @pytest.mark.parametrize(
