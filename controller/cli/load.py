@@ -75,7 +75,10 @@ def _tell(transition: Transition, as_json: bool) -> None:
         for line in failure_lines(row):
             say_error(line)
     elif not as_json:
-        say(f"{row.name}: {_now(transition)}, {row.loaded_replicas} of {counted(row.replicas, 'replica')} ready")
+        say(
+            f"{row.name}: {_now(transition)}, "
+            f"{row.loaded_replicas} of {counted(row.replicas, 'replica')} ready"
+        )
         say_blocked(row)
 
 

@@ -212,7 +212,10 @@ class Line:
         if not self.replicas:
             cause = "no replica is ready"
         elif tries.breaks:
-            cause = f"connections broke before an answer came ({', '.join(sorted(tries.broke | tries.refused))})"
+            cause = (
+                "connections broke before an answer came "
+                f"({', '.join(sorted(tries.broke | tries.refused))})"
+            )
         elif tries.refused:
             cause = f"connections were refused ({', '.join(sorted(tries.refused))})"
         else:

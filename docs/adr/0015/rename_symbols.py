@@ -20,6 +20,7 @@ from pathlib import Path
 from mypy import build
 from mypy.modulefinder import BuildSource
 from mypy.nodes import (
+    GDEF,
     AssignmentStmt,
     CallExpr,
     ClassDef,
@@ -31,10 +32,12 @@ from mypy.nodes import (
     Node,
     RefExpr,
     StrExpr,
+    SuperExpr,
     TypeInfo,
     Var,
 )
 from mypy.options import Options
+from mypy.subtypes import is_subtype
 from mypy.types import (
     AnyType,
     CallableType,
@@ -47,6 +50,7 @@ from mypy.types import (
     UnionType,
     get_proper_type,
 )
+from mypy.typevars import fill_typevars
 
 FILES = [
     f
@@ -136,8 +140,9 @@ class Finder:
                 visitor(self, node)
 
     def __init__(
-        self, path: str, types, wanted: dict[str, str], members: dict[str, dict[str, str]], out, unknown, every
+        self, path: str, types, wanted: dict[str, str], members: dict[str, dict[str, str]], out, unknown, every, graph
     ) -> None:
+        self.graph = graph
         self.path, self.types, self.wanted, self.members, self.out, self.unknown, self.every = (
             path,
             types,
@@ -152,7 +157,7 @@ class Finder:
 
     def mark(self, line: int, column: int, old: str, new: str) -> None:
         """The first `old` as a word at or after a place."""
-        for number in range(line, line + 12):
+        for number in range(line, line + 80):
             if number > len(self.lines):
                 break
             text = self.lines[number - 1]
@@ -190,11 +195,13 @@ class Finder:
                         self.mark_member(o, new)
                     break
 
-    def mark_member(self, o: MemberExpr, new: str) -> None:
+    def mark_member(self, o: MemberExpr | SuperExpr, new: str) -> None:
         # The name stands at the end of the expression.
         line, end = o.end_line or o.line, o.end_column
         text = self.lines[line - 1]
         stop = len(text.encode()[:end].decode(errors="ignore")) if end is not None else len(text)
+        if text[stop - len(o.name) : stop] != o.name and end is not None:
+            stop = end  # of some expressions, mypy counts characters
         start = stop - len(o.name)
         if text[start:stop] == o.name:
             self.out.add((self.path, line, start, o.name, new))
@@ -234,6 +241,8 @@ class Finder:
             owners = instances(self.types.get(o.callee))
             if isinstance(o.callee, RefExpr) and o.callee.fullname == "dataclasses.replace":
                 owners = instances(self.types.get(o.args[0]))
+            elif isinstance(o.callee, MemberExpr) and o.callee.name == "_replace":
+                owners = instances(self.types.get(o.callee.expr))
             elif not (owners and owners[0][1]) and not (
                 isinstance(o.callee, RefExpr) and isinstance(o.callee.node, TypeInfo)
             ):
@@ -281,7 +290,17 @@ class Finder:
             for text in walk(o.rvalue):
                 if info and isinstance(text, StrExpr) and (new := self.wanted.get(f"{info.fullname}.{text.value}")):
                     self.mark(text.line, text.column, text.value, new)
+        if isinstance(o.lvalues[0], NameExpr) and o.lvalues[0].name == "__all__" and self.module in self.graph:
+            names = self.graph[self.module].tree.names
+            for text in walk(o.rvalue):
+                whole = names[text.value].fullname if isinstance(text, StrExpr) and text.value in names else ""
+                if whole in self.wanted and whole.rpartition(".")[2] == text.value:
+                    self.mark(text.line, text.column, text.value, self.wanted[whole])
         for left in o.lvalues:
+            if isinstance(left, NameExpr) and left.kind == GDEF:
+                whole = f"{self.module}.{left.name}"
+                if whole in self.wanted:
+                    self.mark(left.line, left.column, left.name, self.wanted[whole])
             if (
                 isinstance(left, NameExpr)
                 and isinstance(left.node, Var)
@@ -290,9 +309,20 @@ class Finder:
             ):
                 self.mark(left.line, left.column, left.name, self.wanted[f"{left.node.info.fullname}.{left.name}"])
 
+    def visit_super_expr(self, o: SuperExpr) -> None:
+        for base in o.info.mro[1:] if o.info else []:
+            if o.name in base.names:
+                if new := self.wanted.get(f"{base.fullname}.{o.name}"):
+                    self.mark_member(o, new)
+                break
+
     def visit_import_from(self, o: ImportFrom) -> None:
+        source = self.graph[o.id].tree if o.id in self.graph else None
         for name, _ in o.names:
-            whole = f"{o.id}.{name}"
+            symbol = source.names.get(name) if source else None
+            whole = symbol.fullname if symbol and symbol.fullname else f"{o.id}.{name}"
+            if whole.rpartition(".")[2] != name:
+                continue
             if whole in self.wanted:
                 self.mark(o.line, o.column + len(f"from {o.id} import "), name, self.wanted[whole])
 
@@ -305,12 +335,45 @@ VISITORS = {
     FuncDef: Finder.visit_func_def,
     AssignmentStmt: Finder.visit_assignment_stmt,
     ImportFrom: Finder.visit_import_from,
+    SuperExpr: Finder.visit_super_expr,
 }
 
 
 def classes_of(tree: MypyFile) -> list[TypeInfo]:
     """Every class of a file, nested ones and those in functions included."""
     return [node.info for node in walk(tree) if isinstance(node, ClassDef)]
+
+
+def add_overrides(classes: list[TypeInfo], wanted: dict[str, str]) -> None:
+    """A member that overrides a renamed one has its new name."""
+    for info in classes:
+        for name in info.names:
+            for base in info.mro[1:]:
+                new = wanted.get(f"{base.fullname}.{name}")
+                if new and f"{info.fullname}.{name}" not in wanted:
+                    print(f"override: {info.fullname}.{name} {new}")
+                    wanted[f"{info.fullname}.{name}"] = new
+
+
+def add_fakes(classes: list[TypeInfo], wanted: dict[str, str]) -> None:
+    """A class of the tests that keeps to a protocol by structure has its new names."""
+    for protocol in [info for info in classes if info.is_protocol]:
+        renamed = {
+            m: wanted[f"{protocol.fullname}.{m}"]
+            for m in protocol.protocol_members
+            if f"{protocol.fullname}.{m}" in wanted
+        }
+        for info in classes:
+            if not renamed or not info.fullname.startswith("tests.") or info.is_protocol or protocol in info.mro:
+                continue
+            if all(info.get(name) for name in protocol.protocol_members) and is_subtype(
+                fill_typevars(info), fill_typevars(protocol)
+            ):
+                for name, new in renamed.items():
+                    owner = next(base for base in info.mro if name in base.names)
+                    if owner.fullname.startswith("tests.") and f"{owner.fullname}.{name}" not in wanted:
+                        print(f"fake of {protocol.name}: {owner.fullname}.{name} {new}")
+                        wanted[f"{owner.fullname}.{name}"] = new
 
 
 def annotations(path: str, tree: MypyFile, wanted: dict[str, str], out, known_here: dict[str, str]) -> None:
@@ -401,6 +464,9 @@ def main() -> None:
             for info in classes_of(result.graph[module].tree):
                 if name in info.names and not info.names[name].implicit and f"{info.fullname}.{name}" not in wanted:
                     wanted[f"{info.fullname}.{name}"] = new
+    classes = [info for path in FILES for info in classes_of(result.graph[module_of(path)].tree)]
+    add_fakes(classes, wanted)
+    add_overrides(classes, wanted)
     members: dict[str, dict[str, str]] = defaultdict(dict)
     for whole, new in wanted.items():
         owner, _, name = whole.rpartition(".")
@@ -411,7 +477,7 @@ def main() -> None:
     for path in FILES:
         tree = result.graph[module_of(path)].tree
         assert tree is not None
-        finder = Finder(path, result.types, wanted, members, out, unknown, every)
+        finder = Finder(path, result.types, wanted, members, out, unknown, every, result.graph)
         finder.visit(tree)
         here = {}
         for name, symbol in tree.names.items():

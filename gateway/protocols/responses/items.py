@@ -174,7 +174,10 @@ class _Reader:
     def result(self, item: Fields, place: str) -> None:
         call_id = text(item.get("call_id"), f"{place}.call_id")
         if call_id not in self._calls_made:
-            rule = f"must be that of a call which comes before it, here or in `previous_response_id`; {found(call_id)}"
+            rule = (
+                "must be that of a call which comes before it, here or in `previous_response_id`; "
+                f"{found(call_id)}"
+            )
             raise wrong(f"{place}.call_id", rule)
         self.close_turn()
         self.turns.append(ToolResult(call_id, _parts(item.get("output"), f"{place}.output"), place=place))
