@@ -20,12 +20,12 @@ import aiohttp
 import uvicorn
 
 from controller.api.app import create_app
-from controller.api.stopping import Stopping
+from controller.api.stopping import StopMiddleware
 from controller.assembly import Controller
 from controller.runtimes import open_runtime
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.settings import ControllerSettings, SettingsError, load_settings, split_address
-from controller.storage.state_dir import StateError, StateLockedError, Store
+from controller.storage.state_dir import StateDir, StateError, StateLockedError
 
 log = logging.getLogger("controller")
 
@@ -42,7 +42,7 @@ def main() -> int:
     for logger_name in ("watchfiles", "uvicorn.error"):
         logging.getLogger(logger_name).setLevel(logging.WARNING)
     try:
-        store = Store.open(settings.state, settings.instance)
+        store = StateDir.open_folder(settings.state, settings.instance)
     except StateLockedError as error:
         return _fail(4, str(error))
     except StateError as error:
@@ -58,7 +58,7 @@ def _fail(code: int, message: str) -> int:
     return code
 
 
-async def _serve(settings: ControllerSettings, store: Store) -> int:
+async def _serve(settings: ControllerSettings, store: StateDir) -> int:
     try:
         listener = _listen(settings)
     except OSError as error:
@@ -77,12 +77,12 @@ async def _serve(settings: ControllerSettings, store: Store) -> int:
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, lambda: controller.shut_down(stop_engines=False))
-        app = Stopping(create_app(controller, controller.registry), controller.ended)
+        app = StopMiddleware(create_app(controller, controller.registry), controller.wait_for_end)
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="websockets-sansio")
         server = _Server(config)
         server_task = asyncio.create_task(server.serve(sockets=[listener]))
         log.info("instance %s, runtime %s, listening on %s", store.instance, runtime.kind, settings.listen)
-        await controller.ended()
+        await controller.wait_for_end()
         server.should_exit = True
         server.force_exit = True
         await server_task

@@ -13,23 +13,23 @@ from prometheus_client import CollectorRegistry
 
 from controller import __version__
 from controller.admin.log_reader import LogReader
-from controller.admin.service import Desk
+from controller.admin.service import AdminService
 from controller.desired.resolve import Defaults
-from controller.desired.source import DesiredFiles
-from controller.journal.event_log import Journal
+from controller.desired.source import DesiredStateSource
+from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
 from controller.journal.round_events import Trouble
 from controller.observe.gateway_hub import GatewayHub
 from controller.observe.load_progress import LoadProgress
 from controller.observe.prober import Prober
-from controller.observe.remote_health import Remotes
-from controller.reconcile.executor import Operations
-from controller.reconcile.operation_state import WorkingMemory
+from controller.observe.remote_health import RemoteHealth
+from controller.reconcile.executor import Executor
+from controller.reconcile.operation_state import OperationState
 from controller.reconcile.reconciler import Reconciler
 from controller.reconcile.watchers import follow_files, follow_runtime
-from controller.redaction.redactor import Concealment
-from controller.reports.drift_detector import DriftWatch
-from controller.reports.dry_run import dry_run
+from controller.redaction.redactor import Redactor
+from controller.reports.drift_detector import DriftDetector
+from controller.reports.dry_run import run_dry_run
 from controller.reports.metrics import create_registry
 from controller.reports.views import plan_view, status_view
 from controller.runtimes.base import Runtime, SeenReplica
@@ -38,13 +38,13 @@ from controller.schema.admin import Drift, DryRun, ProposedFiles
 from controller.schema.routing import GatewayReport
 from controller.schema.status import ControllerStatus, PlanView
 from controller.settings import ControllerSettings
-from controller.sizing.estimator import Predictions
-from controller.sizing.history import ObservedMemory
-from controller.sizing.requirements import Needs
-from controller.sizing.sampler import MemoryWatch
+from controller.sizing.estimator import Estimator
+from controller.sizing.history import MemoryHistory
+from controller.sizing.requirements import Requirements
+from controller.sizing.sampler import MemorySampler
 from controller.state import Phase
 from controller.status.reconcile_round import Round
-from controller.storage.state_dir import Store
+from controller.storage.state_dir import StateDir
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +57,13 @@ class Controller:
     """Everything that one state folder's controller does, but for listening."""
 
     def __init__(
-        self, settings: ControllerSettings, store: Store, runtime: Runtime, session: aiohttp.ClientSession
+        self, settings: ControllerSettings, store: StateDir, runtime: Runtime, session: aiohttp.ClientSession
     ) -> None:
         clock = time.time
         self._settings = settings
         self._runtime = runtime
         self._wake = asyncio.Event()
-        self._ending = asyncio.Event()
+        self._end_event = asyncio.Event()
         self._stop_engines = False
         self.failed = False
         """Whether it ended by itself."""
@@ -77,22 +77,22 @@ class Controller:
             settings.swap_wait_s,
             settings.preflight_recheck_s,
         )
-        self.journal = Journal(store.folder / JOURNAL_NAME, keep=settings.history_entries)
-        self._concealment = Concealment(lambda name: replica_token(store.secret, name))
-        self._recorder = Recorder(self.journal, clock, self._concealment.text)
-        self._files = DesiredFiles(
+        self.journal = EventLog(store.folder / JOURNAL_NAME, keep=settings.history_entries)
+        self._redactor = Redactor(lambda name: replica_token(store.secret, name))
+        self._recorder = Recorder(self.journal, clock, self._redactor.redact_text)
+        self._files = DesiredStateSource(
             settings.desired,
             settings.models.absolute(),
             store,
             self._defaults,
             resync_s=settings.resync_s,
             clock=clock,
-            learn=self._concealment.learn,
-            on_edit=self._recorder.edited,
+            learn=self._redactor.learn_secrets,
+            on_edit=self._recorder.record_edits,
         )
-        memory = WorkingMemory(loaded_once=set(self._files.memory.loaded_once))
+        memory = OperationState(loaded_once=set(self._files.stored_state.loaded_once))
         self.hub = GatewayHub(
-            store.instance, store.next_epoch(), wake=self._wake.set, clock=clock, on_link=self._recorder.gateway
+            store.instance, store.next_epoch(), wake=self._wake.set, clock=clock, on_link=self._recorder.record_gateway
         )
         self._prober = Prober(
             session,
@@ -101,10 +101,10 @@ class Controller:
             wake=self._wake.set,
             clock=clock,
         )
-        self._remotes = Remotes(
+        self._remote_health = RemoteHealth(
             session, interval_s=settings.probe_interval_s, timeout_s=PROBE_TIMEOUT_S, wake=self._wake.set
         )
-        self._operations = Operations(
+        self._executor = Executor(
             runtime,
             memory,
             instance=store.instance,
@@ -112,35 +112,38 @@ class Controller:
             stop_timeout_s=settings.stop_timeout_s,
             wake=self._wake.set,
             clock=clock,
-            conceal=self._concealment.text,
+            conceal=self._redactor.redact_text,
         )
         self._progress = LoadProgress(runtime, wake=self._wake.set)
-        memory_history, predictions = ObservedMemory.load(store.folder), Predictions(settings.models.absolute(), clock)
-        self._needs = Needs(predictions, memory_history, self._wake.set)
+        memory_history, predictions = (
+            MemoryHistory.load_history(store.folder),
+            Estimator(settings.models.absolute(), clock),
+        )
+        self._requirements = Requirements(predictions, memory_history, self._wake.set)
         self._reconciler = Reconciler(
             desired=self._files,
             runtime=runtime,
-            operations=self._operations,
+            operations=self._executor,
             memory=memory,
             prober=self._prober,
-            remotes=self._remotes,
+            remotes=self._remote_health,
             hub=self.hub,
             wake=self._wake,
             resync_s=settings.resync_s,
-            ready_before=self._files.memory.ready_since,
+            ready_before=self._files.stored_state.ready_since,
             clock=clock,
-            on_round=self._recorded,
-            conceal=self._concealment.text,
+            on_round=self._on_round,
+            conceal=self._redactor.redact_text,
             progress=self._progress,
             host_mib=settings.engines_memory_mib or psutil.virtual_memory().total // 2**20,
-            requirements=self._needs,
+            requirements=self._requirements,
         )
-        self._memory_watch = MemoryWatch(memory_history, store.folder, runtime, clock)
-        self.desk = Desk(
+        self._memory_sampler = MemorySampler(memory_history, store.folder, runtime, clock)
+        self.admin_service = AdminService(
             files=self._files,
             reconciler=self._reconciler,
             memory=memory,
-            remotes=self._remotes,
+            remotes=self._remote_health,
             hub=self.hub,
             predictions=predictions,
             memory_history=memory_history,
@@ -149,71 +152,74 @@ class Controller:
             wake=self._wake.set,
             clock=clock,
         )
-        self.logs = LogReader(runtime, replicas=self._replicas_of, conceal=self._concealment.text)
-        self._drift = DriftWatch(runtime, file_since=self._files.all_since, clock=clock, conceal=self._concealment.text)
+        self.logs = LogReader(runtime, replicas=self._replicas_of, conceal=self._redactor.redact_text)
+        self._drift_detector = DriftDetector(
+            runtime, file_since=self._files.all_declared_since, clock=clock, conceal=self._redactor.redact_text
+        )
 
     @property
     def registry(self) -> CollectorRegistry:
         """The controller's metrics."""
-        return create_registry(self._reconciler, self._operations.issued)
+        return create_registry(self._reconciler, self._executor.count_issued)
 
     async def __aenter__(self) -> Self:
-        self._recorder.began(__version__, self._instance)
-        self._files.recover()
-        await self._files.read()
+        self._recorder.record_start(__version__, self._instance)
+        self._files.recover_last_good()
+        await self._files.read_files()
         self._tasks = [
             asyncio.create_task(self._reconciler.run(), name="the reconciler"),
             asyncio.create_task(
-                follow_files(self._files, self._settings.desired, self._wake.set, self._ending), name="the file watch"
+                follow_files(self._files, self._settings.desired, self._wake.set, self._end_event),
+                name="the file watch",
             ),
             asyncio.create_task(follow_runtime(self._runtime, self._wake.set), name="the runtime's events"),
             asyncio.create_task(self._look_for_drift(), name="the look for drift"),
         ]
         for task in self._tasks:
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_task_end)
         return self
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         """A task of ours never ends by itself: should it, the controller ends too, and is started again."""
-        if not task.cancelled() and not self._ending.is_set():
+        if not task.cancelled() and not self._end_event.is_set():
             log.critical("%s ended", task.get_name(), exc_info=task.exception())
             self.failed = True
-            self._ending.set()
+            self._end_event.set()
 
     async def __aexit__(self, *_: object) -> None:
-        self._ending.set()
+        self._end_event.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._operations.give_up_pulls()
+        self._executor.cancel_pulls()
         if self._stop_engines:
             await self._end_engines()
-        await self._operations.settled()
+        await self._executor.wait_until_idle()
         await self._prober.close()
-        await self._remotes.close()
+        await self._remote_health.close()
         await self._progress.close()
-        await self._memory_watch.close()
-        await self._needs.close()
+        await self._memory_sampler.close()
+        await self._requirements.close()
         await self._runtime.close()
-        self._recorder.ended()
+        self._recorder.record_end()
         self.journal.close()
 
-    async def ended(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait until somebody asked the controller to end."""
-        await self._ending.wait()
+        await self._end_event.wait()
 
     async def _end_engines(self) -> None:
         """Stop every engine, whatever is under way."""
-        await self._operations.settled()
-        while replicas := await self._runtime.list():
+        await self._executor.wait_until_idle()
+        while replicas := await self._runtime.list_replicas():
             log.info("stopping %d engines", len(replicas))
             await asyncio.gather(*(self._end_engine(replica) for replica in replicas))
 
     async def _end_engine(self, replica: SeenReplica) -> None:
         if replica.phase is Phase.RUNNING:
-            await self._runtime.stop(replica.name, self._settings.stop_timeout_s)
+            await self._runtime.stop_replica(replica.name, self._settings.stop_timeout_s)
         else:
-            await self._runtime.remove(replica.name)
+            await self._runtime.remove_replica(replica.name)
 
     async def _look_for_drift(self) -> None:
         """From time to time, so that what differs is known to differ since then."""
@@ -222,18 +228,18 @@ class Controller:
             if self._reconciler.round is None or self._reconciler.error is not None:
                 continue
             try:
-                await self._drift.check(self._reconciler.round)
+                await self._drift_detector.check_drift(self._reconciler.round)
             except Exception:
                 # What only tells must not take away what acts.
                 log.exception("the look for drift failed")
 
-    def _recorded(self, before: Round | None, after: Round | None) -> None:
+    def _on_round(self, before: Round | None, after: Round | None) -> None:
         if after is not None:
             if self.hub.table is not None:
-                self._files.published(after.desired.revision, self.hub.table.stamp)
-            self._recorder.round(before, after, self.hub.views)
-            self._memory_watch.follow(after)
-        self._recorder.trouble(Trouble(tuple(self._files.problems()), self._reconciler.error))
+                self._files.note_published(after.desired.revision, self.hub.table.stamp)
+            self._recorder.record_round(before, after, self.hub.views)
+            self._memory_sampler.follow_round(after)
+        self._recorder.record_trouble(Trouble(tuple(self._files.list_problems()), self._reconciler.error))
 
     def _replicas_of(self, model: str) -> dict[str, float]:
         replicas = last_round.observed.replicas if (last_round := self._reconciler.round) is not None else ()
@@ -241,66 +247,66 @@ class Controller:
 
     # What the API may do.
 
-    def status(self) -> ControllerStatus:
+    def get_status(self) -> ControllerStatus:
         """What there is."""
         return status_view(
             self._reconciler.round,
             instance=self._instance,
             runtime=self._runtime.kind,
-            problems=self._files.problems(),
+            problems=self._files.list_problems(),
             error=self._reconciler.error,
-            gateways=self.hub.connected,
+            gateways=self.hub.connected_ids,
         )
 
-    def plan(self) -> PlanView | None:
+    def get_plan(self) -> PlanView | None:
         """The last round's plan."""
         last_round = self._reconciler.round
         return None if last_round is None else plan_view(last_round, time.time())
 
-    async def dry_run(self, proposed: ProposedFiles) -> DryRun:
+    async def run_dry_run(self, proposed: ProposedFiles) -> DryRun:
         """What proposed files would do."""
-        current_round, debounced_state = self.desk.look(), self._files.settled
+        current_round, debounced_state = self.admin_service.read_current_state(), self._files.in_force
         assert debounced_state is not None, "what is wanted comes from files"
-        return await dry_run(
+        return await run_dry_run(
             proposed,
             folder=self._settings.desired,
             models_root=self._settings.models.absolute(),
             desired_now=current_round.desired,
             observed=current_round.observed,
-            overrides=self._files.memory.overrides,
-            demand=self._files.memory.demand,
-            rested=self._files.memory.rested,
+            overrides=self._files.stored_state.overrides,
+            demand=self._files.stored_state.demand,
+            rested=self._files.stored_state.rested,
             defaults=self._defaults,
-            declared_now=debounced_state.declared,
+            declared_now=debounced_state.declared_models,
             keys_now=debounced_state.declared_keys,
             runtime=self._runtime,
-            concealment=self._concealment,
+            concealment=self._redactor,
             now=time.time(),
         )
 
-    async def drift(self) -> Drift:
+    async def find_drift(self) -> Drift:
         """What runs differently from what is declared."""
-        current_round = self.desk.look()
-        return await self._drift.check(current_round)
+        current_round = self.admin_service.read_current_state()
+        return await self._drift_detector.check_drift(current_round)
 
-    def pause(self, paused: bool, *, actor: str) -> None:
+    def set_paused(self, paused: bool, *, actor: str) -> None:
         """Observe and never act, or act again."""
         word = "paused" if paused else "resumed"
         log.info("%s by %s", word, actor)
-        self._files.pause(paused)
-        self._recorder.said(f"{word} by {actor}", actor, {"action": "pause" if paused else "resume"})
+        self._files.set_paused(paused)
+        self._recorder.record_statement(f"{word} by {actor}", actor, {"action": "pause" if paused else "resume"})
         self._wake.set()
 
     def shut_down(self, *, stop_engines: bool) -> None:
         """Begin to end."""
         # A plain SIGTERM that follows must not take the engines' end back.
         self._stop_engines |= stop_engines
-        self._ending.set()
+        self._end_event.set()
 
-    def take(self, report: GatewayReport) -> None:
+    def take_report(self, report: GatewayReport) -> None:
         """A gateway's report: counts, demand, and replicas that it could not reach."""
-        self.hub.report(report)
+        self.hub.take_report(report)
         for name in report.failed:
-            self._prober.nudge(name)
-        if self._files.ask_for(report):
+            self._prober.probe_now(name)
+        if self._files.take_demand(report):
             self._wake.set()

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from controller.config.messages import words_of
+from controller.config.messages import explain_errors
 
 PREFIX = "ROUNDHOUSE_"
 SOCKET_NAME = "controller.sock"
@@ -175,5 +175,5 @@ def load_settings(**values: Any) -> ControllerSettings:
 
 def _line(error: Any) -> str:
     if not error["loc"]:
-        return words_of(error)
-    return f"{PREFIX}{str(error['loc'][0]).upper()}: {words_of(error)}"
+        return explain_errors(error)
+    return f"{PREFIX}{str(error['loc'][0]).upper()}: {explain_errors(error)}"

@@ -98,7 +98,7 @@ class DesiredModel:
     """The load's parameters in force."""
 
     @property
-    def declared(self) -> Definition:
+    def declared_definition(self) -> Definition:
         """The definition as the files declare it."""
         return self.in_files or self.definition
 
@@ -182,7 +182,7 @@ class ObservedReplica:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class ModelTraffic:
     """The requests for one model, by all gateways."""
 
     waiting: int | None = 0
@@ -194,7 +194,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class Requirement:
     """What one replica takes, in MiB, as observed or predicted. None: not known."""
 
     per_gpu_mib: int | None = None
@@ -203,7 +203,7 @@ class Need:
     gpu_share: float | None = None
     """Set: it takes this share of each of its GPUs, and `per_gpu_mib` at least."""
 
-    def on(self, gpu: Gpu) -> int | None:
+    def mib_on_gpu(self, gpu: Gpu) -> int | None:
         """MiB of this GPU."""
         if self.gpu_share is None:
             return self.per_gpu_mib
@@ -258,7 +258,7 @@ class Failure:
     attempt: int = 0
     """The highest attempt that failed."""
 
-    def waits(self, now: float) -> bool:
+    def must_wait(self, now: float) -> bool:
         """Whether another attempt must not begin yet."""
         # Before `at`: the clock was set back, and what it said of the future means nothing any more.
         return self.retry_at is None or self.at <= now < self.retry_at
@@ -326,9 +326,9 @@ class ObservedState:
     """Remotes that are routed to no longer and may still hold requests."""
     progress: Mapping[str, float] = field(default_factory=dict)
     """Replica that is starting to how far it says it is, 0 to 1."""
-    uses: Mapping[str, Use] = field(default_factory=dict)
+    uses: Mapping[str, ModelTraffic] = field(default_factory=dict)
     """What the gateways say of each model's requests; absent: nobody asked for it yet."""
-    needs: Mapping[str, Need] = field(default_factory=dict)
+    needs: Mapping[str, Requirement] = field(default_factory=dict)
     """Model to what a replica of it takes, where that is known though it is not declared."""
     host_mib: int | None = None
     """Main memory that all engines without GPUs may take together; None: not bounded."""

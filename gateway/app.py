@@ -17,22 +17,22 @@ from gateway.admission.admission import Admission
 from gateway.api import INFERENCE_GROUPS, admin, document, errors, health, models, stored_responses
 from gateway.api.declare import TAGS
 from gateway.control.http_client import ControllerClient
-from gateway.control.inflight import Ledger
+from gateway.control.inflight import InflightCounts
 from gateway.control.link import ControllerAddress, ControllerLink, LinkState
-from gateway.exchange.dispatcher import InferenceRoutes
-from gateway.exchange.services import Parts
-from gateway.ingress.authenticator import Gate
+from gateway.exchange.dispatcher import InferenceDispatcher
+from gateway.exchange.services import Services
+from gateway.ingress.authenticator import Authenticator
 from gateway.ingress.cors import Cors
-from gateway.ingress.host_check import HostRule
-from gateway.ingress.middleware import FrontDoor, request_ids
-from gateway.ingress.response_headers import HeaderLines
+from gateway.ingress.host_check import HostCheck
+from gateway.ingress.middleware import IngressMiddleware, request_id_source
+from gateway.ingress.response_headers import ResponseHeaders
 from gateway.metrics.registry import Metrics
 from gateway.routing.live_routes import LiveRoutes
 from gateway.settings import MIB, GatewaySettings
-from gateway.stored_responses.records import Bounds
-from gateway.stored_responses.registry import Responses
+from gateway.stored_responses.records import HistoryBounds
+from gateway.stored_responses.registry import StoredResponses
 from gateway.stored_responses.store import ResponseStore
-from gateway.tenancy.rate_limits import Limits
+from gateway.tenancy.rate_limits import RateLimits
 from gateway.upstream.client import EngineClient
 
 DESCRIPTION = """Declared language models behind one OpenAI-compatible address.
@@ -46,9 +46,9 @@ those that will not. Where keys are declared, a request carries one: `Authorizat
 class Gateway:
     """Both ways in. The application's lifespan opens and closes what they share."""
 
-    app: FrontDoor
+    app: IngressMiddleware
     """What the web framework serves."""
-    inference: InferenceRoutes
+    inference: InferenceDispatcher
     """What goes without it."""
     forward: admin.AdminForward
 
@@ -77,29 +77,29 @@ def open_store(settings: GatewaySettings) -> ResponseStore | None:
 
 def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Gateway:
     """The whole gateway with these settings. It closes the store at its end."""
-    live, link_state, metrics, limits = LiveRoutes(), LinkState(), Metrics(), Limits()
+    live, link_state, metrics, limits = LiveRoutes(), LinkState(), Metrics(), RateLimits()
     admission = Admission(settings.queue_limit)
 
     def longest_wait_s(model: str) -> float:
-        wait_starts = (ticket.owner.waits_since for ticket in admission.waiting(model))
+        wait_starts = (ticket.owner.waits_since for ticket in admission.waiting_tickets(model))
         return time.monotonic() - min((each for each in wait_starts if each is not None), default=time.monotonic())
 
-    ledger = Ledger(time.time, admission.depths, longest_wait_s)
+    ledger = InflightCounts(time.time, admission.depths, longest_wait_s)
     engines = EngineClient(settings.connect_timeout_s)
     metrics.show_state(live, ledger, link_state, time.monotonic)
     metrics.show_connections(count_idle=lambda: engines.idle_connections, count_busy=lambda: engines.busy_connections)
     if store is not None:
-        metrics.show_stored(lambda: store.stored, lambda: store.failures)
+        metrics.show_stored(lambda: store.totals, lambda: store.failures)
     cors = Cors(settings.cors_origins)
-    lines, next_id = HeaderLines(cors), request_ids()
-    hosts = HostRule(settings.host, settings.allowed_hosts, is_open=settings.open)
-    authenticator = Gate(live, hosts, cors, time.time, serves_everybody=settings.serves_everybody)
-    responses = Responses(store, live, Bounds(settings.max_body_bytes), time.time)
-    services = Parts(
+    lines, next_id = ResponseHeaders(cors), request_id_source()
+    hosts = HostCheck(settings.host, settings.allowed_hosts, is_open=settings.open)
+    authenticator = Authenticator(live, hosts, cors, time.time, serves_everybody=settings.serves_everybody)
+    responses = StoredResponses(store, live, HistoryBounds(settings.max_body_bytes), time.time)
+    services = Services(
         settings, live, ledger, admission, limits, engines, metrics, lines, responses, time.monotonic, time.time
     )
     apis = [api for group in INFERENCE_GROUPS for api in group.APIS]
-    inference = InferenceRoutes(apis, services, authenticator, next_id)
+    inference = InferenceDispatcher(apis, services, authenticator, next_id)
 
     address = ControllerAddress.parse(settings.controller_url)
     link = ControllerLink(
@@ -113,7 +113,7 @@ def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Ga
     )
     controller = ControllerClient(address)
     forward = admin.AdminForward(controller)
-    app = _framework(link, inference, engines, controller, store)
+    app = _new_framework_app(link, inference, engines, controller, store)
     for group in INFERENCE_GROUPS:
         group.declare(app)
     models.declare(app, live)
@@ -121,20 +121,20 @@ def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Ga
     health.declare(app, version=app.version, live=live, ledger=ledger, link=link_state, metrics=metrics)
     admin.declare(app, forward)
     document.declare(app, controller)
-    front_door = FrontDoor(app, authenticator, limits, cors, lines, next_id=next_id, now=time.monotonic)
+    front_door = IngressMiddleware(app, authenticator, limits, cors, lines, next_id=next_id, now=time.monotonic)
     return Gateway(front_door, inference, forward)
 
 
-def _framework(
+def _new_framework_app(
     link: ControllerLink,
-    inference: InferenceRoutes,
+    inference: InferenceDispatcher,
     engines: EngineClient,
     controller: ControllerClient,
     store: ResponseStore | None,
 ) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(link.run()), asyncio.create_task(inference.keep_time())]
+        tasks = [asyncio.create_task(link.run()), asyncio.create_task(inference.run_timers())]
         async with controller:
             yield
         await engines.close()

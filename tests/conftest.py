@@ -19,7 +19,7 @@ from tests.support.ci_cache import REPOSITORY, cached_build
 from tests.support.require import require
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import DockerRuntimeFixture, ProcessRuntimeFixture, RuntimeFixture
-from worker.clockwork import make
+from worker.clockwork import make_model
 
 pytest_plugins = ["tests.support.report"]
 
@@ -60,7 +60,7 @@ def patient_sdks() -> None:
 def clockwork(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model's file."""
     path = tmp_path_factory.mktemp("models") / "clockwork.gguf"
-    make(path)
+    make_model(path)
     path.chmod(0o644)
     return path
 

@@ -62,7 +62,7 @@ def _serve(name: str, argv: Sequence[str]) -> int:
 
     module, args = parse_engine(name, argv)
     try:
-        server.run(module.create(args), args)
+        server.run_server(module.create(args), args)
     except PortTakenError as error:
         return _fail(3, str(error))
     except LoadError as error:

@@ -206,9 +206,9 @@ def write_hf(folder: Path, vocabulary: Vocabulary, weights: Tensors) -> None:
     from safetensors.numpy import save
 
     for name, content in hf_files(vocabulary).items():
-        with replacing(folder / name) as draft:
+        with replace_file(folder / name) as draft:
             draft.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    with replacing(folder / "model.safetensors") as draft:
+    with replace_file(folder / "model.safetensors") as draft:
         draft.write_bytes(save(weights, metadata={"format": "pt"}))
 
 
@@ -277,7 +277,7 @@ def _hf_tokenizer(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """A file beside `path` to write to; it takes the name of `path` when all is written, and vanishes on an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -288,7 +288,7 @@ def replacing(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def make(out: Path, hf: Path | None = None, context: int = CONTEXT) -> None:
+def make_model(out: Path, hf: Path | None = None, context: int = CONTEXT) -> None:
     """Write the GGUF file and, where asked for, the Hugging Face folder. Same bytes on every run.
 
     `context` is the GGUF file's, in tokens: a test that needs a long answer wants more of it.
@@ -297,7 +297,7 @@ def make(out: Path, hf: Path | None = None, context: int = CONTEXT) -> None:
     """
     vocabulary = make_vocabulary()
     weights = make_weights(vocabulary)
-    with replacing(out) as draft:
+    with replace_file(out) as draft:
         write_gguf(draft, vocabulary, weights, context)
     if hf is not None:
         write_hf(hf, vocabulary, weights)
@@ -310,7 +310,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--hf", type=Path, metavar="DIR", help="also write it in Hugging Face form (safetensors)")
     args = parser.parse_args(argv)
     try:
-        make(args.out, args.hf)
+        make_model(args.out, args.hf)
     except ModuleNotFoundError as error:
         sys.exit(f"{error.name} is not installed: pip install 'roundhouse[demo]'")
     except OSError as error:

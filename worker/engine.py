@@ -44,17 +44,17 @@ class Job:
         self._counters = counters
         self._cancelled = threading.Event()
 
-    def count_prompt(self, tokens: int) -> None:
+    def count_prompt_tokens(self, tokens: int) -> None:
         """Count the prompt's tokens, once they are processed."""
         self.prompt_tokens += tokens
-        self._counters.add_prompt(tokens)
+        self._counters.add_prompt_tokens(tokens)
 
     def count_token(self) -> None:
         """Count one generated token, the end token included."""
         self.completion_tokens += 1
-        self._counters.add_predicted()
+        self._counters.add_predicted_token()
 
-    def check(self) -> None:
+    def check_cancelled(self) -> None:
         """Call between tokens: raises JobCancelledError when the answer is no longer wanted."""
         if self._cancelled.is_set():
             raise JobCancelledError
@@ -83,16 +83,16 @@ class Engine(Protocol):
     context_length: int | None
     """Tokens of one request, prompt and answer, once it is loaded; None: it has no bound."""
 
-    def load(self) -> None:
+    def load_model(self) -> None:
         """Called once, before anything else. Raises LoadError."""
 
-    def chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
+    def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """Answer a conversation. Raises RequestError before the first piece."""
 
-    def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
+    def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
         """Continue a text. Raises RequestError before the first piece."""
 
-    def embed(self, texts: list[str], job: Job) -> list[list[float]]:
+    def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """One vector of Euclidean length 1 for each text. Raises RequestError."""
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -102,8 +102,8 @@ class Engine(Protocol):
     def token_texts(self, tokens: list[int]) -> list[bytes]:
         """What each token stands for, which need not be UTF-8 on its own. Raises RequestError: no such token."""
 
-    def prompt(self, request: ChatRequest) -> str:
+    def render_prompt(self, request: ChatRequest) -> str:
         """What `chat` makes of a conversation for the model. Raises RequestError."""
 
-    def count(self, request: ChatRequest) -> int:
+    def count_tokens(self, request: ChatRequest) -> int:
         """How many tokens that is, as `chat` will count them. Raises RequestError."""

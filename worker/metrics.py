@@ -26,38 +26,38 @@ class Counters:
         self._processing = 0
         self._deferred = 0
 
-    def add_prompt(self, tokens: int) -> None:
+    def add_prompt_tokens(self, tokens: int) -> None:
         """Prompt tokens were processed."""
         with self._lock:
             self._prompt_tokens += tokens
 
-    def add_predicted(self) -> None:
+    def add_predicted_token(self) -> None:
         """A token was generated."""
         with self._lock:
             self._tokens_predicted += 1
 
-    def queued(self) -> None:
+    def count_queued(self) -> None:
         """A request waits for a slot."""
         with self._lock:
             self._deferred += 1
 
-    def withdrawn(self) -> None:
+    def count_withdrawn(self) -> None:
         """A request left before it got a slot."""
         with self._lock:
             self._deferred -= 1
 
-    def started(self) -> None:
+    def count_started(self) -> None:
         """A waiting request got its slot."""
         with self._lock:
             self._deferred -= 1
             self._processing += 1
 
-    def finished(self) -> None:
+    def count_finished(self) -> None:
         """A request gave its slot back: the engine no longer works for it."""
         with self._lock:
             self._processing -= 1
 
-    def read(self) -> Figures:
+    def read_figures(self) -> Figures:
         """All figures at one moment."""
         with self._lock:
             return Figures(self._prompt_tokens, self._tokens_predicted, self._processing, self._deferred)

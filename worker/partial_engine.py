@@ -12,15 +12,15 @@ from worker.schema import ChatRequest, CompletionRequest
 class PartialEngine:
     """Refuses whatever its subclass does not override, and does not name in `apis`."""
 
-    def chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
+    def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """See Engine, as for the others."""
         raise _not_offered()
 
-    def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
+    def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
         """Refused."""
         raise _not_offered()
 
-    def embed(self, texts: list[str], job: Job) -> list[list[float]]:
+    def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """Refused."""
         raise _not_offered()
 
@@ -32,11 +32,11 @@ class PartialEngine:
         """Refused."""
         raise _not_offered()
 
-    def prompt(self, request: ChatRequest) -> str:
+    def render_prompt(self, request: ChatRequest) -> str:
         """Refused."""
         raise _not_offered()
 
-    def count(self, request: ChatRequest) -> int:
+    def count_tokens(self, request: ChatRequest) -> int:
         """Refused."""
         raise _not_offered()
 

@@ -41,7 +41,7 @@ def check_gguf(path: Path) -> None:
         raise LoadError(f"{path} is not a GGUF file: it begins with {magic!r}, not {GGUF_MAGIC!r}")
 
 
-def listen(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """A listening socket. Raises PortTakenError, or LoadError where the address cannot be had for another reason."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

@@ -188,7 +188,7 @@ _TYPES = ("str", "int", "float", "bool", "dict", "list", "Tool", "NamedTool")
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
-def parse(kind: type[RequestT], body: bytes) -> RequestT:
+def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
     """The request in a body of JSON. Raises RequestError."""
     try:
         return kind.model_validate_json(body, strict=True)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from controller.redaction.redactor import Conceal
+from controller.redaction.redactor import Redact
 from controller.runtimes.base import LogPart, RuntimeUnavailableError
 from controller.schema.errors import RoundhouseError
 
@@ -21,10 +21,10 @@ AWAY = "roundhouse: the runtime does not answer; going on when it does\n"
 class LogSource(Protocol):
     """The part of a runtime that has logs."""
 
-    async def log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
+    async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
         """What the engine wrote after `cursor`; None: no such log."""
 
-    async def logged(self, model: str) -> list[str]:
+    async def list_ended_logs(self, model: str) -> list[str]:
         """Ended replicas whose logs are kept, the newest first."""
 
 
@@ -32,11 +32,11 @@ class LogSource(Protocol):
 class _Log:
     """A log that is being read. `born`: when its engine was created, since names are used again; None: long gone."""
 
-    born: float | None
+    created_at: float | None
     lines: int = MOST_LINES
     """Of what it holds already."""
     cursor: str | None = None
-    ended: bool = False
+    is_ended: bool = False
 
 
 class LogReader:
@@ -48,13 +48,13 @@ class LogReader:
         source: LogSource,
         *,
         replicas: Callable[[str], Mapping[str, float]],
-        conceal: Conceal,
+        conceal: Redact,
     ) -> None:
         self._source = source
         self._replicas = replicas
-        self._conceal = conceal
+        self._redact = conceal
 
-    async def open(self, model: str, replica: str | None, *, lines: int, follow: bool) -> AsyncIterator[str]:
+    async def open_logs(self, model: str, replica: str | None, *, lines: int, follow: bool) -> AsyncIterator[str]:
         """The text, part by part. What is there now is read at once; while following, a runtime that is away is told
         of in a line.
 
@@ -62,20 +62,20 @@ class LogReader:
             RoundhouseError: `unknown_replica`.
             RuntimeUnavailableError: nothing can be read now.
         """
-        replicas, ended_names = dict(self._replicas(model)), await self._source.logged(model)
+        replicas, ended_names = dict(self._replicas(model)), await self._source.list_ended_logs(model)
         if replica is not None and replica not in (*replicas, *ended_names):
             raise RoundhouseError("unknown_replica", f"{model!r} has no replica {replica!r:.200}.", param="replica")
         names = [replica] if replica is not None else sorted(replicas)
         # Of those that ended, the last one that said anything: one that was called off as it began did not.
         for candidates in [names] if names or not ended_names else [[name] for name in ended_names[:MOST_ENDED]]:
             logs = {name: _Log(replicas.get(name), lines) for name in candidates}
-            request_logs = _Reading(self._source, self._conceal, model, logs)
-            if first_parts := [text async for text in request_logs.parts()]:
+            request_logs = _ModelLogs(self._source, self._redact, model, logs)
+            if first_parts := [text async for text in request_logs.read_parts()]:
                 break
-        return self._text(request_logs, first_parts, model, replica, follow=follow)
+        return self._stream_text(request_logs, first_parts, model, replica, follow=follow)
 
-    async def _text(
-        self, request_logs: _Reading, first_parts: list[str], model: str, replica: str | None, *, follow: bool
+    async def _stream_text(
+        self, request_logs: _ModelLogs, first_parts: list[str], model: str, replica: str | None, *, follow: bool
     ) -> AsyncIterator[str]:
         for text in first_parts:
             yield text
@@ -83,9 +83,9 @@ class LogReader:
         while follow:
             await asyncio.sleep(POLL_S)
             replicas = self._replicas(model)
-            request_logs.track({name: replicas[name] for name in sorted(replicas) if replica in (None, name)})
+            request_logs.track_engines({name: replicas[name] for name in sorted(replicas) if replica in (None, name)})
             try:
-                async for text in request_logs.parts():
+                async for text in request_logs.read_parts():
                     yield text
                 is_away = False
             except RuntimeUnavailableError:
@@ -94,42 +94,42 @@ class LogReader:
                 is_away = True
 
 
-class _Reading:
+class _ModelLogs:
     """The logs of one request."""
 
-    def __init__(self, source: LogSource, conceal: Conceal, model: str, logs: dict[str, _Log]) -> None:
+    def __init__(self, source: LogSource, conceal: Redact, model: str, logs: dict[str, _Log]) -> None:
         self._source = source
-        self._conceal = conceal
+        self._redact = conceal
         self._model = model
         self._logs = logs
-        self._named = set(logs)
+        self._read_names = set(logs)
         """Every engine that was read, under whose names lines are told apart."""
 
-    def track(self, replicas: Mapping[str, float]) -> None:
+    def track_engines(self, replicas: Mapping[str, float]) -> None:
         """Read these engines from now on, new ones from their first line; of the others only what is left."""
         for name, log in list(self._logs.items()):
             if name not in replicas:
-                log.born = None
-                if log.ended:
+                log.created_at = None
+                if log.is_ended:
                     del self._logs[name]
         for name, created_at in replicas.items():
-            if name not in self._logs or self._logs[name].born != created_at:
+            if name not in self._logs or self._logs[name].created_at != created_at:
                 self._logs[name] = _Log(created_at)
-        self._named |= replicas.keys()
+        self._read_names |= replicas.keys()
 
-    async def parts(self) -> AsyncIterator[str]:
+    async def read_parts(self) -> AsyncIterator[str]:
         """What was written since the last time."""
         for name, log in self._logs.items():
-            if not log.ended and (text := await self._part(name, log)):
+            if not log.is_ended and (text := await self._read_part(name, log)):
                 yield text
 
-    async def _part(self, name: str, log: _Log) -> str:
-        part = await self._source.log_after(name, log.cursor, log.lines)
+    async def _read_part(self, name: str, log: _Log) -> str:
+        part = await self._source.read_log_after(name, log.cursor, log.lines)
         # What it writes after this first look is new, also where there was no log yet.
         log.lines = MOST_LINES
         if part is None:
-            log.ended = log.born is None
+            log.is_ended = log.created_at is None
             return ""
-        log.cursor, log.ended = part.cursor, not part.running
-        prefix = f"{name} | " if len(self._named) > 1 else ""
-        return self._conceal(self._model, "".join(f"{prefix}{line}\n" for line in part.lines), name)
+        log.cursor, log.is_ended = part.cursor, not part.running
+        prefix = f"{name} | " if len(self._read_names) > 1 else ""
+        return self._redact(self._model, "".join(f"{prefix}{line}\n" for line in part.lines), name)

@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from controller.config.messages import words_of
+from controller.config.messages import explain_errors
 from controller.desired.resolve import with_params
 from controller.engines import ENGINES
 from controller.engines.load_fields import LoadValue
-from controller.engines.load_request import wrong_backend
+from controller.engines.load_request import find_wrong_backend
 from controller.schema.errors import RoundhouseError
 from controller.schema.override import Override
 from controller.schema.status import ModelState
@@ -26,7 +26,7 @@ LEAST_STEP_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ModelStanding:
     """One model as it is when something is asked of it."""
 
     want: DesiredModel
@@ -35,13 +35,13 @@ class Standing:
     state: ModelState
     override: Override | None
 
-    def moment(self, now: float) -> float:
+    def statement_time(self, now: float) -> float:
         """The time of a statement that is made now."""
         return now if self.override is None else max(now, self.override.at + LEAST_STEP_S)
 
 
 def decide_load(
-    standing: Standing, params: Mapping[str, LoadValue], replicas: int | None, *, actor: str, now: float
+    standing: ModelStanding, params: Mapping[str, LoadValue], replicas: int | None, *, actor: str, now: float
 ) -> Override | None:
     """The load to state; None: what stands is a load already. `params` are the request's own fields.
 
@@ -62,49 +62,49 @@ def decide_load(
         # What autoload brought would go when nobody asks for it; a load stays.
         if want.statement.kind != "autoload":
             return None
-    return Override.stating(
+    return Override.from_statement(
         standing.raw,
         model=want.name,
         action="load",
-        at=standing.moment(now),
+        at=standing.statement_time(now),
         actor=actor,
         replicas=replicas,
         params=override_params,
     )
 
 
-def decide_unload(standing: Standing, *, hold: bool, actor: str, now: float) -> Override | None:
+def decide_unload(standing: ModelStanding, *, hold: bool, actor: str, now: float) -> Override | None:
     """The unload to state; None: the model is on its way already, or there, and nothing would bring it back."""
     want, override = standing.want, standing.override
     if override is not None and override.action == "unload" and override.hold == hold and want.replicas == 0:
         return None
-    if want.replicas == 0 and not want.declared.autoload:
+    if want.replicas == 0 and not want.declared_definition.autoload:
         return None
-    return Override.stating(
-        standing.raw, model=want.name, action="unload", at=standing.moment(now), actor=actor, hold=hold
+    return Override.from_statement(
+        standing.raw, model=want.name, action="unload", at=standing.statement_time(now), actor=actor, hold=hold
     )
 
 
 def _checked_params(want: DesiredModel, params: Mapping[str, LoadValue]) -> dict[str, Any]:
     """The load's parameters as definition fields."""
     engine = ENGINES[want.backend]
-    backend_fault = wrong_backend(engine, params)
+    backend_fault = find_wrong_backend(engine, params)
     fault = backend_fault or next(iter(engine.load_faults(params)), None)
     if fault is not None:
         raise RoundhouseError("invalid_load_request", f"`{fault.field}` {fault.message}.", param=fault.field)
     override_params = engine.load_override(params)
     try:
-        with_params(want.declared, override_params)
+        with_params(want.declared_definition, override_params)
     except ValidationError as error:
         first_error = error.errors(include_url=False)[0]
         field = str(first_error["loc"][0]) if first_error["loc"] else next(iter(params))
-        message = f"`{field}` {words_of(first_error)}, with what the definition of {want.name!r} says."
+        message = f"`{field}` {explain_errors(first_error)}, with what the definition of {want.name!r} says."
         raise RoundhouseError("invalid_load_request", message, param=field) from None
     return override_params
 
 
 def _check_replicas(want: DesiredModel, replicas: int | None) -> None:
-    max_replicas = want.declared.replica_max or want.declared.replicas
+    max_replicas = want.declared_definition.replica_max or want.declared_definition.replicas
     if replicas is not None and replicas > max_replicas:
         message = f"`replicas` must be at most {max_replicas}, the model's replica_max; is {replicas}."
         raise RoundhouseError("invalid_load_request", message, param="replicas")

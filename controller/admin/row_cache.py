@@ -8,35 +8,41 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from controller.admin.rows import configured
+from controller.admin.rows import configured_row
 from controller.schema.admin import ModelLive
 from controller.schema.desired import Definition
 from controller.state import DesiredModel
 
 
 @dataclass(frozen=True, slots=True)
-class _Card:
-    declared: Definition
+class _CachedRow:
+    declared_definition: Definition
     definition: Definition
     json: bytes
     """Of the configured part, without its closing brace."""
 
 
-class Cards:
+class RowCache:
     """The configured parts of rows, by model."""
 
     def __init__(self) -> None:
-        self._cards: dict[str, _Card] = {}
+        self._rows: dict[str, _CachedRow] = {}
 
-    def json(self, want: DesiredModel, model: ModelLive) -> bytes:
+    def row_json(self, want: DesiredModel, model: ModelLive) -> bytes:
         """The whole row, as `AdminModel`."""
-        cached_row = self._cards.get(want.name)
-        if cached_row is None or cached_row.declared is not want.declared or cached_row.definition != want.definition:
-            configured_json = configured(want).model_dump_json().encode()
-            cached_row = self._cards[want.name] = _Card(want.declared, want.definition, configured_json[:-1])
+        cached_row = self._rows.get(want.name)
+        if (
+            cached_row is None
+            or cached_row.declared_definition is not want.declared_definition
+            or cached_row.definition != want.definition
+        ):
+            configured_json = configured_row(want).model_dump_json().encode()
+            cached_row = self._rows[want.name] = _CachedRow(
+                want.declared_definition, want.definition, configured_json[:-1]
+            )
         return cached_row.json + b"," + model.model_dump_json().encode()[1:]
 
     def keep_only(self, names: Collection[str]) -> None:
         """Forget models that are no longer declared."""
-        if len(self._cards) > len(names):
-            self._cards = {name: cached_row for name, cached_row in self._cards.items() if name in names}
+        if len(self._rows) > len(names):
+            self._rows = {name: cached_row for name, cached_row in self._rows.items() if name in names}

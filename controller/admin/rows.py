@@ -9,13 +9,13 @@ from typing import Any
 from pydantic import JsonValue
 
 from controller.engines import ENGINES
-from controller.engines.load_fields import constraints
-from controller.planning.draining import GatewayView, inflight, present
-from controller.redaction.patterns import masked
+from controller.engines.load_fields import list_constraints
+from controller.planning.draining import GatewayView, count_inflight, present_gateways
+from controller.redaction.patterns import mask_fields
 from controller.schema.admin import GpuMemory, GpuModel, HeldBy, ModelConfigured, ModelLive
 from controller.schema.desired import Definition
 from controller.schema.status import GpuStatus, ModelState, ModelStatus
-from controller.sizing.estimator import Estimate, estimate
+from controller.sizing.estimator import Estimate, estimate_replicas
 from controller.state import DesiredModel
 
 
@@ -27,37 +27,37 @@ class Traffic:
     now: float
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether every gateway's counts are known."""
-        views = present(self.gateways, self.now)
+        views = present_gateways(self.gateways, self.now)
         return bool(views) and all(view.lost_at is None for view in views)
 
-    def inside(self, replicas: Iterable[str]) -> int | None:
+    def count_inside(self, replicas: Iterable[str]) -> int | None:
         """Requests inside these replicas."""
-        counts = [inflight(name, self.gateways, self.now) for name in replicas] if self.known else [None]
+        counts = [count_inflight(name, self.gateways, self.now) for name in replicas] if self.is_known else [None]
         return sum(count for count in counts if count is not None) if None not in counts else None
 
-    def queued(self, model: str) -> int | None:
+    def count_queued(self, model: str) -> int | None:
         """Requests that wait for the model."""
-        if not self.known:
+        if not self.is_known:
             return None
-        return sum(view.report.queued.get(model, 0) for view in present(self.gateways, self.now))
+        return sum(view.report.queued.get(model, 0) for view in present_gateways(self.gateways, self.now))
 
-    def holding(self, replicas: Iterable[str]) -> list[HeldBy]:
+    def requests_holding(self, replicas: Iterable[str]) -> list[HeldBy]:
         """The requests inside replicas that are routed to no more, the oldest first."""
         names = list(replicas)
         holders = [
             HeldBy(request_id=request, replica=name, gateway=view.report.gateway_id, since=since)
-            for view in present(self.gateways, self.now)
+            for view in present_gateways(self.gateways, self.now)
             for name in names
             for request, since in view.report.leaving.get(name, {}).items()
         ]
         return sorted(holders, key=lambda each: each.since)
 
 
-def configured(want: DesiredModel) -> ModelConfigured:
+def configured_row(want: DesiredModel) -> ModelConfigured:
     """What only an edit or a load changes."""
-    engine, declared_definition = ENGINES[want.backend], want.declared
+    engine, declared_definition = ENGINES[want.backend], want.declared_definition
     return ModelConfigured(
         name=want.name,
         resolved_backend=want.backend,
@@ -65,15 +65,15 @@ def configured(want: DesiredModel) -> ModelConfigured:
         replica_max=declared_definition.replica_max or declared_definition.replicas,
         configured_target_inflight=engine.configured_inflight(want.definition),
         effective_target_inflight=engine.target_inflight(want.definition),
-        load_constraints=constraints(engine.load_fields),
+        load_constraints=list_constraints(engine.load_fields),
         load_recommendations=dict(engine.load_recommendations),
-        capabilities=engine.capabilities(want.definition),
+        capabilities=engine.derive_capabilities(want.definition),
         definition=shown_definition(declared_definition),
         aliases=list(declared_definition.aliases),
     )
 
 
-def live(
+def live_row(
     want: DesiredModel,
     status: ModelStatus,
     traffic: Traffic,
@@ -83,10 +83,10 @@ def live(
 ) -> ModelLive:
     """What changes while the model runs. `replica_estimate`: estimated memory of one replica; `observed_mib`: what one
     was seen to take; `gpu_mib`: size of the GPUs that it would have."""
-    replicas = want.replicas or want.declared.replicas
+    replicas = want.replicas or want.declared_definition.replicas
     replica_names = [each.name for each in status.replicas] if want.runs else [want.name]
     ready_names = [each.name for each in status.replicas if each.phase == "ready"] if want.runs else replica_names
-    total, count, source = estimate(
+    total, count, source = estimate_replicas(
         replica_estimate, replicas, declared_mib=_declared_mib(want), observed_mib=observed_mib, gpu_mib=gpu_mib
     )
     return ModelLive(
@@ -94,19 +94,19 @@ def live(
         is_loaded=status.state is ModelState.LOADED,
         replicas=replicas,
         loaded_replicas=status.loaded_replicas,
-        inflight_requests=traffic.inside(replica_names),
-        queue_depth=traffic.queued(want.name),
-        runtime_inflight=traffic.inside(ready_names),
+        inflight_requests=traffic.count_inside(replica_names),
+        queue_depth=traffic.count_queued(want.name),
+        runtime_inflight=traffic.count_inside(ready_names),
         last_error=status.last_error,
         vram_estimate_mib=total,
         vram_estimate_replica_count=count,
         vram_estimate_source=source,
-        load_override=masked(want.params) if want.replicas else {},
+        load_override=mask_fields(want.params) if want.replicas else {},
         statement=status.statement,
         retry_at=status.retry_at,
         load_progress=status.progress,
         blocked=status.blocked,
-        held_by=traffic.holding(replica_names) if status.state is ModelState.UNLOADING else [],
+        held_by=traffic.requests_holding(replica_names) if status.state is ModelState.UNLOADING else [],
         replica_details=status.replicas,
     )
 
@@ -119,7 +119,7 @@ def _declared_mib(want: DesiredModel) -> int | None:
 def shown_definition(definition: Definition) -> dict[str, JsonValue]:
     """Every field of the definition, secrets masked."""
     fields: dict[str, Any] = definition.model_dump(mode="json")
-    return masked(fields)
+    return mask_fields(fields)
 
 
 def gpu_model(want: DesiredModel, model: ModelLive) -> GpuModel:

@@ -9,9 +9,9 @@ from typing import Annotated, Any, get_args
 from fastapi import FastAPI, Header, Query
 from fastapi.responses import StreamingResponse
 
-from controller.admin.service import Desk
-from controller.api.requests import errors
-from controller.journal.event_log import Journal
+from controller.admin.service import AdminService
+from controller.api.requests import error_responses
+from controller.journal.event_log import EventLog
 from controller.schema.admin import HISTORY_KINDS, EventKind, History, JournalEntry
 
 HEARTBEAT_S = 10.0
@@ -41,7 +41,7 @@ Before = Annotated[int | None, Query(ge=0, le=LARGEST_ID, description="Only entr
 _LONGEST_ID = len(str(LARGEST_ID))
 
 
-def declare(app: FastAPI, journal: Journal, service: Desk) -> None:
+def declare(app: FastAPI, journal: EventLog, service: AdminService) -> None:
     """Declare the routes."""
 
     @app.get(
@@ -54,7 +54,7 @@ def declare(app: FastAPI, journal: Journal, service: Desk) -> None:
                 "description": "Server-sent events.",
                 "content": {"text/event-stream": {"schema": _EVENT}},
             },
-            **errors(),
+            **error_responses(),
         },
     )
     async def events(
@@ -72,8 +72,8 @@ def declare(app: FastAPI, journal: Journal, service: Desk) -> None:
         restart of the controller; an event `gap` says that entries after it are no longer kept. Without either, only
         what happens from now on."""
         start_id = after if (last_seen_id := _id_in(last_event_id)) is None else last_seen_id
-        seen_id = journal.newest if start_id is None else start_id
-        stream = _events(journal, seen_id, model and service.known_name(model), set(kind or ()), for_s)
+        seen_id = journal.newest_id if start_id is None else start_id
+        stream = _events(journal, seen_id, model and service.resolve_known_name(model), set(kind or ()), for_s)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
     @app.get(
@@ -81,7 +81,7 @@ def declare(app: FastAPI, journal: Journal, service: Desk) -> None:
         tags=_TAGS,
         summary="History",
         response_model=History,
-        responses=errors(),
+        responses=error_responses(),
     )
     async def history(
         model: Model = None,
@@ -92,7 +92,7 @@ def declare(app: FastAPI, journal: Journal, service: Desk) -> None:
         """Who or what changed what, and when: edits of files, loads and unloads, failures of engines. The newest
         first. Kinds that are not named are those that change something."""
         kinds = tuple(kind or HISTORY_KINDS)
-        entries = journal.page(kinds, model and service.known_name(model), before, limit + 1)
+        entries = journal.read_page(kinds, model and service.resolve_known_name(model), before, limit + 1)
         has_more = len(entries) > limit
         return History(entries=entries[:limit], next_before=entries[limit - 1].id if has_more else None)
 
@@ -105,12 +105,12 @@ def _id_in(header: str | None) -> int | None:
 
 
 async def _events(
-    journal: Journal, seen_id: int, model: str | None, kinds: set[EventKind], for_s: float | None
+    journal: EventLog, seen_id: int, model: str | None, kinds: set[EventKind], for_s: float | None
 ) -> AsyncIterator[bytes]:
     # 0 asks for all that there is.
     if seen_id and journal.lacks_after(seen_id):
         yield b'event: gap\ndata: {"message": "entries after the last one seen are no longer kept"}\n\n'
-        seen_id = seen_id if seen_id <= journal.newest else 0
+        seen_id = seen_id if seen_id <= journal.newest_id else 0
     yield HEARTBEAT  # so that the headers leave at once
     loop = asyncio.get_running_loop()
     ends_at = float("inf") if for_s is None else loop.time() + for_s
@@ -121,17 +121,17 @@ async def _events(
             beat_at = now + HEARTBEAT_S
         try:
             async with asyncio.timeout(min(beat_at, ends_at) - now):
-                entries = await journal.following(seen_id)
+                entries = await journal.wait_for_entries(seen_id)
         except TimeoutError:
             continue
         seen_id = entries[-1].id
-        selected_entries = [entry for entry in entries if _wanted(entry, model, kinds)]
+        selected_entries = [entry for entry in entries if _is_selected(entry, model, kinds)]
         if selected_entries:
             yield b"".join(_event(entry) for entry in selected_entries)
             beat_at = loop.time() + HEARTBEAT_S
 
 
-def _wanted(entry: JournalEntry, model: str | None, kinds: set[EventKind]) -> bool:
+def _is_selected(entry: JournalEntry, model: str | None, kinds: set[EventKind]) -> bool:
     return (model is None or entry.model == model) and (not kinds or entry.kind in kinds)
 
 

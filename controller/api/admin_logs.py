@@ -8,15 +8,15 @@ from fastapi import FastAPI, Query, Response
 from fastapi.responses import StreamingResponse
 
 from controller.admin.log_reader import MOST_LINES, LogReader
-from controller.admin.service import Desk
-from controller.api.requests import Name, errors
+from controller.admin.service import AdminService
+from controller.api.requests import Name, error_responses
 from controller.schema.admin import AdminModel
 from controller.schema.errors import RoundhouseError
 
 _TAGS: list[Any] = ["admin"]
 
 
-def declare(app: FastAPI, service: Desk, logs: LogReader) -> None:
+def declare(app: FastAPI, service: AdminService, logs: LogReader) -> None:
     """Declare the route."""
 
     @app.get(
@@ -26,7 +26,7 @@ def declare(app: FastAPI, service: Desk, logs: LogReader) -> None:
         response_class=StreamingResponse,
         responses={
             200: {"description": "Lines of text.", "content": {"text/plain": {"schema": {"type": "string"}}}},
-            **errors("unknown_model", "unknown_replica"),
+            **error_responses("unknown_model", "unknown_replica"),
         },
     )
     async def model_logs(
@@ -40,18 +40,18 @@ def declare(app: FastAPI, service: Desk, logs: LogReader) -> None:
         """What the model's engines wrote: of its running replicas, or, where none runs, of the last one that ended.
         With several replicas each line begins with its replica's name. Secrets of the definition are masked."""
         try:
-            model_name = service.name_of(name)
+            model_name = service.resolve_name(name)
         except RoundhouseError:
             # A name may hold `/`: then this is the path of that model's row.
             if (row := await _row(service, f"{name}/logs")) is None:
                 raise
             return Response(row.model_dump_json(), media_type="application/json")
-        text = await logs.open(model_name, replica, lines=lines, follow=follow)
+        text = await logs.open_logs(model_name, replica, lines=lines, follow=follow)
         return StreamingResponse(text, media_type="text/plain; charset=utf-8", headers={"cache-control": "no-cache"})
 
 
-async def _row(service: Desk, name: str) -> AdminModel | None:
+async def _row(service: AdminService, name: str) -> AdminModel | None:
     try:
-        return await service.model(name)
+        return await service.get_model(name)
     except RoundhouseError:
         return None

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from fastapi import Body, FastAPI, Query, Response
 from pydantic import BaseModel
 
-from controller.admin.service import Desk
-from controller.api.examples import GPU_MEMORY, MODELS, ROW, example
-from controller.api.requests import Actor, Name, errors
+from controller.admin.service import AdminService
+from controller.api.examples import GPU_MEMORY, MODELS, ROW, example_response
+from controller.api.requests import Actor, Name, error_responses
 from controller.engines.load_fields import LoadValue
 from controller.engines.load_request import load_params, load_request_model
 from controller.schema.admin import AdminModel, AdminModels, GpuMemoryAnswer, UnloadRequest
@@ -36,7 +36,7 @@ _LATER: dict[int | str, dict[str, Any]] = {
 _TAGS: list[Any] = ["admin"]
 
 
-def declare(app: FastAPI, service: Desk) -> None:
+def declare(app: FastAPI, service: AdminService) -> None:
     """Declare the routes."""
 
     @app.get(
@@ -45,22 +45,22 @@ def declare(app: FastAPI, service: Desk) -> None:
         summary="All models",
         description=f"Every declared model with its configuration and its live state. {STATES}",
         response_model=AdminModels,
-        responses=example(MODELS) | errors(),
+        responses=example_response(MODELS) | error_responses(),
     )
     async def list_models() -> Response:
-        return Response(await service.models_json(), media_type="application/json")
+        return Response(await service.list_models_json(), media_type="application/json")
 
     @app.get(
         "/v1/admin/gpu-memory",
         tags=_TAGS,
         summary="GPU memory",
         response_model=GpuMemoryAnswer,
-        responses=example(GPU_MEMORY) | errors(),
+        responses=example_response(GPU_MEMORY) | error_responses(),
     )
     async def gpu_memory() -> Response:
         """GPU memory in use now, and what models are estimated to take. An estimate reserves nothing. Without a GPU,
         `gpus` is empty and `error` says why."""
-        return _json(await service.gpu_memory())
+        return _json(await service.get_gpu_memory())
 
     _declare_statements(app, service)
 
@@ -70,22 +70,22 @@ def declare(app: FastAPI, service: Desk) -> None:
         tags=_TAGS,
         summary="One model",
         response_model=AdminModel,
-        responses=example(ROW) | errors("unknown_model"),
+        responses=example_response(ROW) | error_responses("unknown_model"),
     )
     async def get_model(name: Name) -> Response:
         """One model's row, as the list has it."""
-        return _json(await service.model(name))
+        return _json(await service.get_model(name))
 
 
-def _declare_statements(app: FastAPI, service: Desk) -> None:
+def _declare_statements(app: FastAPI, service: AdminService) -> None:
     @app.post(
         "/v1/admin/models/{name:path}/load",
         tags=_TAGS,
         summary="Load a model",
         response_model=AdminModel,
-        responses=example(ROW)
+        responses=example_response(ROW)
         | _LATER
-        | errors("invalid_load_request", "unknown_model", "state_conflict", "model_failed"),
+        | error_responses("invalid_load_request", "unknown_model", "state_conflict", "model_failed"),
     )
     async def load(
         name: Name,
@@ -98,10 +98,10 @@ def _declare_statements(app: FastAPI, service: Desk) -> None:
         its backend for this load only (see `load_constraints`); they are kept until the next unload and never written
         to the files. Values are taken only while the model is unloaded or failed. A load of a model that is loaded or
         loading answers what there is. The load goes on when its client leaves."""
-        model_name = service.name_of(name)
+        model_name = service.resolve_name(name)
         params: dict[str, LoadValue] = load_params(body)
-        result = service.load(model_name, params, getattr(body, "replicas", None), actor=actor)
-        model, is_done = await service.after_load(model_name, result, timeout_s if wait else 0.0)
+        result = service.load_model(model_name, params, getattr(body, "replicas", None), actor=actor)
+        model, is_done = await service.wait_for_load(model_name, result, timeout_s if wait else 0.0)
         return _row(model, is_done or not result.is_new)
 
     @app.post(
@@ -109,7 +109,7 @@ def _declare_statements(app: FastAPI, service: Desk) -> None:
         tags=_TAGS,
         summary="Unload a model",
         response_model=AdminModel,
-        responses=example(ROW) | _LATER | errors("unknown_model", "state_conflict"),
+        responses=example_response(ROW) | _LATER | error_responses("unknown_model", "state_conflict"),
     )
     async def unload(
         name: Name,
@@ -121,9 +121,9 @@ def _declare_statements(app: FastAPI, service: Desk) -> None:
         """Unload a model: new requests are refused, waiting ones are cancelled, running ones finish, then its engines
         end. Nothing is killed, however long that takes: `held_by` names the requests that it waits for. A load that is
         under way is cancelled. It stays unloaded until the next load, or until the files say otherwise."""
-        model_name = service.name_of(name)
-        result = service.unload(model_name, hold=body.hold, actor=actor)
-        model, is_done = await service.after_unload(model_name, result, timeout_s if wait else 0.0)
+        model_name = service.resolve_name(name)
+        result = service.unload_model(model_name, hold=body.hold, actor=actor)
+        model, is_done = await service.wait_for_unload(model_name, result, timeout_s if wait else 0.0)
         return _row(model, is_done or not result.is_new)
 
     @app.delete(
@@ -131,13 +131,13 @@ def _declare_statements(app: FastAPI, service: Desk) -> None:
         tags=_TAGS,
         summary="Back to the files",
         response_model=AdminModel,
-        responses=example(ROW) | errors("unknown_model"),
+        responses=example_response(ROW) | error_responses("unknown_model"),
     )
     async def reset(name: Name, actor: Actor) -> Response:
         """End what was loaded or unloaded by hand: the model runs again as the files declare it. Answers at once."""
-        model_name = service.name_of(name)
-        service.reset(model_name, actor=actor)
-        return _json(await service.model(model_name))
+        model_name = service.resolve_name(name)
+        service.reset_model(model_name, actor=actor)
+        return _json(await service.get_model(model_name))
 
 
 def _json(answer: BaseModel) -> Response:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Protocol
 from fastapi import Body, FastAPI
 
 from controller.admin.service import NOT_YET
-from controller.api.requests import errors
+from controller.api.requests import error_responses
 from controller.schema.admin import Drift, DryRun, ProposedFiles
 from controller.schema.errors import RoundhouseError
 from controller.schema.status import PlanView
@@ -18,24 +18,24 @@ _TAGS: list[Any] = ["admin"]
 class Plans(Protocol):
     """What these routes ask."""
 
-    def plan(self) -> PlanView | None:
+    def get_plan(self) -> PlanView | None:
         """What is being done, or would be done were it not paused; None before the first observation."""
 
-    async def dry_run(self, proposed: ProposedFiles) -> DryRun:
+    async def run_dry_run(self, proposed: ProposedFiles) -> DryRun:
         """What proposed files would do."""
 
-    async def drift(self) -> Drift:
+    async def find_drift(self) -> Drift:
         """What runs differently from what is declared."""
 
 
 def declare(app: FastAPI, plans: Plans) -> None:
     """Declare the routes."""
 
-    @app.get("/v1/admin/plan", tags=_TAGS, summary="The plan", response_model=PlanView, responses=errors())
+    @app.get("/v1/admin/plan", tags=_TAGS, summary="The plan", response_model=PlanView, responses=error_responses())
     async def plan() -> PlanView:
         """What the controller would do now, each step with its reason, and what is wanted and cannot be done. While it
         is not paused it does so at once, so that mostly nothing is left."""
-        view = plans.plan()
+        view = plans.get_plan()
         if view is None:
             raise RoundhouseError("controller_unavailable", NOT_YET)
         return view
@@ -45,15 +45,15 @@ def declare(app: FastAPI, plans: Plans) -> None:
         tags=_TAGS,
         summary="Dry run",
         response_model=DryRun,
-        responses=errors("invalid_request"),
+        responses=error_responses("invalid_request"),
     )
     async def dry_run(proposed: Annotated[ProposedFiles, Body()]) -> DryRun:
         """What desired-state files would do if they were as proposed: model by model what is different, what would be
         restarted, and what stands in the way. Nothing is changed. Problems of the files are an answer, not an error."""
-        return await plans.dry_run(proposed)
+        return await plans.run_dry_run(proposed)
 
-    @app.get("/v1/admin/drift", tags=_TAGS, summary="Drift", response_model=Drift, responses=errors())
+    @app.get("/v1/admin/drift", tags=_TAGS, summary="Drift", response_model=Drift, responses=error_responses())
     async def drift() -> Drift:
         """What runs differently from what the files declare, since when, and why: runtime statements, replicas of an
         earlier definition, missing ones, engines whose image or command line is not what would be started now."""
-        return await plans.drift()
+        return await plans.find_drift()

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from controller import __version__
 from controller.api import admin_journal, admin_logs, admin_models, admin_plans, internal, link
-from controller.api.requests import declare_errors, known_parameters
+from controller.api.requests import check_parameters, declare_errors
 from controller.assembly import Controller
 
 
@@ -24,14 +24,14 @@ def create_app(controller: Controller, registry: CollectorRegistry) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        dependencies=[Depends(known_parameters)],
+        dependencies=[Depends(check_parameters)],
         openapi_tags=[{"name": "admin", "description": "Models at run time: what there is, loads, unloads, plans."}],
     )
     declare_errors(app)
     internal.declare(app, controller, registry)
     link.declare(app, controller, controller.hub)
     admin_plans.declare(app, controller)
-    admin_journal.declare(app, controller.journal, controller.desk)
-    admin_logs.declare(app, controller.desk, controller.logs)
-    admin_models.declare(app, controller.desk)
+    admin_journal.declare(app, controller.journal, controller.admin_service)
+    admin_logs.declare(app, controller.admin_service, controller.logs)
+    admin_models.declare(app, controller.admin_service)
     return app

@@ -116,6 +116,6 @@ GPU_MEMORY: Final[dict[str, Any]] = {
 }
 
 
-def example(value: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+def example_response(value: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
     """A route's 200 answer with an example."""
     return {200: {"content": {"application/json": {"example": value}}}}

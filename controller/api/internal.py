@@ -18,13 +18,13 @@ from controller.schema.status import ControllerStatus, PlanView
 class Controls(Protocol):
     """What these routes may do with the controller."""
 
-    def status(self) -> ControllerStatus:
+    def get_status(self) -> ControllerStatus:
         """What there is."""
 
-    def plan(self) -> PlanView | None:
+    def get_plan(self) -> PlanView | None:
         """What is being done, or would be done were it not paused; None before the first observation."""
 
-    def pause(self, paused: bool, *, actor: str) -> None:
+    def set_paused(self, paused: bool, *, actor: str) -> None:
         """Observe and never act, or act again."""
 
     def shut_down(self, *, stop_engines: bool) -> None:
@@ -52,19 +52,19 @@ def declare(app: FastAPI, controls: Controls, registry: CollectorRegistry) -> No
 
     @app.get("/internal/status", include_in_schema=False)
     async def status() -> ControllerStatus:
-        return controls.status()
+        return controls.get_status()
 
     @app.get("/internal/plan", include_in_schema=False)
     async def plan() -> PlanView:
-        view = controls.plan()
+        view = controls.get_plan()
         if view is None:
             raise RoundhouseError("controller_unavailable", NOT_YET)
         return view
 
     @app.post("/internal/pause", include_in_schema=False)
     async def pause(request: Annotated[PauseRequest, Body()], actor: Actor) -> ControllerStatus:
-        controls.pause(request.paused, actor=actor)
-        return controls.status()
+        controls.set_paused(request.paused, actor=actor)
+        return controls.get_status()
 
     @app.post("/internal/shutdown", status_code=202, include_in_schema=False)
     async def shutdown(request: Annotated[ShutdownRequest, Body()]) -> dict[str, bool]:

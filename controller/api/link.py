@@ -16,26 +16,26 @@ from controller.schema.routing import GatewayReport
 log = logging.getLogger(__name__)
 
 
-class Reports(Protocol):
+class ReportSink(Protocol):
     """Where reports go."""
 
-    def take(self, report: GatewayReport) -> None:
+    def take_report(self, report: GatewayReport) -> None:
         """A gateway's report."""
 
 
-def declare(app: FastAPI, reports: Reports, hub: GatewayHub) -> None:
+def declare(app: FastAPI, reports: ReportSink, hub: GatewayHub) -> None:
     """Declare the link."""
 
     @app.websocket("/internal/link")
     async def link(socket: WebSocket) -> None:
         await socket.accept()
-        await _Link(socket, reports, hub).run()
+        await GatewayLink(socket, reports, hub).run()
 
 
-class _Link:
+class GatewayLink:
     """One gateway's link: tables down, reports up."""
 
-    def __init__(self, socket: WebSocket, reports: Reports, hub: GatewayHub) -> None:
+    def __init__(self, socket: WebSocket, reports: ReportSink, hub: GatewayHub) -> None:
         self._socket = socket
         self._reports = reports
         self._hub = hub
@@ -52,12 +52,12 @@ class _Link:
             with suppress(asyncio.CancelledError, WebSocketDisconnect, RuntimeError):
                 await sender
             if self._gateway_id is not None:
-                self._hub.link_down(self._gateway_id)
+                self._hub.close_link(self._gateway_id)
 
     async def _send_tables(self) -> None:
         sent_stamp = None
         while True:
-            table = await self._hub.next_table(sent_stamp)
+            table = await self._hub.wait_for_table(sent_stamp)
             await self._socket.send_text(table.model_dump_json())
             sent_stamp = table.stamp
 
@@ -71,5 +71,5 @@ class _Link:
                 continue
             if self._gateway_id is None:
                 self._gateway_id = report.gateway_id
-                self._hub.link_up(report.gateway_id)
-            self._reports.take(report)
+                self._hub.open_link(report.gateway_id)
+            self._reports.take_report(report)

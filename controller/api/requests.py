@@ -9,8 +9,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
-from controller.config.messages import suggestion, words_of
-from controller.redaction.patterns import masked_text
+from controller.config.messages import explain_errors, suggest_name
+from controller.redaction.patterns import mask_text
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.schema.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
 
@@ -31,29 +31,29 @@ Name = Annotated[
 ]
 
 
-async def known_parameters(request: HTTPConnection) -> None:
+async def check_parameters(request: HTTPConnection) -> None:
     """Refuse query parameters that the route does not know: a typo must not wait for ten minutes. Links have
     queries too, so this takes either."""
     dependant = getattr(request.scope.get("route"), "dependant", None)
     known_names = {field.alias for field in dependant.query_params} if dependant is not None else set()
     for name in request.query_params:
         if name not in known_names:
-            hint = suggestion(name, known_names)
+            hint = suggest_name(name, known_names)
             raise RoundhouseError("schema_violation", f"`{name}` is unknown in the query{hint}.", param=name)
 
 
-def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
+def error_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
     """The documented error answers of a route, by status."""
     by_status: dict[int | str, list[str]] = {}
     for code in dict.fromkeys((*codes, "schema_violation", "internal_error", "controller_unavailable")):
         by_status.setdefault(ERROR_CODES[code].status, []).append(code)
-    return {status: _answer(codes) for status, codes in by_status.items()}
+    return {status: _documented_response(codes) for status, codes in by_status.items()}
 
 
-def _answer(codes: list[str]) -> dict[str, Any]:
+def _documented_response(codes: list[str]) -> dict[str, Any]:
     text = " ".join(f"`{code}`: {ERROR_CODES[code].meaning}" for code in codes)
     examples = {
-        code: {"value": RoundhouseError(code, ERROR_CODES[code].meaning).envelope("req-1").model_dump()}
+        code: {"value": RoundhouseError(code, ERROR_CODES[code].meaning).build_envelope("req-1").model_dump()}
         for code in codes
     }
     return {"model": ErrorEnvelope, "description": text, "content": {"application/json": {"examples": examples}}}
@@ -64,7 +64,7 @@ def declare_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RoundhouseError)
     async def own(request: Request, error: RoundhouseError) -> Response:
-        return _told(request, error)
+        return _error_response(request, error)
 
     @app.exception_handler(RequestValidationError)
     async def wrong_schema(request: Request, error: RequestValidationError) -> Response:
@@ -72,47 +72,47 @@ def declare_errors(app: FastAPI) -> None:
         if error.errors()[0]["loc"][:1] == ("body",) and not kind.endswith("json"):
             content_type = kind or "missing"
             words = f"The body is read with the header `Content-Type: application/json` only; it is {content_type}."
-            return _told(request, RoundhouseError("schema_violation", words))
-        return _told(request, _violation(error))
+            return _error_response(request, RoundhouseError("schema_violation", words))
+        return _error_response(request, _schema_violation(error))
 
     @app.exception_handler(HTTPException)
     async def framework(request: Request, error: HTTPException) -> Response:
         if error.status_code == 405:
             words = f"{request.url.path} is not for {request.method}."
-            answer = _told(request, RoundhouseError("method_not_allowed", words))
+            answer = _error_response(request, RoundhouseError("method_not_allowed", words))
             answer.headers.update(error.headers or {})
             return answer
-        return _told(request, _of_framework(request, error))
+        return _error_response(request, _framework_error(request, error))
 
     @app.exception_handler(RuntimeUnavailableError)
     async def unavailable(request: Request, error: RuntimeUnavailableError) -> Response:
-        return _told(request, RoundhouseError("controller_unavailable", masked_text(str(error))))
+        return _error_response(request, RoundhouseError("controller_unavailable", mask_text(str(error))))
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, _error: Exception) -> Response:
         # Starlette raises it again after this, and uvicorn logs it.
-        return _told(request, _failed())
+        return _error_response(request, _internal_error())
 
 
-def _of_framework(request: Request, error: HTTPException) -> RoundhouseError:
+def _framework_error(request: Request, error: HTTPException) -> RoundhouseError:
     if error.status_code == 400:
         # FastAPI's own, of what its parser fails on otherwise than by a place in the text.
         return RoundhouseError("schema_violation", "The body is not JSON that can be read.")
     if error.status_code == 404:
         return RoundhouseError("unknown_route", f"There is no {request.url.path}.")
-    return _failed()
+    return _internal_error()
 
 
-def _failed() -> RoundhouseError:
+def _internal_error() -> RoundhouseError:
     return RoundhouseError("internal_error", "The controller failed on this request.")
 
 
-def _told(request: Request, error: RoundhouseError) -> Response:
+def _error_response(request: Request, error: RoundhouseError) -> Response:
     body = error.json_bytes(request.headers.get(REQUEST_ID_HEADER))
-    return Response(body, error.entry.status, error.headers(), "application/json")
+    return Response(body, error.entry.status, error.build_headers(), "application/json")
 
 
-def _violation(error: RequestValidationError) -> RoundhouseError:
+def _schema_violation(error: RequestValidationError) -> RoundhouseError:
     first_error = error.errors()[0]
     location = [str(step) for step in first_error["loc"]]
     if first_error["type"] == "json_invalid":
@@ -122,4 +122,4 @@ def _violation(error: RequestValidationError) -> RoundhouseError:
     if first_error["type"] == "extra_forbidden":
         return RoundhouseError("schema_violation", f"`{field}` is unknown in the {place}.", param=field)
     subject = f"`{field}` in the {place}" if field else f"The {place}"
-    return RoundhouseError("schema_violation", f"{subject} {words_of(first_error)}.", param=field or None)
+    return RoundhouseError("schema_violation", f"{subject} {explain_errors(first_error)}.", param=field or None)

@@ -15,12 +15,12 @@ Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-class Stopping:
+class StopMiddleware:
     """ASGI middleware. `ending` returns when the controller was told to end."""
 
     def __init__(self, app: AsgiApp, wait_for_end: Callable[[], Awaitable[None]]) -> None:
         self._app = app
-        self._ending = wait_for_end
+        self._wait_for_end = wait_for_end
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request, at the latest when the controller ends."""
@@ -37,7 +37,7 @@ class Stopping:
             await send(message)
 
         answer_task = asyncio.ensure_future(self._app(scope, receive, noted))
-        ending_task = asyncio.ensure_future(self._ending())
+        ending_task = asyncio.ensure_future(self._wait_for_end())
         try:
             await asyncio.wait({answer_task, ending_task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -47,15 +47,15 @@ class Stopping:
         with suppress(asyncio.CancelledError):
             await answer_task
         if not is_ended:
-            await _end(send, is_started=is_started)
+            await _send_end(send, is_started=is_started)
 
 
-async def _end(send: Send, *, is_started: bool) -> None:
+async def _send_end(send: Send, *, is_started: bool) -> None:
     body = b""
     if not is_started:
         error = RoundhouseError("controller_unavailable", "The controller is stopping.")
         body = error.json_bytes()
-        headers = [(name.encode(), value.encode()) for name, value in error.headers().items()]
+        headers = [(name.encode(), value.encode()) for name, value in error.build_headers().items()]
         headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": error.entry.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

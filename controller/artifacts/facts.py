@@ -31,7 +31,7 @@ class Gguf:
     rest: int
     vocabulary: int
     """Tokens."""
-    tied: bool
+    has_tied_embeddings: bool
     """The embeddings are the output matrix, too."""
 
     @property
@@ -39,11 +39,11 @@ class Gguf:
         """Of all tensors."""
         return sum(self.blocks) + self.embedding + self.output + self.rest
 
-    def number(self, name: str, default: int | None = None) -> int | None:
+    def get_number(self, name: str, default: int | None = None) -> int | None:
         """A whole number below the architecture's prefix; of an array, its largest."""
-        return max(self.numbers(name), default=default)
+        return max(self.get_numbers(name), default=default)
 
-    def numbers(self, name: str) -> tuple[int, ...]:
+    def get_numbers(self, name: str) -> tuple[int, ...]:
         """One whole number, or one for each block; empty: there is none."""
         value = self.fields.get(f"{self.architecture}.{name}")
         values = value if isinstance(value, tuple) else (value,)
@@ -73,18 +73,18 @@ class Ct2:
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class SizedArtifact:
     """A file or folder of which only the size is known."""
 
     size: int
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnreadArtifact:
     """It could not be read, or is not what its name says."""
 
     reason: str
     size: int | None = None
 
 
-Artifact = Gguf | HfFolder | Ct2 | Sized | Unread
+Artifact = Gguf | HfFolder | Ct2 | SizedArtifact | UnreadArtifact

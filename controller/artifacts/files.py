@@ -12,7 +12,7 @@ _OUTSIDE: Final = ("_data", ".data")
 """Weights of an ONNX model that are not in its file, as exporters name them."""
 
 
-def files_of(target: Path) -> list[Path]:
+def list_files(target: Path) -> list[Path]:
     """A file with what it keeps outside itself, the set of a split file, or all files of a folder."""
     if target.is_dir():
         return [file for file in target.rglob("*") if file.is_file()]

@@ -44,42 +44,42 @@ class GgufHead:
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.at = 0
+        self.offset = 0
 
-    def take(self, form: str) -> int | float | bool:
+    def read_scalar(self, form: str) -> int | float | bool:
         form = "<" + form
         try:
-            value: int | float | bool = struct.unpack_from(form, self.data, self.at)[0]
+            value: int | float | bool = struct.unpack_from(form, self.data, self.offset)[0]
         except struct.error:
             raise TooShort from None
-        self.at += struct.calcsize(form)
+        self.offset += struct.calcsize(form)
         return value
 
-    def count(self, form: str, limit: int, subject: str) -> int:
-        number = int(self.take(form))
+    def read_count(self, form: str, limit: int, subject: str) -> int:
+        number = int(self.read_scalar(form))
         if number > limit:
             raise ArtifactError(f"says it has {number} {subject}: it is damaged")
         return number
 
-    def text(self, limit: int) -> str:
-        length = self.count("Q", limit, "bytes in a name")
-        return self.raw(length).decode("utf-8", "replace")
+    def read_text(self, limit: int) -> str:
+        length = self.read_count("Q", limit, "bytes in a name")
+        return self.read_bytes(length).decode("utf-8", "replace")
 
-    def raw(self, length: int) -> bytes:
-        if self.at + length > len(self.data):
+    def read_bytes(self, length: int) -> bytes:
+        if self.offset + length > len(self.data):
             raise TooShort
-        self.at += length
-        return self.data[self.at - length : self.at]
+        self.offset += length
+        return self.data[self.offset - length : self.offset]
 
     def skip_texts(self, count: int) -> None:
-        data, offset, unpack, end = self.data, self.at, struct.Struct("<Q").unpack_from, len(self.data)
+        data, offset, unpack, end = self.data, self.offset, struct.Struct("<Q").unpack_from, len(self.data)
         for _ in range(count):
             if offset + 8 > end:
                 raise TooShort
             offset += 8 + unpack(data, offset)[0]
         if offset > end:
             raise TooShort
-        self.at = offset
+        self.offset = offset
 
 
 def parse_head(data: bytes) -> GgufHead:
@@ -90,65 +90,65 @@ def parse_head(data: bytes) -> GgufHead:
         ArtifactError: it is no GGUF file of a version that is known, or damaged.
     """
     reader = _Reader(data)
-    if reader.raw(4) != b"GGUF":
+    if reader.read_bytes(4) != b"GGUF":
         raise ArtifactError("is not a GGUF file")
-    version = int(reader.take("I"))
+    version = int(reader.read_scalar("I"))
     if version not in (2, 3):
         raise ArtifactError(f"is GGUF of version {version}; 2 and 3 can be read")
-    tensor_count = reader.count("Q", _MOST, "tensors")
-    key_count = reader.count("Q", _MOST, "keys")
+    tensor_count = reader.read_count("Q", _MOST, "tensors")
+    key_count = reader.read_count("Q", _MOST, "keys")
     fields: dict[str, Field] = {}
     lengths: dict[str, int] = {}
     for _ in range(key_count):
-        key = reader.text(_LONGEST_NAME)
-        value = _value(reader, int(reader.take("I")))
-        if isinstance(value, _Left):
+        key = reader.read_text(_LONGEST_NAME)
+        value = _read_value(reader, int(reader.read_scalar("I")))
+        if isinstance(value, _SkippedArray):
             lengths[key] = value.count
         else:
             fields[key] = value
-    tensors = dict(_tensor(reader) for _ in range(tensor_count))
+    tensors = dict(_read_tensor(reader) for _ in range(tensor_count))
     alignment = fields.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= 2**20:
         raise ArtifactError(f"says its alignment is {alignment!r}: it is damaged")
-    return GgufHead(fields, lengths, tensors, -(-reader.at // alignment) * alignment)
+    return GgufHead(fields, lengths, tensors, -(-reader.offset // alignment) * alignment)
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
+class _SkippedArray:
     count: int
 
 
-def _value(reader: _Reader, kind: int) -> Field | _Left:
+def _read_value(reader: _Reader, kind: int) -> Field | _SkippedArray:
     if kind == _TEXT:
-        return reader.text(2**24)
+        return reader.read_text(2**24)
     if kind == _ARRAY:
-        return _array(reader)
+        return _read_array(reader)
     if kind not in _SCALARS:
         raise ArtifactError(f"holds a value of the unknown type {kind}: it is damaged, or newer than this reader")
-    return reader.take(_SCALARS[kind])
+    return reader.read_scalar(_SCALARS[kind])
 
 
-def _array(reader: _Reader) -> Field | _Left:
-    kind = int(reader.take("I"))
-    count = reader.count("Q", 2**32, "elements in an array")
+def _read_array(reader: _Reader) -> Field | _SkippedArray:
+    kind = int(reader.read_scalar("I"))
+    count = reader.read_count("Q", 2**32, "elements in an array")
     if kind == _TEXT:
         reader.skip_texts(count)
-        return _Left(count)
+        return _SkippedArray(count)
     if kind not in _SCALARS:
         raise ArtifactError(f"holds an array of the unknown type {kind}: it is damaged, or newer than this reader")
     form = struct.Struct(f"<{_SCALARS[kind]}")
-    data = reader.raw(count * form.size)
-    return tuple(value for (value,) in form.iter_unpack(data)) if count <= _KEPT else _Left(count)
+    data = reader.read_bytes(count * form.size)
+    return tuple(value for (value,) in form.iter_unpack(data)) if count <= _KEPT else _SkippedArray(count)
 
 
-def _tensor(reader: _Reader) -> tuple[str, tuple[int, tuple[int, ...]]]:
-    name = reader.text(_LONGEST_NAME)
-    dimensions = tuple(int(reader.take("Q")) for _ in range(reader.count("I", 8, "dimensions")))
-    reader.take("I")  # its type, which the offsets tell more about
-    return name, (int(reader.take("Q")), dimensions)
+def _read_tensor(reader: _Reader) -> tuple[str, tuple[int, tuple[int, ...]]]:
+    name = reader.read_text(_LONGEST_NAME)
+    dimensions = tuple(int(reader.read_scalar("Q")) for _ in range(reader.read_count("I", 8, "dimensions")))
+    reader.read_scalar("I")  # its type, which the offsets tell more about
+    return name, (int(reader.read_scalar("Q")), dimensions)
 
 
-def gguf_of(heads: Sequence[tuple[GgufHead, int]]) -> Gguf:
+def build_gguf(heads: Sequence[tuple[GgufHead, int]]) -> Gguf:
     """The model in these files, each with its size: one, or a split set in order.
 
     Raises:
@@ -168,7 +168,7 @@ def gguf_of(heads: Sequence[tuple[GgufHead, int]]) -> Gguf:
             if block := _BLOCK.match(name):
                 blocks[int(block[1])] = blocks.get(int(block[1]), 0) + length
             else:
-                part_sizes[_place(name)] += length
+                part_sizes[_part_name(name)] += length
     dimensions = [head.tensors["token_embd.weight"][1] for head, _ in heads if "token_embd.weight" in head.tensors]
     return Gguf(
         size=sum(size for _, size in heads),
@@ -176,12 +176,12 @@ def gguf_of(heads: Sequence[tuple[GgufHead, int]]) -> Gguf:
         fields=fields,
         blocks=tuple(blocks.get(number, 0) for number in range(max(blocks, default=-1) + 1)),
         vocabulary=dimensions[0][1] if dimensions and len(dimensions[0]) > 1 else 0,
-        tied=not any("output.weight" in head.tensors for head, _ in heads),
+        has_tied_embeddings=not any("output.weight" in head.tensors for head, _ in heads),
         **part_sizes,
     )
 
 
-def _place(name: str) -> str:
+def _part_name(name: str) -> str:
     if name.startswith(("token_embd.", "per_layer_token_embd.")):
         return "embedding"
     return "output" if name.startswith("output") else "rest"

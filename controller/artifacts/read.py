@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from controller.artifacts.ct2 import parse_ct2
-from controller.artifacts.facts import Artifact, ArtifactError, HfFolder, Sized, Unread
-from controller.artifacts.files import files_of
-from controller.artifacts.gguf import GgufHead, TooShort, gguf_of, parse_head
+from controller.artifacts.facts import Artifact, ArtifactError, HfFolder, SizedArtifact, UnreadArtifact
+from controller.artifacts.files import list_files
+from controller.artifacts.gguf import GgufHead, TooShort, build_gguf, parse_head
 from controller.artifacts.hf import HEAD_LENGTH, head_length, shard_names, tensor_bytes, text_config
 
 FIRST_READ: Final = 2**20
@@ -33,9 +33,9 @@ def files_below(root: Path, path: str) -> list[Path]:
     if not Path(os.path.normpath(target)).is_relative_to(root):
         raise ArtifactError("is outside the models folder")
     try:
-        return sorted(files_of(target))
+        return sorted(list_files(target))
     except (OSError, ValueError) as error:  # the latter: a zero byte in the path
-        raise ArtifactError(f"cannot be read: {_words(error)}") from None
+        raise ArtifactError(f"cannot be read: {_describe_error(error)}") from None
 
 
 def stamp_of(files: Iterable[Path]) -> Stamp:
@@ -43,7 +43,7 @@ def stamp_of(files: Iterable[Path]) -> Stamp:
     try:
         stats = [(str(file), file.stat()) for file in files]
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"cannot be read: {_words(error)}") from None
+        raise ArtifactError(f"cannot be read: {_describe_error(error)}") from None
     for name, status in stats:
         if not stat.S_ISREG(status.st_mode):  # to open a pipe is to wait for its writer
             raise ArtifactError(f"has something that is no file: {name}")
@@ -57,7 +57,7 @@ def read_artifact(path: str, files: list[Path]) -> Artifact:
         sizes = {name: length for name, length, _ in stamp_of(files)}
         size = sum(sizes.values())
         if path.endswith(".gguf"):
-            return gguf_of([(_gguf_head(file), sizes[str(file)]) for file in files])
+            return build_gguf([(_gguf_head(file), sizes[str(file)]) for file in files])
         folder = min((file.parent for file in files), key=lambda each: len(each.parts), default=None)
         files_by_name = {file.name: file for file in files if file.parent == folder}
         if "model.bin" in files_by_name and not any(name.endswith(".safetensors") for name in files_by_name):
@@ -67,14 +67,14 @@ def read_artifact(path: str, files: list[Path]) -> Artifact:
             config = text_config(_read(files_by_name["config.json"], _LONGEST_JSON))
             return HfFolder(size, config, _weights(files_by_name))
     except (ArtifactError, OSError) as error:
-        return Unread(f"{path} {_words(error)}", size)
-    return Sized(size)
+        return UnreadArtifact(f"{path} {_describe_error(error)}", size)
+    return SizedArtifact(size)
 
 
 def _gguf_head(file: Path) -> GgufHead:
     length = FIRST_READ
     while True:
-        data = _start(file, length)
+        data = _read_start(file, length)
         try:
             return parse_head(data)
         except TooShort:
@@ -112,16 +112,16 @@ def _tensor_bytes(file: Path) -> dict[str, int]:
 
 
 def _read(file: Path, max_bytes: int) -> bytes:
-    data = _start(file, max_bytes + 1)
+    data = _read_start(file, max_bytes + 1)
     if len(data) > max_bytes:
         raise ArtifactError(f"has a file {file.name} of more than {max_bytes // 2**20} MiB")
     return data
 
 
-def _start(file: Path, length: int) -> bytes:
+def _read_start(file: Path, length: int) -> bytes:
     with file.open("rb") as stream:
         return stream.read(length)
 
 
-def _words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from pydantic import JsonValue
 
-from controller.cli.client import ControllerClient, Query, RefusedError
-from controller.cli.exit_codes import Exit
+from controller.cli.client import ControllerClient, Query, RequestRefusedError
+from controller.cli.exit_codes import ExitCode
 from controller.cli.sse import SseEvent, SseReader
 from controller.schema.admin import AdminModel, AdminModels, Drift, DryRun, GpuMemoryAnswer, History
 from controller.schema.status import ModelState, PlanView
@@ -30,74 +30,74 @@ Result = TypeVar("Result")
 class Transition(NamedTuple):
     """What a load or an unload has come to: DONE, FAILED, or PENDING, when it goes on."""
 
-    verdict: Exit
+    verdict: ExitCode
     row: AdminModel
 
 
 class AdminClient(ControllerClient):
     """Asks one controller, directly or through a gateway."""
 
-    async def models(self) -> AdminModels:
+    async def list_models(self) -> AdminModels:
         """Every model."""
         return await self._ask("GET", MODELS, AdminModels)
 
-    async def model(self, name: str) -> AdminModel:
+    async def get_model(self, name: str) -> AdminModel:
         """One model."""
         return await self._ask("GET", model_path(name), AdminModel)
 
-    async def declares(self, name: str) -> bool:
+    async def declares_model(self, name: str) -> bool:
         """Whether a model or an alias of that name is declared; True also where the controller cannot tell."""
         try:
-            await self.model(name)
-        except RefusedError as error:
+            await self.get_model(name)
+        except RequestRefusedError as error:
             return error.error_code != "unknown_model"
         return True
 
-    async def load(self, name: str, values: Mapping[str, JsonValue], wait_s: float | None) -> Transition:
+    async def load_model(self, name: str, values: Mapping[str, JsonValue], wait_s: float | None) -> Transition:
         """Load it with these values. None: answer at once."""
         try:
-            return await self._move(f"{model_path(name)}/load", dict(values), wait_s, ModelState.LOADED)
-        except RefusedError as error:
+            return await self._change_model(f"{model_path(name)}/load", dict(values), wait_s, ModelState.LOADED)
+        except RequestRefusedError as error:
             if error.body is None or error.body.code != "model_failed":
                 raise
-            row = await self.model(name)
+            row = await self.get_model(name)
             if row.is_loaded:  # by the next attempt
-                return Transition(Exit.DONE, row)
+                return Transition(ExitCode.DONE, row)
             reason = row.last_error or error.body.message
-            return Transition(Exit.FAILED, row.model_copy(update={"last_error": reason}))
+            return Transition(ExitCode.FAILED, row.model_copy(update={"last_error": reason}))
 
-    async def unload(self, name: str, *, hold: bool, wait_s: float | None) -> Transition:
+    async def unload_model(self, name: str, *, hold: bool, wait_s: float | None) -> Transition:
         """Unload it. None: answer at once."""
-        return await self._move(f"{model_path(name)}/unload", {"hold": hold}, wait_s, ModelState.UNLOADED)
+        return await self._change_model(f"{model_path(name)}/unload", {"hold": hold}, wait_s, ModelState.UNLOADED)
 
-    async def reset(self, name: str) -> AdminModel:
+    async def reset_model(self, name: str) -> AdminModel:
         """Back to what the files say."""
         return await self._ask("DELETE", f"{model_path(name)}/override", AdminModel)
 
-    async def plan(self) -> PlanView:
+    async def get_plan(self) -> PlanView:
         """What would be done."""
         return await self._ask("GET", "/v1/admin/plan", PlanView)
 
-    async def dry_run(self, files: Mapping[str, str]) -> DryRun:
+    async def run_dry_run(self, files: Mapping[str, str]) -> DryRun:
         """What these files would do in place of those of their names."""
         return await self._ask("POST", "/v1/admin/plan", DryRun, {"files": dict(files)})
 
-    async def drift(self) -> Drift:
+    async def find_drift(self) -> Drift:
         """What runs differently from what is declared."""
         return await self._ask("GET", "/v1/admin/drift", Drift)
 
-    async def history(
+    async def read_history(
         self, *, model: str | None, kinds: Sequence[str], limit: int, before: int | None = None
     ) -> History:
         """Entries, the newest first. No kinds: those that change something."""
         query = _query(model=model, kind=kinds, limit=limit, before=before)
         return await self._ask("GET", "/v1/admin/history", History, query=query)
 
-    async def gpu_memory(self) -> GpuMemoryAnswer:
+    async def get_gpu_memory(self) -> GpuMemoryAnswer:
         """GPU memory, and what models are estimated to take."""
         return await self._ask("GET", "/v1/admin/gpu-memory", GpuMemoryAnswer)
 
-    async def events(
+    async def follow_events(
         self, *, after: int | str, model: str | None = None, kinds: Sequence[str] = ()
     ) -> AsyncGenerator[SseEvent, None]:
         """Events after that one as they happen. Ends, or raises LostControllerError, when the connection does."""
@@ -106,10 +106,10 @@ class AdminClient(ControllerClient):
         chunks = self._chunks("/v1/admin/events", query, headers=headers, silence_s=SILENCE_S)
         async with aclosing(chunks):
             async for chunk in chunks:
-                for event in reader.feed(chunk):
+                for event in reader.feed_bytes(chunk):
                     yield event
 
-    async def logs(self, name: str, *, replica: str | None, lines: int, follow: bool) -> AsyncGenerator[str, None]:
+    async def read_logs(self, name: str, *, replica: str | None, lines: int, follow: bool) -> AsyncGenerator[str, None]:
         """Text of the engines' logs, in pieces as they come."""
         query = _query(replica=replica, lines=lines, follow="true" if follow else None)
         silence_s = None if follow else self._timeout_s
@@ -120,16 +120,16 @@ class AdminClient(ControllerClient):
                 yield decoder.decode(chunk)
         yield decoder.decode(b"", final=True)
 
-    async def _move(
+    async def _change_model(
         self, path: str, body: dict[str, JsonValue], wait_s: float | None, end_state: ModelState
     ) -> Transition:
         query = {"wait": "false"} if not wait_s else {"wait": "true", "timeout_s": f"{wait_s:g}"}
         timeout_s = None if wait_s is None else wait_s + WAIT_MARGIN_S
         status, content = await self._exchange("POST", path, body, query, timeout_s=timeout_s)
-        row = self._read(AdminModel, content)
+        row = self._parse_answer(AdminModel, content)
         # 200 is also said to whoever asks for what is on its way already.
         is_there = status != 202 and (row.runtime_state is end_state or row.runtime_state is not ON_THE_WAY[end_state])
-        return Transition(Exit.DONE if is_there else Exit.PENDING, row)
+        return Transition(ExitCode.DONE if is_there else ExitCode.PENDING, row)
 
 
 def model_path(name: str) -> str:

@@ -26,15 +26,15 @@ from controller.cli import (
     validate,
     version,
 )
-from controller.cli.exit_codes import CommandError, Exit
-from controller.cli.output import say_error
+from controller.cli.exit_codes import CommandError, ExitCode
+from controller.cli.output import print_error
 from controller.cli.top import command as top
 from controller.cli.up import command as up
 
 app = typer.Typer(
     name="roundhouse",
     help="Declare language models in files; they are served behind one OpenAI-compatible address.",
-    epilog="Exit codes: " + " ".join(f"{code.value} {code.name.lower()}." for code in Exit) + " See docs/cli.md.",
+    epilog="Exit codes: " + " ".join(f"{code.value} {code.name.lower()}." for code in ExitCode) + " See docs/cli.md.",
     add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -68,15 +68,15 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = app(args=list(arguments) or ["--help"], prog_name="roundhouse", standalone_mode=False)
     except CommandError as error:
-        say_error(str(error))
+        print_error(str(error))
         return error.code
     except TyperException as error:
-        say_error(error.format_message())
-        return Exit.USAGE
+        print_error(error.format_message())
+        return ExitCode.USAGE
     except (Abort, KeyboardInterrupt):
-        return Exit.INTERRUPTED
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has gone (`roundhouse status | head`): nothing is left to say, not even at exit.
         sys.stderr.close()
-        return Exit.FAILED
+        return ExitCode.FAILED
     return int(code or 0)

@@ -13,7 +13,7 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 from yarl import URL
 
-from controller.cli.exit_codes import CommandError, Exit
+from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.output import one_line
 from controller.schema.errors import ErrorBody, ErrorEnvelope
 from controller.schema.status import ControllerStatus
@@ -43,7 +43,7 @@ class NoControllerError(CommandError):
     words = "no controller answers at {url} ({reason}); `roundhouse up` starts one"
 
     def __init__(self, url: str, reason: str) -> None:
-        super().__init__(self.words.format(url=url, reason=reason), Exit.NO_CONTROLLER)
+        super().__init__(self.words.format(url=url, reason=reason), ExitCode.NO_CONTROLLER)
         self.reason = reason
 
 
@@ -53,11 +53,11 @@ class LostControllerError(NoControllerError):
     words = "the controller at {url} went away before the end of its answer ({reason})"
 
 
-class RefusedError(CommandError):
+class RequestRefusedError(CommandError):
     """It answered with an error. `body` is None when that was none of Roundhouse's."""
 
     def __init__(self, status: int, body: ErrorBody | None) -> None:
-        super().__init__(f"the controller refused: {_words(status, body)}")
+        super().__init__(f"the controller refused: {_error_words(status, body)}")
         self.status = status
         self.body = body
 
@@ -78,7 +78,7 @@ class ControllerClient:
         """`url` is `unix:<path>` or `http://host:port`."""
         scheme, _, location = url.partition(":")
         if scheme not in ("unix", "http", "https") or not location.strip("/"):
-            raise CommandError(f"a controller's address is unix:PATH or http://HOST:PORT, not {url}", Exit.USAGE)
+            raise CommandError(f"a controller's address is unix:PATH or http://HOST:PORT, not {url}", ExitCode.USAGE)
         self._url = url
         self._socket = location if scheme == "unix" else None
         self._base = "http://controller" if scheme == "unix" else url.rstrip("/")
@@ -96,11 +96,11 @@ class ControllerClient:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def status(self) -> ControllerStatus:
+    async def get_status(self) -> ControllerStatus:
         """What there is."""
         return await self._ask("GET", "/internal/status", ControllerStatus)
 
-    async def pause(self, paused: bool) -> ControllerStatus:
+    async def set_paused(self, paused: bool) -> ControllerStatus:
         """Only observe, or act again."""
         return await self._ask("POST", "/internal/pause", ControllerStatus, {"paused": paused})
 
@@ -117,9 +117,9 @@ class ControllerClient:
         query: Query | None = None,
     ) -> Answer:
         _, content = await self._exchange(method, path, body, query)
-        return self._read(kind, content)
+        return self._parse_answer(kind, content)
 
-    def _read(self, kind: type[Answer], content: bytes) -> Answer:
+    def _parse_answer(self, kind: type[Answer], content: bytes) -> Answer:
         try:
             return kind.model_validate_json(content)
         except ValidationError:
@@ -137,12 +137,12 @@ class ControllerClient:
         """Status and content of an answer that is no error. `path` is quoted already."""
         within_s = self._timeout_s if timeout_s is None else timeout_s
         timeout = aiohttp.ClientTimeout(total=within_s, connect=self._timeout_s)
-        with self._telling(within_s):
-            url = self._place(path, query)
+        with self._translate_errors(within_s):
+            url = self._build_url(path, query)
             async with self._session.request(method, url, json=body, timeout=timeout) as response:
                 content = await response.read()
         if response.status >= 400:
-            raise RefusedError(response.status, _error_of(content))
+            raise RequestRefusedError(response.status, _error_of(content))
         return response.status, content
 
     async def _chunks(
@@ -150,24 +150,24 @@ class ControllerClient:
     ) -> AsyncGenerator[bytes, None]:
         """An answer's bytes as they come, for as long as it takes. LostControllerError after `silence_s` of nothing."""
         timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=silence_s)
-        with self._telling(STREAM_START_S if silence_s is None else silence_s):
+        with self._translate_errors(STREAM_START_S if silence_s is None else silence_s):
             async with asyncio.timeout(STREAM_START_S):
-                response = await self._session.get(self._place(path, query), headers=headers, timeout=timeout)
+                response = await self._session.get(self._build_url(path, query), headers=headers, timeout=timeout)
             async with response:
                 if response.status >= 400:
-                    raise RefusedError(response.status, _error_of(await response.read()))
+                    raise RequestRefusedError(response.status, _error_of(await response.read()))
                 async for chunk in response.content.iter_any():
                     yield chunk
 
-    def _place(self, path: str, query: Query | None) -> URL:
+    def _build_url(self, path: str, query: Query | None) -> URL:
         try:
             url = URL(self._base + path, encoded=True)
         except ValueError as error:
-            raise CommandError(f"{self._url} is no address: {error}", Exit.USAGE) from None
+            raise CommandError(f"{self._url} is no address: {error}", ExitCode.USAGE) from None
         return url.with_query(query) if query else url
 
     @contextmanager
-    def _telling(self, within_s: float) -> Iterator[None]:
+    def _translate_errors(self, within_s: float) -> Iterator[None]:
         """The transport's errors as ours."""
         try:
             yield
@@ -199,7 +199,7 @@ def _error_of(content: bytes) -> ErrorBody | None:
         return None
 
 
-def _words(status: int, body: ErrorBody | None) -> str:
+def _error_words(status: int, body: ErrorBody | None) -> str:
     """The error in one line: what, where, and what to do first."""
     if body is None:
         return f"HTTP status {status}"
@@ -210,7 +210,7 @@ def _words(status: int, body: ErrorBody | None) -> str:
     return f"{message.rstrip('.')}. {hint}" if hint else message
 
 
-def ask(url: str, question: Callable[[ControllerClient], Awaitable[Result]]) -> Result:
+def ask_controller(url: str, question: Callable[[ControllerClient], Awaitable[Result]]) -> Result:
     """One question to the controller at `url`, from a program that runs no event loop."""
 
     async def _asked() -> Result:

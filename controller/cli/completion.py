@@ -39,7 +39,7 @@ def _rows(ctx: typer.Context) -> list[AdminModel]:
 
     async def _ask(url: str) -> list[AdminModel]:
         async with AdminClient(url, PATIENCE_S) as client:
-            return (await client.models()).models
+            return (await client.list_models()).models
 
     # Not every command that names models asks the controller itself.
     url_option, state = (

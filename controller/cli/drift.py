@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 from controller.cli.options import ControllerUrl, Json, State
-from controller.cli.output import first_line, plain_words, say, say_json, say_table, time_words
+from controller.cli.output import first_line, plain_words, print_json, print_line, print_table, time_words
 from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ def drift(controller: ControllerUrl = None, state: State = None, as_json: Json =
     """
     from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 
-    report = ask_admin(controller_url(controller, state), lambda client: client.drift())
+    report = ask_admin(controller_url(controller, state), lambda client: client.find_drift())
     if as_json:
-        say_json(report)
+        print_json(report)
     elif report.items:
-        say_table(COLUMNS, [_row(item) for item in report.items])
+        print_table(COLUMNS, [_row(item) for item in report.items])
     else:
-        say("no drift: what runs is what is declared")
-    return Exit.PENDING if report.items else Exit.DONE
+        print_line("no drift: what runs is what is declared")
+    return ExitCode.PENDING if report.items else ExitCode.DONE
 
 
 def _row(item: DriftItem) -> tuple[str, ...]:

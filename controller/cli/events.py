@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.cli.completion import event_kinds, model_names
-from controller.cli.exit_codes import Exit
-from controller.cli.history import what_words
-from controller.cli.options import ControllerUrl, Follow, Json, Kinds, State, kinds_of, named
-from controller.cli.output import say, time_words
+from controller.cli.exit_codes import ExitCode
+from controller.cli.history import entry_words
+from controller.cli.options import ControllerUrl, Follow, Json, Kinds, State, checked_name, parse_kinds
+from controller.cli.output import print_line, time_words
 from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ def events(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="NAME", help="Only this model's.", autocompletion=model_names, callback=named),
+        typer.Option(
+            "--model", metavar="NAME", help="Only this model's.", autocompletion=model_names, callback=checked_name
+        ),
     ] = None,
     kind: Kinds = None,
     controller: ControllerUrl = None,
@@ -41,35 +43,35 @@ def events(
     The recent ones that are kept, the newest last; with --follow the new ones as they come, until Ctrl-C. A connection
     that breaks is made again, and nothing is lost. With --json, one JSON object per line.
     """
-    kinds, url = kinds_of(kind), controller_url(controller, state)
+    kinds, url = parse_kinds(kind), controller_url(controller, state)
     if not follow:
         entries = asyncio.run(_recent(url, after, model, kinds or event_kinds("")))
         for entry in entries or ():
-            say_entry(entry, as_json)
-        return Exit.FAILED if entries is None else Exit.DONE
+            print_entry(entry, as_json)
+        return ExitCode.FAILED if entries is None else ExitCode.DONE
     with suppress(KeyboardInterrupt):  # the only way to end it
         asyncio.run(_follow(url, after, model, kinds, as_json))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
-def say_entry(entry: JournalEntry, as_json: bool) -> None:
+def print_entry(entry: JournalEntry, as_json: bool) -> None:
     """One entry, one line."""
     if as_json:
-        say(entry.model_dump_json())
+        print_line(entry.model_dump_json())
         return
     model = f"{entry.model}: " if entry.model else ""
     who = "" if entry.actor in entry.message else f" ({entry.actor})"
-    say(f"{time_words(entry.at)}  {entry.id}  {entry.kind:<10}  {model}{what_words(entry)}{who}")
+    print_line(f"{time_words(entry.at)}  {entry.id}  {entry.kind:<10}  {model}{entry_words(entry)}{who}")
 
 
 async def _recent(url: str, after: int | None, model: str | None, kinds: Sequence[str]) -> list[JournalEntry] | None:
     """The oldest first. None: there is no such model."""
     from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
-    from controller.cli.history import entries_back, is_unknown
+    from controller.cli.history import is_unknown, read_entries
 
     async with AdminClient(url) as client:
         limit = RECENT if after is None else None
-        entries = await entries_back(client, model=model, kinds=kinds, limit=limit, after=after or 0)
+        entries = await read_entries(client, model=model, kinds=kinds, limit=limit, after=after or 0)
         if not entries and await is_unknown(client, model):
             return None
     return entries[::-1]
@@ -77,9 +79,9 @@ async def _recent(url: str, after: int | None, model: str | None, kinds: Sequenc
 
 async def _follow(url: str, after: int | None, model: str | None, kinds: Sequence[str], as_json: bool) -> None:
     from controller.cli.admin_client import AdminClient
-    from controller.cli.follow import Follower
+    from controller.cli.follow import EventFollower
     from controller.cli.history import is_unknown
 
     async with AdminClient(url) as client:
         await is_unknown(client, model)  # it may come
-        await Follower(client, model, kinds, lambda entry: say_entry(entry, as_json)).run(after)
+        await EventFollower(client, model, kinds, lambda entry: print_entry(entry, as_json)).follow_events(after)

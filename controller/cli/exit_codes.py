@@ -5,12 +5,12 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     """One meaning per number, over all commands."""
 
     meaning: str
 
-    def __new__(cls, number: int, meaning: str) -> Exit:
+    def __new__(cls, number: int, meaning: str) -> ExitCode:
         member = int.__new__(cls, number)
         member._value_ = number
         member.meaning = meaning
@@ -29,6 +29,6 @@ class Exit(IntEnum):
 class CommandError(Exception):
     """A command that cannot do its work: one plain line for the operator, and the exit code."""
 
-    def __init__(self, message: str, code: Exit = Exit.FAILED) -> None:
+    def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
         self.code = code

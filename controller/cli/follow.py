@@ -9,8 +9,8 @@ from contextlib import aclosing
 from pydantic import ValidationError
 
 from controller.cli.admin_client import AdminClient
-from controller.cli.client import NoControllerError, RefusedError
-from controller.cli.output import say_error
+from controller.cli.client import NoControllerError, RequestRefusedError
+from controller.cli.output import print_error
 from controller.cli.sse import SseEvent
 from controller.schema.admin import JournalEntry
 from controller.schema.errors import ErrorEnvelope
@@ -22,7 +22,7 @@ ERROR = "error"
 """A gateway's last event when it stops, or its controller does."""
 
 
-class Follower:
+class EventFollower:
     """Gives each entry once, in order, over as many connections as it takes."""
 
     def __init__(
@@ -31,26 +31,26 @@ class Follower:
         self._client = client
         self._model = model
         self._kinds = kinds
-        self._take = handle_entry
-        self._last = ""
+        self._handle_entry = handle_entry
+        self._last_id = ""
         self._pause_s = FIRST_PAUSE_S
-        self._told = False
+        self._is_reported = False
 
-    async def run(self, after: int | None) -> None:
+    async def follow_events(self, after: int | None) -> None:
         """From the entry after that one, or from now, until cancelled. Raises NoControllerError only at the start."""
-        newest_id = (await self._client.models()).last_event_id
-        self._last = str(newest_id if after is None else after)
+        newest_id = (await self._client.list_models()).last_event_id
+        self._last_id = str(newest_id if after is None else after)
         while True:
-            reason = await self._follow()
-            if not self._told:
-                say_error(f"the connection broke ({reason}); asking for what came after event {self._last}")
-                self._told = True
+            reason = await self._follow_once()
+            if not self._is_reported:
+                print_error(f"the connection broke ({reason}); asking for what came after event {self._last_id}")
+                self._is_reported = True
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2)
 
-    async def _follow(self) -> str:
+    async def _follow_once(self) -> str:
         """One connection; why it ended."""
-        events = self._client.events(after=self._last, model=self._model, kinds=self._kinds)
+        events = self._client.follow_events(after=self._last_id, model=self._model, kinds=self._kinds)
         try:
             async with aclosing(events):
                 async for event in events:
@@ -59,7 +59,7 @@ class Follower:
                     self._on_event(event)
         except NoControllerError as error:
             return error.reason
-        except RefusedError as error:
+        except RequestRefusedError as error:
             # A gateway whose controller is away says so.
             if error.status < 500:
                 raise
@@ -68,16 +68,16 @@ class Follower:
 
     def _on_event(self, event: SseEvent) -> None:
         self._pause_s = FIRST_PAUSE_S
-        self._told = False
+        self._is_reported = False
         if event.id:
-            self._last = event.id
+            self._last_id = event.id
         if event.kind == GAP:
-            say_error("events were lost here: they are no longer kept; `roundhouse history` has the changes")
+            print_error("events were lost here: they are no longer kept; `roundhouse history` has the changes")
             return
         try:
-            self._take(JournalEntry.model_validate_json(event.data))
+            self._handle_entry(JournalEntry.model_validate_json(event.data))
         except ValidationError:
-            say_error(f"event {event.id or '?'} cannot be read: it is of another version")
+            print_error(f"event {event.id or '?'} cannot be read: it is of another version")
 
 
 def _reason_of(data: str) -> str:

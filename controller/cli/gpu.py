@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 from controller.cli.options import ControllerUrl, Json, State
-from controller.cli.output import say, say_json, say_table
+from controller.cli.output import print_json, print_line, print_table
 from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
@@ -29,24 +29,24 @@ def gpu(controller: ControllerUrl = None, state: State = None, as_json: Json = F
     """
     from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 
-    memory = ask_admin(controller_url(controller, state), lambda client: client.gpu_memory())
+    memory = ask_admin(controller_url(controller, state), lambda client: client.get_gpu_memory())
     if as_json:
-        say_json(memory)
+        print_json(memory)
     else:
         _show(memory)
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def _show(memory: GpuMemoryAnswer) -> None:
     if memory.gpus:
-        say_table(("GPU", "NAME", "USED", "CLAIMED", "BUSY", "UUID"), [_gpu_row(each) for each in memory.gpus])
+        print_table(("GPU", "NAME", "USED", "CLAIMED", "BUSY", "UUID"), [_gpu_row(each) for each in memory.gpus])
         processes = [_process_row(each, process) for each in memory.gpus for process in each.processes or ()]
         if processes:
-            say_table(("GPU", "PID", "PROCESS", "USED", "REPLICA"), processes)
+            print_table(("GPU", "PID", "PROCESS", "USED", "REPLICA"), processes)
     else:
-        say(f"no GPUs: {memory.error}" if memory.error else "no GPUs")
+        print_line(f"no GPUs: {memory.error}" if memory.error else "no GPUs")
     if memory.models:
-        say_table(("MODEL", "STATE", "ESTIMATE", "REPLICAS", "FROM"), [_row(model) for model in memory.models])
+        print_table(("MODEL", "STATE", "ESTIMATE", "REPLICAS", "FROM"), [_row(model) for model in memory.models])
 
 
 def _gpu_row(gpu: GpuMemory) -> tuple[str, ...]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.cli.completion import model_names
-from controller.cli.exit_codes import Exit
-from controller.cli.options import ControllerUrl, Json, Kinds, State, kinds_of, named
-from controller.cli.output import one_line, plain_words, say, say_error, say_json, say_table, time_words
+from controller.cli.exit_codes import ExitCode
+from controller.cli.options import ControllerUrl, Json, Kinds, State, checked_name, parse_kinds
+from controller.cli.output import one_line, plain_words, print_error, print_json, print_line, print_table, time_words
 from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ PAGE = 100
 def history(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="One model's alone.", autocompletion=model_names, callback=named),
+        typer.Argument(metavar="[NAME]", help="One model's alone.", autocompletion=model_names, callback=checked_name),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="How many entries at most.")] = 50,
     kind: Kinds = None,
@@ -37,22 +37,22 @@ def history(
 
     Exit code 1: there are no entries, and no such model.
     """
-    kinds = kinds_of(kind)
+    kinds = parse_kinds(kind)
     entries = asyncio.run(_entries(controller_url(controller, state), name, kinds, limit))
     if as_json:
-        say_json({"entries": [entry.model_dump(mode="json") for entry in entries or ()]})
+        print_json({"entries": [entry.model_dump(mode="json") for entry in entries or ()]})
     elif entries:
         rows = [
-            (str(each.id), time_words(each.at), each.kind, each.model or "", each.actor, what_words(each))
+            (str(each.id), time_words(each.at), each.kind, each.model or "", each.actor, entry_words(each))
             for each in entries
         ]
-        say_table(("ID", "TIME", "KIND", "MODEL", "WHO", "WHAT"), rows)
+        print_table(("ID", "TIME", "KIND", "MODEL", "WHO", "WHAT"), rows)
     elif entries is not None:
-        say("nothing is recorded")
-    return Exit.FAILED if entries is None else Exit.DONE
+        print_line("nothing is recorded")
+    return ExitCode.FAILED if entries is None else ExitCode.DONE
 
 
-def what_words(entry: JournalEntry) -> str:
+def entry_words(entry: JournalEntry) -> str:
     """The message in one line, with what a load set where it does not say so itself."""
     message, params, replicas = one_line(entry.message), entry.details.get("params"), entry.details.get("replicas")
     if entry.kind != "statement" or entry.details.get("action") != "load":
@@ -71,19 +71,19 @@ async def _entries(url: str, model: str | None, kinds: Sequence[str], limit: int
     from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
 
     async with AdminClient(url) as client:
-        entries = await entries_back(client, model=model, kinds=kinds, limit=limit)
+        entries = await read_entries(client, model=model, kinds=kinds, limit=limit)
         return None if not entries and await is_unknown(client, model) else entries
 
 
 async def is_unknown(client: AdminClient, model: str | None) -> bool:
     """Whether a model is asked for that is not declared, which it says."""
-    if model is None or await client.declares(model):
+    if model is None or await client.declares_model(model):
         return False
-    say_error(f"no model {model} is declared")
+    print_error(f"no model {model} is declared")
     return True
 
 
-async def entries_back(
+async def read_entries(
     client: AdminClient, *, model: str | None, kinds: Sequence[str], limit: int | None = None, after: int = 0
 ) -> list[JournalEntry]:
     """Entries from the newest back, page by page: to a number of them (None: no bound), and only those after an id."""
@@ -91,7 +91,7 @@ async def entries_back(
     before_id: int | None = None
     while limit is None or len(entries) < limit:
         page_size = PAGE if limit is None else min(PAGE, limit - len(entries))
-        page = await client.history(model=model, kinds=kinds, limit=page_size, before=before_id)
+        page = await client.read_history(model=model, kinds=kinds, limit=page_size, before=before_id)
         newer_entries = [entry for entry in page.entries if entry.id > after]
         entries += newer_entries
         before_id = page.next_before

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from controller.cli.completion import key_scopes, model_names, service_tiers
-from controller.cli.exit_codes import CommandError, Exit
+from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.options import Json
-from controller.cli.output import say, say_error, say_json
+from controller.cli.output import print_error, print_json, print_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,25 +95,25 @@ def new(
     fields = {field: value for field, value in options.items() if value not in (None, [])}
     _check(name, fields)
     if as_json:
-        say_json({"name": name, "secret": secret, "key": fields})
-        return Exit.DONE
-    say(_lines(name, fields))
-    say_error(f"the secret of {name}, which is shown this once: {secret}")
-    say_error("its lines, on stdout, belong into a file of the desired state; they may be committed")
-    return Exit.DONE
+        print_json({"name": name, "secret": secret, "key": fields})
+        return ExitCode.DONE
+    print_line(_lines(name, fields))
+    print_error(f"the secret of {name}, which is shown this once: {secret}")
+    print_error("its lines, on stdout, belong into a file of the desired state; they may be committed")
+    return ExitCode.DONE
 
 
 def _check(name: str, fields: Mapping[str, Any]) -> None:
     """Raises CommandError with what `roundhouse validate` would say of such a key."""
     from controller.config.keys import validate_keys
-    from controller.config.parse import told
-    from controller.config.tree import Place, Table, placed
+    from controller.config.parse import redact_problems
+    from controller.config.tree import SourcePlace, Table, with_place
 
-    table = placed({"keys": {name: dict(fields)}}, Place("the command line"))
+    table = with_place({"keys": {name: dict(fields)}}, SourcePlace("the command line"))
     assert isinstance(table, Table)
-    problems = told(validate_keys(table).problems)
+    problems = redact_problems(validate_keys(table).problems)
     if problems:
-        raise CommandError("; ".join(f"{each.field}: {each.message}" for each in problems), Exit.USAGE)
+        raise CommandError("; ".join(f"{each.field}: {each.message}" for each in problems), ExitCode.USAGE)
 
 
 def _lines(name: str, fields: Mapping[str, Any]) -> str:
@@ -133,10 +133,10 @@ def _text(text: str) -> str:
     import json
     import re
 
-    from controller.config.yaml12 import resolve
+    from controller.config.yaml12 import resolve_scalar
 
     try:
-        is_plain = resolve(text) == text and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]*", text) is not None
+        is_plain = resolve_scalar(text) == text and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]*", text) is not None
     except ValueError:
         is_plain = False
     return text if is_plain else json.dumps(text)

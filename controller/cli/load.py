@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.cli.completion import load_fields
-from controller.cli.exit_codes import CommandError, Exit
+from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.load_values import LoadScalar, load_values
 from controller.cli.options import ControllerUrl, Json, ModelArgument, NoWait, State, Timeout
-from controller.cli.output import clock_words, counted, ends_by_unload, one_line, say, say_blocked, say_error, say_json
+from controller.cli.output import (
+    clock_words,
+    count_words,
+    ends_by_unload,
+    one_line,
+    print_blocked,
+    print_error,
+    print_json,
+    print_line,
+)
 from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
@@ -46,52 +55,54 @@ def load(
     values = load_values(set_values or ())
     if replicas is not None:
         if "replicas" in values:
-            raise CommandError("--replicas and --set replicas: say it once", Exit.USAGE)
+            raise CommandError("--replicas and --set replicas: say it once", ExitCode.USAGE)
         values["replicas"] = replicas
     try:
         transition = asyncio.run(_load(controller_url(controller, state), name, values, None if no_wait else timeout))
     except KeyboardInterrupt:
-        say_error(f"{name} goes on loading; `roundhouse unload {name}` ends that")
-        return Exit.INTERRUPTED
+        print_error(f"{name} goes on loading; `roundhouse unload {name}` ends that")
+        return ExitCode.INTERRUPTED
     if as_json:
-        say_json(transition.row)
-    _tell(transition, as_json)
+        print_json(transition.row)
+    _print_transition(transition, as_json)
     return transition.verdict
 
 
 async def _load(url: str, name: str, values: dict[str, LoadScalar], wait_s: float | None) -> Transition:
     from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
-    from controller.cli.transition import settled
+    from controller.cli.transition import wait_for_transition
     from controller.schema.status import ModelState
 
     async with AdminClient(url) as client:
-        request = client.load(name, values, wait_s)
-        return await (request if wait_s is None else settled(client, name, request, ModelState.LOADED, wait_s))
-
-
-def _tell(transition: Transition, as_json: bool) -> None:
-    row = transition.row
-    if transition.verdict is Exit.FAILED:
-        for line in failure_lines(row):
-            say_error(line)
-    elif not as_json:
-        say(
-            f"{row.name}: {_now(transition)}, "
-            f"{row.loaded_replicas} of {counted(row.replicas, 'replica')} ready"
+        request = client.load_model(name, values, wait_s)
+        return await (
+            request if wait_s is None else wait_for_transition(client, name, request, ModelState.LOADED, wait_s)
         )
-        say_blocked(row)
 
 
-def _now(transition: Transition) -> str:
+def _print_transition(transition: Transition, as_json: bool) -> None:
+    row = transition.row
+    if transition.verdict is ExitCode.FAILED:
+        for line in failure_lines(row):
+            print_error(line)
+    elif not as_json:
+        print_line(
+            f"{row.name}: {_state_words(transition)}, "
+            f"{row.loaded_replicas} of {count_words(row.replicas, 'replica')} ready"
+        )
+        print_blocked(row)
+
+
+def _state_words(transition: Transition) -> str:
     state = transition.row.runtime_state.value
-    if transition.verdict is Exit.DONE:
+    if transition.verdict is ExitCode.DONE:
         return state
     return "still loading" if state == "loading" else f"not loaded yet, now {state}"
 
 
 def failure_lines(row: AdminModel) -> Iterator[str]:
     """Why a load failed, what else stands in its way, and whether it goes on by itself."""
-    error, retry = row.last_error or "no reason is known", _again(row)
+    error, retry = row.last_error or "no reason is known", _retry_words(row)
     is_one_line = "\n" not in error  # else the engine's log lines come between
     yield (
         f"{row.name} failed: {error.removesuffix('.')}; {retry}"
@@ -103,7 +114,7 @@ def failure_lines(row: AdminModel) -> Iterator[str]:
     yield from (f"{row.name}: {one_line(reason)}" for reason in row.blocked if reason != row.last_error)
 
 
-def _again(row: AdminModel) -> str | None:
+def _retry_words(row: AdminModel) -> str | None:
     if row.retry_at is not None:
         return f"tried again at {clock_words(row.retry_at)} ({ends_by_unload(row.name)})"
     # The next attempt may have begun before it was asked for the reason.

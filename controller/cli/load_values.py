@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from controller.cli.exit_codes import CommandError, Exit
+from controller.cli.exit_codes import CommandError, ExitCode
 
 LoadScalar: TypeAlias = str | int | float | bool | None
 
@@ -16,23 +16,23 @@ def load_values(assignments: Sequence[str]) -> dict[str, LoadScalar]:
     for each in assignments:
         key, equals, text = each.partition("=")
         if not equals or not key:
-            raise CommandError(f"--set takes key=value, not {each}", Exit.USAGE)
+            raise CommandError(f"--set takes key=value, not {each}", ExitCode.USAGE)
         if key in values:
-            raise CommandError(f"--set {key} stands twice", Exit.USAGE)
+            raise CommandError(f"--set {key} stands twice", ExitCode.USAGE)
         try:
             values[key] = _scalar(text.strip())
         except ValueError as error:
-            raise CommandError(f"--set {key}: {error}", Exit.USAGE) from None
+            raise CommandError(f"--set {key}: {error}", ExitCode.USAGE) from None
     return values
 
 
 def _scalar(text: str) -> LoadScalar:
     from controller.config.tree import Scalar
-    from controller.config.yaml12 import read_document, resolve  # ruamel.yaml
+    from controller.config.yaml12 import read_document, resolve_scalar  # ruamel.yaml
 
     if not text.startswith(("'", '"')):
         # Whatever a file would make of `#`, `:` or `[`: here the shell has said where the value ends.
-        return resolve(text)
+        return resolve_scalar(text)
     table, problems = read_document("--set", b"value: " + text.encode("utf-8", "surrogateescape"))
     node = table.get("value") if table is not None else None
     if problems or not isinstance(node, Scalar):

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 from controller.cli.options import ControllerUrl, Follow, Json, ModelArgument, State
-from controller.cli.output import say_error, say_json_line, say_piece
+from controller.cli.output import print_error, print_json_line, print_piece
 from controller.cli.settings import controller_url
 
 
@@ -33,12 +33,12 @@ def logs(
         has_text = asyncio.run(_logs(controller_url(controller, state), name, replica, lines, follow, as_json))
     except KeyboardInterrupt:
         if not follow:
-            return Exit.INTERRUPTED
-        return Exit.DONE
+            return ExitCode.INTERRUPTED
+        return ExitCode.DONE
     if lines and not has_text:
         subject_words = f"no engine of {name} has" if replica is None else f"{replica} has not"
-        say_error(f"no log: {subject_words} written anything yet")
-    return Exit.DONE
+        print_error(f"no log: {subject_words} written anything yet")
+    return ExitCode.DONE
 
 
 async def _logs(url: str, name: str, replica: str | None, lines: int, follow: bool, as_json: bool) -> bool:
@@ -47,16 +47,16 @@ async def _logs(url: str, name: str, replica: str | None, lines: int, follow: bo
 
     partial_line, has_text = "", False
     async with AdminClient(url) as client:
-        pieces = client.logs(name, replica=replica, lines=lines, follow=follow)
+        pieces = client.read_logs(name, replica=replica, lines=lines, follow=follow)
         async with aclosing(pieces):
             async for piece in pieces:
                 has_text |= bool(piece)
                 if not as_json:
-                    say_piece(piece)
+                    print_piece(piece)
                     continue
                 *full_lines, partial_line = (partial_line + piece).split("\n")
                 for line in full_lines:
-                    say_json_line({"line": line})
+                    print_json_line({"line": line})
     if partial_line:
-        say_json_line({"line": partial_line})
+        print_json_line({"line": partial_line})
     return has_text

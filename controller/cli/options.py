@@ -8,10 +8,10 @@ from typing import Annotated, TypeAlias
 import typer
 
 from controller.cli.completion import event_kinds, model_names
-from controller.cli.exit_codes import CommandError, Exit
+from controller.cli.exit_codes import CommandError, ExitCode
 
 
-def named(value: str | None) -> str | None:
+def checked_name(value: str | None) -> str | None:
     """A model's name as it is given. An empty one is most likely a variable that is not set."""
     if value is not None and not value.strip():
         raise typer.BadParameter("a model's name is not empty")
@@ -40,7 +40,7 @@ ControllerUrl: TypeAlias = Annotated[
 ]
 ModelArgument: TypeAlias = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="The model's name.", autocompletion=model_names, callback=named),
+    typer.Argument(metavar="NAME", help="The model's name.", autocompletion=model_names, callback=checked_name),
 ]
 NoWait: TypeAlias = Annotated[bool, typer.Option("--no-wait", help="Only ask for it; do not wait for its end.")]
 Timeout: TypeAlias = Annotated[
@@ -58,10 +58,10 @@ Kinds: TypeAlias = Annotated[
 ]
 
 
-def kinds_of(chosen_kinds: list[str] | None) -> list[str]:
+def parse_kinds(chosen_kinds: list[str] | None) -> list[str]:
     """The kinds that were asked for, none for all. Raises CommandError for one that there is not."""
     kinds = event_kinds("")
     unknown = next((kind for kind in chosen_kinds or () if kind not in kinds), None)
     if unknown is not None:
-        raise CommandError(f"--kind {unknown}: there is no such kind; the kinds are {', '.join(kinds)}", Exit.USAGE)
+        raise CommandError(f"--kind {unknown}: there is no such kind; the kinds are {', '.join(kinds)}", ExitCode.USAGE)
     return chosen_kinds or []

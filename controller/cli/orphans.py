@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from controller.cli.exit_codes import CommandError, Exit
+from controller.cli.exit_codes import CommandError, ExitCode
 from controller.runtimes import open_runtime
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica
 from controller.settings import ControllerSettings
 from controller.state import Phase
-from controller.storage.state_dir import StateError, StateLockedError, Store
+from controller.storage.state_dir import StateDir, StateError, StateLockedError
 
 IDENTITY_NAME = "identity.json"
 POLL_S = 0.1
 
 
-async def stop_leftovers(settings: ControllerSettings, *, grace_s: float, lock_wait_s: float) -> list[str]:
+async def stop_orphans(settings: ControllerSettings, *, grace_s: float, lock_wait_s: float) -> list[str]:
     """Stop and forget every replica of the state folder's instance; their names.
 
     Waits `lock_wait_s` for the state folder's lock, which a controller that is ending still holds. Raises CommandError
@@ -24,22 +24,22 @@ async def stop_leftovers(settings: ControllerSettings, *, grace_s: float, lock_w
     """
     if not (settings.state / IDENTITY_NAME).exists():
         return []
-    store = await _locked(settings.state, settings.instance, lock_wait_s)
+    store = await _wait_for_state_dir(settings.state, settings.instance, lock_wait_s)
     try:
         return [name for kind in _kinds(settings) for name in await _stop_all(settings, store.instance, kind, grace_s)]
     finally:
         store.close()
 
 
-async def _locked(state: Path, instance: str | None, wait_s: float) -> Store:
+async def _wait_for_state_dir(state: Path, instance: str | None, wait_s: float) -> StateDir:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     while True:
         try:
-            return Store.open(state, instance)
+            return StateDir.open_folder(state, instance)
         except StateLockedError as error:
             if loop.time() >= deadline:
-                raise CommandError(str(error), Exit.LOCKED) from None
+                raise CommandError(str(error), ExitCode.LOCKED) from None
         except StateError as error:
             raise CommandError(str(error)) from None
         await asyncio.sleep(POLL_S)
@@ -59,8 +59,8 @@ async def _stop_all(settings: ControllerSettings, instance: str, kind: str, grac
         raise CommandError(f"the {kind} runtime cannot be asked what runs: {error}") from None
     try:
         stopped_names: list[str] = []
-        while replicas := await runtime.list():
-            await asyncio.gather(*(_stop(runtime, replica, grace_s) for replica in replicas))
+        while replicas := await runtime.list_replicas():
+            await asyncio.gather(*(_stop_replica(runtime, replica, grace_s) for replica in replicas))
             stopped_names += (replica.name for replica in replicas)
         return sorted(set(stopped_names))
     except RuntimeUnavailableError as error:
@@ -69,8 +69,8 @@ async def _stop_all(settings: ControllerSettings, instance: str, kind: str, grac
         await runtime.close()
 
 
-async def _stop(runtime: Runtime, replica: SeenReplica, grace_s: float) -> None:
+async def _stop_replica(runtime: Runtime, replica: SeenReplica, grace_s: float) -> None:
     if replica.phase is Phase.RUNNING:
-        await runtime.stop(replica.name, grace_s)
+        await runtime.stop_replica(replica.name, grace_s)
     else:
-        await runtime.remove(replica.name)
+        await runtime.remove_replica(replica.name)

@@ -23,39 +23,39 @@ PIPE_WIDTH = 400
 """Columns of a table that goes to no terminal: nothing is folded, so that lines can be searched."""
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """A line of the result."""
     typer.echo(text)
 
 
-def say_error(text: str) -> None:
+def print_error(text: str) -> None:
     """A line about the work, not of the result."""
     typer.echo(f"roundhouse: {text}", err=True)
 
 
-def say_blocked(row: AdminModel) -> None:
+def print_blocked(row: AdminModel) -> None:
     """What a model waits for, a line each."""
     for reason in row.blocked:
-        say(f"{row.name}: {one_line(reason)}")
+        print_line(f"{row.name}: {one_line(reason)}")
 
 
-def say_json(value: BaseModel | Any) -> None:
+def print_json(value: BaseModel | Any) -> None:
     """The whole result, as JSON."""
     dump = getattr(value, "model_dump_json", None)
     typer.echo(dump(indent=2) if dump is not None else json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def say_json_line(value: Any) -> None:
+def print_json_line(value: Any) -> None:
     """One of many results, as JSON on a line of its own."""
     typer.echo(json.dumps(value, ensure_ascii=False))
 
 
-def say_piece(text: str) -> None:
+def print_piece(text: str) -> None:
     """Text as it comes, which may end within a line."""
     typer.echo(text, nl=False)
 
 
-def say_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict[str, str] | None = None) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict[str, str] | None = None) -> None:
     """A table. `styles` colours cells by their text, on a terminal only."""
     from rich.console import Console  # 50 ms that most commands do not need
 
@@ -113,7 +113,7 @@ def first_line(text: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width - 3]}..."
 
 
-def counted(number: int, word: str) -> str:
+def count_words(number: int, word: str) -> str:
     """`1 replica`, `2 replicas`."""
     return f"{number} {word}{'' if number == 1 else 's'}"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 from controller.cli.options import ControllerUrl, Json, State
-from controller.cli.output import say, say_json
+from controller.cli.output import print_json, print_line
 from controller.cli.settings import controller_url
 
 
@@ -22,11 +22,11 @@ def resume(controller: ControllerUrl = None, state: State = None, as_json: Json 
 
 
 def _set(paused: bool, url: str, as_json: bool) -> int:
-    from controller.cli.client import ask  # aiohttp takes 150 ms
+    from controller.cli.client import ask_controller  # aiohttp takes 150 ms
 
-    ask(url, lambda client: client.pause(paused))
+    ask_controller(url, lambda client: client.set_paused(paused))
     if as_json:
-        say_json({"paused": paused})
+        print_json({"paused": paused})
     else:
-        say("paused: the controller observes and does not act" if paused else "resumed: the controller acts")
-    return Exit.DONE
+        print_line("paused: the controller observes and does not act" if paused else "resumed: the controller acts")
+    return ExitCode.DONE

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.cli.exit_codes import CommandError, Exit
+from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.options import ControllerUrl, Json, State
-from controller.cli.output import one_line, say, say_json, say_table, value_words
+from controller.cli.output import one_line, print_json, print_line, print_table, value_words
 from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
@@ -47,23 +47,23 @@ def plan(
     from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 
     if diff:
-        files = _proposed(diff)
-        answer = ask_admin(controller_url(controller, state), lambda client: client.dry_run(files))
-        outcome = _as_given(answer, diff)
+        files = _read_proposed_files(diff)
+        answer = ask_admin(controller_url(controller, state), lambda client: client.run_dry_run(files))
+        outcome = _with_given_paths(answer, diff)
         if as_json:
-            say_json(outcome)
+            print_json(outcome)
         else:
             _show_diff(outcome)
         return _diff_verdict(outcome)
-    view = ask_admin(controller_url(controller, state), lambda client: client.plan())
+    view = ask_admin(controller_url(controller, state), lambda client: client.get_plan())
     if as_json:
-        say_json(view)
+        print_json(view)
     else:
         _show(view)
-    return Exit.PENDING if view.actions or view.blocked else Exit.DONE
+    return ExitCode.PENDING if view.actions or view.blocked else ExitCode.DONE
 
 
-def _proposed(paths: list[Path]) -> dict[str, str]:
+def _read_proposed_files(paths: list[Path]) -> dict[str, str]:
     """File name to content."""
     from controller.config.read import SUFFIXES, is_read
 
@@ -71,9 +71,9 @@ def _proposed(paths: list[Path]) -> dict[str, str]:
     for path in paths:
         if not is_read(path.name):
             kinds = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
-            raise CommandError(f"--diff {path}: no desired-state file has such a name ({kinds})", Exit.USAGE)
+            raise CommandError(f"--diff {path}: no desired-state file has such a name ({kinds})", ExitCode.USAGE)
         if path.name in files:
-            raise CommandError(f"--diff {path}: there is another file {path.name}", Exit.USAGE)
+            raise CommandError(f"--diff {path}: there is another file {path.name}", ExitCode.USAGE)
         try:
             files[path.name] = path.read_text(encoding="utf-8")
         except OSError as error:
@@ -83,7 +83,7 @@ def _proposed(paths: list[Path]) -> dict[str, str]:
     return files
 
 
-def _as_given(outcome: DryRun, paths: list[Path]) -> DryRun:
+def _with_given_paths(outcome: DryRun, paths: list[Path]) -> DryRun:
     """The controller names files as they would stand in its folder; the operator gave them other paths."""
     paths_by_name = {path.name: str(path) for path in paths}
     problems = [
@@ -93,24 +93,24 @@ def _as_given(outcome: DryRun, paths: list[Path]) -> DryRun:
     return outcome.model_copy(update={"problems": problems})
 
 
-def _diff_verdict(outcome: DryRun) -> Exit:
+def _diff_verdict(outcome: DryRun) -> ExitCode:
     if not outcome.ok:
-        return Exit.FAILED
-    return Exit.PENDING if outcome.changes or outcome.keys else Exit.DONE
+        return ExitCode.FAILED
+    return ExitCode.PENDING if outcome.changes or outcome.keys else ExitCode.DONE
 
 
 def _show_diff(outcome: DryRun) -> None:
     for problem in outcome.problems:
-        say(str(problem))
+        print_line(str(problem))
     if not outcome.ok:
-        say("with these problems what is in force would stay")
+        print_line("with these problems what is in force would stay")
         return
     for change in outcome.changes:
         _show_change(change)
     for key in outcome.keys:
-        say(f"key {key.key}: {key.change}" + (f": {', '.join(key.fields)}" if key.change == "edited" else ""))
+        print_line(f"key {key.key}: {key.change}" + (f": {', '.join(key.fields)}" if key.change == "edited" else ""))
     if not outcome.changes and not outcome.keys:
-        say("nothing would change")
+        print_line("nothing would change")
     elif outcome.plan is not None:
         touched_models = {change.model for change in outcome.changes}
         _show_blocked([each for each in outcome.plan.blocked if each.model in touched_models])
@@ -118,28 +118,28 @@ def _show_diff(outcome: DryRun) -> None:
 
 def _show_change(change: ModelChange) -> None:
     replica_words = f" {', '.join(change.restarts)}" if change.effect == "restart" else ""
-    say(f"{change.model}: {change.change}, {EFFECTS[change.effect]}{replica_words}")
+    print_line(f"{change.model}: {change.change}, {EFFECTS[change.effect]}{replica_words}")
     for field in change.fields:
         is_masked = field.before == field.after  # both masked
         change_words = "changed (secret)" if is_masked else f"{value_words(field.before)} -> {value_words(field.after)}"
-        say(f"  {field.field}: {change_words}")
+        print_line(f"  {field.field}: {change_words}")
     for ended_field in change.ends:
-        say(f"  ends what an operator set: {ended_field}")
+        print_line(f"  ends what an operator set: {ended_field}")
 
 
 def _show(view: PlanView) -> None:
     if view.paused:
-        say("paused: nothing of this is done until `roundhouse resume`")
+        print_line("paused: nothing of this is done until `roundhouse resume`")
     if view.actions:
         rows = [(each.kind, each.model or "", each.replica or "", each.reason) for each in view.actions]
-        say_table(("ACTION", "MODEL", "REPLICA", "REASON"), rows)
+        print_table(("ACTION", "MODEL", "REPLICA", "REASON"), rows)
     _show_blocked(view.blocked)
     if not view.actions and not view.blocked:
-        say("nothing to do: what runs is what is declared")
+        print_line("nothing to do: what runs is what is declared")
 
 
 def _show_blocked(blocked: Sequence[BlockedView]) -> None:
     if blocked:
         places = [f"{each.model}/{each.index}" if each.index is not None else each.model for each in blocked]
         rows = [(place, one_line(each.reason)) for place, each in zip(places, blocked, strict=True)]
-        say_table(("BLOCKED", "REASON"), rows)
+        print_table(("BLOCKED", "REASON"), rows)

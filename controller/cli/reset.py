@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 from controller.cli.options import ControllerUrl, Json, ModelArgument, State
-from controller.cli.output import say, say_json
+from controller.cli.output import print_json, print_line
 from controller.cli.settings import controller_url
 
 
@@ -15,9 +15,9 @@ def reset(name: ModelArgument, controller: ControllerUrl = None, state: State = 
     """
     from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 
-    row = ask_admin(controller_url(controller, state), lambda client: client.reset(name))
+    row = ask_admin(controller_url(controller, state), lambda client: client.reset_model(name))
     if as_json:
-        say_json(row)
+        print_json(row)
     else:
-        say(f"{row.name}: as the files say ({row.statement.reason}); now {row.runtime_state.value}")
-    return Exit.DONE
+        print_line(f"{row.name}: as the files say ({row.statement.reason}); now {row.runtime_state.value}")
+    return ExitCode.DONE

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from controller.cli.exit_codes import CommandError, Exit
+from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.options import Desired, Json
-from controller.cli.output import say, say_json
-from controller.cli.settings import settings_of
+from controller.cli.output import print_json, print_line
+from controller.cli.settings import read_settings
 
 
 def schema(
@@ -28,15 +28,15 @@ def schema(
     from controller.config.read import SCHEMA_FILE
 
     if not write:
-        say(schema_text().rstrip("\n"))
-        return Exit.DONE
-    path = settings_of(desired=desired).desired / SCHEMA_FILE
+        print_line(schema_text().rstrip("\n"))
+        return ExitCode.DONE
+    path = read_settings(desired=desired).desired / SCHEMA_FILE
     try:
         path.write_text(schema_text(), encoding="utf-8")
     except OSError as error:
         raise CommandError(f"{path} cannot be written: {error.strerror or error}") from None
     if as_json:
-        say_json({"written": str(path)})
+        print_json({"written": str(path)})
     else:
-        say(f"wrote {path}")
-    return Exit.DONE
+        print_line(f"wrote {path}")
+    return ExitCode.DONE

@@ -18,20 +18,20 @@ class SseEvent:
 class SseReader:
     """Bytes in, as the network cuts them; whole events out. Comments are nothing."""
 
-    _rest: bytes = b""
+    _partial_line: bytes = b""
     _kind: str = ""
     _data: list[str] = field(default_factory=list)
     _id: str | None = None
 
-    def feed(self, chunk: bytes) -> list[SseEvent]:
+    def feed_bytes(self, chunk: bytes) -> list[SseEvent]:
         """The events that end within this chunk."""
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        events = (self._line(line.removesuffix(b"\r").decode("utf-8", "replace")) for line in lines)
+        *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
+        events = (self._read_line(line.removesuffix(b"\r").decode("utf-8", "replace")) for line in lines)
         return [event for event in events if event is not None]
 
-    def _line(self, line: str) -> SseEvent | None:
+    def _read_line(self, line: str) -> SseEvent | None:
         if not line:
-            return self._end()
+            return self._take_event()
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "id":
@@ -42,7 +42,7 @@ class SseReader:
             self._data.append(value)
         return None
 
-    def _end(self) -> SseEvent | None:
+    def _take_event(self) -> SseEvent | None:
         event = SseEvent(self._kind or "message", "\n".join(self._data), self._id)
         result = event if self._kind or self._data else None
         self._kind, self._data = "", []

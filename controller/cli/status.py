@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 from controller.cli.gpu import gpu_label
 from controller.cli.options import ControllerUrl, Json, State
-from controller.cli.output import STATE_COLOURS, ends_by_unload, one_line, say, say_json, say_table, time_words
+from controller.cli.output import (
+    STATE_COLOURS,
+    ends_by_unload,
+    one_line,
+    print_json,
+    print_line,
+    print_table,
+    time_words,
+)
 from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
@@ -39,13 +47,13 @@ def status(
     url = controller_url(controller, state)
     snapshot = asyncio.run(_wait(url, timeout) if wait else _ask(url))
     if as_json:
-        say_json(snapshot)
+        print_json(snapshot)
     else:
         _show(snapshot)
-    return verdict(snapshot)
+    return exit_code_of(snapshot)
 
 
-def verdict(snapshot: ControllerStatus) -> Exit:
+def exit_code_of(snapshot: ControllerStatus) -> ExitCode:
     """What the status comes to, for scripts."""
     wanted_models = [model for model in snapshot.models if model.wanted_replicas > 0]
     if (
@@ -53,17 +61,17 @@ def verdict(snapshot: ControllerStatus) -> Exit:
         or snapshot.observation_error
         or any(model.state == "failed" for model in wanted_models)
     ):
-        return Exit.FAILED
+        return ExitCode.FAILED
     if snapshot.observed_at is None or any(model.state != "loaded" for model in wanted_models):
-        return Exit.PENDING
-    return Exit.DONE
+        return ExitCode.PENDING
+    return ExitCode.DONE
 
 
 async def _ask(url: str) -> ControllerStatus:
     from controller.cli.client import ControllerClient  # aiohttp takes 150 ms
 
     async with ControllerClient(url) as client:
-        return await client.status()
+        return await client.get_status()
 
 
 async def _wait(url: str, timeout_s: float) -> ControllerStatus:
@@ -80,7 +88,7 @@ async def _wait(url: str, timeout_s: float) -> ControllerStatus:
             if is_late:
                 raise
         else:
-            if is_late or verdict(snapshot) is not Exit.PENDING:
+            if is_late or exit_code_of(snapshot) is not ExitCode.PENDING:
                 return snapshot
         await asyncio.sleep(min(POLL_S, max(0.0, deadline - loop.time())))
 
@@ -88,13 +96,15 @@ async def _wait(url: str, timeout_s: float) -> ControllerStatus:
 def _show(snapshot: ControllerStatus) -> None:
     if snapshot.models:
         rows = [_row(model) for model in snapshot.models]
-        say_table(("MODEL", "STATE", "READY", "BACKEND", "BECAUSE"), rows, STATE_COLOURS)
+        print_table(("MODEL", "STATE", "READY", "BACKEND", "BECAUSE"), rows, STATE_COLOURS)
     else:
-        say("no models are declared" if snapshot.observed_at is not None else "nothing was observed yet")
+        print_line("no models are declared" if snapshot.observed_at is not None else "nothing was observed yet")
     for gpu in snapshot.gpus or ():
-        say(f"GPU {gpu_label(gpu)} {gpu.name}: {gpu.used_mib} of {gpu.total_mib} MiB used, {gpu.claimed_mib} claimed")
+        print_line(
+            f"GPU {gpu_label(gpu)} {gpu.name}: {gpu.used_mib} of {gpu.total_mib} MiB used, {gpu.claimed_mib} claimed"
+        )
     for line in _notes(snapshot):
-        say(line)
+        print_line(line)
 
 
 def _row(model: ModelStatus) -> tuple[str, ...]:
@@ -104,9 +114,9 @@ def _row(model: ModelStatus) -> tuple[str, ...]:
 
 def _notes(snapshot: ControllerStatus) -> Iterator[str]:
     """What an operator should know beside the table."""
-    from controller.cli.warnings import troubles
+    from controller.cli.warnings import warning_lines
 
-    yield from troubles(snapshot)
+    yield from warning_lines(snapshot)
     for model in snapshot.models:
         if model.last_error and model.state == "loaded":
             yield f"{model.name}: loaded now; before: {one_line(model.last_error)}"

@@ -16,7 +16,7 @@ FORCED_S: Final = 2.0
 """Of engines, after a second Ctrl-C."""
 
 
-def of_gateway() -> float:
+def gateway_stop_timeout_s() -> float:
     """The gateway: its running requests. Its settings are not ours to import; a wrong value it refuses itself."""
     try:
         return float(os.environ.get("ROUNDHOUSE_SHUTDOWN_GRACE_S") or GATEWAY_S) + MARGIN_S
@@ -24,11 +24,11 @@ def of_gateway() -> float:
         return GATEWAY_S + MARGIN_S
 
 
-def of_controller(settings: ControllerSettings) -> float:
+def controller_stop_timeout_s(settings: ControllerSettings) -> float:
     """The controller: its engines, which end side by side."""
     return settings.stop_timeout_s + MARGIN_S
 
 
-def of_up(settings: ControllerSettings) -> float:
+def up_stop_timeout_s(settings: ControllerSettings) -> float:
     """`up`: the gateway, then the controller, then whatever engines are left."""
-    return of_gateway() + 2 * of_controller(settings)
+    return gateway_stop_timeout_s() + 2 * controller_stop_timeout_s(settings)

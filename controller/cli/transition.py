@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from controller.cli.admin_client import AdminClient, Transition
 from controller.cli.client import LostControllerError, NoControllerError
-from controller.cli.exit_codes import CommandError, Exit
-from controller.cli.output import counted, one_line, say_error
+from controller.cli.exit_codes import CommandError, ExitCode
+from controller.cli.output import count_words, one_line, print_error
 from controller.schema.status import ModelState
 
 if TYPE_CHECKING:
@@ -22,28 +22,28 @@ POLL_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class ProgressBar:
     """What the bar shows. `share` is 0 to 1; None: it is not known how far it is."""
 
     share: float | None
     words: str
 
 
-def bar_of(row: AdminModel) -> Bar:
+def progress_bar_of(row: AdminModel) -> ProgressBar:
     """The bar of a model on its way."""
-    words = [f"{row.loaded_replicas} of {counted(row.replicas, 'replica')} ready"]
+    words = [f"{row.loaded_replicas} of {count_words(row.replicas, 'replica')} ready"]
     if row.runtime_state is ModelState.UNLOADING:
-        words = [counted(len(row.held_by), "running request") if row.held_by else "engines stop"]
+        words = [count_words(len(row.held_by), "running request") if row.held_by else "engines stop"]
     words += [one_line(reason) for reason in row.blocked[:1]]
-    return Bar(row.load_progress if row.runtime_state is ModelState.LOADING else None, "; ".join(words))
+    return ProgressBar(row.load_progress if row.runtime_state is ModelState.LOADING else None, "; ".join(words))
 
 
-async def settled(
+async def wait_for_transition(
     client: AdminClient, name: str, request: Coroutine[None, None, Transition], end_state: ModelState, wait_s: float
 ) -> Transition:
     """What `request`, a waiting load or unload, comes to. A controller that restarts meanwhile is waited for."""
     deadline = asyncio.get_running_loop().time() + wait_s
-    task = asyncio.create_task(_outlasting(client, name, request, end_state, deadline))
+    task = asyncio.create_task(_await_request(client, name, request, end_state, deadline))
     try:
         if sys.stderr.isatty():
             await _show_bar(client, name, task)
@@ -52,34 +52,34 @@ async def settled(
         task.cancel()
 
 
-async def _outlasting(
+async def _await_request(
     client: AdminClient, name: str, request: Coroutine[None, None, Transition], end_state: ModelState, deadline: float
 ) -> Transition:
     try:
         return await request
     except LostControllerError as error:
         # The statement is the controller's by now, and survives it.
-        say_error(f"the connection broke ({error.reason}); asking again")
+        print_error(f"the connection broke ({error.reason}); asking again")
     loop = asyncio.get_running_loop()
     while True:
         is_late = loop.time() >= deadline
         try:
-            row = await client.model(name)
+            row = await client.get_model(name)
         except NoControllerError:
             if is_late:
                 raise
         else:
             verdict = _verdict(row, end_state)
-            if is_late or verdict is not Exit.PENDING:
+            if is_late or verdict is not ExitCode.PENDING:
                 return Transition(verdict, row)
         await asyncio.sleep(min(POLL_S, max(0.0, deadline - loop.time())))
 
 
-def _verdict(row: AdminModel, end_state: ModelState) -> Exit:
+def _verdict(row: AdminModel, end_state: ModelState) -> ExitCode:
     if row.runtime_state is end_state:
-        return Exit.DONE
+        return ExitCode.DONE
     is_failed = end_state is ModelState.LOADED and row.runtime_state is ModelState.FAILED
-    return Exit.FAILED if is_failed else Exit.PENDING
+    return ExitCode.FAILED if is_failed else ExitCode.PENDING
 
 
 async def _show_bar(client: AdminClient, name: str, task: asyncio.Task[Transition]) -> None:
@@ -97,6 +97,6 @@ async def _show_bar(client: AdminClient, name: str, task: asyncio.Task[Transitio
         task_id = progress.add_task(name, total=None, words="")
         while not (await asyncio.wait({task}, timeout=POLL_S))[0]:
             with suppress(CommandError):
-                bar = bar_of(await client.model(name))
+                bar = progress_bar_of(await client.get_model(name))
                 total = None if bar.share is None else 1.0
                 progress.update(task_id, total=total, completed=bar.share or 0.0, words=bar.words)

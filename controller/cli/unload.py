@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 from controller.cli.options import ControllerUrl, Json, ModelArgument, NoWait, State, Timeout
-from controller.cli.output import counted, say, say_blocked, say_error, say_json
+from controller.cli.output import count_words, print_blocked, print_error, print_json, print_line
 from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
@@ -40,44 +40,46 @@ def unload(
     try:
         transition = asyncio.run(_unload(controller_url(controller, state), name, not free, wait_s))
     except KeyboardInterrupt:
-        say_error(f"{name} goes on unloading; `roundhouse load {name}` loads it again afterwards")
-        return Exit.INTERRUPTED
+        print_error(f"{name} goes on unloading; `roundhouse load {name}` loads it again afterwards")
+        return ExitCode.INTERRUPTED
     if as_json:
-        say_json(transition.row)
+        print_json(transition.row)
     else:
-        _tell(transition)
+        _print_transition(transition)
     return transition.verdict
 
 
 async def _unload(url: str, name: str, hold: bool, wait_s: float | None) -> Transition:
     from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
-    from controller.cli.transition import settled
+    from controller.cli.transition import wait_for_transition
     from controller.schema.status import ModelState
 
     async with AdminClient(url) as client:
-        request = client.unload(name, hold=hold, wait_s=wait_s)
-        return await (request if wait_s is None else settled(client, name, request, ModelState.UNLOADED, wait_s))
+        request = client.unload_model(name, hold=hold, wait_s=wait_s)
+        return await (
+            request if wait_s is None else wait_for_transition(client, name, request, ModelState.UNLOADED, wait_s)
+        )
 
 
-def _tell(transition: Transition) -> None:
+def _print_transition(transition: Transition) -> None:
     row = transition.row
-    if transition.verdict is Exit.DONE:
+    if transition.verdict is ExitCode.DONE:
         # An autoload model that was only freed may be on its way back.
         return_words = "" if row.runtime_state == "unloaded" else f"; by now it is {row.runtime_state.value}"
-        say(f"{row.name}: unloaded{return_words}")
+        print_line(f"{row.name}: unloaded{return_words}")
         return
     state = row.runtime_state.value
     state_words = "still unloading" if state == "unloading" else f"not unloaded yet, now {state}"
-    say(f"{row.name}: {state_words}{_held(row)}")
+    print_line(f"{row.name}: {state_words}{_holder_words(row)}")
     for each in row.held_by[:SHOWN_REQUESTS]:
         waited_s = max(0, round(time.time() - each.since))
-        say(f"  request {each.request_id} in {each.replica}, for {waited_s} s, through {each.gateway}")
+        print_line(f"  request {each.request_id} in {each.replica}, for {waited_s} s, through {each.gateway}")
     if len(row.held_by) > SHOWN_REQUESTS:
-        say(f"  and {len(row.held_by) - SHOWN_REQUESTS} more")
-    say_blocked(row)
+        print_line(f"  and {len(row.held_by) - SHOWN_REQUESTS} more")
+    print_blocked(row)
 
 
-def _held(row: AdminModel) -> str:
+def _holder_words(row: AdminModel) -> str:
     if not row.held_by:
         return ""
-    return f"; it waits for {counted(len(row.held_by), 'running request')}:"
+    return f"; it waits for {count_words(len(row.held_by), 'running request')}:"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from controller.schema.status import ControllerStatus
 
 
-def troubles(status: ControllerStatus | ListContext) -> Iterator[str]:
+def warning_lines(status: ControllerStatus | ListContext) -> Iterator[str]:
     """One line each; none while all is well."""
     if status.paused:
         yield "paused: the controller observes and does not act; `roundhouse resume` ends it"

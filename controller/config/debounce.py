@@ -12,7 +12,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from controller.config.parse import Parsed
+from controller.config.parse import ParsedFolder
 from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
 
@@ -20,11 +20,11 @@ CONFIRM_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class DebouncedState:
     """The definitions in force, and what is about to leave them."""
 
     definitions: Mapping[str, Definition]
-    declared: Mapping[str, Mapping[str, Any]]
+    declared_models: Mapping[str, Mapping[str, Any]]
     """Per model in force what the files say or last said."""
     missing: Mapping[str, float] = field(default_factory=dict)
     """Models still in force that the last read did not have, with the Unix time of the first such read."""
@@ -37,16 +37,18 @@ class Settled:
     """Unix time of the first read that had no keys, while keys are still in force."""
 
 
-def settle(previous: Settled | None, parsed: Parsed, now: float) -> Settled | None:
+def debounce(previous: DebouncedState | None, parsed: ParsedFolder, now: float) -> DebouncedState | None:
     """What is in force after this read. None: nothing was ever known, which is not "no models": plan nothing."""
-    if not parsed.ok:
+    if not parsed.is_valid:
         if previous is None:
             return None
-        return Settled(
-            previous.definitions, previous.declared, keys=previous.keys, declared_keys=previous.declared_keys
+        return DebouncedState(
+            previous.definitions, previous.declared_models, keys=previous.keys, declared_keys=previous.declared_keys
         )
     if previous is None:
-        return Settled(parsed.definitions, parsed.declared, keys=parsed.keys, declared_keys=parsed.declared_keys)
+        return DebouncedState(
+            parsed.definitions, parsed.declared_models, keys=parsed.keys, declared_keys=parsed.declared_keys
+        )
     missing_since: dict[str, float] = {}
     for name in previous.definitions:
         first_missing_at = previous.missing.get(name, now)
@@ -58,9 +60,9 @@ def settle(previous: Settled | None, parsed: Parsed, now: float) -> Settled | No
     keyless_since = _keyless_since(previous, parsed, now)
     key_source = parsed if keyless_since is None else previous
     missing_times = [*missing_since.values(), *([] if keyless_since is None else [keyless_since])]
-    return Settled(
+    return DebouncedState(
         _without_conflicts(parsed.definitions, leaving_definitions),
-        {**parsed.declared, **{name: previous.declared[name] for name in missing_since}},
+        {**parsed.declared_models, **{name: previous.declared_models[name] for name in missing_since}},
         missing_since,
         min(missing_times) + CONFIRM_S if missing_times else None,
         key_source.keys,
@@ -69,7 +71,7 @@ def settle(previous: Settled | None, parsed: Parsed, now: float) -> Settled | No
     )
 
 
-def _keyless_since(previous: Settled, parsed: Parsed, now: float) -> float | None:
+def _keyless_since(previous: DebouncedState, parsed: ParsedFolder, now: float) -> float | None:
     """Since when the files have no keys while those of before still rule; None: what the files say rules."""
     if parsed.keys or not previous.keys:
         return None
@@ -89,15 +91,15 @@ def _without_conflicts(
         *(alias for definition in file_definitions.values() for alias in definition.aliases),
     }
     definitions = {
-        name: _answering(definition, leaving_definitions.keys()) for name, definition in file_definitions.items()
+        name: _without_aliases(definition, leaving_definitions.keys()) for name, definition in file_definitions.items()
     }
     leaving_aliases: set[str] = set()
     for name, definition in leaving_definitions.items():
-        definitions[name] = _answering(definition, taken_names | leaving_aliases | leaving_definitions.keys())
+        definitions[name] = _without_aliases(definition, taken_names | leaving_aliases | leaving_definitions.keys())
         leaving_aliases.update(definition.aliases)
     return definitions
 
 
-def _answering(definition: Definition, refused_names: Set[str]) -> Definition:
+def _without_aliases(definition: Definition, refused_names: Set[str]) -> Definition:
     aliases = [alias for alias in definition.aliases if alias not in refused_names]
     return definition if aliases == definition.aliases else definition.model_copy(update={"aliases": aliases})

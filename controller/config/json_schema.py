@@ -43,10 +43,10 @@ def files_schema() -> Schema:
             },
         },
         "$defs": {
-            "model": _model(),
-            "key": _key(),
-            **{name: _definition(engine) for name, engine in ENGINES.items()},
-            "any": _any_backend(),
+            "model": _model_schema(),
+            "key": _key_schema(),
+            **{name: _definition_schema(engine) for name, engine in ENGINES.items()},
+            "any": _any_backend_schema(),
         },
     }
 
@@ -56,7 +56,7 @@ def schema_text() -> str:
     return json.dumps(files_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-def _model() -> Schema:
+def _model_schema() -> Schema:
     """A model: its backend's fields where the file says which that is, else those of all."""
     no_backend: Schema = {"backend": {"type": "null"}}
     backend_required = {"type": "object", "required": ["backend"]}
@@ -66,7 +66,7 @@ def _model() -> Schema:
     ]
     fallback: Schema = {"if": {"type": "object", "properties": no_backend}, "then": {"$ref": "#/$defs/any"}}
     for suffix, name in BACKEND_OF_SUFFIX.items():
-        suffix_properties = {**no_backend, "model_path": {"type": "string", "pattern": _ending(suffix)}}
+        suffix_properties = {**no_backend, "model_path": {"type": "string", "pattern": _suffix_pattern(suffix)}}
         fallback = {
             "if": {"type": "object", "required": ["model_path"], "properties": suffix_properties},
             "then": {"$ref": f"#/$defs/{name}"},
@@ -82,40 +82,40 @@ def _model() -> Schema:
     }
 
 
-def _key() -> Schema:
-    fields = _fields(KeyDefinition)
+def _key_schema() -> Schema:
+    fields = _field_schemas(KeyDefinition)
     # It may be a bare date as well, which is no `date-time`.
     del fields["expires"]["format"]
-    key = _closed("A key; null removes one that an earlier file declares.", fields)
+    key = _closed_object("A key; null removes one that an earlier file declares.", fields)
     return {**key, "type": ["object", "null"]}
 
 
-def _ending(suffix: str) -> str:
+def _suffix_pattern(suffix: str) -> str:
     """A pattern for the suffix in any case; JSON Schema's patterns have no flag for that."""
     letters = "".join(f"[{each}{each.upper()}]" for each in suffix.removeprefix("."))
     return rf"\.{letters}$"
 
 
-def _definition(engine: Engine) -> Schema:
+def _definition_schema(engine: Engine) -> Schema:
     fields = {
-        **_fields(engine.definition),
+        **_field_schemas(engine.definition),
         "backend": {"enum": [engine.name, None], "description": _description("backend")},
     }
-    return _closed((engine.definition.__doc__ or "").strip(), fields)
+    return _closed_object((engine.definition.__doc__ or "").strip(), fields)
 
 
-def _any_backend() -> Schema:
+def _any_backend_schema() -> Schema:
     fields: Schema = {}
     for engine in ENGINES.values():
-        for name, schema in _fields(engine.definition).items():
+        for name, schema in _field_schemas(engine.definition).items():
             fields.setdefault(name, schema)
     # `model_path` is required by some backends and not by others: as the common definition has it.
-    fields.update(_fields(Definition))
+    fields.update(_field_schemas(Definition))
     fields["backend"] = {"type": "null", "description": _description("backend")}
-    return _closed("Part of a definition whose backend another file says.", fields)
+    return _closed_object("Part of a definition whose backend another file says.", fields)
 
 
-def _closed(description: str, fields: Schema) -> Schema:
+def _closed_object(description: str, fields: Schema) -> Schema:
     return {"description": description, "type": "object", "properties": fields, "additionalProperties": False}
 
 
@@ -123,7 +123,7 @@ def _description(name: str) -> str:
     return Definition.model_fields[name].description or ""
 
 
-def _fields(definition: type[BaseModel]) -> Schema:
+def _field_schemas(definition: type[BaseModel]) -> Schema:
     properties: Schema = definition.model_json_schema()["properties"]
     return {name: _nullable(schema) for name, schema in properties.items()}
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from controller.config.messages import kind_of, shown, suggestion, words_of
-from controller.config.tree import Place, Table, is_null, place_of, plain
-from controller.config.validate import field_name, located
+from controller.config.messages import explain_errors, kind_of, shown_value, suggest_name
+from controller.config.tree import SourcePlace, Table, is_null, place_of, to_plain_value
+from controller.config.validate import field_name, locate_problem
 from controller.schema.keys import KeyDefinition, KeyName
 from controller.schema.status import Problem
 
@@ -32,7 +32,7 @@ class ValidatedKeys:
     """What the files say of keys."""
 
     definitions: Mapping[str, KeyDefinition] = field(default_factory=dict)
-    declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    declared_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By name, as written (after the merge, without nulls)."""
     problems: Sequence[Problem] = ()
     """Not empty: the two others hold only what was right, and must not be used."""
@@ -44,13 +44,13 @@ def validate_keys(merged_table: Table) -> ValidatedKeys:
     if entry is None or is_null(entry.node):
         return ValidatedKeys()
     if not isinstance(entry.node, Table):
-        message = f"must map names to keys, is {kind_of(plain(entry.node))}"
+        message = f"must map names to keys, is {kind_of(to_plain_value(entry.node))}"
         return ValidatedKeys(
             problems=[Problem(file=entry.place.file, line=entry.place.line, field="keys", message=message)]
         )
-    checks = [_Key(name, each.place, each.node) for name, each in entry.node.present()]
+    checks = [_KeyValidator(name, each.place, each.node) for name, each in entry.node.iterate_entries()]
     definitions = {check.name: definition for check in checks if (definition := check.run()) is not None}
-    _compare([(check, definitions[check.name]) for check in checks if check.name in definitions])
+    _compare_keys([(check, definitions[check.name]) for check in checks if check.name in definitions])
     return ValidatedKeys(
         definitions,
         {check.name: check.values for check in checks if check.name in definitions},
@@ -58,19 +58,19 @@ def validate_keys(merged_table: Table) -> ValidatedKeys:
     )
 
 
-class _Key:
+class _KeyValidator:
     """The validation of one key."""
 
-    def __init__(self, name: str, place: Place, node: object) -> None:
+    def __init__(self, name: str, place: SourcePlace, node: object) -> None:
         self.name = name
         self.problems: list[Problem] = []
         self._place = place
         self._table = node if isinstance(node, Table) else None
-        values = plain(self._table) if self._table is not None else {}
+        values = to_plain_value(self._table) if self._table is not None else {}
         assert isinstance(values, dict)
         self.values: dict[str, Any] = values
 
-    def add(self, message: str, *path: str | int) -> None:
+    def add_problem(self, message: str, *path: str | int) -> None:
         """Note a problem of the field at `path`, or of the key."""
         is_written = self._table is not None and bool(path) and path[0] in self._table.entries
         place = place_of(self._table, path) if is_written and self._table is not None else self._place
@@ -86,43 +86,45 @@ class _Key:
             self.problems.append(Problem(file=place.file, line=place.line, field="keys", message=message))
             return None
         if self._table is None:
-            self.add("a key is a mapping of fields, `sha256` among them")
+            self.add_problem("a key is a mapping of fields, `sha256` among them")
             return None
         try:
             _NAME.validate_python(self.name)
         except ValidationError as error:
             for each in error.errors(include_url=False):
-                self.add(f"the name {words_of(each)}")
-        for index, model in enumerate(self._listed("models")):
+                self.add_problem(f"the name {explain_errors(each)}")
+        for index, model in enumerate(self._get_list("models")):
             if isinstance(model, str) and _PATTERN.fullmatch(model) is None:
-                self.add(f"no model can have such a name: {_shown(model)}; `*` stands for any text", "models", index)
-        definition = self._checked(self._table)
+                self.add_problem(
+                    f"no model can have such a name: {_show_value(model)}; `*` stands for any text", "models", index
+                )
+        definition = self._parse_definition(self._table)
         return None if self.problems else definition
 
-    def _listed(self, name: str) -> list[Any]:
+    def _get_list(self, name: str) -> list[Any]:
         value = self.values.get(name)
         return value if isinstance(value, list) else []
 
-    def _checked(self, table: Table) -> KeyDefinition | None:
+    def _parse_definition(self, table: Table) -> KeyDefinition | None:
         expires = self.values.get("expires")
         if expires is not None and not (isinstance(expires, str) and _DATE.fullmatch(expires)):
             # Else a number would be taken for a Unix time: 20270131 lies in 1970.
-            self.add(_date_words(expires), "expires")
+            self.add_problem(_date_words(expires), "expires")
         try:
             return KeyDefinition.model_validate(self.values)
         except ValidationError as error:
-            for path, errors in located(error.errors(include_url=False), table):
+            for path, errors in locate_problem(error.errors(include_url=False), table):
                 if path[:1] != ("expires",) or not self.problems or self.problems[-1].field != self._field("expires"):
-                    self.add(self._words(errors), *path)
+                    self.add_problem(self._describe_errors(errors), *path)
             return None
 
     def _field(self, name: str) -> str:
         return field_name(("keys", self.name, name))
 
-    def _words(self, errors: Sequence[ErrorDetails]) -> str:
+    def _describe_errors(self, errors: Sequence[ErrorDetails]) -> str:
         name = str(errors[0]["loc"][0]) if errors[0]["loc"] else ""
         if errors[0]["type"] == "extra_forbidden":
-            return f"unknown field{suggestion(name, KeyDefinition.model_fields)}"
+            return f"unknown field{suggest_name(name, KeyDefinition.model_fields)}"
         if errors[0]["type"] == "missing":
             return "is required: `roundhouse key new` prints it"
         value = self.values.get(name)
@@ -130,19 +132,19 @@ class _Key:
             return _hash_words(value)
         if name == "expires":
             return _date_words(value)
-        return ", or ".join(words_of(each, is_hidden=_is_our_secret(each["input"])) for each in errors)
+        return ", or ".join(explain_errors(each, is_hidden=_is_our_secret(each["input"])) for each in errors)
 
 
 def _is_our_secret(value: object) -> bool:
     return isinstance(value, str) and value.startswith(SECRET_PREFIX)
 
 
-def _shown(value: object) -> str:
-    return kind_of(value) if _is_our_secret(value) else shown(value)
+def _show_value(value: object) -> str:
+    return kind_of(value) if _is_our_secret(value) else shown_value(value)
 
 
 def _date_words(value: object) -> str:
-    return f"must be a date such as 2027-01-31, or a moment such as 2027-01-31T18:00:00Z; is {_shown(value)}"
+    return f"must be a date such as 2027-01-31, or a moment such as 2027-01-31T18:00:00Z; is {_show_value(value)}"
 
 
 def _hash_words(value: object) -> str:
@@ -156,20 +158,20 @@ def _hash_words(value: object) -> str:
     return f"must be the SHA-256 of the secret, 64 hex digits; is a string of {len(value)} characters"
 
 
-def _compare(keys: Sequence[tuple[_Key, KeyDefinition]]) -> None:
+def _compare_keys(keys: Sequence[tuple[_KeyValidator, KeyDefinition]]) -> None:
     """What only several keys together can have wrong."""
     hashes: dict[str, str] = {}
     weights: dict[str, tuple[str, float]] = {}
     for check, key in keys:
         first_name = hashes.setdefault(key.sha256, check.name)
         if first_name != check.name:
-            check.add(
+            check.add_problem(
                 f"is also that of `{field_name(('keys', first_name))}`: every key has a secret of its own", "sha256"
             )
         tenant = key.tenant or check.name
         other, weight = weights.setdefault(tenant, (check.name, key.weight))
         if weight != key.weight:
-            check.add(
+            check.add_problem(
                 f"is {key.weight:g}, and {weight:g} in `{field_name(('keys', other))}`: both are of tenant {tenant}, "
                 "which has one weight",
                 "weight",

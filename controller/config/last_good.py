@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from controller.config.debounce import Settled
+from controller.config.debounce import DebouncedState
 from controller.config.keys import validate_keys
-from controller.config.parse import told
-from controller.config.tree import Place, Table, placed
-from controller.config.validate import validate
+from controller.config.parse import redact_problems
+from controller.config.tree import SourcePlace, Table, with_place
+from controller.config.validate import validate_models
 from controller.schema.status import SCHEMA_VERSION
 from controller.storage.atomic_write import write_atomic
 
@@ -28,7 +28,7 @@ class LastGoodError(Exception):
     """The stored state is there and cannot be used. The message is for the operator."""
 
 
-class _Stored(BaseModel):
+class _LastGoodDocument(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     schema_version: int
@@ -37,7 +37,7 @@ class _Stored(BaseModel):
     keys: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
 
 
-def save(
+def save_last_good(
     state_folder: Path,
     declared_models: Mapping[str, Mapping[str, Any]],
     keys: Mapping[str, Mapping[str, Any]],
@@ -48,7 +48,7 @@ def save(
     write_atomic(state_folder / FILE_NAME, json.dumps(content, ensure_ascii=False, indent=1).encode())
 
 
-def load(state_folder: Path, models_root: PurePath) -> Settled | None:
+def load_last_good(state_folder: Path, models_root: PurePath) -> DebouncedState | None:
     """What was last in force; None when nothing was ever stored. Raises LastGoodError."""
     path = state_folder / FILE_NAME
     try:
@@ -58,7 +58,7 @@ def load(state_folder: Path, models_root: PurePath) -> Settled | None:
     except OSError as error:
         raise LastGoodError(f"{path}: cannot be read: {error.strerror or error}") from error
     try:
-        last_good = _Stored.model_validate_json(content)
+        last_good = _LastGoodDocument.model_validate_json(content)
     except ValidationError as error:
         raise LastGoodError(f"{path}: not a stored state of Roundhouse: {error.errors()[0]['msg']}") from None
     if last_good.schema_version > SCHEMA_VERSION:
@@ -67,13 +67,16 @@ def load(state_folder: Path, models_root: PurePath) -> Settled | None:
             f"{SCHEMA_VERSION})"
         )
     document = {"models": last_good.models, "keys": last_good.keys}
-    table = placed(document, Place(str(path)))  # type: ignore[arg-type] # JsonValue and Plain are the same values
+    table = with_place(document, SourcePlace(str(path)))  # type: ignore[arg-type] # JsonValue and Plain are the same values
     assert isinstance(table, Table)
     models = table.get("models")
     assert isinstance(models, Table)
-    validated_models, keys = validate(models, models_root), validate_keys(table)
+    validated_models, keys = validate_models(models, models_root), validate_keys(table)
     if problems := (*validated_models.problems, *keys.problems):
-        raise LastGoodError("; ".join(str(problem) for problem in told(problems)))
-    return Settled(
-        validated_models.definitions, validated_models.declared, keys=keys.definitions, declared_keys=keys.declared
+        raise LastGoodError("; ".join(str(problem) for problem in redact_problems(problems)))
+    return DebouncedState(
+        validated_models.definitions,
+        validated_models.declared_models,
+        keys=keys.definitions,
+        declared_keys=keys.declared_keys,
     )

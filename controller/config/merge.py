@@ -13,12 +13,12 @@ from dataclasses import replace
 from controller.config.tree import Entry, Node, Table
 
 
-def merge(earlier: Node, later: Node) -> Node:
+def merge_nodes(earlier: Node, later: Node) -> Node:
     """What both say together; `later` has the last word."""
-    if not isinstance(later, Table) or later.whole:
+    if not isinstance(later, Table) or later.is_replacement:
         return later
     if not isinstance(earlier, Table):
-        return replace(later, whole=True)
+        return replace(later, is_replacement=True)
     return merge_tables(earlier, later)
 
 
@@ -27,8 +27,10 @@ def merge_tables(earlier: Table, later: Table) -> Table:
     entries = dict(earlier.entries)
     for key, entry in later.entries.items():
         earlier_entry = entries.get(key)
-        entries[key] = Entry(entry.place, merge(earlier_entry.node, entry.node)) if earlier_entry is not None else entry
-    return Table(entries, later.place, whole=earlier.whole)
+        entries[key] = (
+            Entry(entry.place, merge_nodes(earlier_entry.node, entry.node)) if earlier_entry is not None else entry
+        )
+    return Table(entries, later.place, is_replacement=earlier.is_replacement)
 
 
 def merge_all(tables: Iterable[Table]) -> Table:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pydantic import TypeAdapter
 
-from controller.redaction.patterns import is_secret, masked_text
+from controller.redaction.patterns import is_secret, mask_text
 from controller.schema.desired import ModelName
 from controller.schema.keys import KeyName
 
@@ -26,7 +26,7 @@ _NAME_WORDS: Final[Mapping[str, str]] = {
 """Of each pattern of names, what it says."""
 
 
-def suggestion(word: str, known_words: Iterable[str]) -> str:
+def suggest_name(word: str, known_words: Iterable[str]) -> str:
     """`; did you mean ...?` for the nearest known word, else nothing."""
     words = sorted(known_words)
     near_words = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.6)
@@ -47,14 +47,14 @@ def kind_of(value: object) -> str:
     return "null" if value is None else "a list"
 
 
-def shown(value: object) -> str:
+def shown_value(value: object) -> str:
     """The value itself when it is short and simple, else its sort."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):
         return str(value)
     if isinstance(value, str) and len(value) <= _SHOWN_CHARS and value.isprintable():
-        return f"`{masked_text(value)}`"
+        return f"`{mask_text(value)}`"
     return kind_of(value)
 
 
@@ -83,7 +83,9 @@ def _pattern(value: object, ctx: Mapping[str, Any], show: _Shown) -> str:
 
 def _one_of(value: object, ctx: Mapping[str, Any], show: _Shown) -> str:
     expected = str(ctx["expected"])
-    hint = suggestion(value, expected.replace(" or ", ", ").replace("'", "").split(", ")) if type(value) is str else ""
+    hint = (
+        suggest_name(value, expected.replace(" or ", ", ").replace("'", "").split(", ")) if type(value) is str else ""
+    )
     return f"must be {expected.replace(chr(39), '`')}, is {show(value)}{hint}"
 
 
@@ -110,7 +112,7 @@ _WORDS: Final[Mapping[str, _Words]] = {
 }
 
 
-def words_of(error: ErrorDetails, *, is_hidden: bool | None = None) -> str:
+def explain_errors(error: ErrorDetails, *, is_hidden: bool | None = None) -> str:
     """One error as the second half of a sentence whose first half names the field.
 
     The value is shown where it is no secret; where secrets stand, only what sort of value it is. `is_hidden`:
@@ -121,7 +123,7 @@ def words_of(error: ErrorDetails, *, is_hidden: bool | None = None) -> str:
         return error["msg"][:1].lower() + error["msg"][1:]
     if is_hidden is None:
         is_hidden = _is_hidden(error)
-    return describe(error["input"], error.get("ctx", {}), kind_of if is_hidden else shown)
+    return describe(error["input"], error.get("ctx", {}), kind_of if is_hidden else shown_value)
 
 
 def _is_hidden(error: ErrorDetails) -> bool:

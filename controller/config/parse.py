@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from controller.config.keys import validate_keys
 from controller.config.merge import merge_all
-from controller.config.messages import kind_of, suggestion
+from controller.config.messages import kind_of, suggest_name
 from controller.config.read import SUFFIXES, FolderSnapshot
-from controller.config.tree import Table, is_null, plain
-from controller.config.validate import validate
+from controller.config.tree import Table, is_null, to_plain_value
+from controller.config.validate import validate_models
 from controller.config.yaml12 import read_document
-from controller.redaction.patterns import masked_text
+from controller.redaction.patterns import mask_text
 from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
 from controller.schema.status import Problem
@@ -26,11 +26,11 @@ TOP_LEVEL: Final = ("models", "keys")
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class ParsedFolder:
     """What one read of the folder declares. With problems it declares nothing: the last good state rules."""
 
     definitions: Mapping[str, Definition] = field(default_factory=dict)
-    declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    declared_models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Per model what the files say, merged and without nulls: what overrides digest and `last_good` stores."""
     keys: Mapping[str, KeyDefinition] = field(default_factory=dict)
     declared_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -41,12 +41,12 @@ class Parsed:
     """Of what is declared: layout, comments and which file says it do not count. Empty with problems."""
 
     @property
-    def ok(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether the files can rule."""
         return not self.problems
 
 
-def parse(snapshot: FolderSnapshot, models_root: PurePath) -> Parsed:
+def parse_folder(snapshot: FolderSnapshot, models_root: PurePath) -> ParsedFolder:
     """What the snapshot declares. `models_root` is absolute. Never raises: every fault is a problem."""
     problems = list(snapshot.problems)
     tables: list[Table] = []
@@ -58,20 +58,26 @@ def parse(snapshot: FolderSnapshot, models_root: PurePath) -> Parsed:
             tables.append(table)
     if snapshot.problems or len(tables) < len(snapshot.files):
         # Part of what is declared is unknown: what the rest lacks may stand there.
-        return Parsed(problems=told(problems))
+        return ParsedFolder(problems=redact_problems(problems))
     merged_table = merge_all(tables)
-    models = _models(snapshot, merged_table)
+    models = _find_models(snapshot, merged_table)
     if isinstance(models, Problem):
-        return Parsed(problems=told((*problems, models)))
-    validated_models = validate(models, models_root)
+        return ParsedFolder(problems=redact_problems((*problems, models)))
+    validated_models = validate_models(models, models_root)
     keys = validate_keys(merged_table)
     problems += (*validated_models.problems, *keys.problems)
     if problems:
         order = {snapshot.path_of(name): index for index, name in enumerate(snapshot.files)}
-        return Parsed(problems=told(sorted(problems, key=lambda each: (order[each.file], each.line or 0))))
-    digest = digest_of(validated_models.declared, keys.declared)
-    return Parsed(
-        validated_models.definitions, validated_models.declared, keys.definitions, keys.declared, digest=digest
+        return ParsedFolder(
+            problems=redact_problems(sorted(problems, key=lambda each: (order[each.file], each.line or 0)))
+        )
+    digest = digest_of(validated_models.declared_models, keys.declared_keys)
+    return ParsedFolder(
+        validated_models.definitions,
+        validated_models.declared_models,
+        keys.definitions,
+        keys.declared_keys,
+        digest=digest,
     )
 
 
@@ -84,11 +90,11 @@ def digest_of(declared_models: Mapping[str, Mapping[str, Any]], keys: Mapping[st
 def _unknown_keys(table: Table) -> Iterator[Problem]:
     for key, entry in table.entries.items():
         if key not in TOP_LEVEL:
-            message = f"unknown key{suggestion(key, TOP_LEVEL)}"
+            message = f"unknown key{suggest_name(key, TOP_LEVEL)}"
             yield Problem(file=entry.place.file, line=entry.place.line, field=key, message=message)
 
 
-def _models(snapshot: FolderSnapshot, merged_table: Table) -> Table | Problem:
+def _find_models(snapshot: FolderSnapshot, merged_table: Table) -> Table | Problem:
     entry = merged_table.entries.get("models")
     if not snapshot.files:
         kinds = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
@@ -100,10 +106,10 @@ def _models(snapshot: FolderSnapshot, merged_table: Table) -> Table | Problem:
     if is_null(entry.node):
         return Problem(**location, message="is empty here, which would remove every model; write `models: {}` for that")
     if not isinstance(entry.node, Table):
-        return Problem(**location, message=f"must map names to definitions, is {kind_of(plain(entry.node))}")
+        return Problem(**location, message=f"must map names to definitions, is {kind_of(to_plain_value(entry.node))}")
     return entry.node
 
 
-def told(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+def redact_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """The problems without what their words mark as a secret. Everything that reads files gives these and no others."""
-    return tuple(each.model_copy(update={"message": masked_text(each.message)}) for each in problems)
+    return tuple(each.model_copy(update={"message": mask_text(each.message)}) for each in problems)

@@ -11,7 +11,7 @@ Plain: TypeAlias = "str | int | float | bool | list[Plain] | dict[str, Plain] | 
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourcePlace:
     """Where a value was written. `line` counts from 1; None: not in a text file."""
 
     file: str
@@ -23,7 +23,7 @@ class Scalar:
     """A string, number or boolean; None is a null."""
 
     value: str | int | float | bool | None
-    place: Place
+    place: SourcePlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Listing:
     """A list."""
 
     items: tuple[Node, ...]
-    place: Place
+    place: SourcePlace
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One key of a table, and what it holds. `place` is the key's own."""
 
-    place: Place
+    place: SourcePlace
     node: Node
 
 
@@ -47,8 +47,8 @@ class Table:
     """A mapping with string keys, in the order of the file."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
-    place: Place = Place("")
-    whole: bool = False
+    place: SourcePlace = SourcePlace("")
+    is_replacement: bool = False
     """True: it stands in place of something that was no mapping, so nothing earlier shows through (see `merge`)."""
 
     def get(self, key: str) -> Node | None:
@@ -56,7 +56,7 @@ class Table:
         entry = self.entries.get(key)
         return entry.node if entry is not None else None
 
-    def present(self) -> Iterator[tuple[str, Entry]]:
+    def iterate_entries(self) -> Iterator[tuple[str, Entry]]:
         """The entries that are left when nulls have removed theirs."""
         return ((key, entry) for key, entry in self.entries.items() if not is_null(entry.node))
 
@@ -69,25 +69,25 @@ def is_null(node: Node) -> bool:
     return isinstance(node, Scalar) and node.value is None
 
 
-def plain(node: Node) -> Plain:
+def to_plain_value(node: Node) -> Plain:
     """The bare values. Keys whose value is null are left out; a null within a list stays."""
     if isinstance(node, Scalar):
         return node.value
     if isinstance(node, Listing):
-        return [plain(item) for item in node.items]
-    return {key: plain(entry.node) for key, entry in node.present()}
+        return [to_plain_value(item) for item in node.items]
+    return {key: to_plain_value(entry.node) for key, entry in node.iterate_entries()}
 
 
-def placed(value: Plain, place: Place) -> Node:
+def with_place(value: Plain, place: SourcePlace) -> Node:
     """A tree of bare values, all of them at one place."""
     if isinstance(value, list):
-        return Listing(tuple(placed(item, place) for item in value), place)
+        return Listing(tuple(with_place(item, place) for item in value), place)
     if isinstance(value, dict):
-        return Table({key: Entry(place, placed(each, place)) for key, each in value.items()}, place)
+        return Table({key: Entry(place, with_place(each, place)) for key, each in value.items()}, place)
     return Scalar(value, place)
 
 
-def place_of(table: Table, path: Sequence[str | int]) -> Place:
+def place_of(table: Table, path: Sequence[str | int]) -> SourcePlace:
     """The line of the key (or list item) that `path` leads to, or of the last one on the way that exists."""
     node: Node = table
     place = table.place

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from controller.config.messages import meant_branch, suggestion, words_of
+from controller.config.messages import explain_errors, meant_branch, suggest_name
 from controller.config.paths import PathRefusedError, relative_to_models
-from controller.config.tree import Listing, Place, Table, known_part, place_of, plain
+from controller.config.tree import Listing, SourcePlace, Table, known_part, place_of, to_plain_value
 from controller.engines import ENGINES, resolve_backend
 from controller.engines.base import Engine
 from controller.schema.desired import Definition, ModelName
@@ -24,40 +24,40 @@ _NAME: TypeAdapter[str] = TypeAdapter(ModelName)
 
 
 @dataclass(frozen=True, slots=True)
-class Validated:
+class ValidatedModels:
     """What the models' table declares."""
 
     definitions: Mapping[str, Definition]
     """By model name. `backend` is always set, paths are relative to the models folder."""
-    declared: Mapping[str, Mapping[str, Any]]
+    declared_models: Mapping[str, Mapping[str, Any]]
     """By model name, as written (after the merge, without nulls)."""
     problems: Sequence[Problem]
     """Not empty: the two others hold only what was right, and must not be used."""
 
 
-def validate(models: Table, models_root: PurePath) -> Validated:
+def validate_models(models: Table, models_root: PurePath) -> ValidatedModels:
     """Every model of the table. `models_root` is absolute; absolute model paths must lie below it."""
     definitions: dict[str, Definition] = {}
     declared_models: dict[str, Mapping[str, Any]] = {}
     problems: list[Problem] = []
-    for name, entry in models.present():
+    for name, entry in models.iterate_entries():
         if not isinstance(entry.node, Table):
             message = "a model's definition is a mapping of fields"
             field_path = field_name(("models", name))
             problems.append(Problem(file=entry.place.file, line=entry.place.line, field=field_path, message=message))
             continue
-        check = _Model(name, entry.place, entry.node, models_root)
+        check = _ModelValidator(name, entry.place, entry.node, models_root)
         definition = check.run()
         problems += check.problems
         if definition is not None:
             definitions[name] = definition
             declared_models[name] = _values(entry.node)
     problems += _alias_problems(models)
-    return Validated(definitions, declared_models, problems)
+    return ValidatedModels(definitions, declared_models, problems)
 
 
 def _values(table: Table) -> Mapping[str, Any]:
-    values = plain(table)
+    values = to_plain_value(table)
     assert isinstance(values, dict)
     return values
 
@@ -68,17 +68,17 @@ def field_name(path: Iterable[str | int]) -> str:
 
 
 @dataclass
-class _Model:
+class _ModelValidator:
     """The validation of one model."""
 
     name: str
-    place: Place
+    place: SourcePlace
     """Of the model's key."""
     table: Table
     models_root: PurePath
     problems: list[Problem] = field(default_factory=list)
 
-    def add(self, message: str, *path: str | int) -> None:
+    def add_problem(self, message: str, *path: str | int) -> None:
         """Note a problem of the field at `path`, or of the model."""
         is_written = bool(path) and path[0] in self.table.entries
         place = place_of(self.table, path) if is_written else self.place
@@ -91,86 +91,93 @@ class _Model:
             _NAME.validate_python(self.name)
         except ValidationError as error:
             for each in error.errors(include_url=False):
-                self.add(f"the name {words_of(each)}")
+                self.add_problem(f"the name {explain_errors(each)}")
         values = {**_values(self.table)}
         if isinstance(values.get("model_path"), str):
-            values["model_path"] = self.below_models("model_path", values["model_path"])
-        engine = self.engine(values)
+            values["model_path"] = self.relative_path("model_path", values["model_path"])
+        engine = self.find_engine(values)
         if engine is None:
-            self.common(values)
+            self.check_common_fields(values)
             return None
-        definition = self.checked(engine.definition, {**values, "backend": engine.name}, engine)
-        return self.with_paths(engine, definition) if definition is not None else None
+        definition = self.parse_definition(engine.definition, {**values, "backend": engine.name}, engine)
+        return self.with_relative_paths(engine, definition) if definition is not None else None
 
-    def engine(self, values: Mapping[str, Any]) -> Engine | None:
+    def find_engine(self, values: Mapping[str, Any]) -> Engine | None:
         """The backend, declared or resolved."""
         declared_backend, path = values.get("backend"), values.get("model_path")
         if declared_backend is None:
             resolved_backend = resolve_backend(path if isinstance(path, str) else None)
             if resolved_backend is None:
                 backend_names = ", ".join(ENGINES)
-                self.add(f"the artifact does not tell which backend serves it: set `backend` to one of {backend_names}")
+                self.add_problem(
+                    f"the artifact does not tell which backend serves it: set `backend` to one of {backend_names}"
+                )
             return ENGINES[resolved_backend] if resolved_backend is not None else None
         if not isinstance(declared_backend, str):
-            self.add("must be a string", "backend")
+            self.add_problem("must be a string", "backend")
         elif declared_backend not in ENGINES:
-            hint = suggestion(declared_backend, ENGINES) or f"; there are {', '.join(ENGINES)}"
-            self.add(f"unknown backend `{declared_backend}`{hint}", "backend")
+            hint = suggest_name(declared_backend, ENGINES) or f"; there are {', '.join(ENGINES)}"
+            self.add_problem(f"unknown backend `{declared_backend}`{hint}", "backend")
         else:
             return ENGINES[declared_backend]
         return None
 
-    def common(self, values: Mapping[str, Any]) -> None:
+    def check_common_fields(self, values: Mapping[str, Any]) -> None:
         """What can be said when the backend is not known: the common fields, and fields that no backend has."""
         fields = Definition.model_fields
-        self.checked(Definition, {key: value for key, value in values.items() if key in fields and key != "backend"})
+        self.parse_definition(
+            Definition, {key: value for key, value in values.items() if key in fields and key != "backend"}
+        )
         known_fields = {each for engine in ENGINES.values() for each in engine.definition.model_fields}
         for key in values:
             if key not in known_fields:
-                self.add(f"unknown field{suggestion(key, known_fields)}", key)
+                self.add_problem(f"unknown field{suggest_name(key, known_fields)}", key)
 
-    def checked(
+    def parse_definition(
         self, definition_class: type[Definition], values: Mapping[str, Any], engine: Engine | None = None
     ) -> Definition | None:
         """The values as that class takes them, or None with problems."""
         try:
             return definition_class.model_validate(values)
         except ValidationError as error:
-            for path, errors in located(error.errors(include_url=False), self.table):
+            for path, errors in locate_problem(error.errors(include_url=False), self.table):
                 if errors[0]["type"] == "extra_forbidden" and engine is not None:
-                    self.add(_unknown(str(path[-1]), engine), *path)
+                    self.add_problem(_describe_unknown_field(str(path[-1]), engine), *path)
                 else:
-                    self.add(", or ".join(words_of(each) for each in errors), *(path or self._mentioned(errors[0])))
+                    self.add_problem(
+                        ", or ".join(explain_errors(each) for each in errors),
+                        *(path or self._mentioned_field(errors[0])),
+                    )
             return None
 
-    def _mentioned(self, error: ErrorDetails) -> tuple[str, ...]:
+    def _mentioned_field(self, error: ErrorDetails) -> tuple[str, ...]:
         """The first field that an error about the whole definition speaks of."""
         words = error["msg"].replace(",", " ").replace("`", " ").split()
         return tuple(word for word in words if word in self.table.entries)[:1]
 
-    def with_paths(self, engine: Engine, definition: Definition) -> Definition | None:
+    def with_relative_paths(self, engine: Engine, definition: Definition) -> Definition | None:
         """The definition with every model path relative to the models folder, or None with problems."""
-        path_checks = (check for check in engine.files(definition) if check.field != "model_path")
-        relative_paths = {check.field: self.below_models(check.field, check.path) for check in path_checks}
+        path_checks = (check for check in engine.list_files(definition) if check.field != "model_path")
+        relative_paths = {check.field: self.relative_path(check.field, check.path) for check in path_checks}
         return definition.model_copy(update=relative_paths) if not self.problems else None
 
-    def below_models(self, key: str, declared_path: str) -> str:
+    def relative_path(self, key: str, declared_path: str) -> str:
         """The path relative to the models folder; where it is refused, the path as declared and a problem."""
         try:
             return relative_to_models(declared_path, self.models_root)
         except PathRefusedError as error:
-            self.add(str(error), key)
+            self.add_problem(str(error), key)
             return declared_path
 
 
-def _unknown(key: str, engine: Engine) -> str:
+def _describe_unknown_field(key: str, engine: Engine) -> str:
     owners = [each.name for each in ENGINES.values() if key in each.definition.model_fields]
     if owners:
         return f"belongs to backend {' and '.join(owners)}; this model's backend is {engine.name}"
-    return f"unknown field{suggestion(key, engine.definition.model_fields)}"
+    return f"unknown field{suggest_name(key, engine.definition.model_fields)}"
 
 
-def located(
+def locate_problem(
     errors: Sequence[ErrorDetails], table: Table
 ) -> Iterator[tuple[tuple[str | int, ...], Sequence[ErrorDetails]]]:
     """Each error with its path in the file; of a union only the branch that the value was meant to be, else all."""
@@ -191,11 +198,11 @@ def located(
 
 def _alias_problems(models: Table) -> Iterator[Problem]:
     """Aliases that are taken: by a model's name or by an alias that stands before."""
-    alias_owners = {name: f"the name of model {name}" for name, _ in models.present()}
-    for name, entry in models.present():
+    alias_owners = {name: f"the name of model {name}" for name, _ in models.iterate_entries()}
+    for name, entry in models.iterate_entries():
         aliases = entry.node.get("aliases") if isinstance(entry.node, Table) else None
         for index, item in enumerate(aliases.items if isinstance(aliases, Listing) else ()):
-            alias = plain(item)
+            alias = to_plain_value(item)
             if not isinstance(alias, str):
                 continue
             if alias in alias_owners:

@@ -28,7 +28,7 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from controller.config.tree import Entry, Listing, Node, Place, Scalar, Table, is_null
+from controller.config.tree import Entry, Listing, Node, Scalar, SourcePlace, Table, is_null
 from controller.schema.status import Problem
 
 MAX_DEPTH: Final = 32
@@ -66,7 +66,7 @@ def read_document(file: str, content: bytes) -> tuple[Table | None, list[Problem
     problems: list[Problem] = []
     try:
         text = _decode(content)
-        node = _Reader(file, text, _Lines(text), problems).document()
+        node = _Composer(file, text, _LineIndex(text), problems).compose_document()
     except _FileError as error:
         problems.append(Problem(file=file, line=error.line, message=str(error)))
         return None, problems
@@ -75,7 +75,7 @@ def read_document(file: str, content: bytes) -> tuple[Table | None, list[Problem
     if node is not None and not is_null(node):
         message = "a file is a mapping whose keys are `models` and `keys`"
         problems.append(Problem(file=file, line=node.place.line, message=message))
-    return Table(place=Place(file, 1)), problems
+    return Table(place=SourcePlace(file, 1)), problems
 
 
 def _decode(content: bytes) -> str:
@@ -87,28 +87,28 @@ def _decode(content: bytes) -> str:
     return text.removeprefix("\ufeff")
 
 
-class _Lines:
+class _LineIndex:
     """Line numbers as editors count them. ruamel's own follow YAML 1.1, where U+2028 begins a line."""
 
     def __init__(self, text: str) -> None:
         self._ends = [index for index, char in enumerate(text) if char == "\n"]
         self._last = len(self._ends) + (0 if text.endswith("\n") else 1)
 
-    def at(self, index: int) -> int:
+    def find_line(self, index: int) -> int:
         """The line of the character at `index`; of the text's end its last line."""
         return min(bisect.bisect_left(self._ends, index) + 1, max(1, self._last))
 
 
-def _events(text: str, lines: _Lines) -> Iterator[Any]:
+def _events(text: str, lines: _LineIndex) -> Iterator[Any]:
     """ruamel's events; whatever it raises becomes a `_FileError` with a line."""
     try:
         yield from YAML(typ="safe", pure=True).parse(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = lines.at(mark.index) if mark is not None else None
+        line = lines.find_line(mark.index) if mark is not None else None
         raise _FileError(_syntax_words(error.problem, error.context), line) from None
     except ReaderError as error:
-        raise _FileError(_character_words(error.character), lines.at(error.position)) from None
+        raise _FileError(_character_words(error.character), lines.find_line(error.position)) from None
     except Exception as error:  # noqa: BLE001 - of other people's parser: whatever it raises, this file caused it
         raise _FileError(f"not YAML 1.2 ({type(error).__name__})", None) from None
 
@@ -125,20 +125,20 @@ def _syntax_words(problem: str | None, context: str | None) -> str:
 
 
 @dataclass
-class _Reader:
+class _Composer:
     """Builds the tree of one document from events."""
 
     file: str
     text: str
-    lines: _Lines
+    lines: _LineIndex
     problems: list[Problem]
     anchors: dict[str, Node | None] = field(default_factory=dict)
     """Anchored nodes; None while the node is being read, so that one which holds itself is seen."""
     sizes: dict[str, int] = field(default_factory=dict)
     depth: int = 0
-    nodes: int = 0
+    node_count: int = 0
 
-    def document(self) -> Node | None:
+    def compose_document(self) -> Node | None:
         """The only document; None when there is none."""
         root: Node | None = None
         document_count = 0
@@ -147,129 +147,135 @@ class _Reader:
             if isinstance(event, DocumentStartEvent):
                 document_count += 1
                 if document_count > 1:
-                    raise _FileError("a second document begins; a file holds one", self.line(event))
+                    raise _FileError("a second document begins; a file holds one", self.find_line(event))
                 if event.version not in (None, (1, 2)):
-                    self.fault(event, "files are read as YAML 1.2; leave the %YAML line out")
+                    self.add_problem(event, "files are read as YAML 1.2; leave the %YAML line out")
             elif isinstance(event, NodeEvent):
-                root = self.node(event, events)
+                root = self.compose_node(event, events)
         return root
 
-    def line(self, event: Any) -> int:
+    def find_line(self, event: Any) -> int:
         """The event's line."""
-        return self.lines.at(event.start_mark.index)
+        return self.lines.find_line(event.start_mark.index)
 
-    def place(self, event: Any) -> Place:
+    def locate_event(self, event: Any) -> SourcePlace:
         """Where the event stands."""
-        return Place(self.file, self.line(event))
+        return SourcePlace(self.file, self.find_line(event))
 
-    def fault(self, event: Any, message: str) -> None:
+    def add_problem(self, event: Any, message: str) -> None:
         """Note a problem and read on."""
-        self.problems.append(Problem(file=self.file, line=self.line(event), message=message))
+        self.problems.append(Problem(file=self.file, line=self.find_line(event), message=message))
 
-    def node(self, event: Any, events: Iterator[Any]) -> Node:
+    def compose_node(self, event: Any, events: Iterator[Any]) -> Node:
         """One value, with all that it holds."""
-        self.nodes += 1
-        if self.nodes > MAX_NODES:
-            raise _FileError(f"more than {MAX_NODES} values", self.line(event))
+        self.node_count += 1
+        if self.node_count > MAX_NODES:
+            raise _FileError(f"more than {MAX_NODES} values", self.find_line(event))
         if isinstance(event, AliasEvent):
-            return self.alias(event)
-        node_count_before = self.nodes
+            return self.resolve_alias(event)
+        node_count_before = self.node_count
         if event.anchor is not None:
             self.anchors[event.anchor] = None
-        node = self.collection(event, events) if isinstance(event, CollectionStartEvent) else self.scalar(event)
+        node = (
+            self.compose_collection(event, events)
+            if isinstance(event, CollectionStartEvent)
+            else self.compose_scalar(event)
+        )
         if event.anchor is not None:
             self.anchors[event.anchor] = node
-            self.sizes[event.anchor] = self.nodes - node_count_before + 1
+            self.sizes[event.anchor] = self.node_count - node_count_before + 1
         return node
 
-    def alias(self, event: Any) -> Node:
+    def resolve_alias(self, event: Any) -> Node:
         """What the alias stands for."""
         if event.anchor not in self.anchors:
             raise _FileError(
                 "an alias whose anchor does not stand before it; a text that begins with * is put in quotes",
-                self.line(event),
+                self.find_line(event),
             )
         target = self.anchors[event.anchor]
         if target is None:
-            raise _FileError("an alias that stands within its own anchor", self.line(event))
-        self.nodes += self.sizes[event.anchor]
+            raise _FileError("an alias that stands within its own anchor", self.find_line(event))
+        self.node_count += self.sizes[event.anchor]
         return target
 
-    def collection(self, event: Any, events: Iterator[Any]) -> Node:
+    def compose_collection(self, event: Any, events: Iterator[Any]) -> Node:
         """A mapping or a list, to its end."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise _FileError(f"nested more than {MAX_DEPTH} levels deep", self.line(event))
+            raise _FileError(f"nested more than {MAX_DEPTH} levels deep", self.find_line(event))
         if event.tag is not None and event.tag not in _COLLECTION_TAGS:
-            self.fault(event, UNKNOWN_TAG)
+            self.add_problem(event, UNKNOWN_TAG)
         is_list = isinstance(event, SequenceStartEvent)
-        node: Node = self.listing(event, events) if is_list else self.table(event, events)
+        node: Node = self.compose_list(event, events) if is_list else self.compose_table(event, events)
         self.depth -= 1
         return node
 
-    def listing(self, event: Any, events: Iterator[Any]) -> Listing:
+    def compose_list(self, event: Any, events: Iterator[Any]) -> Listing:
         """A list, to its end."""
         items: list[Node] = []
         for item in events:
             if isinstance(item, SequenceEndEvent):
                 break
-            items.append(self.node(item, events))
-        return Listing(tuple(items), self.place(event))
+            items.append(self.compose_node(item, events))
+        return Listing(tuple(items), self.locate_event(event))
 
-    def table(self, event: Any, events: Iterator[Any]) -> Table:
+    def compose_table(self, event: Any, events: Iterator[Any]) -> Table:
         """A mapping, to its end; a key that stands twice is a problem."""
         entries: dict[str, Entry] = {}
         for key_event in events:
             if isinstance(key_event, MappingEndEvent):
                 break
-            key_node = self.node(key_event, events)
-            value = self.node(next(events), events)
-            key = self.key(key_event, key_node)
+            key_node = self.compose_node(key_event, events)
+            value = self.compose_node(next(events), events)
+            key = self.compose_key(key_event, key_node)
             if key is None:
                 continue
             if key in entries:
-                self.fault(key_event, f"`{key}` stands twice; it is first on line {entries[key].place.line}")
+                self.add_problem(key_event, f"`{key}` stands twice; it is first on line {entries[key].place.line}")
                 continue
-            entries[key] = Entry(self.place(key_event), value)
-        return Table(entries, self.place(event))
+            entries[key] = Entry(self.locate_event(key_event), value)
+        return Table(entries, self.locate_event(event))
 
-    def key(self, event: Any, node: Node) -> str | None:
+    def compose_key(self, event: Any, node: Node) -> str | None:
         """The key, or None with a problem when it is no string."""
         if isinstance(node, Scalar) and isinstance(node.value, str):
             if node.value == "<<" and event.style is None:
-                self.fault(event, "`<<` is not part of YAML 1.2; write the fields, or use an alias for a whole value")
+                self.add_problem(
+                    event, "`<<` is not part of YAML 1.2; write the fields, or use an alias for a whole value"
+                )
                 return None
             return node.value
         quotes = ": put it in quotes" if isinstance(event, ScalarEvent) and event.value else ""
-        self.fault(event, f"a key is a string{quotes}")
+        self.add_problem(event, f"a key is a string{quotes}")
         return None
 
-    def scalar(self, event: Any) -> Scalar:
+    def compose_scalar(self, event: Any) -> Scalar:
         """A scalar by the core schema; a quoted or `!!str` one is a string."""
-        place = self.place(event)
+        place = self.locate_event(event)
         text: str = event.value
         if event.style is not None or event.tag in _STRING_TAGS:
-            return Scalar(self.string(event, text), place)
+            return Scalar(self.join_surrogates(event, text), place)
         if event.tag is not None:
-            self.fault(event, UNKNOWN_TAG)
+            self.add_problem(event, UNKNOWN_TAG)
         try:
-            return Scalar(resolve(text), place)
+            return Scalar(resolve_scalar(text), place)
         except ValueError as error:
-            self.fault(event, str(error))
+            self.add_problem(event, str(error))
             return Scalar(None, place)
 
-    def string(self, event: Any, text: str) -> str:
+    def join_surrogates(self, event: Any, text: str) -> str:
         """The text with JSON's surrogate pairs joined."""
         if not any("\ud800" <= char <= "\udfff" for char in text):
             return text
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
-            self.fault(event, "half of a surrogate pair")
+            self.add_problem(event, "half of a surrogate pair")
             return ""
 
 
-def resolve(text: str) -> str | int | float | bool | None:
+def resolve_scalar(text: str) -> str | int | float | bool | None:
     """What a plain scalar means in YAML 1.2's core schema. Raises ValueError for a number out of range."""
     if _NULL.fullmatch(text):
         return None

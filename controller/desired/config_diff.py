@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
-from controller.redaction.patterns import masked, secrets_of
+from controller.redaction.patterns import collect_secrets, mask_fields
 from controller.schema.admin import FieldChange, KeyChange
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class ModelEdit:
     """One model that the files declare otherwise than before. Fields are in name order; null is: not declared."""
 
     model: str
@@ -25,21 +25,21 @@ class Edit:
     fields: tuple[FieldChange, ...]
 
 
-def edits(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[Edit]:
+def diff_models(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[ModelEdit]:
     """The models that differ, in name order. Both are declared states: per model what the files say."""
     model_edits = []
     for model in sorted(before.keys() | after.keys()):
         old, new = before.get(model), after.get(model)
         if old is None and new is not None:
-            model_edits.append(Edit(model, "added", _changes({}, new)))
+            model_edits.append(ModelEdit(model, "added", _diff_fields({}, new)))
         elif old is not None and new is None:
-            model_edits.append(Edit(model, "removed", _changes(old, {})))
+            model_edits.append(ModelEdit(model, "removed", _diff_fields(old, {})))
         elif old is not None and new is not None and old != new:
-            model_edits.append(Edit(model, "edited", _changes(old, new)))
+            model_edits.append(ModelEdit(model, "edited", _diff_fields(old, new)))
     return model_edits
 
 
-def key_edits(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[KeyChange]:
+def diff_keys(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[KeyChange]:
     """The keys that differ, in name order. Both are per key what the files say."""
     key_changes = []
     for name in sorted(before.keys() | after.keys()):
@@ -55,19 +55,19 @@ def key_edits(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mappi
     return key_changes
 
 
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[FieldChange, ...]:
+def _diff_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[FieldChange, ...]:
     # A secret that moved to where it is not known as one is no less secret.
-    secrets = secrets_of(before) | secrets_of(after)
-    shown_before, shown_after = masked(before, secrets), masked(after, secrets)
+    secrets = collect_secrets(before) | collect_secrets(after)
+    shown_before, shown_after = mask_fields(before, secrets), mask_fields(after, secrets)
     return tuple(
         change
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)
-        for change in _field(name, before, after, shown_before, shown_after)
+        for change in _diff_field(name, before, after, shown_before, shown_after)
     )
 
 
-def _field(
+def _diff_field(
     name: str,
     before: Mapping[str, Any],
     after: Mapping[str, Any],

@@ -13,19 +13,19 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
-from controller.engines import engine_of, spec_hash
+from controller.engines import get_engine, spec_hash
 from controller.schema.desired import Definition
-from controller.schema.override import Override, Rested
+from controller.schema.override import Evicted, Override
 from controller.state import DesiredModel, DesiredState, Statement
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredModel:
     """One model of the files: validated, and raw for the digests of overrides."""
 
     definition: Definition
-    raw: Mapping[str, Any]
-    since: float
+    raw_fields: Mapping[str, Any]
+    declared_since: float
     """Unix time since when the files say this."""
 
 
@@ -42,23 +42,23 @@ class Defaults:
     preflight_recheck_s: float = 30.0
 
 
-def resolve(
-    declared_models: Mapping[str, Declared],
+def resolve_desired(
+    declared_models: Mapping[str, DeclaredModel],
     overrides: Mapping[str, Override],
     demand: Mapping[str, float],
     defaults: Defaults,
     *,
     generation: int,
     paused: bool = False,
-    evictions: Mapping[str, Rested] = MappingProxyType({}),
+    evictions: Mapping[str, Evicted] = MappingProxyType({}),
 ) -> DesiredState:
     """`demand`: autoload model to Unix time of the last request for it. `evictions`: those that made room for others,
     or were not used, since.
     """
     models = {}
     for name, entry in declared_models.items():
-        override = standing(overrides.get(name), entry.definition, entry.raw)
-        models[name] = _model(name, entry, override, demand.get(name), evictions.get(name), defaults)
+        override = surviving_override(overrides.get(name), entry.definition, entry.raw_fields)
+        models[name] = _resolve_model(name, entry, override, demand.get(name), evictions.get(name), defaults)
     return DesiredState(
         generation,
         models,
@@ -68,22 +68,22 @@ def resolve(
     )
 
 
-def _model(
+def _resolve_model(
     name: str,
-    entry: Declared,
+    entry: DeclaredModel,
     override: Override | None,
     demanded_at: float | None,
-    eviction: Rested | None,
+    eviction: Evicted | None,
     defaults: Defaults,
 ) -> DesiredModel:
     params = override.params if override is not None else {}
     definition = with_params(entry.definition, params) if params else entry.definition
-    engine = engine_of(definition)
+    engine = get_engine(definition)
     statement, is_loaded = _statement(entry, override, demanded_at, eviction)
     replicas = definition.replicas
     if override is not None and override.replicas is not None:
         replicas = min(override.replicas, definition.replica_max or definition.replicas)
-    image = engine.image(definition, defaults.images) if defaults.images and engine.runs else None
+    image = engine.resolve_image(definition, defaults.images) if defaults.images and engine.runs else None
     is_evicted = eviction is not None and statement.kind == "autoload" and not is_loaded
     gpu_count, gpu_choice = _gpus(definition)
     return DesiredModel(
@@ -114,14 +114,16 @@ def _model(
     )
 
 
-def standing(override: Override | None, definition: Definition, raw_fields: Mapping[str, Any]) -> Override | None:
+def surviving_override(
+    override: Override | None, definition: Definition, raw_fields: Mapping[str, Any]
+) -> Override | None:
     """What is left of a statement under the definition as it is now: what no edit ended, as far as it still fits. None:
     nothing.
     """
-    kept_override = override.surviving(raw_fields) if override is not None else None
+    kept_override = override.drop_edited_fields(raw_fields) if override is not None else None
     if kept_override is None or not kept_override.params:
         return kept_override
-    kept_params = fitting(definition, kept_override.params)
+    kept_params = fitting_params(definition, kept_override.params)
     return (
         kept_override
         if kept_params == kept_override.params
@@ -129,7 +131,7 @@ def standing(override: Override | None, definition: Definition, raw_fields: Mapp
     )
 
 
-def fitting(definition: Definition, params: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+def fitting_params(definition: Definition, params: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Of a load's parameters those that the definition takes: an edit of other fields may have made some misfit.
 
     Some fit only together, and some exclude each other: kept are as many as fit together, of as many those that were
@@ -158,7 +160,7 @@ def with_params(definition: Definition, params: Mapping[str, JsonValue]) -> Defi
 
 
 def _statement(
-    entry: Declared, override: Override | None, demanded_at: float | None, eviction: Rested | None
+    entry: DeclaredModel, override: Override | None, demanded_at: float | None, eviction: Evicted | None
 ) -> tuple[Statement, bool]:
     definition = entry.definition
     if override is not None and override.action == "load":
@@ -173,9 +175,9 @@ def _statement(
     if definition.autoload and eviction is not None:
         return Statement("autoload", eviction.at, f"{eviction.reason}; the next request loads it"), False
     if definition.enabled:
-        return Statement("file", entry.since, "enabled in the files"), True
+        return Statement("file", entry.declared_since, "enabled in the files"), True
     reason = "autoload: no request asked for it yet" if definition.autoload else "enabled: false in the files"
-    return Statement("file", entry.since, reason), False
+    return Statement("file", entry.declared_since, reason), False
 
 
 def _gpus(definition: Definition) -> tuple[int, tuple[str, ...]]:

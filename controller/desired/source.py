@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from controller.config.debounce import Settled, settle
-from controller.config.last_good import LastGoodError, load, save
-from controller.config.parse import Parsed, parse
+from controller.config.debounce import DebouncedState, debounce
+from controller.config.last_good import LastGoodError, load_last_good, save_last_good
+from controller.config.parse import ParsedFolder, parse_folder
 from controller.config.read import read_folder
-from controller.desired.resolve import Declared, Defaults, resolve, standing
-from controller.schema.override import Override, Rested, ended, field_digest, restated
+from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired, surviving_override
+from controller.schema.override import Evicted, Override, ended_fields, field_digest, restate_override
 from controller.schema.routing import GatewayReport, Stamp
 from controller.schema.status import Problem
 from controller.state import DesiredState
-from controller.storage.state_dir import Memory, Store
+from controller.storage.state_dir import StateDir, StoredState
 
 T = TypeVar("T")
 
@@ -28,230 +28,236 @@ GATEWAYS_HEARD = 64
 """Gateways whose demand is remembered; each start of one is another."""
 
 
-class DesiredFiles:
+class DesiredStateSource:
     """The desired state: files, overrides and demand, in the order in which they rule."""
 
     def __init__(
         self,
         folder: Path,
         models: Path,
-        store: Store,
+        store: StateDir,
         defaults: Defaults,
         *,
         resync_s: float,
         clock: Callable[[], float],
         learn: Callable[[Mapping[str, Mapping[str, Any]]], None] = lambda _: None,
-        on_edit: Callable[[Settled | None, Settled, Mapping[str, Sequence[str]]], None] = lambda *_: None,
+        on_edit: Callable[[DebouncedState | None, DebouncedState, Mapping[str, Sequence[str]]], None] = lambda *_: None,
     ) -> None:
         """`learn` takes note of secrets: it is given every model's fields, and every load's, before they come into
         force. `on_edit` is told of each edit: what was in force, what is, and by model what it ended of its statement.
         """
         self._learn = learn
-        self._edited = on_edit
+        self._on_edit = on_edit
         self._folder = folder
         self._models = models
         self._store = store
         self._defaults = defaults
         self._resync_s = resync_s
         self._clock = clock
-        self._reading = asyncio.Lock()
+        self._read_lock = asyncio.Lock()
         self._read_at = 0.0
-        self._memory = self._stored = store.memory()
-        self._settled: Settled | None = None
-        self._since: dict[str, tuple[str, float]] = {}
+        self._stored_state = self._written_state = store.load_memory()
+        self._in_force: DebouncedState | None = None
+        self._declared_since: dict[str, tuple[str, float]] = {}
         self._generation = 0
-        self._heard: dict[str, dict[str, float]] = {}
+        self._gateway_demand: dict[str, dict[str, float]] = {}
         """Demand as each gateway last told it, by its own clock."""
-        self._quiet: dict[str, tuple[int, Stamp | None]] = {}
+        self._unload_revisions: dict[str, tuple[int, Stamp | None]] = {}
         """Models that were unloaded: the revision that holds it, and the first table that tells of it."""
         self._problems: tuple[Problem, ...] = ()
         self.revision = 0
         """Counts every change of what `state` answers."""
 
     @property
-    def memory(self) -> Memory:
+    def stored_state(self) -> StoredState:
         """What is kept for the next controller."""
-        return self._memory
+        return self._stored_state
 
     @property
-    def settled(self) -> Settled | None:
+    def in_force(self) -> DebouncedState | None:
         """What the files declare, as it is in force; None: nothing was ever valid."""
-        return self._settled
+        return self._in_force
 
-    def since(self, name: str) -> float:
+    def declared_since(self, name: str) -> float:
         """Unix time since when the files say what they say of the model."""
-        return self._since.get(name, ("", self._clock()))[1]
+        return self._declared_since.get(name, ("", self._clock()))[1]
 
-    def all_since(self) -> dict[str, float]:
+    def all_declared_since(self) -> dict[str, float]:
         """The same of every model."""
-        return {name: since for name, (_, since) in self._since.items()}
+        return {name: since for name, (_, since) in self._declared_since.items()}
 
-    def override(self, name: str) -> Override | None:
+    def get_override(self, name: str) -> Override | None:
         """The runtime statement that stands for the model."""
-        override = self._memory.overrides.get(name)
-        if override is None or self._settled is None or name not in self._settled.declared:
+        override = self._stored_state.overrides.get(name)
+        if override is None or self._in_force is None or name not in self._in_force.declared_models:
             return None
-        return standing(override, self._settled.definitions[name], self._settled.declared[name])
+        return surviving_override(override, self._in_force.definitions[name], self._in_force.declared_models[name])
 
-    def state_override(self, override: Override) -> None:
+    def set_override(self, override: Override) -> None:
         """Let an operator's statement rule."""
         self._learn({override.model: override.params})
-        change: dict[str, object] = {"overrides": {**self._memory.overrides, override.model: override}}
+        change: dict[str, object] = {"overrides": {**self._stored_state.overrides, override.model: override}}
         if override.action == "unload":
-            self._quiet[override.model] = (self.revision + 1, None)
-            change["demand"] = _without(self._memory.demand, [override.model])
-        self._keep(change | {"rested": _without(self._memory.rested, [override.model])})
+            self._unload_revisions[override.model] = (self.revision + 1, None)
+            change["demand"] = _drop_entries(self._stored_state.demand, [override.model])
+        self._update_state(change | {"rested": _drop_entries(self._stored_state.rested, [override.model])})
 
-    def rest(self, models: Mapping[str, str]) -> None:
+    def evict_models(self, models: Mapping[str, str]) -> None:
         """Want these `autoload` models no more until the next request for each; to each the reason."""
         if models:
-            evictions = {name: Rested(at=self._clock(), reason=reason) for name, reason in models.items()}
-            demand = _without(self._memory.demand, models)
-            self._keep({"rested": {**self._memory.rested, **evictions}, "demand": demand})
+            evictions = {name: Evicted(at=self._clock(), reason=reason) for name, reason in models.items()}
+            demand = _drop_entries(self._stored_state.demand, models)
+            self._update_state({"rested": {**self._stored_state.rested, **evictions}, "demand": demand})
 
-    def awake(self, models: Sequence[str]) -> None:
+    def request_reload(self, models: Sequence[str]) -> None:
         """Want these again: requests wait for them."""
         if models:
-            demand = self._memory.demand | dict.fromkeys(models, self._clock())
-            self._keep({"rested": _without(self._memory.rested, models), "demand": demand})
+            demand = self._stored_state.demand | dict.fromkeys(models, self._clock())
+            self._update_state({"rested": _drop_entries(self._stored_state.rested, models), "demand": demand})
 
     def drop_override(self, name: str) -> bool:
         """Let the files rule again. Whether there was a statement."""
-        if name not in self._memory.overrides:
+        if name not in self._stored_state.overrides:
             return False
-        self._keep({"overrides": {key: each for key, each in self._memory.overrides.items() if key != name}})
+        self._update_state(
+            {"overrides": {key: each for key, each in self._stored_state.overrides.items() if key != name}}
+        )
         return True
 
-    def recover(self) -> None:
+    def recover_last_good(self) -> None:
         """Take the last good state as what is in force, before the files are read for the first time."""
-        self._learn({name: override.params for name, override in self._memory.overrides.items()})
+        self._learn({name: override.params for name, override in self._stored_state.overrides.items()})
         try:
-            self._settled = load(self._store.folder, self._models)
+            self._in_force = load_last_good(self._store.folder, self._models)
         except LastGoodError as error:
             log.warning("the last good state cannot be used: %s", error)
-        if self._settled is not None:
-            self._learn(self._settled.declared)
+        if self._in_force is not None:
+            self._learn(self._in_force.declared_models)
             self._generation += 1
-            self._note_edits(self._settled)
+            self._note_edits(self._in_force)
 
-    async def refresh(self, now: float) -> None:
+    async def refresh_files(self, now: float) -> None:
         """Read the files if it is time to, though nothing was seen to change."""
         resync_at = self._read_at + self._resync_s
         confirm_at = self.wake_at()
         if now >= (resync_at if confirm_at is None else min(resync_at, confirm_at)):
-            await self.read()
+            await self.read_files()
 
-    async def read(self) -> None:
+    async def read_files(self) -> None:
         """Read the files. A bad file changes nothing but `problems`."""
         # One at a time: an older snapshot must not come into force after a newer one.
-        async with self._reading:
+        async with self._read_lock:
             snapshot = await asyncio.to_thread(read_folder, self._folder)
-            self._take(parse(snapshot, self._models))
+            self._apply_files(parse_folder(snapshot, self._models))
 
-    def _take(self, parsed: Parsed) -> None:
-        previous, now = self._settled, self._clock()
-        self._settled = settle(previous, parsed, now)
+    def _apply_files(self, parsed: ParsedFolder) -> None:
+        previous, now = self._in_force, self._clock()
+        self._in_force = debounce(previous, parsed, now)
         self._read_at = now
         if parsed.problems != self._problems:
             self._problems = parsed.problems
             for problem in parsed.problems:
                 log.error("%s", problem)
             log.info("the desired state is %s", "broken; what was last good rules" if parsed.problems else "good")
-        if self._settled is not None and (previous is None or _differ(previous, self._settled)):
-            self._learn(self._settled.declared)
+        if self._in_force is not None and (previous is None or _differ(previous, self._in_force)):
+            self._learn(self._in_force.declared_models)
             self._generation += 1
-            self._note_edits(self._settled)
-            self._edited(previous, self._settled, self._end_statements(previous, self._settled))
-            if parsed.ok:
-                self._save(self._settled)
+            self._note_edits(self._in_force)
+            self._on_edit(previous, self._in_force, self._end_statements(previous, self._in_force))
+            if parsed.is_valid:
+                self._save_last_good(self._in_force)
 
-    def _save(self, state: Settled) -> None:
+    def _save_last_good(self, state: DebouncedState) -> None:
         try:
-            save(self._store.folder, state.declared, state.declared_keys, self._clock())
+            save_last_good(self._store.folder, state.declared_models, state.declared_keys, self._clock())
         except OSError as error:
             log.warning("the last good state is not stored, so a restart would not know it: %s", error)
 
-    def _note_edits(self, state: Settled) -> None:
+    def _note_edits(self, state: DebouncedState) -> None:
         now = self._clock()
         self.revision += 1
-        digests = {name: field_digest(declared) for name, declared in state.declared.items()}
-        self._since = {
-            name: entry if (entry := self._since.get(name)) and entry[0] == digest else (digest, now)
+        digests = {name: field_digest(declared) for name, declared in state.declared_models.items()}
+        self._declared_since = {
+            name: entry if (entry := self._declared_since.get(name)) and entry[0] == digest else (digest, now)
             for name, digest in digests.items()
         }
 
-    def _end_statements(self, before: Settled | None, state: Settled) -> dict[str, list[str]]:
+    def _end_statements(self, before: DebouncedState | None, state: DebouncedState) -> dict[str, list[str]]:
         """What an edit ended stays ended, even if the edit is taken back. Returns it by model, as `ended` names it."""
         overrides: dict[str, Override] = {}
         ended_by_model: dict[str, list[str]] = {}
-        for name, override in self._memory.overrides.items():
+        for name, override in self._stored_state.overrides.items():
             definition = state.definitions.get(name)
-            kept_override = standing(override, definition, state.declared[name]) if definition is not None else None
+            kept_override = (
+                surviving_override(override, definition, state.declared_models[name])
+                if definition is not None
+                else None
+            )
             if kept_override is not None:
                 overrides[name] = kept_override
-            if ended_names := ended(override, kept_override):
+            if ended_names := ended_fields(override, kept_override):
                 ended_by_model[name] = ended_names
-        declared_before = before.declared if before is not None else {}
+        declared_before = before.declared_models if before is not None else {}
         demand = {
             name: demanded_at
-            for name, demanded_at in self._memory.demand.items()
+            for name, demanded_at in self._stored_state.demand.items()
             if _still_counts(name, declared_before, state)
         }
         evictions = {
             name: eviction
-            for name, eviction in self._memory.rested.items()
+            for name, eviction in self._stored_state.rested.items()
             if _still_counts(name, declared_before, state)
         }
-        self._keep({"overrides": overrides, "demand": demand, "rested": evictions})
+        self._update_state({"overrides": overrides, "demand": demand, "rested": evictions})
         return ended_by_model
 
-    def state(self, now: float) -> DesiredState | None:
+    def desired_state(self, now: float) -> DesiredState | None:
         """What is wanted now; None: no valid files were ever read."""
-        if self._settled is None:
+        if self._in_force is None:
             return None
         declared_models = {
-            name: Declared(definition, self._settled.declared[name], self.since(name))
-            for name, definition in self._settled.definitions.items()
+            name: DeclaredModel(definition, self._in_force.declared_models[name], self.declared_since(name))
+            for name, definition in self._in_force.definitions.items()
         }
-        desired = resolve(
+        desired = resolve_desired(
             declared_models,
-            self._memory.overrides,
-            self._memory.demand,
+            self._stored_state.overrides,
+            self._stored_state.demand,
             self._defaults,
             generation=self._generation,
-            paused=self._memory.paused,
-            evictions=self._memory.rested,
+            paused=self._stored_state.paused,
+            evictions=self._stored_state.rested,
         )
-        return replace(desired, revision=self.revision, keys=self._settled.keys)
+        return replace(desired, revision=self.revision, keys=self._in_force.keys)
 
-    def problems(self) -> list[Problem]:
+    def list_problems(self) -> list[Problem]:
         """What is wrong with the files."""
         return list(self._problems)
 
     def wake_at(self) -> float | None:
         """When a model that vanished from the files, or the last key, may be taken as removed."""
-        return self._settled.wake_at if self._settled is not None else None
+        return self._in_force.wake_at if self._in_force is not None else None
 
-    def remember(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
+    def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
         """Keep what was loaded and ready."""
-        self._keep({"loaded_once": sorted(loaded_once), "ready_since": ready_since})
+        self._update_state({"loaded_once": sorted(loaded_once), "ready_since": ready_since})
 
-    def pause(self, paused: bool) -> None:
+    def set_paused(self, paused: bool) -> None:
         """Observe and never act, over restarts."""
-        self._keep({"paused": paused})
+        self._update_state({"paused": paused})
 
-    def published(self, revision: int, stamp: Stamp) -> None:
+    def note_published(self, revision: int, stamp: Stamp) -> None:
         """The table of that stamp holds what was wanted at that revision."""
-        for name, (unloaded_at, first_stamp) in self._quiet.items():
+        for name, (unloaded_at, first_stamp) in self._unload_revisions.items():
             if first_stamp is None and revision >= unloaded_at:
-                self._quiet[name] = (unloaded_at, stamp)
+                self._unload_revisions[name] = (unloaded_at, stamp)
 
-    def ask_for(self, report: GatewayReport) -> bool:
+    def take_demand(self, report: GatewayReport) -> bool:
         """Take a gateway's demand for autoload models. Whether it was new."""
-        known_demand = self._heard.pop(report.gateway_id, {})
-        self._heard[report.gateway_id] = dict(report.demand)
-        for oldest_id in list(self._heard)[:-GATEWAYS_HEARD]:
-            del self._heard[oldest_id]
+        known_demand = self._gateway_demand.pop(report.gateway_id, {})
+        self._gateway_demand[report.gateway_id] = dict(report.demand)
+        for oldest_id in list(self._gateway_demand)[:-GATEWAYS_HEARD]:
+            del self._gateway_demand[oldest_id]
         fresh_names = [
             name
             for name, demanded_at in report.demand.items()
@@ -261,15 +267,15 @@ class DesiredFiles:
         if not fresh_names:
             return False
         for name in fresh_names:
-            self._quiet.pop(name, None)
-        self.awake(fresh_names)
+            self._unload_revisions.pop(name, None)
+        self.request_reload(fresh_names)
         return True
 
     def _is_before_unload(self, name: str, stamp: Stamp | None) -> bool:
         """Whether a gateway may tell of requests that came before the model was unloaded: it does not know of that."""
-        if name not in self._quiet:
+        if name not in self._unload_revisions:
             return False
-        _, first_stamp = self._quiet[name]
+        _, first_stamp = self._unload_revisions[name]
         return first_stamp is None or stamp is None or stamp < first_stamp
 
     def _is_fresh(self, name: str, demanded_at: float, known_at: float | None) -> bool:
@@ -278,33 +284,33 @@ class DesiredFiles:
         them."""
         if known_at is not None:
             return demanded_at > known_at
-        override, eviction = self._memory.overrides.get(name), self._memory.rested.get(name)
+        override, eviction = self._stored_state.overrides.get(name), self._stored_state.rested.get(name)
         end_times = [each.at for each in (override, eviction) if each is not None]
-        return name not in self._memory.demand and all(demanded_at > end_time for end_time in end_times)
+        return name not in self._stored_state.demand and all(demanded_at > end_time for end_time in end_times)
 
-    def _keep(self, change: Mapping[str, object]) -> None:
-        before, self._memory = self._memory, self._memory.model_copy(update=dict(change))
+    def _update_state(self, change: Mapping[str, object]) -> None:
+        before, self._stored_state = self._stored_state, self._stored_state.model_copy(update=dict(change))
         ruling_fields = ("overrides", "demand", "rested", "paused")
-        self.revision += any(getattr(before, each) != getattr(self._memory, each) for each in ruling_fields)
-        if self._memory != self._stored:
+        self.revision += any(getattr(before, each) != getattr(self._stored_state, each) for each in ruling_fields)
+        if self._stored_state != self._written_state:
             try:
-                self._store.remember(self._memory)
-                self._stored = self._memory
+                self._store.save_memory(self._stored_state)
+                self._written_state = self._stored_state
             except OSError as error:
                 log.warning("the controller's memory is not stored, so a restart would not know it: %s", error)
 
 
-def _still_counts(name: str, declared_before: Mapping[str, Mapping[str, Any]], state: Settled) -> bool:
+def _still_counts(name: str, declared_before: Mapping[str, Mapping[str, Any]], state: DebouncedState) -> bool:
     """Whether what requests asked of a model, or that they do not, still counts after an edit."""
     definition = state.definitions.get(name)
     if definition is None or not definition.autoload:
         return False
-    return not restated(declared_before.get(name), state.declared[name])
+    return not restate_override(declared_before.get(name), state.declared_models[name])
 
 
-def _without(entries: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
+def _drop_entries(entries: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
     return {name: entry for name, entry in entries.items() if name not in names}
 
 
-def _differ(before: Settled, after: Settled) -> bool:
-    return (before.declared, before.declared_keys) != (after.declared, after.declared_keys)
+def _differ(before: DebouncedState, after: DebouncedState) -> bool:
+    return (before.declared_models, before.declared_keys) != (after.declared_models, after.declared_keys)

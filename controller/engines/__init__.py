@@ -50,7 +50,7 @@ def resolve_backend(model_path: str | None) -> str | None:
     return BACKEND_OF_SUFFIX.get(suffix)
 
 
-def engine_of(definition: Definition) -> Engine:
+def get_engine(definition: Definition) -> Engine:
     """The engine that serves a validated definition."""
     name = definition.backend or resolve_backend(definition.model_path)
     assert name is not None, "validation resolves the backend"
@@ -62,7 +62,7 @@ def spec_hash(definition: Definition, image: str | None, served_name: str) -> st
 
     Never aliases, scheduling fields, which GPU, port or secrets; `target_inflight` only where the engine renders it.
     """
-    engine = engine_of(definition)
+    engine = get_engine(definition)
     set_names = [name for name in engine.hashed_when_set if getattr(definition, name) is not None]
     content = {
         "backend": engine.name,

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal
 
 from controller.artifacts.facts import Artifact
-from controller.engines.load_fields import LoadFault, LoadField, LoadValue, faults_of
+from controller.engines.load_fields import LoadFault, LoadField, LoadValue, find_faults
 from controller.engines.memory import Forecast
 from controller.schema.admin import Capabilities, PairPresets
 from controller.schema.desired import Definition
@@ -40,7 +40,7 @@ class RenderContext:
     images: Mapping[str, str] = field(default_factory=dict)
     """Docker: default image by image kind (`llama-server`, `worker`)."""
 
-    def path(self, declared_path: str) -> str:
+    def resolve_path(self, declared_path: str) -> str:
         """The engine-side path of a declared model path, which is relative to the models folder."""
         return str(self.models_root / declared_path)
 
@@ -144,13 +144,13 @@ class Engine:
 
     def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
         """What is wrong with a load's values, all of which are this backend's. Backends add rules about pairs."""
-        return faults_of(self.load_fields, params)
+        return find_faults(self.load_fields, params)
 
     def load_override(self, params: Mapping[str, LoadValue]) -> dict[str, LoadValue]:
         """A load's values as definition fields: what is kept, reported and applied."""
         return dict(params)
 
-    def capabilities(self, definition: Definition) -> Capabilities:
+    def derive_capabilities(self, definition: Definition) -> Capabilities:
         """What requests it takes."""
         return Capabilities()
 
@@ -160,48 +160,48 @@ class Engine:
 
     def thinking_control(self, definition: Definition) -> ThinkingControl | None:
         """How it is told to think or not; None: it takes `default` alone."""
-        return self.thinking_switch if len(self.capabilities(definition).thinking_modes) > 1 else None
+        return self.thinking_switch if len(self.derive_capabilities(definition).thinking_modes) > 1 else None
 
     def context_length(self, definition: Definition) -> int | None:
         """Tokens of one request, prompt and answer, as declared; None: nothing is said. What the engine tells rules."""
         return None
 
-    def artifacts(self, definition: Definition) -> tuple[str, ...]:
+    def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
         """Model paths whose sizes estimate the memory that a replica takes."""
         return ()
 
-    def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+    def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """What a replica takes of memory, by what is read of `artifacts`, by path; None: nothing is here to say it."""
         return None
 
-    def progress(self, log_tail: str) -> float | None:
+    def parse_progress(self, log_tail: str) -> float | None:
         """How far a load is, 0 to 1, by the engine's log; None: it does not tell."""
         return None
 
-    def image(self, definition: Definition, images: Mapping[str, str]) -> str | None:
+    def resolve_image(self, definition: Definition, images: Mapping[str, str]) -> str | None:
         """The image reference in force, or None where the backend has no image."""
         return definition.image or (images.get(self.image_kind) if self.image_kind else None)
 
-    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
         """The command line and environment of one replica."""
         raise TypeError(f"backend {self.name} starts nothing")
 
-    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
+    def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
         """The files that must be there."""
         return ()
 
-    def probe(self, definition: Definition) -> Probe:
+    def describe_probe(self, definition: Definition) -> Probe:
         """How readiness is seen."""
         raise TypeError(f"backend {self.name} is probed as a remote")
 
-    def remote(self, definition: Definition) -> Remote | None:
+    def describe_remote(self, definition: Definition) -> Remote | None:
         """Where the model is served, for a backend that starts nothing."""
         return None
 
-    def apis(self, definition: Definition) -> tuple[str, ...]:
+    def list_apis(self, definition: Definition) -> tuple[str, ...]:
         """The gateway paths that the engine answers itself."""
         return ()
 
-    def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
+    def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
         """The engine's end in plain words; None when nothing better than its last log line is known."""
         return None

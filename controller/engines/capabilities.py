@@ -11,7 +11,7 @@ EMBEDDINGS = Capabilities(multi_turn=False, tools=False, structured_output=False
 """Of a model that serves embeddings or rankings and nothing else."""
 
 
-def declared_over(definition: Definition, derived: Capabilities) -> Capabilities:
+def apply_declared(definition: Definition, derived: Capabilities) -> Capabilities:
     """`derived`, with what the definition declares instead. `default` thinking is always taken."""
     modalities, multi_turn, thinking_modes = derived.modalities, derived.multi_turn, derived.thinking_modes
     if definition.modalities is not None:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from controller.artifacts.facts import Artifact
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
-from controller.engines.capabilities import declared_over
+from controller.engines.capabilities import apply_declared
 from controller.engines.families import ChatFormat, family_of, thinking_modes
 from controller.engines.hf_worker import HF_VERDICTS
 from controller.engines.memory import Forecast
@@ -115,7 +115,7 @@ class CT2(Engine):
         assert isinstance(definition, CT2Definition)
         return min(self.configured_inflight(definition), definition.ct2_inter_threads or 1)
 
-    def capabilities(self, definition: Definition) -> Capabilities:
+    def derive_capabilities(self, definition: Definition) -> Capabilities:
         """One turn; Qwen3 can be told to think."""
         assert isinstance(definition, CT2Definition)
         family = family_of(definition.prompt_format, definition.model_path)
@@ -125,19 +125,19 @@ class CT2(Engine):
             tools=False,
             structured_output=False,
         )
-        return declared_over(definition, derived)
+        return apply_declared(definition, derived)
 
     def context_length(self, definition: Definition) -> int | None:
         """As declared."""
         assert isinstance(definition, CT2Definition)
         return definition.ct2_max_tokens
 
-    def artifacts(self, definition: Definition) -> tuple[str, ...]:
+    def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The folder."""
         assert isinstance(definition, CT2Definition)
         return (definition.model_path,)
 
-    def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+    def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """Its variables in the types that it computes in."""
         assert isinstance(definition, CT2Definition)
         return predict_ct2(
@@ -147,21 +147,21 @@ class CT2(Engine):
             gpus=definition.gpu_count or 0,
         )
 
-    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
         """`python -m worker ct2 ...`."""
         assert isinstance(definition, CT2Definition)
-        args = [*worker_program(self.name, ctx), "--model", ctx.path(definition.model_path)]
+        args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
         args += ("--device", "cuda" if definition.gpu_count else "cpu")
         if definition.ct2_tokenizer is not None:
-            args += ("--tokenizer", ctx.path(definition.ct2_tokenizer))
+            args += ("--tokenizer", ctx.resolve_path(definition.ct2_tokenizer))
         for name, flag in _FLAGS:
             value = getattr(definition, name)
             if value is not None:
                 args += (flag, str(value))
         args += definition.extra_args
-        return Launch(tuple(args), dict(definition.env), self.image(definition, ctx.images), WORKER_TOKEN_ENV)
+        return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 
-    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
+    def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
         """The folder with its weights, and the tokenizer's."""
         assert isinstance(definition, CT2Definition)
         model, tokenizer_path = definition.model_path, definition.ct2_tokenizer
@@ -171,14 +171,14 @@ class CT2(Engine):
         tokenizer_check = FileCheck("ct2_tokenizer", tokenizer_path, "folder")
         return (*checks, tokenizer_check, FileCheck("ct2_tokenizer", f"{tokenizer_path}/tokenizer.json", "file"))
 
-    def probe(self, definition: Definition) -> Probe:
+    def describe_probe(self, definition: Definition) -> Probe:
         """The worker's."""
         return worker_probe()
 
-    def apis(self, definition: Definition) -> tuple[str, ...]:
+    def list_apis(self, definition: Definition) -> tuple[str, ...]:
         """Text."""
         return WORKER_CHAT_APIS
 
-    def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
+    def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
         """By the sentences that the worker and CTranslate2 write."""
         return first_verdict(_VERDICTS, log_tail)

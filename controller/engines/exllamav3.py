@@ -11,7 +11,7 @@ from pydantic import Field
 
 from controller.artifacts.facts import Artifact
 from controller.engines.base import SHM_BYTES, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
-from controller.engines.capabilities import declared_over
+from controller.engines.capabilities import apply_declared
 from controller.engines.families import ChatFormat, family_of, thinking_modes
 from controller.engines.hf_worker import HF_VERDICTS
 from controller.engines.load_fields import LoadFault, LoadField, LoadValue
@@ -173,7 +173,7 @@ class ExLlamaV3(Engine):
             override[_QUANT] = None if k_bits is None else f"{k_bits},{v_bits}"
         return override
 
-    def capabilities(self, definition: Definition) -> Capabilities:
+    def derive_capabilities(self, definition: Definition) -> Capabilities:
         """Conversations only where the prompt format says so: whether the folder has a chat template is not seen here.
 
         A definition whose folder has one declares `multi_turn: true`.
@@ -186,7 +186,7 @@ class ExLlamaV3(Engine):
             tools=False,
             structured_output=False,
         )
-        return declared_over(definition, derived)
+        return apply_declared(definition, derived)
 
     def context_length(self, definition: Definition) -> int | None:
         """What one request may have of the cache."""
@@ -194,15 +194,15 @@ class ExLlamaV3(Engine):
         bounds = (definition.exllama_cache_size, definition.exllama_max_rq_tokens)
         return min((bound for bound in bounds if bound is not None), default=None)
 
-    def artifacts(self, definition: Definition) -> tuple[str, ...]:
+    def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The folder."""
         assert isinstance(definition, ExLlamaV3Definition)
         return (definition.model_path,)
 
-    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
         """`python -m worker exllamav3 ...`."""
         assert isinstance(definition, ExLlamaV3Definition)
-        args = [*worker_program(self.name, ctx), "--model", ctx.path(definition.model_path)]
+        args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
         for name, flag in _FLAGS:
             value = getattr(definition, name)
             if value is not None:
@@ -210,11 +210,11 @@ class ExLlamaV3(Engine):
         if definition.exllama_tensor_parallel:
             args.append("--tensor-parallel")
         args += definition.extra_args
-        image = self.image(definition, ctx.images)
+        image = self.resolve_image(definition, ctx.images)
         shm_bytes = SHM_BYTES if ctx.runtime == "docker" and definition.exllama_tensor_parallel else None
         return Launch(tuple(args), dict(definition.env), image, WORKER_TOKEN_ENV, shm_bytes)
 
-    def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+    def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """By the folder's config.json and the cache's tokens."""
         assert isinstance(definition, ExLlamaV3Definition)
         load = ExLlamaLoad(
@@ -225,25 +225,25 @@ class ExLlamaV3(Engine):
         )
         return predict_exllama(definition.model_path, artifacts, load)
 
-    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
+    def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
         """The folder with its configuration and its tokenizer."""
         assert isinstance(definition, ExLlamaV3Definition)
         path = definition.model_path
         files = (FileCheck("model_path", f"{path}/{name}", "file") for name in ("config.json", "tokenizer.json"))
         return (FileCheck("model_path", path, "folder"), *files)
 
-    def probe(self, definition: Definition) -> Probe:
+    def describe_probe(self, definition: Definition) -> Probe:
         """The worker's."""
         return worker_probe()
 
-    def apis(self, definition: Definition) -> tuple[str, ...]:
+    def list_apis(self, definition: Definition) -> tuple[str, ...]:
         """Text."""
         return WORKER_CHAT_APIS
 
-    def progress(self, log_tail: str) -> float | None:
+    def parse_progress(self, log_tail: str) -> float | None:
         """By the worker's last `loading: 40 %`."""
         return percent_progress(log_tail)
 
-    def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
+    def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
         """By the sentences that the worker and ExLlamaV3 write."""
         return first_verdict(_VERDICTS, log_tail)

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from controller.artifacts.facts import Artifact
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
-from controller.engines.capabilities import declared_over
-from controller.engines.memory import Forecast, artifact_at, by_size
+from controller.engines.capabilities import apply_declared
+from controller.engines.memory import Forecast, artifact_at, predict_by_size
 from controller.engines.worker import WORKER_TOKEN_ENV, first_verdict, worker_chat_probe, worker_program
 from controller.schema.admin import Capabilities, Modality
 from controller.schema.desired import Definition
@@ -67,54 +67,54 @@ class LiteRTLM(Engine):
         "litert_lm_max_tokens",
     )
 
-    def capabilities(self, definition: Definition) -> Capabilities:
+    def derive_capabilities(self, definition: Definition) -> Capabilities:
         """Conversations; images where they are encoded. Its answers cannot be held to a schema."""
         assert isinstance(definition, LiteRTLMDefinition)
         takes_images = definition.litert_lm_vision_backend is not None
         modalities: tuple[Modality, ...] = ("text", "image") if takes_images else ("text",)
         derived = Capabilities(modalities=modalities, structured_output=False)
-        return declared_over(definition, derived)
+        return apply_declared(definition, derived)
 
     def context_length(self, definition: Definition) -> int | None:
         """As declared."""
         assert isinstance(definition, LiteRTLMDefinition)
         return definition.litert_lm_max_tokens
 
-    def artifacts(self, definition: Definition) -> tuple[str, ...]:
+    def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The file."""
         assert isinstance(definition, LiteRTLMDefinition)
         return (definition.model_path,)
 
-    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
         """`python -m worker litert_lm ...`. What it compiles goes into the cache, not beside the model."""
         assert isinstance(definition, LiteRTLMDefinition)
-        args = [*worker_program(self.name, ctx), "--model", ctx.path(definition.model_path)]
+        args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
         args += ("--backend", definition.litert_lm_backend or ("gpu" if definition.gpu_count else "cpu"))
         if definition.litert_lm_vision_backend is not None:
             args += ("--vision-backend", definition.litert_lm_vision_backend)
         if definition.litert_lm_max_tokens is not None:
             args += ("--max-tokens", str(definition.litert_lm_max_tokens))
         args += ("--cache-dir", str(ctx.cache_dir / "litert-lm"), *definition.extra_args)
-        return Launch(tuple(args), dict(definition.env), self.image(definition, ctx.images), WORKER_TOKEN_ENV)
+        return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 
-    def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+    def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """The file, and what runs it."""
         assert isinstance(definition, LiteRTLMDefinition)
-        return by_size(artifact_at(definition.model_path, artifacts), definition.gpu_count or 0)
+        return predict_by_size(artifact_at(definition.model_path, artifacts), definition.gpu_count or 0)
 
-    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
+    def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
         """The file."""
         assert isinstance(definition, LiteRTLMDefinition)
         return (FileCheck("model_path", definition.model_path, "file"),)
 
-    def probe(self, definition: Definition) -> Probe:
+    def describe_probe(self, definition: Definition) -> Probe:
         """The worker's, by its only API."""
         return worker_chat_probe()
 
-    def apis(self, definition: Definition) -> tuple[str, ...]:
+    def list_apis(self, definition: Definition) -> tuple[str, ...]:
         """Its API knows conversations alone."""
         return ("/v1/chat/completions",)
 
-    def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
+    def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
         """By the sentences that the worker and LiteRT-LM write."""
         return first_verdict(_VERDICTS, log_tail)

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from controller.artifacts.facts import Artifact
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
-from controller.engines.capabilities import EMBEDDINGS, declared_over
+from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.families import PromptFormat, family_of, thinking_modes
 from controller.engines.llama_log import dots_progress
 from controller.engines.llama_server import GgmlType
@@ -119,11 +119,11 @@ class LlamaCpp(Engine):
     load_fields: ClassVar[tuple[LoadField, ...]] = _LOAD_FIELDS
     load_recommendations: ClassVar[Mapping[str, PairPresets]] = MappingProxyType({"gguf_cache_type_pairs": _PAIRS})
 
-    def capabilities(self, definition: Definition) -> Capabilities:
+    def derive_capabilities(self, definition: Definition) -> Capabilities:
         """TranslateGemma translates one text, and calls nothing; Gemma 4 can be told to think."""
         assert isinstance(definition, LlamaCppDefinition)
         if definition.gguf_embedding:
-            return declared_over(definition, EMBEDDINGS)
+            return apply_declared(definition, EMBEDDINGS)
         family = family_of(definition.prompt_format, definition.model_path)
         if definition.gguf_chat_format is not None:
             family = None  # another template than the file's own
@@ -133,19 +133,19 @@ class LlamaCpp(Engine):
             thinking_modes=thinking_modes(family, "gemma4"),
             tools=not translates and definition.gguf_chat_format is None,
         )
-        return declared_over(definition, derived)
+        return apply_declared(definition, derived)
 
     def context_length(self, definition: Definition) -> int | None:
         """As declared."""
         assert isinstance(definition, LlamaCppDefinition)
         return definition.gguf_n_ctx
 
-    def artifacts(self, definition: Definition) -> tuple[str, ...]:
+    def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The model."""
         assert isinstance(definition, LlamaCppDefinition)
         return (definition.model_path,)
 
-    def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+    def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """By llama.cpp's own sums, with llama-cpp-python's batches, of whose tokens all may be asked for."""
         assert isinstance(definition, LlamaCppDefinition)
         type_v = definition.gguf_type_v or "f16"
@@ -166,10 +166,10 @@ class LlamaCpp(Engine):
         )
         return predict_gguf(definition.model_path, artifacts, load)
 
-    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
         """`python -m worker llama_cpp ...`."""
         assert isinstance(definition, LlamaCppDefinition)
-        args = [*worker_program(self.name, ctx), "--model", ctx.path(definition.model_path)]
+        args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
         for name, flag in _FLAGS:
             value = getattr(definition, name)
             if value is not None:
@@ -179,30 +179,30 @@ class LlamaCpp(Engine):
         if definition.gguf_embedding:
             args.append("--embedding")
         args += definition.extra_args
-        return Launch(tuple(args), dict(definition.env), self.image(definition, ctx.images), WORKER_TOKEN_ENV)
+        return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 
-    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
+    def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
         """The model."""
         assert isinstance(definition, LlamaCppDefinition)
         return (FileCheck("model_path", definition.model_path, "gguf"),)
 
-    def probe(self, definition: Definition) -> Probe:
+    def describe_probe(self, definition: Definition) -> Probe:
         """`/health`, then one token or one embedding."""
         assert isinstance(definition, LlamaCppDefinition)
         return worker_probe(embedding=definition.gguf_embedding)
 
-    def apis(self, definition: Definition) -> tuple[str, ...]:
+    def list_apis(self, definition: Definition) -> tuple[str, ...]:
         """An embedding model serves nothing else."""
         assert isinstance(definition, LlamaCppDefinition)
         if definition.gguf_embedding:
             return ("/v1/embeddings", "/tokenize", "/detokenize")
         return WORKER_CHAT_APIS
 
-    def progress(self, log_tail: str) -> float | None:
+    def parse_progress(self, log_tail: str) -> float | None:
         """By the dots that llama.cpp writes."""
         return dots_progress(log_tail)
 
-    def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
+    def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
         """By the sentences that the worker and llama.cpp write."""
         for pattern, verdict in _VERDICTS:
             if re.search(pattern, log_tail, re.IGNORECASE):

@@ -11,10 +11,10 @@ from pydantic import Field
 
 from controller.artifacts.facts import Artifact
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
-from controller.engines.capabilities import EMBEDDINGS, declared_over
+from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.llama_log import dots_progress
 from controller.engines.load_fields import LoadField
-from controller.engines.memory import MIB, Forecast, Unpredicted, all_of
+from controller.engines.memory import MIB, Forecast, Unpredicted, sum_forecasts
 from controller.engines.memory_llama import LlamaLoad, predict_gguf
 from controller.schema.admin import Capabilities, LoadConstraint
 from controller.schema.desired import Definition
@@ -195,11 +195,11 @@ class LlamaServer(Engine):
     hashed_when_set: ClassVar[tuple[str, ...]] = ("llama_server_library_path",)
     load_fields: ClassVar[tuple[LoadField, ...]] = _LOAD_FIELDS
 
-    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
         """`--parallel` is `target_inflight`, with one KV cache for all slots; `--fit off`: memory is ours to plan."""
         assert isinstance(definition, LlamaServerDefinition)
         args = [
-            *("--model", ctx.path(definition.model_path), "--alias", ctx.served_name),
+            *("--model", ctx.resolve_path(definition.model_path), "--alias", ctx.served_name),
             *("--host", ctx.host, "--port", str(ctx.port)),
             *("--parallel", str(self.target_inflight(definition)), "--kv-unified"),
             *("--fit", "off", "--metrics", "--slots", "--jinja", "--no-webui"),
@@ -214,7 +214,7 @@ class LlamaServer(Engine):
         for name, flag in _PATH_FLAGS:
             value = getattr(definition, name)
             if value is not None:
-                args += (flag, ctx.path(value))
+                args += (flag, ctx.resolve_path(value))
         if definition.llama_server_draft_model_path and definition.llama_server_spec_type is None:
             # Without a type llama-server loads the draft model and never uses it.
             args += ("--spec-type", "draft-simple")
@@ -228,16 +228,19 @@ class LlamaServer(Engine):
             env["LD_LIBRARY_PATH"] = definition.llama_server_library_path
         env.update(definition.env)
         return Launch(
-            (*self._program(definition, ctx), *args), env, self.image(definition, ctx.images), "LLAMA_API_KEY"
+            (*self._build_program(definition, ctx), *args),
+            env,
+            self.resolve_image(definition, ctx.images),
+            "LLAMA_API_KEY",
         )
 
-    def _program(self, definition: LlamaServerDefinition, ctx: RenderContext) -> tuple[str, ...]:
+    def _build_program(self, definition: LlamaServerDefinition, ctx: RenderContext) -> tuple[str, ...]:
         if ctx.runtime == "docker":
             return ("/app/llama-server",)
         binary = definition.llama_server_binary or ctx.executables.get("llama-server")
         return (binary,) if binary else (ctx.executables["python"], "-m", "worker", "llama_server", "--")
 
-    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
+    def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
         """The model, and the projector, draft and template where named."""
         assert isinstance(definition, LlamaServerDefinition)
         checks = [FileCheck("model_path", definition.model_path, "gguf")]
@@ -251,7 +254,7 @@ class LlamaServer(Engine):
             )
         return tuple(checks)
 
-    def probe(self, definition: Definition) -> Probe:
+    def describe_probe(self, definition: Definition) -> Probe:
         """`/health`, then one token, or one embedding, or one ranking."""
         assert isinstance(definition, LlamaServerDefinition)
         path, body = "/v1/completions", {"prompt": "a", "max_tokens": 1}
@@ -272,7 +275,7 @@ class LlamaServer(Engine):
             ),
         )
 
-    def apis(self, definition: Definition) -> tuple[str, ...]:
+    def list_apis(self, definition: Definition) -> tuple[str, ...]:
         """Embedding and reranking models generate nothing. `/infill` answers only where the model knows it."""
         assert isinstance(definition, LlamaServerDefinition)
         if definition.llama_server_reranking:
@@ -281,33 +284,33 @@ class LlamaServer(Engine):
             return ("/v1/embeddings", *_ALWAYS)
         return (*_GENERATING, *_ALWAYS)
 
-    def capabilities(self, definition: Definition) -> Capabilities:
+    def derive_capabilities(self, definition: Definition) -> Capabilities:
         """Images with a projector."""
         assert isinstance(definition, LlamaServerDefinition)
         if definition.llama_server_embedding or definition.llama_server_reranking:
-            return declared_over(definition, EMBEDDINGS)
+            return apply_declared(definition, EMBEDDINGS)
         takes_images = definition.llama_server_mmproj is not None
-        return declared_over(definition, Capabilities(modalities=("text", "image") if takes_images else ("text",)))
+        return apply_declared(definition, Capabilities(modalities=("text", "image") if takes_images else ("text",)))
 
     def context_length(self, definition: Definition) -> int | None:
         """All of the cache: its slots share one, so a request alone may have it."""
         assert isinstance(definition, LlamaServerDefinition)
         return definition.llama_server_n_ctx
 
-    def artifacts(self, definition: Definition) -> tuple[str, ...]:
+    def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The model, and the projector and draft where named."""
-        return tuple(check.path for check in self.files(definition) if check.kind == "gguf")
+        return tuple(check.path for check in self.list_files(definition) if check.kind == "gguf")
 
-    def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+    def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """By llama.cpp's own sums."""
         assert isinstance(definition, LlamaServerDefinition)
-        return _predict(definition, self.target_inflight(definition), artifacts)
+        return _predict_memory(definition, self.target_inflight(definition), artifacts)
 
-    def progress(self, log_tail: str) -> float | None:
+    def parse_progress(self, log_tail: str) -> float | None:
         """By the dots that llama.cpp writes, in releases that do."""
         return dots_progress(log_tail)
 
-    def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
+    def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
         """By the sentences that llama.cpp writes."""
         for pattern, verdict in _VERDICTS:
             if re.search(pattern, log_tail, re.IGNORECASE):
@@ -315,9 +318,9 @@ class LlamaServer(Engine):
         return None
 
 
-def _predict(definition: LlamaServerDefinition, sequences: int, artifacts: Mapping[str, Artifact]) -> Forecast:
+def _predict_memory(definition: LlamaServerDefinition, sequences: int, artifacts: Mapping[str, Artifact]) -> Forecast:
     """A replica of so many slots: the model, and the projector and draft model where named."""
-    load = _load(definition, sequences)
+    load = _build_load(definition, sequences)
     if isinstance(load, Unpredicted):
         return load
     if definition.llama_server_spec_type is not None:
@@ -328,10 +331,10 @@ def _predict(definition: LlamaServerDefinition, sequences: int, artifacts: Mappi
         forecasts.append(predict_gguf(definition.llama_server_draft_model_path, artifacts, draft))
     if definition.llama_server_mmproj is not None:
         forecasts.append(predict_gguf(definition.llama_server_mmproj, artifacts, load))
-    return all_of(forecasts)
+    return sum_forecasts(forecasts)
 
 
-def _load(definition: LlamaServerDefinition, sequences: int) -> LlamaLoad | Unpredicted:
+def _build_load(definition: LlamaServerDefinition, sequences: int) -> LlamaLoad | Unpredicted:
     load = LlamaLoad(
         context=definition.llama_server_n_ctx,
         sequences=sequences,
@@ -342,7 +345,7 @@ def _load(definition: LlamaServerDefinition, sequences: int) -> LlamaLoad | Unpr
         gpus=definition.gpu_count or 0,
         host_overhead=HOST_OVERHEAD,
     )
-    adjusted_load = _with_extra(load, definition.extra_args)
+    adjusted_load = _apply_extra_args(load, definition.extra_args)
     if isinstance(adjusted_load, Unpredicted):
         return adjusted_load
     if definition.llama_server_embedding or definition.llama_server_reranking:
@@ -357,7 +360,7 @@ def _layers(declared_layers: int | None) -> int | None:
     return None if declared_layers is None or declared_layers < 0 else declared_layers
 
 
-def _with_extra(load: LlamaLoad, args: Sequence[str]) -> LlamaLoad | Unpredicted:
+def _apply_extra_args(load: LlamaLoad, args: Sequence[str]) -> LlamaLoad | Unpredicted:
     sizes: dict[str, int] = {}
     for position, arg in enumerate(args):
         if arg in _OPAQUE:

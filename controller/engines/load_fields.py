@@ -42,7 +42,7 @@ class LoadField:
         """Whether null is a value of the field."""
         return self.nullable or self.constraint.kind.endswith("_or_null")
 
-    def check(self, value: LoadValue) -> str | None:
+    def check_value(self, value: LoadValue) -> str | None:
         """Why the value cannot be taken; None: it can."""
         if value is None:
             return None if self.takes_null else "takes no null"
@@ -67,15 +67,15 @@ class LoadField:
         return f"must be one of {', '.join(str(each) for each in allowed_values)}{null}; is `{value:.60}`"
 
 
-def constraints(fields: Iterable[LoadField]) -> dict[str, LoadConstraint]:
+def list_constraints(fields: Iterable[LoadField]) -> dict[str, LoadConstraint]:
     """As `load_constraints` shows them."""
     return {field.name: field.constraint for field in fields}
 
 
-def faults_of(fields: Iterable[LoadField], params: Mapping[str, Any]) -> list[LoadFault]:
+def find_faults(fields: Iterable[LoadField], params: Mapping[str, Any]) -> list[LoadFault]:
     """What is wrong with the values of known fields, each by itself."""
     return [
         LoadFault(field.name, fault)
         for field in fields
-        if field.name in params and (fault := field.check(params[field.name])) is not None
+        if field.name in params and (fault := field.check_value(params[field.name])) is not None
     ]

@@ -55,10 +55,10 @@ EXAMPLES: Final[tuple[dict[str, LoadValue], ...]] = (
 
 def load_request_model() -> type[BaseModel]:
     """`LoadRequest`: a sparse body. Which fields were given is told by `model_fields_set`, never by their values."""
-    fields: dict[str, Any] = {"replicas": _replicas()}
+    fields: dict[str, Any] = {"replicas": _replicas_field()}
     owners = _owners()
     for field in (field for engine in ENGINES.values() for field in engine.load_fields):
-        fields[field.name] = _optional(field, owners[field.name])
+        fields[field.name] = _optional_field(field, owners[field.name])
     config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [dict(each) for each in EXAMPLES]})
     doc = "What a load may set: replicas, and fields of the model's own backend. Null is a value, and not the same as "
     return create_model("LoadRequest", __config__=config, __doc__=doc + "a field that is left out.", **fields)
@@ -70,7 +70,7 @@ def load_params(request: BaseModel) -> dict[str, LoadValue]:
     return {name: getattr(request, name) for name in type(request).model_fields if name in given_names}
 
 
-def wrong_backend(engine: Engine, params: Mapping[str, LoadValue]) -> LoadFault | None:
+def find_wrong_backend(engine: Engine, params: Mapping[str, LoadValue]) -> LoadFault | None:
     """The first field that another backend takes and this one does not."""
     own_names = {field.name for field in engine.load_fields}
     owners = _owners()
@@ -90,18 +90,21 @@ def _owners() -> dict[str, list[str]]:
     return owners
 
 
-def _optional(field: LoadField, owners: list[str]) -> Any:
+def _optional_field(field: LoadField, owners: list[str]) -> Any:
     value_type = _schema_type(field)
     words = f"{field.description} ({', '.join(owners)})"
-    return (value_type | None if field.takes_null else value_type, _left_out(words))
+    return (value_type | None if field.takes_null else value_type, _field_without_default(words))
 
 
-def _replicas() -> Any:
+def _replicas_field() -> Any:
     value_type = Annotated[int, Field(ge=1, le=MOST)]
-    return (value_type, _left_out("Replicas of this load, up to the definition's replica_max; default: its replicas."))
+    return (
+        value_type,
+        _field_without_default("Replicas of this load, up to the definition's replica_max; default: its replicas."),
+    )
 
 
-def _left_out(description: str) -> Any:
+def _field_without_default(description: str) -> Any:
     # The default is never a value: without it in the schema, no generated client sends it.
     return Field(default=None, description=description, json_schema_extra=_without_default)
 

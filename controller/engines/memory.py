@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from controller.artifacts.facts import Artifact, Unread
+from controller.artifacts.facts import Artifact, UnreadArtifact
 
 MIB: Final = 2**20
 CUDA_OVERHEAD: Final = 512 * MIB
@@ -21,7 +21,7 @@ llama-cpp-python."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class MemoryParts:
     """Memory of one device by what it is for."""
 
     weights: int = 0
@@ -36,9 +36,9 @@ class Parts:
         """All of it."""
         return self.weights + self.kv_cache + self.compute + self.overhead
 
-    def __add__(self, other: Parts) -> Parts:
+    def __add__(self, other: MemoryParts) -> MemoryParts:
         """Both on one device; the overhead is not added, but the larger one taken."""
-        return Parts(
+        return MemoryParts(
             self.weights + other.weights,
             self.kv_cache + other.kv_cache,
             self.compute + other.compute,
@@ -46,16 +46,16 @@ class Parts:
         )
 
 
-NOTHING: Final = Parts()
+NOTHING: Final = MemoryParts()
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What one replica takes."""
 
-    gpu: Parts
+    gpu: MemoryParts
     """On each of its GPUs; on the fullest, where they differ."""
-    host: Parts
+    host: MemoryParts
     gpus: int = 0
     gpu_share: float | None = None
     """Set: it takes this share of each GPU's memory, whatever that is; `gpu` is what it needs at least."""
@@ -77,10 +77,10 @@ Forecast = Prediction | Unpredicted
 
 def artifact_at(path: str, artifacts: Mapping[str, Artifact]) -> Artifact:
     """The facts of the model at `path`."""
-    return artifacts.get(path, Unread(f"{path}: was not read yet"))
+    return artifacts.get(path, UnreadArtifact(f"{path}: was not read yet"))
 
 
-def all_of(forecasts: Iterable[Forecast]) -> Forecast:
+def sum_forecasts(forecasts: Iterable[Forecast]) -> Forecast:
     """Several models in one replica: their sum, or the first reason why there is none."""
     total = Prediction(NOTHING, NOTHING)
     for each in forecasts:
@@ -90,11 +90,11 @@ def all_of(forecasts: Iterable[Forecast]) -> Forecast:
     return total
 
 
-def by_size(artifact: Artifact, gpus: int) -> Forecast:
+def predict_by_size(artifact: Artifact, gpus: int) -> Forecast:
     """Of a worker whose engine keeps the file as it is, and little beside it."""
-    if isinstance(artifact, Unread):
+    if isinstance(artifact, UnreadArtifact):
         return Unpredicted(artifact.reason)
-    host = Parts(overhead=WORKER_OVERHEAD)
+    host = MemoryParts(overhead=WORKER_OVERHEAD)
     if gpus:
-        return Prediction(Parts(-(-artifact.size // gpus), overhead=CUDA_OVERHEAD), host, gpus)
-    return Prediction(NOTHING, host + Parts(artifact.size))
+        return Prediction(MemoryParts(-(-artifact.size // gpus), overhead=CUDA_OVERHEAD), host, gpus)
+    return Prediction(NOTHING, host + MemoryParts(artifact.size))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from controller.artifacts.facts import Artifact, Ct2, Unread
+from controller.artifacts.facts import Artifact, Ct2, UnreadArtifact
 from controller.engines.memory import (
     CUDA_OVERHEAD,
     NOTHING,
     WORKER_OVERHEAD,
     Forecast,
-    Parts,
+    MemoryParts,
     Prediction,
     Unpredicted,
     artifact_at,
@@ -34,7 +34,7 @@ _COMPUTES: Final = {
 def predict_ct2(path: str, artifacts: Mapping[str, Artifact], *, compute_type: str, gpus: int) -> Forecast:
     """Weights alone: what is kept of a text is small beside them."""
     facts = artifact_at(path, artifacts)
-    if isinstance(facts, Unread):
+    if isinstance(facts, UnreadArtifact):
         return Unpredicted(facts.reason)
     if not isinstance(facts, Ct2):
         return Unpredicted(f"{path} has no model.bin")
@@ -42,16 +42,16 @@ def predict_ct2(path: str, artifacts: Mapping[str, Artifact], *, compute_type: s
         (1, 2 if gpus else 4) if compute_type == "auto" else _COMPUTES.get(compute_type, (None, None))
     )
     least_bytes = 2 if gpus else 4  # without a GPU it computes with floats of 4 bytes, however they are stored
-    weights = _converted(facts.matrices, matrix_element, least_bytes) + _converted(
+    weights = _converted_bytes(facts.matrices, matrix_element, least_bytes) + _converted_bytes(
         facts.vectors, other_element, least_bytes
     )
-    host = Parts(overhead=WORKER_OVERHEAD)
+    host = MemoryParts(overhead=WORKER_OVERHEAD)
     if gpus:
-        return Prediction(Parts(weights, overhead=CUDA_OVERHEAD), host, gpus)
-    return Prediction(NOTHING, host + Parts(weights))
+        return Prediction(MemoryParts(weights, overhead=CUDA_OVERHEAD), host, gpus)
+    return Prediction(NOTHING, host + MemoryParts(weights))
 
 
-def _converted(stored_sizes: Mapping[str, int], element: int | None, least_bytes: int) -> int:
+def _converted_bytes(stored_sizes: Mapping[str, int], element: int | None, least_bytes: int) -> int:
     """`element` None: as stored, as far as it can compute with that."""
     total = 0
     for kind, length in stored_sizes.items():

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from controller.artifacts.facts import Artifact, Gguf, HfFolder, Unread
+from controller.artifacts.facts import Artifact, Gguf, HfFolder, UnreadArtifact
 from controller.engines.memory import (
     MIB,
     NOTHING,
     WORKER_OVERHEAD,
     Forecast,
-    Parts,
+    MemoryParts,
     Prediction,
     Unpredicted,
     artifact_at,
@@ -126,11 +126,11 @@ def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
     if not gpus:
         return _vllm_on_cpu(load, weights)
     parallel = load.tensor_parallel or gpus
-    host = Parts(overhead=_VLLM_HOST)
+    host = MemoryParts(overhead=_VLLM_HOST)
     if load.kv_cache is None:
         known_weights = weights if isinstance(weights, int) else 0
         share = load.gpu_share or VLLM_SHARE
-        return Prediction(Parts(-(-known_weights // parallel), overhead=_TORCH_CUDA), host, gpus, share)
+        return Prediction(MemoryParts(-(-known_weights // parallel), overhead=_TORCH_CUDA), host, gpus, share)
     if isinstance(weights, Unpredicted):
         return weights
     if load.draft_model is not None:
@@ -141,7 +141,7 @@ def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
     cache = load.kv_cache
     # Of a share that is declared beside it no more is taken, but it has to be free.
     required_share = load.gpu_share
-    return Prediction(Parts(-(-weights // parallel), cache, compute, _TORCH_CUDA), host, gpus, required_share)
+    return Prediction(MemoryParts(-(-weights // parallel), cache, compute, _TORCH_CUDA), host, gpus, required_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class ExLlamaLoad:
 def predict_exllama(path: str, artifacts: Mapping[str, Artifact], load: ExLlamaLoad) -> Forecast:
     """Weights as they are stored, a cache of a fixed number of tokens."""
     facts = artifact_at(path, artifacts)
-    if isinstance(facts, Unread):
+    if isinstance(facts, UnreadArtifact):
         return Unpredicted(facts.reason)
     if not isinstance(facts, HfFolder):
         return Unpredicted(f"{path} has no config.json beside weights")
@@ -174,13 +174,13 @@ def predict_exllama(path: str, artifacts: Mapping[str, Artifact], load: ExLlamaL
         return cache
     # Without tensor parallelism it goes on to the next GPU only when one is full.
     parts = load.gpus if load.tensor_parallel else 1
-    gpu = Parts(
+    gpu = MemoryParts(
         weights=-(-sum(facts.weights.values()) // parts),
         kv_cache=-(-tokens * cache // parts),
         compute=_EXLLAMA_BATCH * 3 * (shape.width + shape.inner) * _HALF + _EXLLAMA_BATCH * shape.vocabulary * _HALF,
         overhead=_TORCH_CUDA,
     )
-    return Prediction(gpu, Parts(overhead=WORKER_OVERHEAD), load.gpus)
+    return Prediction(gpu, MemoryParts(overhead=WORKER_OVERHEAD), load.gpus)
 
 
 def _exllama_cache(shape: HfShape, quant: str | None) -> int | Unpredicted:
@@ -203,7 +203,7 @@ def _vllm_on_cpu(load: VllmLoad, weights: int | Unpredicted) -> Forecast:
         cache = int(declared_gib) * 1024 * MIB
     if cache is None:
         return Unpredicted("without a GPU vLLM takes a share of main memory: set vllm_kv_cache_memory_bytes")
-    return Prediction(NOTHING, Parts(weights, cache, overhead=_VLLM_HOST))
+    return Prediction(NOTHING, MemoryParts(weights, cache, overhead=_VLLM_HOST))
 
 
 def _vllm_weights(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> int | Unpredicted:
@@ -214,7 +214,7 @@ def _vllm_weights(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> int | Un
         return facts.weights
     if not isinstance(facts, HfFolder):
         return Unpredicted(
-            facts.reason if isinstance(facts, Unread) else f"{load.path} has no config.json beside weights"
+            facts.reason if isinstance(facts, UnreadArtifact) else f"{load.path} has no config.json beside weights"
         )
     element = _DTYPES.get(load.dtype or "auto")
     if element is None and set(facts.weights) & {"f32", "f64"}:
@@ -229,7 +229,7 @@ def _vllm_weights(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> int | Un
 def _vllm_compute(load: VllmLoad, artifacts: Mapping[str, Artifact], parallel: int) -> int | Unpredicted:
     facts = artifact_at(load.path or "", artifacts)
     if isinstance(facts, Gguf):
-        width, inner = facts.number("embedding_length", 0) or 0, facts.number("feed_forward_length", 0) or 0
+        width, inner = facts.get_number("embedding_length", 0) or 0, facts.get_number("feed_forward_length", 0) or 0
         vocabulary = facts.vocabulary
     else:
         shape = hf_shape(facts.config if isinstance(facts, HfFolder) else {})

@@ -10,8 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from controller.artifacts.facts import Artifact, Gguf, Unread
-from controller.engines.memory import CUDA_OVERHEAD, NOTHING, Forecast, Parts, Prediction, Unpredicted, artifact_at
+from controller.artifacts.facts import Artifact, Gguf, UnreadArtifact
+from controller.engines.memory import (
+    CUDA_OVERHEAD,
+    NOTHING,
+    Forecast,
+    MemoryParts,
+    Prediction,
+    Unpredicted,
+    artifact_at,
+)
 
 GGML_BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "f32": (1, 4),
@@ -89,7 +97,7 @@ class _Shape:
 def predict_gguf(path: str, artifacts: Mapping[str, Artifact], load: LlamaLoad) -> Forecast:
     """What the model or projector at `path` takes."""
     facts = artifact_at(path, artifacts)
-    if isinstance(facts, Unread):
+    if isinstance(facts, UnreadArtifact):
         return Unpredicted(facts.reason)
     if not isinstance(facts, Gguf):
         return Unpredicted(f"{path} is not a GGUF file")
@@ -102,7 +110,7 @@ def predict_llama(model: Gguf, load: LlamaLoad) -> Forecast:
     shape = _shape(model)
     if isinstance(shape, Unpredicted):
         return shape
-    context = load.context or model.number("context_length")
+    context = load.context or model.get_number("context_length")
     if not context:
         return Unpredicted("the file does not say how long its context is, nor does the definition")
     load = replace(load, context=-(-context // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE)
@@ -110,20 +118,20 @@ def predict_llama(model: Gguf, load: LlamaLoad) -> Forecast:
     compute, outputs = _compute(model, shape, load), load.sequences * model.vocabulary * _FLOAT
     overhead = load.host_overhead + model.vocabulary * _TOKEN
     if not load.gpus:
-        return Prediction(NOTHING, Parts(model.weights, sum(caches), compute + outputs, overhead))
+        return Prediction(NOTHING, MemoryParts(model.weights, sum(caches), compute + outputs, overhead))
     block_count = len(model.blocks)
     gpu_layers = block_count + 1 if load.gpu_layers is None else min(load.gpu_layers, block_count + 1)
     host_blocks = block_count - max(0, gpu_layers - 1)  # the last of them is the output
     host_caches = len(caches) * host_blocks // block_count
     gpu_weights = sum(model.blocks[host_blocks:]) + (model.rest + model.output if gpu_layers else 0)
-    if model.tied and gpu_layers:
+    if model.has_tied_embeddings and gpu_layers:
         gpu_weights += model.embedding  # which is also kept on the host
     host_weights = model.embedding + sum(model.blocks[:host_blocks]) + (0 if gpu_layers else model.rest + model.output)
     rows = min(load.context or 0, load.micro_batch)
     inputs = _masks(shape, load) + rows * shape.width * _FLOAT
     return Prediction(
-        Parts(-(-gpu_weights // load.gpus), -(-sum(caches[host_caches:]) // load.gpus), compute, CUDA_OVERHEAD),
-        Parts(host_weights, sum(caches[:host_caches]), outputs + (compute if host_blocks else inputs), overhead),
+        MemoryParts(-(-gpu_weights // load.gpus), -(-sum(caches[host_caches:]) // load.gpus), compute, CUDA_OVERHEAD),
+        MemoryParts(host_weights, sum(caches[:host_caches]), outputs + (compute if host_blocks else inputs), overhead),
         load.gpus,
     )
 
@@ -131,12 +139,12 @@ def predict_llama(model: Gguf, load: LlamaLoad) -> Forecast:
 def predict_projector(model: Gguf, load: LlamaLoad) -> Forecast:
     """A multimodal projector: its weights, and what it computes an image of its own size with."""
     names = ("image_size", "patch_size", "embedding_length", "feed_forward_length", "attention.head_count")
-    side, patch, width, inner, heads = (model.number(f"vision.{name}") or 0 for name in names)
+    side, patch, width, inner, heads = (model.get_number(f"vision.{name}") or 0 for name in names)
     if not (side and patch and width and inner and heads):
         return Unpredicted("the projector does not say how large its images are")
     tokens = (side // patch) ** 2 + 1
     attention = 6 * width if load.flash_attention else 3 * width + heads * tokens
-    parts = Parts(model.weights, compute=(3 * side**2 + tokens * max(attention, 2 * width + inner)) * _FLOAT)
+    parts = MemoryParts(model.weights, compute=(3 * side**2 + tokens * max(attention, 2 * width + inner)) * _FLOAT)
     return Prediction(parts, NOTHING, load.gpus) if load.gpus else Prediction(NOTHING, parts)
 
 
@@ -150,18 +158,18 @@ def _shape(model: Gguf) -> _Shape | Unpredicted:
     name = model.architecture
     if name not in _PLAIN and name not in _ENCODERS and name not in _SLIDING:
         return Unpredicted(f"how the architecture {name!r:.60} keeps its context is not known to this version")
-    if model.number("nextn_predict_layers"):
+    if model.get_number("nextn_predict_layers"):
         return Unpredicted("the file holds layers that predict several tokens, whose cache is not known")
-    width, heads = model.number("embedding_length"), model.number("attention.head_count")
+    width, heads = model.get_number("embedding_length"), model.get_number("attention.head_count")
     if not width or not heads or not model.blocks:
         return Unpredicted("the file does not tell its width, heads and blocks")
     layers = _layers(model, width // heads)
-    window = model.number("attention.sliding_window", _DEFAULT_WINDOW.get(name, 0)) or 0
+    window = model.get_number("attention.sliding_window", _DEFAULT_WINDOW.get(name, 0)) or 0
     return _Shape(
         layers=() if name in _ENCODERS else layers,
         width=width,
         heads=heads,
-        q_width=heads * (model.number("attention.key_length") or width // heads),
+        q_width=heads * (model.get_number("attention.key_length") or width // heads),
         inner=_inner(model, width),
         window=window if name in _SLIDING else 0,
         encodes=name in _ENCODERS,
@@ -171,11 +179,11 @@ def _shape(model: Gguf) -> _Shape | Unpredicted:
 def _layers(model: Gguf, head: int) -> tuple[_Layer, ...]:
     count = len(model.blocks)
     slides = _slides(model)
-    key, value = (model.number(f"attention.{each}_length", head) or head for each in ("key", "value"))
-    key_slides = model.number("attention.key_length_swa", key) or key
-    value_slides = model.number("attention.value_length_swa", value) or value
-    kv_heads = model.numbers("attention.head_count_kv") or model.numbers("attention.head_count")
-    cached_count = count - (model.number("attention.shared_kv_layers", 0) or 0)
+    key, value = (model.get_number(f"attention.{each}_length", head) or head for each in ("key", "value"))
+    key_slides = model.get_number("attention.key_length_swa", key) or key
+    value_slides = model.get_number("attention.value_length_swa", value) or value
+    kv_heads = model.get_numbers("attention.head_count_kv") or model.get_numbers("attention.head_count")
+    cached_count = count - (model.get_number("attention.shared_kv_layers", 0) or 0)
     layers = []
     for number in range(min(count, cached_count)):
         heads = kv_heads[number] if len(kv_heads) == count else max(kv_heads, default=0)
@@ -188,10 +196,10 @@ def _layers(model: Gguf, head: int) -> tuple[_Layer, ...]:
 
 def _slides(model: Gguf) -> tuple[bool, ...]:
     count, pattern = len(model.blocks), _SLIDING.get(model.architecture)
-    window = model.number("attention.sliding_window", _DEFAULT_WINDOW.get(model.architecture, 0))
+    window = model.get_number("attention.sliding_window", _DEFAULT_WINDOW.get(model.architecture, 0))
     if pattern is None or not window:
         return (False,) * count
-    declared_pattern = model.numbers("attention.sliding_window_pattern")
+    declared_pattern = model.get_numbers("attention.sliding_window_pattern")
     if len(declared_pattern) == count > 1:
         return tuple(bool(each) for each in declared_pattern)
     period = declared_pattern[0] if declared_pattern else pattern
@@ -200,14 +208,14 @@ def _slides(model: Gguf) -> tuple[bool, ...]:
 
 def _inner(model: Gguf, width: int) -> int:
     dense_width = (1 if model.architecture == "bert" else 3) * (
-        model.number("feed_forward_length", 0) or 0
+        model.get_number("feed_forward_length", 0) or 0
     )  # bert has no gate
-    experts_used = model.number("expert_used_count", 0) or 0
+    experts_used = model.get_number("expert_used_count", 0) or 0
     if not experts_used:
         return dense_width
-    expert_width = model.number("expert_feed_forward_length") or model.number("feed_forward_length", 0) or 0
+    expert_width = model.get_number("expert_feed_forward_length") or model.get_number("feed_forward_length", 0) or 0
     return max(
-        dense_width if model.number("leading_dense_block_count") else 0,
+        dense_width if model.get_number("leading_dense_block_count") else 0,
         experts_used * max(3 * expert_width, expert_width + 2 * width),
     )
 

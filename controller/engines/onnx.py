@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from controller.artifacts.facts import Artifact
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
-from controller.engines.capabilities import EMBEDDINGS, declared_over
-from controller.engines.memory import Forecast, artifact_at, by_size
+from controller.engines.capabilities import EMBEDDINGS, apply_declared
+from controller.engines.memory import Forecast, artifact_at, predict_by_size
 from controller.engines.worker import WORKER_TOKEN_ENV, first_verdict, worker_probe, worker_program
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
@@ -77,26 +77,26 @@ class Onnx(Engine):
         "onnx_threads",
     )
 
-    def capabilities(self, definition: Definition) -> Capabilities:
+    def derive_capabilities(self, definition: Definition) -> Capabilities:
         """Embeddings of texts."""
-        return declared_over(definition, EMBEDDINGS)
+        return apply_declared(definition, EMBEDDINGS)
 
     def context_length(self, definition: Definition) -> int | None:
         """As declared."""
         assert isinstance(definition, OnnxDefinition)
         return definition.onnx_max_tokens
 
-    def artifacts(self, definition: Definition) -> tuple[str, ...]:
+    def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The file."""
         assert isinstance(definition, OnnxDefinition)
         return (definition.model_path,)
 
-    def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+    def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """The file, and what runs it."""
         assert isinstance(definition, OnnxDefinition)
-        return by_size(artifact_at(definition.model_path, artifacts), gpus=0)
+        return predict_by_size(artifact_at(definition.model_path, artifacts), gpus=0)
 
-    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
+    def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
         """The file, and the tokenizer: the one that is named, or one beside it."""
         assert isinstance(definition, OnnxDefinition)
         path = definition.model_path
@@ -104,12 +104,12 @@ class Onnx(Engine):
             return FileCheck("model_path", path, "file"), FileCheck("onnx_tokenizer", definition.onnx_tokenizer, "file")
         return (FileCheck("model_path", path, "file", beside=("tokenizer.json", "*-vocab.txt", "vocab.txt")),)
 
-    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
         """`python -m worker onnx ...`."""
         assert isinstance(definition, OnnxDefinition)
-        args = [*worker_program(self.name, ctx), "--model", ctx.path(definition.model_path)]
+        args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
         if definition.onnx_tokenizer is not None:
-            args += ("--tokenizer", ctx.path(definition.onnx_tokenizer))
+            args += ("--tokenizer", ctx.resolve_path(definition.onnx_tokenizer))
         for name, flag in _FLAGS:
             value = getattr(definition, name)
             if value is not None:
@@ -117,16 +117,16 @@ class Onnx(Engine):
         if not definition.onnx_normalize:
             args.append("--no-normalize")
         args += definition.extra_args
-        return Launch(tuple(args), dict(definition.env), self.image(definition, ctx.images), WORKER_TOKEN_ENV)
+        return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 
-    def probe(self, definition: Definition) -> Probe:
+    def describe_probe(self, definition: Definition) -> Probe:
         """The worker's, with one embedding."""
         return worker_probe(embedding=True)
 
-    def apis(self, definition: Definition) -> tuple[str, ...]:
+    def list_apis(self, definition: Definition) -> tuple[str, ...]:
         """Embeddings."""
         return ("/v1/embeddings",)
 
-    def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
+    def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
         """By the sentences that the worker and ONNX Runtime write."""
         return first_verdict(_VERDICTS, log_tail)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from controller.engines.base import Engine, Remote
-from controller.engines.capabilities import declared_over
+from controller.engines.capabilities import apply_declared
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
 from controller.schema.routing import MaxTokensField, ThinkingControl
@@ -69,7 +69,7 @@ class OpenAIRemote(Engine):
         "health_path",
     )
 
-    def remote(self, definition: Definition) -> Remote | None:
+    def describe_remote(self, definition: Definition) -> Remote | None:
         """Where it is and what it is called there."""
         assert isinstance(definition, OpenAIRemoteDefinition)
         return Remote(
@@ -80,14 +80,14 @@ class OpenAIRemote(Engine):
             api_key_file=definition.api_key_file,
         )
 
-    def apis(self, definition: Definition) -> tuple[str, ...]:
+    def list_apis(self, definition: Definition) -> tuple[str, ...]:
         """As declared."""
         assert isinstance(definition, OpenAIRemoteDefinition)
         return tuple(definition.remote_apis)
 
-    def capabilities(self, definition: Definition) -> Capabilities:
+    def derive_capabilities(self, definition: Definition) -> Capabilities:
         """As declared; else text, conversations, tools, JSON, and no say in thinking."""
-        return declared_over(definition, Capabilities())
+        return apply_declared(definition, Capabilities())
 
     def max_tokens_field(self, definition: Definition) -> MaxTokensField:
         """As declared."""

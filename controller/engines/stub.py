@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from controller.engines.base import Engine, Launch, Probe, RenderContext
-from controller.engines.capabilities import declared_over
+from controller.engines.capabilities import apply_declared
 from controller.engines.worker import WORKER_CHAT_APIS, WORKER_TOKEN_ENV, percent_progress, worker_probe, worker_program
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
@@ -33,7 +33,7 @@ class Stub(Engine):
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
     hashed_fields: ClassVar[tuple[str, ...]] = ("stub_text", "stub_load_s", "stub_token_delay_ms", "stub_fail")
 
-    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
         """`python -m worker stub ...`."""
         assert isinstance(definition, StubDefinition)
         args = list(worker_program(self.name, ctx))
@@ -47,20 +47,20 @@ class Stub(Engine):
         if definition.stub_fail is not None:
             args.append(f"--fail={definition.stub_fail}")
         args += definition.extra_args
-        return Launch(tuple(args), dict(definition.env), self.image(definition, ctx.images), WORKER_TOKEN_ENV)
+        return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 
-    def probe(self, definition: Definition) -> Probe:
+    def describe_probe(self, definition: Definition) -> Probe:
         """The worker's."""
         return worker_probe()
 
-    def apis(self, definition: Definition) -> tuple[str, ...]:
+    def list_apis(self, definition: Definition) -> tuple[str, ...]:
         """All that a worker has."""
         return (*WORKER_CHAT_APIS, "/v1/embeddings")
 
-    def progress(self, log_tail: str) -> float | None:
+    def parse_progress(self, log_tail: str) -> float | None:
         """By its last `loading: 40 %`."""
         return percent_progress(log_tail)
 
-    def capabilities(self, definition: Definition) -> Capabilities:
+    def derive_capabilities(self, definition: Definition) -> Capabilities:
         """As declared; else text, in conversations, and no more."""
-        return declared_over(definition, Capabilities(tools=False, structured_output=False))
+        return apply_declared(definition, Capabilities(tools=False, structured_output=False))

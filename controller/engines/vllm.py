@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from controller.artifacts.facts import Artifact
 from controller.engines.base import SHM_BYTES, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
-from controller.engines.capabilities import EMBEDDINGS, declared_over
+from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.families import family_of, thinking_modes
 from controller.engines.load_fields import LoadFault, LoadField
 from controller.engines.memory import Forecast
@@ -58,47 +58,47 @@ class VllmEngine(Engine):
             faults += [LoadFault(name, f"has no effect without {_METHOD}, which is null") for name in idle_names]
         return faults
 
-    def capabilities(self, definition: Definition) -> Capabilities:
+    def derive_capabilities(self, definition: Definition) -> Capabilities:
         """Images where anything is said about them; tools with the parser of their calls."""
         assert isinstance(definition, VllmFields)
         if definition.vllm_embedding:
-            return declared_over(definition, EMBEDDINGS)
+            return apply_declared(definition, EMBEDDINGS)
         family = family_of(definition.prompt_format, definition.vllm_model, definition.model_path)
         derived = Capabilities(
             modalities=("text", "image") if _takes_images(definition) else ("text",),
             thinking_modes=thinking_modes(family, "gemma4", "qwen3"),
             tools=definition.vllm_tool_call_parser is not None,
         )
-        return declared_over(definition, derived)
+        return apply_declared(definition, derived)
 
     def context_length(self, definition: Definition) -> int | None:
         """As declared."""
         assert isinstance(definition, VllmFields)
         return definition.vllm_max_model_len
 
-    def artifacts(self, definition: Definition) -> tuple[str, ...]:
+    def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The model, where it lies in the models folder."""
         return (definition.model_path,) if definition.model_path is not None else ()
 
-    def predict(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+    def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """A share of each GPU, or weights and a cache of so many bytes."""
         assert isinstance(definition, VllmFields)
-        return predict_vllm(_load_of(definition, self.target_inflight(definition)), artifacts)
+        return predict_vllm(_build_load(definition, self.target_inflight(definition)), artifacts)
 
-    def render(self, definition: Definition, ctx: RenderContext) -> Launch:
+    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
         """The program, then the arguments of `vllm serve`."""
         assert isinstance(definition, VllmFields)
         arguments = vllm_arguments(definition, ctx, self.target_inflight(definition))
         env = vllm_environment(definition, ctx) | self.own_environment(definition, ctx) | definition.env
         return Launch(
-            (*self.program(definition, ctx), *arguments),
+            (*self.build_program(definition, ctx), *arguments),
             env,
-            self.image(definition, ctx.images),
+            self.resolve_image(definition, ctx.images),
             TOKEN_ENV,
             SHM_BYTES if ctx.runtime == "docker" else None,
         )
 
-    def program(self, definition: VllmFields, ctx: RenderContext) -> tuple[str, ...]:
+    def build_program(self, definition: VllmFields, ctx: RenderContext) -> tuple[str, ...]:
         """The command line up to vLLM's arguments."""
         raise TypeError(f"backend {self.name} has no program")
 
@@ -106,7 +106,7 @@ class VllmEngine(Engine):
         """What the program needs beyond vLLM's environment."""
         return {}
 
-    def files(self, definition: Definition) -> tuple[FileCheck, ...]:
+    def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
         """The model and the template, where they lie in the models folder."""
         assert isinstance(definition, VllmFields)
         checks = []
@@ -116,7 +116,7 @@ class VllmEngine(Engine):
             checks.append(FileCheck("vllm_chat_template_file", definition.vllm_chat_template_file, "file"))
         return tuple(checks)
 
-    def probe(self, definition: Definition) -> Probe:
+    def describe_probe(self, definition: Definition) -> Probe:
         """vLLM's own health, figures, and one token or one embedding."""
         assert isinstance(definition, VllmFields)
         is_embedding = definition.vllm_embedding
@@ -129,16 +129,16 @@ class VllmEngine(Engine):
             progress_metrics=("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
         )
 
-    def apis(self, definition: Definition) -> tuple[str, ...]:
+    def list_apis(self, definition: Definition) -> tuple[str, ...]:
         """An embedding model generates nothing."""
         assert isinstance(definition, VllmFields)
         return _EMBEDDING if definition.vllm_embedding else _GENERATING
 
-    def progress(self, log_tail: str) -> float | None:
+    def parse_progress(self, log_tail: str) -> float | None:
         """By the bar that vLLM draws while it reads checkpoint shards."""
         return vllm_progress(log_tail)
 
-    def explain(self, exit_code: int | None, log_tail: str) -> Verdict | None:
+    def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
         """By the sentences that vLLM, PyTorch and transformers write."""
         return vllm_verdict(log_tail)
 
@@ -156,12 +156,12 @@ class Vllm(VllmEngine):
     definition = VllmDefinition
     image_kind: ClassVar[str | None] = "worker"
 
-    def program(self, definition: VllmFields, ctx: RenderContext) -> tuple[str, ...]:
+    def build_program(self, definition: VllmFields, ctx: RenderContext) -> tuple[str, ...]:
         """`python -m worker vllm --`."""
         return (worker_python(ctx), "-m", "worker", self.name, "--")
 
 
-def _load_of(definition: VllmFields, sequences: int) -> VllmLoad:
+def _build_load(definition: VllmFields, sequences: int) -> VllmLoad:
     """In the terms of the formulas of memory."""
     has_draft_model = definition.vllm_speculative_method is not None
     return VllmLoad(

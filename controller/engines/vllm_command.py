@@ -39,7 +39,7 @@ def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) ->
 
     `--max-num-seqs` is `inflight`. The gateway logs requests, so vLLM does not log them again.
     """
-    model = ctx.path(definition.model_path) if definition.model_path is not None else definition.vllm_model
+    model = ctx.resolve_path(definition.model_path) if definition.model_path is not None else definition.vllm_model
     assert model is not None, "one of both is validated"
     args = [
         *(model, "--host", ctx.host, "--port", str(ctx.port), "--served-model-name", ctx.served_name),
@@ -50,13 +50,13 @@ def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) ->
         value = getattr(definition, name)
         if value is not None:
             args += (flag, str(value))
-    if _shareless(definition):
+    if _needs_no_share(definition):
         args += ("--gpu-memory-utilization", _NO_SHARE)
     args += [flag for name, flag in _SWITCHES if getattr(definition, name)]
     if definition.vllm_embedding:
         args += ("--runner", "pooling")
     if definition.vllm_chat_template_file is not None:
-        args += ("--chat-template", ctx.path(definition.vllm_chat_template_file))
+        args += ("--chat-template", ctx.resolve_path(definition.vllm_chat_template_file))
     for flag, content in _json_flags(definition):
         if content:
             args += (flag, json.dumps(content, separators=(",", ":")))
@@ -81,7 +81,7 @@ def _parallel(definition: VllmFields) -> int:
     return definition.vllm_tensor_parallel_size or definition.gpu_count or 1
 
 
-def _shareless(definition: VllmFields) -> bool:
+def _needs_no_share(definition: VllmFields) -> bool:
     is_sized_in_bytes = (
         definition.vllm_kv_cache_memory_bytes is not None and definition.vllm_gpu_memory_utilization is None
     )

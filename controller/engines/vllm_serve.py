@@ -31,7 +31,7 @@ class VllmServe(VllmEngine):
     image_kind: ClassVar[str | None] = "vllm"
     hashed_fields: ClassVar[tuple[str, ...]] = (*HASHED, "vllm_serve_binary", "vllm_serve_library_path")
 
-    def program(self, definition: VllmFields, ctx: RenderContext) -> tuple[str, ...]:
+    def build_program(self, definition: VllmFields, ctx: RenderContext) -> tuple[str, ...]:
         """`vllm serve`, by name where no path is declared: both runtimes look on PATH."""
         assert isinstance(definition, VllmServeDefinition)
         binary = definition.vllm_serve_binary if ctx.runtime == "process" else None

@@ -43,12 +43,12 @@ _COLUMNS: Final = "id, at, kind, model, actor, message, details"
 _HISTORY: Final = f"kind IN ({', '.join(map(repr, HISTORY_KINDS))})"
 
 
-class Bounds(NamedTuple):
+class JournalBounds(NamedTuple):
     """Ids; 0: there is none."""
 
-    oldest: int = 0
-    newest: int = 0
-    lost: int = 0
+    oldest_id: int = 0
+    newest_id: int = 0
+    lost_id: int = 0
     """The newest that was there and is no longer."""
 
 
@@ -62,7 +62,7 @@ def is_damaged(error: sqlite3.Error) -> bool:
     return code is not None and code & 0xFF in _DAMAGED
 
 
-class JournalFile:
+class JournalDatabase:
     """An opened journal file."""
 
     def __init__(self, path: Path) -> None:
@@ -93,25 +93,25 @@ class JournalFile:
             self._db.executescript(_TABLES)
             self._db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (SCHEMA_VERSION,))
 
-    def bounds(self) -> Bounds:
+    def read_bounds(self) -> JournalBounds:
         """Between which ids entries are."""
         row = self._db.execute(
             "SELECT (SELECT min(id) FROM entries), (SELECT max(id) FROM entries),"
             " (SELECT value FROM meta WHERE key = 'lost')"
         ).fetchone()
-        return Bounds(*(each or 0 for each in row))
+        return JournalBounds(*(each or 0 for each in row))
 
-    def insert(self, entries: Iterable[JournalEntry], *, keep: int | None, lost: int) -> None:
+    def insert_entries(self, entries: Iterable[JournalEntry], *, keep: int | None, lost: int) -> None:
         """Write entries, all or none, and `lost` of the bounds.
 
         `keep`: so many stay of history, and so many of the rest, counted from the newest; None: all of them.
         """
-        rows = [_row(entry) for entry in entries]
+        rows = [_to_row(entry) for entry in entries]
         self._db.execute("BEGIN IMMEDIATE")
         try:
             self._db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             if keep is not None:
-                lost = max(lost, self._prune(_HISTORY, keep), self._prune(f"NOT {_HISTORY}", keep))
+                lost = max(lost, self._prune_entries(_HISTORY, keep), self._prune_entries(f"NOT {_HISTORY}", keep))
             if lost:
                 self._db.execute(
                     "INSERT INTO meta VALUES ('lost', ?)"
@@ -124,7 +124,7 @@ class JournalFile:
                 self._db.execute("ROLLBACK")
             raise
 
-    def _prune(self, condition: str, keep: int) -> int:
+    def _prune_entries(self, condition: str, keep: int) -> int:
         """The newest id that went; 0: none did."""
         row = self._db.execute(
             f"SELECT id FROM entries WHERE {condition} ORDER BY id DESC LIMIT 1 OFFSET ?",  # noqa: S608
@@ -135,15 +135,15 @@ class JournalFile:
         self._db.execute(f"DELETE FROM entries WHERE {condition} AND id <= ?", row)  # noqa: S608
         return int(row[0])
 
-    def after(self, entry_id: int, limit: int) -> list[JournalEntry]:
+    def read_after(self, entry_id: int, limit: int) -> list[JournalEntry]:
         """Entries newer than that one, the oldest first."""
         rows = self._db.execute(
             f"SELECT {_COLUMNS} FROM entries WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
             (entry_id, limit),
         )
-        return list(_entries(rows))
+        return list(_parse_rows(rows))
 
-    def page(self, kinds: Sequence[str], model: str | None, before: int | None, limit: int) -> list[JournalEntry]:
+    def read_page(self, kinds: Sequence[str], model: str | None, before: int | None, limit: int) -> list[JournalEntry]:
         """The newest entries of these kinds (none: of all), the newest first."""
         conditions, values = ["TRUE"], list[Any]()
         if kinds:
@@ -159,7 +159,7 @@ class JournalFile:
             f"SELECT {_COLUMNS} FROM entries WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?",  # noqa: S608
             (*values, limit),
         )
-        return list(_entries(rows))
+        return list(_parse_rows(rows))
 
     def close(self) -> None:
         """Close it; what was written is then in the one file."""
@@ -176,12 +176,12 @@ def move_aside(path: Path) -> Path:
     return aside_path
 
 
-def _row(entry: JournalEntry) -> tuple[Any, ...]:
+def _to_row(entry: JournalEntry) -> tuple[Any, ...]:
     details = json.dumps(entry.details, ensure_ascii=False, separators=(",", ":"))
     return entry.id, entry.at, entry.kind, entry.model, entry.actor, entry.message, details
 
 
-def _entries(rows: Iterable[tuple[Any, ...]]) -> Iterator[JournalEntry]:
+def _parse_rows(rows: Iterable[tuple[Any, ...]]) -> Iterator[JournalEntry]:
     for entry_id, at, kind, model, actor, message, details in rows:
         try:
             yield JournalEntry(

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import JsonValue
 
-from controller.journal.database import Bounds, JournalFile, NewerJournalError, is_damaged, move_aside
+from controller.journal.database import JournalBounds, JournalDatabase, NewerJournalError, is_damaged, move_aside
 from controller.journal.entry import NewEntry
 from controller.schema.admin import HISTORY_KINDS, JournalEntry
 
@@ -36,7 +36,7 @@ RETRY_S: Final = 30.0
 FOLLOWED_AT_ONCE: Final = 500
 
 
-class Journal:
+class EventLog:
     """The newest entries: `keep` of history, and as many of the rest, which come more often.
 
     Used on one event loop; every call but `following` returns in well below a millisecond.
@@ -46,49 +46,49 @@ class Journal:
         self._path = path
         self._keep = keep
         self._unwritten: list[JournalEntry] = []
-        self._broken = False
+        self._is_failing = False
         """Whether the last write failed, which was said in the log."""
         self._retry_at = 0.0
-        self._given_up = False
-        self._unpruned = PRUNE_EVERY
+        self._is_abandoned = False
+        self._unpruned_count = PRUNE_EVERY
         self._changed = asyncio.Event()
-        self._file: JournalFile | None = None
-        self._newest = 0
-        self._lost = 0
+        self._file: JournalDatabase | None = None
+        self._newest_id = 0
+        self._lost_id = 0
         """The newest id that went without the file's knowledge; 0: none did."""
-        self._newest = self._bounds().newest
+        self._newest_id = self._read_bounds().newest_id
 
     @property
-    def newest(self) -> int:
+    def newest_id(self) -> int:
         """The id of the newest entry; 0 before the first."""
-        return self._newest
+        return self._newest_id
 
     @property
-    def oldest(self) -> int:
+    def oldest_id(self) -> int:
         """The id of the oldest entry that there still is; 0: there is none."""
-        return self._bounds().oldest or (self._unwritten[0].id if self._unwritten else 0)
+        return self._read_bounds().oldest_id or (self._unwritten[0].id if self._unwritten else 0)
 
     def lacks_after(self, entry_id: int) -> bool:
         """Whether entries newer than that one were there and are no longer, or the id is none of this journal's."""
-        lost_id = max(self._lost, self._bounds().lost)
+        lost_id = max(self._lost_id, self._read_bounds().lost_id)
         # Before its first entry there may have been another journal.
-        return entry_id > self._newest or entry_id < (lost_id or self.oldest - 1)
+        return entry_id > self._newest_id or entry_id < (lost_id or self.oldest_id - 1)
 
-    def record(self, entries: Iterable[NewEntry], now: float) -> list[JournalEntry]:
+    def record_entries(self, entries: Iterable[NewEntry], now: float) -> list[JournalEntry]:
         """Write down what happened at `now` (Unix time), in this order, and wake who follows."""
-        new_entries = [self._made(entry, now) for entry in entries]
+        new_entries = [self._make_entry(entry, now) for entry in entries]
         if new_entries:
             self._unwritten.extend(new_entries)
-            self._write(now)
+            self._write_entries(now)
             self._bound_memory()
             self._changed.set()
             self._changed = asyncio.Event()
         return new_entries
 
-    def _made(self, entry: NewEntry, now: float) -> JournalEntry:
-        self._newest = max(self._newest + 1, int(now * 1000))
+    def _make_entry(self, entry: NewEntry, now: float) -> JournalEntry:
+        self._newest_id = max(self._newest_id + 1, int(now * 1000))
         return JournalEntry(
-            id=self._newest,
+            id=self._newest_id,
             at=now,
             kind=entry.kind,
             model=entry.model,
@@ -97,14 +97,16 @@ class Journal:
             details={key: _clean_value(value) for key, value in entry.details.items()},
         )
 
-    def after(self, entry_id: int, limit: int) -> list[JournalEntry]:
+    def read_after(self, entry_id: int, limit: int) -> list[JournalEntry]:
         """Entries newer than that one, the oldest first."""
-        if entry_id >= self._newest:
+        if entry_id >= self._newest_id:
             return []
-        file_entries = self._try(lambda file: file.after(entry_id, limit), list[JournalEntry]())
+        file_entries = self._try_file(lambda file: file.read_after(entry_id, limit), list[JournalEntry]())
         return [*file_entries, *(entry for entry in self._unwritten if entry.id > entry_id)][:limit]
 
-    def page(self, kinds: Collection[str], model: str | None, before: int | None, limit: int) -> list[JournalEntry]:
+    def read_page(
+        self, kinds: Collection[str], model: str | None, before: int | None, limit: int
+    ) -> list[JournalEntry]:
         """Entries of these kinds (none named: of all) and of this model (None: of all), the newest first.
 
         `before`: only those older than the entry of this id.
@@ -116,30 +118,30 @@ class Journal:
             and (model is None or entry.model == model)
             and (before is None or entry.id < before)
         ]
-        entries += self._try(lambda file: file.page(sorted(kinds), model, before, limit), [])
+        entries += self._try_file(lambda file: file.read_page(sorted(kinds), model, before, limit), [])
         return entries[:limit]
 
-    async def following(self, after_id: int) -> list[JournalEntry]:
+    async def wait_for_entries(self, after_id: int) -> list[JournalEntry]:
         """The entries newer than that one, the oldest first, as soon as there is one. At most `FOLLOWED_AT_ONCE`."""
-        while not (entries := self.after(after_id, FOLLOWED_AT_ONCE)):
+        while not (entries := self.read_after(after_id, FOLLOWED_AT_ONCE)):
             await self._changed.wait()
         return entries
 
     def close(self) -> None:
         """Close the file. What is recorded later stays in memory."""
-        self._given_up = True
-        self._let_go()
+        self._is_abandoned = True
+        self._close_file()
 
     # The file, and what happens when it fails.
 
-    def _write(self, now: float) -> None:
+    def _write_entries(self, now: float) -> None:
         # Later than a whole pause ahead: the clock was set back.
-        if self._broken and now < self._retry_at <= now + RETRY_S:
+        if self._is_failing and now < self._retry_at <= now + RETRY_S:
             return
-        if self._try(self._insert, False):
-            if self._broken:
+        if self._try_file(self._insert_entries, False):
+            if self._is_failing:
                 log.info("the journal is written again")
-            self._broken = False
+            self._is_failing = False
         else:
             self._retry_at = now + RETRY_S
 
@@ -151,56 +153,56 @@ class Journal:
         other_ids = [entry.id for entry in self._unwritten if entry.kind not in HISTORY_KINDS]
         surplus_ids = {*history_ids[:-limit], *other_ids[:-limit]}
         self._unwritten = [entry for entry in self._unwritten if entry.id not in surplus_ids]
-        self._lost = max(self._lost, *surplus_ids, 0)
+        self._lost_id = max(self._lost_id, *surplus_ids, 0)
 
-    def _bounds(self) -> Bounds:
-        return self._try(JournalFile.bounds, Bounds())
+    def _read_bounds(self) -> JournalBounds:
+        return self._try_file(JournalDatabase.read_bounds, JournalBounds())
 
-    def _insert(self, file: JournalFile) -> bool:
-        self._unpruned += len(self._unwritten)
-        must_prune = self._unpruned >= min(PRUNE_EVERY, self._keep)
-        file.insert(self._unwritten, keep=self._keep if must_prune else None, lost=self._lost)
+    def _insert_entries(self, file: JournalDatabase) -> bool:
+        self._unpruned_count += len(self._unwritten)
+        must_prune = self._unpruned_count >= min(PRUNE_EVERY, self._keep)
+        file.insert_entries(self._unwritten, keep=self._keep if must_prune else None, lost=self._lost_id)
         self._unwritten.clear()
         if must_prune:
-            self._unpruned = 0
+            self._unpruned_count = 0
         return True
 
-    def _try(self, operation: Callable[[JournalFile], T], fallback: T) -> T:
+    def _try_file(self, operation: Callable[[JournalDatabase], T], fallback: T) -> T:
         """What `operation` makes of the file, or of a new one where it is damaged; `fallback` when that fails."""
         for _ in range(2):
-            if self._given_up:
+            if self._is_abandoned:
                 break
             try:
                 if self._file is None:
-                    self._file = JournalFile(self._path)
+                    self._file = JournalDatabase(self._path)
                 return operation(self._file)
             except (sqlite3.Error, OSError) as error:
-                if not self._replaced(error):
+                if not self._replace_damaged(error):
                     break
         return fallback
 
-    def _replaced(self, error: sqlite3.Error | OSError) -> bool:
+    def _replace_damaged(self, error: sqlite3.Error | OSError) -> bool:
         """Move a damaged file aside. False: it is not damaged, or stays where it is; then memory must do."""
         if isinstance(error, sqlite3.Error) and is_damaged(error):
-            self._let_go()
+            self._close_file()
             try:
                 aside_path = move_aside(self._path)
             except OSError as move_error:
                 error = move_error
             else:
-                self._lost = max(self._lost, self._unwritten[0].id - 1 if self._unwritten else self._newest)
+                self._lost_id = max(self._lost_id, self._unwritten[0].id - 1 if self._unwritten else self._newest_id)
                 log.warning(
                     "the journal was damaged (%s); it is now %s, and a new one is begun", error, aside_path.name
                 )
                 return True
         if isinstance(error, NewerJournalError):
-            self._given_up = True
-        if not self._broken:
+            self._is_abandoned = True
+        if not self._is_failing:
             log.warning("the journal is kept in memory only, for %s cannot be used: %s", self._path, error)
-        self._broken = True
+        self._is_failing = True
         return False
 
-    def _let_go(self) -> None:
+    def _close_file(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -6,77 +6,81 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pydantic import JsonValue
 
-from controller.config.debounce import Settled
-from controller.desired.config_diff import Edit, edits, key_edits
+from controller.config.debounce import DebouncedState
+from controller.desired.config_diff import ModelEdit, diff_keys, diff_models
 from controller.journal.entry import NewEntry
-from controller.journal.event_log import Journal
-from controller.journal.round_events import Trouble, happenings, troubles
+from controller.journal.event_log import EventLog
+from controller.journal.round_events import Trouble, round_events, trouble_events
 from controller.planning.draining import GatewayView
-from controller.redaction.redactor import Conceal
+from controller.redaction.redactor import Redact
 from controller.schema.admin import KeyChange
-from controller.schema.override import is_whole
+from controller.schema.override import is_whole_statement
 from controller.status.reconcile_round import Round
 
 
 class Recorder:
     """One controller's hand in the journal."""
 
-    def __init__(self, journal: Journal, clock: Callable[[], float], conceal: Conceal) -> None:
+    def __init__(self, journal: EventLog, clock: Callable[[], float], conceal: Redact) -> None:
         self._conceal = conceal
         self._journal = journal
         self._clock = clock
         self._trouble = Trouble()
 
-    def began(self, version: str, instance: str) -> None:
+    def record_start(self, version: str, instance: str) -> None:
         """A controller came up."""
-        self._one(NewEntry("controller", "controller", f"the controller of {instance} started (version {version})"))
+        self._record_entry(
+            NewEntry("controller", "controller", f"the controller of {instance} started (version {version})")
+        )
 
-    def ended(self) -> None:
+    def record_end(self) -> None:
         """It goes down in order."""
-        self._one(NewEntry("controller", "controller", "the controller stopped"))
+        self._record_entry(NewEntry("controller", "controller", "the controller stopped"))
 
-    def said(self, message: str, actor: str, details: Mapping[str, JsonValue]) -> None:
+    def record_statement(self, message: str, actor: str, details: Mapping[str, JsonValue]) -> None:
         """Somebody said something about all models."""
-        self._one(NewEntry("statement", actor, message, details=details))
+        self._record_entry(NewEntry("statement", actor, message, details=details))
 
-    def gateway(self, gateway_id: str, is_connected: bool) -> None:
+    def record_gateway(self, gateway_id: str, is_connected: bool) -> None:
         """A gateway came or went."""
         word = "connected" if is_connected else "disconnected"
-        self._one(
+        self._record_entry(
             NewEntry("gateway", gateway_id, f"gateway {gateway_id} is {word}", details={"connected": is_connected})
         )
 
-    def edited(self, before: Settled | None, after: Settled, ended_by_model: Mapping[str, Sequence[str]]) -> None:
+    def record_edits(
+        self, before: DebouncedState | None, after: DebouncedState, ended_by_model: Mapping[str, Sequence[str]]
+    ) -> None:
         """The files say something else; `ended_by_model`: model to what that ended of its runtime statement."""
         if before is None:
             return
-        model_edits = edits(before.declared, after.declared)
-        entries = [_edit(each, ended_by_model.get(each.model, ())) for each in model_edits]
-        entries += [_key_edit(each) for each in key_edits(before.declared_keys, after.declared_keys)]
-        self._journal.record(entries, self._clock())
+        model_edits = diff_models(before.declared_models, after.declared_models)
+        entries = [_edit_entry(each, ended_by_model.get(each.model, ())) for each in model_edits]
+        entries += [_key_edit_entry(each) for each in diff_keys(before.declared_keys, after.declared_keys)]
+        self._journal.record_entries(entries, self._clock())
 
-    def round(self, before: Round | None, after: Round, gateways: Iterable[GatewayView]) -> None:
+    def record_round(self, before: Round | None, after: Round, gateways: Iterable[GatewayView]) -> None:
         """A round was complete."""
         leaving_requests: dict[str, dict[str, float]] = {}
         for view in gateways:
             for replica, requests in view.report.leaving.items():
                 leaving_requests.setdefault(replica, {}).update(requests)
-        self._journal.record(happenings(before, after, leaving_requests, self._conceal), self._clock())
+        self._journal.record_entries(round_events(before, after, leaving_requests, self._conceal), self._clock())
 
-    def trouble(self, trouble: Trouble) -> None:
+    def record_trouble(self, trouble: Trouble) -> None:
         """What keeps the controller from its work now."""
-        entries = troubles(self._trouble, trouble)
+        entries = trouble_events(self._trouble, trouble)
         self._trouble = trouble
-        self._journal.record(entries, self._clock())
+        self._journal.record_entries(entries, self._clock())
 
-    def _one(self, entry: NewEntry) -> None:
-        self._journal.record([entry], self._clock())
+    def _record_entry(self, entry: NewEntry) -> None:
+        self._journal.record_entries([entry], self._clock())
 
 
-def _edit(edit: Edit, ended_names: Sequence[str]) -> NewEntry:
+def _edit_entry(edit: ModelEdit, ended_names: Sequence[str]) -> NewEntry:
     fields = ", ".join(change.field for change in edit.fields)
     words = {"added": "declared", "removed": "no longer declared", "edited": f"edited: {fields}"}[edit.change]
-    is_entire = is_whole(ended_names)
+    is_entire = is_whole_statement(ended_names)
     details: dict[str, JsonValue] = {
         "change": edit.change,
         "fields": [change.model_dump(mode="json") for change in edit.fields],
@@ -88,7 +92,7 @@ def _edit(edit: Edit, ended_names: Sequence[str]) -> NewEntry:
     return NewEntry("file", "files", f"{words}{suffix}", edit.model, details)
 
 
-def _key_edit(edit: KeyChange) -> NewEntry:
+def _key_edit_entry(edit: KeyChange) -> NewEntry:
     words = {"added": "declared", "removed": "no longer declared", "edited": f"edited: {', '.join(edit.fields)}"}
     details = edit.model_dump(mode="json")
     return NewEntry("file", "files", f"the key {edit.key} is {words[edit.change]}", details=details)

@@ -14,8 +14,8 @@ from pydantic import JsonValue
 
 from controller.journal.entry import NewEntry
 from controller.planning.actions import Action, Drain, Preflight, PullImage, Remove, Start, Stop
-from controller.redaction.patterns import masked_text
-from controller.redaction.redactor import Conceal
+from controller.redaction.patterns import mask_text
+from controller.redaction.redactor import Redact
 from controller.schema.status import ModelState, ModelStatus, Problem
 from controller.state import (
     Failure,
@@ -36,35 +36,35 @@ Leaving = Mapping[str, Mapping[str, float]]
 """Replica that leaves, to its requests, each with the Unix time since when: every gateway's `leaving`."""
 
 
-def happenings(before: Round | None, after: Round, leaving_requests: Leaving, conceal: Conceal) -> list[NewEntry]:
+def round_events(before: Round | None, after: Round, leaving_requests: Leaving, conceal: Redact) -> list[NewEntry]:
     """Entries in the order in which one reads them: failures, what was done about them, the states that this gave.
 
     `before` None: the controller's first round. Then no state is a change.
     """
-    texts = _Texts(conceal)
+    texts = _TextRedactor(conceal)
     return [
-        *_failures(before, after, texts),
-        *_refusals(before, after, texts),
-        *_actions(before, after, texts),
-        *(_states(before.statuses, after.statuses, texts) if before is not None else ()),
-        *_overdue(before, after, leaving_requests),
+        *_failure_events(before, after, texts),
+        *_refusal_events(before, after, texts),
+        *_action_events(before, after, texts),
+        *(_state_events(before.statuses, after.statuses, texts) if before is not None else ()),
+        *_overdue_events(before, after, leaving_requests),
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class _Texts:
+class _TextRedactor:
     """Texts as they may be shown."""
 
-    conceal: Conceal
+    conceal: Redact
 
-    def line(self, model: str, text: str | None) -> str | None:
+    def redact_first_line(self, model: str, text: str | None) -> str | None:
         """The first line of an error: the plain words."""
         if text is None:
             return None
         first_line = self.conceal(model, text).strip().partition("\n")[0]
         return first_line.removesuffix(_TAIL).removesuffix(".")[:CHARS]
 
-    def tail(self, model: str, text: str) -> list[JsonValue]:
+    def redact_tail(self, model: str, text: str) -> list[JsonValue]:
         """The lines after the first: the engine's last log lines."""
         return [line[:CHARS] for line in self.conceal(model, text).strip().splitlines()[1:]]
 
@@ -72,7 +72,9 @@ class _Texts:
 # States.
 
 
-def _states(before: Collection[ModelStatus], after: Collection[ModelStatus], texts: _Texts) -> Iterator[NewEntry]:
+def _state_events(
+    before: Collection[ModelStatus], after: Collection[ModelStatus], texts: _TextRedactor
+) -> Iterator[NewEntry]:
     states_before = {status.name: status.state for status in before}
     statuses_after = {status.name: status for status in after}
     for name in sorted(states_before.keys() | statuses_after.keys()):
@@ -80,7 +82,7 @@ def _states(before: Collection[ModelStatus], after: Collection[ModelStatus], tex
         old_state, new_state = states_before.get(name), status.state if status is not None else None
         if old_state is new_state:
             continue
-        error = texts.line(name, status.last_error) if status is not None else None
+        error = texts.redact_first_line(name, status.last_error) if status is not None else None
         details: dict[str, JsonValue] = {
             "from": old_state and old_state.value,
             "to": new_state and new_state.value,
@@ -99,27 +101,27 @@ def _state_words(old_state: ModelState | None, new_state: ModelState | None, err
 # Actions.
 
 
-def _actions(before: Round | None, after: Round, texts: _Texts) -> Iterator[NewEntry]:
+def _action_events(before: Round | None, after: Round, texts: _TextRedactor) -> Iterator[NewEntry]:
     """An end that the runtime refuses is issued again and again, and told once."""
-    reported_actions = {_same(action) for action in _issued(before)} if before is not None else set()
+    reported_actions = {_action_identity(action) for action in _issued_actions(before)} if before is not None else set()
     pending_operations = before.observed.pending if before is not None else {}
-    for action in _issued(after):
-        if isinstance(action, Preflight) or _same(action) in reported_actions:
+    for action in _issued_actions(after):
+        if isinstance(action, Preflight) or _action_identity(action) in reported_actions:
             continue
-        if isinstance(action, Stop | Remove) and _ends(pending_operations.get(action.name), action):
+        if isinstance(action, Stop | Remove) and _is_under_way(pending_operations.get(action.name), action):
             continue
-        target = _what(action)
+        target = _target_fields(action)
         details: dict[str, JsonValue] = {"action": action.kind, **target}
         subject = target.get("replica", target.get("image"))
-        words = texts.line(action.model, f"{action.kind} {subject}: {action.reason}") or ""
+        words = texts.redact_first_line(action.model, f"{action.kind} {subject}: {action.reason}") or ""
         yield NewEntry("action", "controller", words, action.model, details)
 
 
-def _issued(finished_round: Round) -> tuple[Action, ...]:
+def _issued_actions(finished_round: Round) -> tuple[Action, ...]:
     return () if finished_round.desired.paused else finished_round.plan.actions
 
 
-def _same(action: Action) -> tuple[object, ...]:
+def _action_identity(action: Action) -> tuple[object, ...]:
     """What makes it the same action as one of the round before."""
     match action:
         case Preflight():
@@ -130,12 +132,12 @@ def _same(action: Action) -> tuple[object, ...]:
             return action.kind, action.id, action.reason
 
 
-def _ends(pending: PendingOp | None, action: Stop | Remove) -> bool:
+def _is_under_way(pending: PendingOp | None, action: Stop | Remove) -> bool:
     """Whether it was under way, which was told: between two tries there may be rounds that have nothing to do."""
     return pending is not None and pending.kind is (OpKind.STOP if isinstance(action, Stop) else OpKind.REMOVE)
 
 
-def _what(action: Action) -> dict[str, JsonValue]:
+def _target_fields(action: Action) -> dict[str, JsonValue]:
     match action:
         case Start():
             return {"replica": f"{action.model}/{action.id.index}", "attempt": action.id.attempt}
@@ -152,14 +154,17 @@ def _what(action: Action) -> dict[str, JsonValue]:
 # Failures.
 
 
-def _failures(before: Round | None, after: Round, texts: _Texts) -> Iterator[NewEntry]:
+def _failure_events(before: Round | None, after: Round, texts: _TextRedactor) -> Iterator[NewEntry]:
     """Engines that ended or never became ready, and starts that the runtime refused."""
     known_failures = before.observed.failures if before is not None else {}
     observed_replicas = [*after.observed.replicas, *(before.observed.replicas if before is not None else ())]
     for key, failure in sorted(after.observed.failures.items()):
         if not _is_new(known_failures.get(key), failure):
             continue
-        words, tail = texts.line(key.model, failure.error) or "", texts.tail(key.model, failure.error)
+        words, tail = (
+            texts.redact_first_line(key.model, failure.error) or "",
+            texts.redact_tail(key.model, failure.error),
+        )
         details: dict[str, JsonValue] = {
             "replica": f"{key.model}/{key.index}",
             "attempt": failure.attempt,
@@ -184,7 +189,7 @@ def _was_ready(key: ReplicaKey, failure: Failure, observed_replicas: Collection[
     )
 
 
-def _refusals(before: Round | None, after: Round, texts: _Texts) -> Iterator[NewEntry]:
+def _refusal_events(before: Round | None, after: Round, texts: _TextRedactor) -> Iterator[NewEntry]:
     """Models that cannot be started as they are declared, and images that cannot be pulled. Looked at again and again,
     told once.
     """
@@ -193,7 +198,7 @@ def _refusals(before: Round | None, after: Round, texts: _Texts) -> Iterator[New
         known_preflight = known_preflights.get((model, spec_hash))
         is_reported = known_preflight is not None and known_preflight.error == result.error
         if not result.ok and result.missing_image is None and not is_reported:
-            words = f"cannot be started: {texts.line(model, result.error) or 'preflight failed'}"
+            words = f"cannot be started: {texts.redact_first_line(model, result.error) or 'preflight failed'}"
             yield NewEntry("failure", "controller", words, model)
     known_pulls = before.observed.pulls if before is not None else {}
     for image, failure in sorted(after.observed.pulls.items()):
@@ -206,17 +211,17 @@ def _refusals(before: Round | None, after: Round, texts: _Texts) -> Iterator[New
                 "failures": failure.count,
                 "retry_at": failure.retry_at,
             }
-            yield NewEntry("failure", "controller", texts.line(model, failure.error) or "", model, details)
+            yield NewEntry("failure", "controller", texts.redact_first_line(model, failure.error) or "", model, details)
 
 
 # Unloads that do not come to an end.
 
 
-def _overdue(before: Round | None, after: Round, leaving_requests: Leaving) -> Iterator[NewEntry]:
+def _overdue_events(before: Round | None, after: Round, leaving_requests: Leaving) -> Iterator[NewEntry]:
     """Operators' unloads whose drain deadline has passed. It only reports: requests are never cut off by it."""
-    reported_names = {replica.name for replica in _late(before)} if before is not None else set()
+    reported_names = {replica.name for replica in _late_replicas(before)} if before is not None else set()
     overdue_replicas: dict[str, list[str]] = {}
-    for replica in _late(after):
+    for replica in _late_replicas(after):
         if replica.name not in reported_names:
             overdue_replicas.setdefault(replica.id.model, []).append(replica.name)
     for model, replicas in sorted(overdue_replicas.items()):
@@ -232,7 +237,7 @@ def _overdue(before: Round | None, after: Round, leaving_requests: Leaving) -> I
         yield NewEntry("overdue", "controller", words, model, details)
 
 
-def _late(finished_round: Round) -> Iterator[ObservedReplica]:
+def _late_replicas(finished_round: Round) -> Iterator[ObservedReplica]:
     for replica in finished_round.observed.replicas:
         desired_model = finished_round.desired.models.get(replica.id.model)
         if desired_model is None or desired_model.statement.kind != "unload" or replica.draining is None:
@@ -257,7 +262,7 @@ class Trouble:
     """Of the last observation: nothing is changed meanwhile."""
 
 
-def troubles(before: Trouble, after: Trouble) -> list[NewEntry]:
+def trouble_events(before: Trouble, after: Trouble) -> list[NewEntry]:
     """Entries for files that became broken, otherwise broken, or good again; for observations that began to fail, or to
     succeed.
     """
@@ -270,7 +275,7 @@ def troubles(before: Trouble, after: Trouble) -> list[NewEntry]:
     elif before.problems and not after.problems:
         entries.append(NewEntry("problem", "files", "the files are good again", details={"problems": []}))
     if after.error is not None and before.error is None:
-        error = masked_text(after.error)[:CHARS]
+        error = mask_text(after.error)[:CHARS]
         words = f"engines cannot be observed, so nothing is changed: {error}"
         entries.append(NewEntry("problem", "controller", words, details={"error": error}))
     elif after.error is None and before.error is not None:

@@ -27,7 +27,7 @@ class GatewayHub:
         on_link: Callable[[str, bool], None] = lambda *_: None,
     ) -> None:
         """`on_link` is given each gateway that connected (True) or is gone (False)."""
-        self._told = on_link
+        self._on_link = on_link
         self._instance = instance
         self._epoch = epoch
         self._wake = wake
@@ -35,8 +35,8 @@ class GatewayHub:
         self._links: dict[str, int] = {}
         self._views: dict[str, GatewayView] = {}
         self._last_used: dict[str, float] = {}
-        self._changed = asyncio.Event()
-        self._reported = asyncio.Event()
+        self._table_changed = asyncio.Event()
+        self._report_received = asyncio.Event()
         self.table: RoutingTable | None = None
 
     @property
@@ -50,11 +50,11 @@ class GatewayHub:
         return self._last_used
 
     @property
-    def connected(self) -> list[str]:
+    def connected_ids(self) -> list[str]:
         """Ids of the gateways whose link is up."""
         return sorted(self._links)
 
-    def publish(self, models: tuple[ModelRoute, ...], keys: tuple[Key, ...] = ()) -> Stamp:
+    def publish_table(self, models: tuple[ModelRoute, ...], keys: tuple[Key, ...] = ()) -> Stamp:
         """Make these routes and keys the current table, if they differ from it. The stamp of the current table."""
         names = {route.name for route in models}
         self._last_used = {name: at for name, at in self._last_used.items() if name in names}
@@ -63,33 +63,33 @@ class GatewayHub:
         seq = 1 if self.table is None else self.table.stamp.seq + 1
         stamp = Stamp(epoch=self._epoch, seq=seq)
         self.table = RoutingTable(instance=self._instance, stamp=stamp, models=models, keys=keys)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._table_changed.set()
+        self._table_changed = asyncio.Event()
         return self.table.stamp
 
-    def rekey(self, keys: tuple[Key, ...]) -> None:
+    def replace_keys(self, keys: tuple[Key, ...]) -> None:
         """The current table with these keys: what is known of models is what was. Nothing where there is no table."""
         if self.table is not None:
-            self.publish(self.table.models, keys)
+            self.publish_table(self.table.models, keys)
 
-    async def next_table(self, after: Stamp | None) -> RoutingTable:
+    async def wait_for_table(self, after: Stamp | None) -> RoutingTable:
         """The current table as soon as it is newer than `after`."""
         while self.table is None or (after is not None and self.table.stamp <= after):
-            await self._changed.wait()
+            await self._table_changed.wait()
         return self.table
 
-    async def taken(self) -> None:
+    async def wait_until_applied(self) -> None:
         """Return once every connected gateway works by the current table, or a newer one."""
-        while not self._is_taken():
-            await self._reported.wait()
+        while not self._is_applied():
+            await self._report_received.wait()
 
-    def _is_taken(self) -> bool:
+    def _is_applied(self) -> bool:
         if self.table is None:
             return False
         reports = [self._views[gateway].report for gateway in self._links if gateway in self._views]
         return all(report.stamp is not None and self.table.stamp <= report.stamp for report in reports)
 
-    def report(self, report: GatewayReport) -> None:
+    def take_report(self, report: GatewayReport) -> None:
         """Take a report. The first one of a link announces its gateway."""
         previous_view = self._views.get(report.gateway_id)
         self._views[report.gateway_id] = GatewayView(report)
@@ -97,19 +97,23 @@ class GatewayHub:
         for name, at in report.last_used.items():
             # No later than now: a clock may have been set back.
             self._last_used[name] = min(now, max(at, self._last_used.get(name, at)))
-        self._reported.set()
-        self._reported = asyncio.Event()
-        if previous_view is None or previous_view.lost_at is not None or _matters(previous_view.report, report):
+        self._report_received.set()
+        self._report_received = asyncio.Event()
+        if (
+            previous_view is None
+            or previous_view.lost_at is not None
+            or _changes_decision(previous_view.report, report)
+        ):
             self._wake()
 
-    def link_up(self, gateway_id: str) -> None:
+    def open_link(self, gateway_id: str) -> None:
         """A gateway opened a link."""
         self._links[gateway_id] = self._links.get(gateway_id, 0) + 1
         log.info("gateway %s is connected", gateway_id)
         if self._links[gateway_id] == 1:
-            self._told(gateway_id, True)
+            self._on_link(gateway_id, True)
 
-    def link_down(self, gateway_id: str) -> None:
+    def close_link(self, gateway_id: str) -> None:
         """A link ended: from now on this gateway's counts are unknown."""
         self._links[gateway_id] -= 1
         if self._links[gateway_id]:
@@ -121,7 +125,7 @@ class GatewayHub:
         elif view is not None:
             self._views[gateway_id] = replace(view, lost_at=self._clock())
         log.warning("gateway %s is disconnected", gateway_id)
-        self._told(gateway_id, False)
+        self._on_link(gateway_id, False)
         self._wake()
 
     def forget_lost(self) -> None:
@@ -132,7 +136,7 @@ class GatewayHub:
                 del self._views[gateway_id]
 
 
-def _matters(previous: GatewayReport, report: GatewayReport) -> bool:
+def _changes_decision(previous: GatewayReport, report: GatewayReport) -> bool:
     """Whether a report changes what is decided: who holds what, under which table, and what is asked for."""
     return (previous.stamp, previous.demand, previous.failed) != (report.stamp, report.demand, report.failed) or any(
         name not in report.inflight for name in previous.inflight

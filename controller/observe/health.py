@@ -18,7 +18,7 @@ STALL_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ProbeOutcome:
     """One probe of one engine."""
 
     healthy: bool
@@ -28,7 +28,7 @@ class Outcome:
     """The engine answered that it cannot go on."""
     generated: bool = False
     """It gave the one token (asked for only until it is ready)."""
-    busy: float | None = None
+    busy_requests: float | None = None
     """Requests inside by its own figure; None: it has none, or did not tell."""
     progress: float | None = None
     """A figure that grows with its work."""
@@ -38,7 +38,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class ProbedHealth:
     """What the probes of one engine add up to."""
 
     health: Health = Health.STARTING
@@ -53,17 +53,17 @@ class Vitals:
     """The last that it told; None: it has not, or does not."""
 
 
-def after(vitals: Vitals, outcome: Outcome, now: float) -> Vitals:
+def apply_outcome(vitals: ProbedHealth, outcome: ProbeOutcome, now: float) -> ProbedHealth:
     """The vitals after one more probe."""
     has_progressed = outcome.progress is not None and outcome.progress != vitals.progress
     # An engine with nothing to do need not move; one that takes a connection and does not answer gets no such benefit.
-    is_resting = not outcome.reached or (outcome.healthy and outcome.busy in (0, None))
+    is_resting = not outcome.reached or (outcome.healthy and outcome.busy_requests in (0, None))
     progressed_at = now if has_progressed or is_resting or vitals.progressed_at is None else vitals.progressed_at
     new_vitals = replace(
         vitals,
         progress=vitals.progress if outcome.progress is None else outcome.progress,
         progressed_at=progressed_at,
-        idle=None if outcome.busy is None else outcome.busy == 0,
+        idle=None if outcome.busy_requests is None else outcome.busy_requests == 0,
         probed_at=now,
         error=outcome.error,
         context_length=vitals.context_length if outcome.context_length is None else outcome.context_length,
@@ -88,7 +88,7 @@ def metric_sum(text: str, names: Iterable[str]) -> float | None:
     return sum(values) if values else None
 
 
-def context_length_in(text: str) -> int | None:
+def parse_context_length(text: str) -> int | None:
     """Tokens of one request, by an engine's list of its one model: `max_model_len` (vLLM), or `meta.n_ctx`
     (llama-server, which has counted slots and training context in; our worker)."""
     try:

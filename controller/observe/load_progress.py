@@ -18,17 +18,17 @@ STEPS: Final = 20
 log = logging.getLogger(__name__)
 
 
-class LogTails(Protocol):
+class LogTailSource(Protocol):
     """The part of a runtime that has logs."""
 
-    async def log_tail(self, name: str, lines: int = 50) -> str:
+    async def read_log_tail(self, name: str, lines: int = 50) -> str:
         """The engine's last log lines."""
 
 
 class LoadProgress:
     """How far replicas are, as far as their engines tell; calls `wake` when that changes."""
 
-    def __init__(self, logs: LogTails, *, wake: Callable[[], None], interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, logs: LogTailSource, *, wake: Callable[[], None], interval_s: float = INTERVAL_S) -> None:
         self._logs = logs
         self._wake = wake
         self._interval_s = interval_s
@@ -41,7 +41,7 @@ class LoadProgress:
         """Replica name to 0..1, rounded down to a twentieth; those that said nothing are not in it. It never falls."""
         return self._fractions
 
-    def track(self, engines: Mapping[str, Engine]) -> None:
+    def track_engines(self, engines: Mapping[str, Engine]) -> None:
         """Read the logs of exactly these replicas from now on: those that are starting, by name."""
         self._engines = dict(engines)
         self._fractions = {name: each for name, each in self._fractions.items() if name in engines}
@@ -59,14 +59,14 @@ class LoadProgress:
         while self._engines:
             has_changed = False
             for name, engine in tuple(self._engines.items()):
-                has_changed |= await self._look(name, engine)
+                has_changed |= await self._read_progress(name, engine)
             if has_changed:
                 self._wake()
             await asyncio.sleep(self._interval_s)
 
-    async def _look(self, name: str, engine: Engine) -> bool:
+    async def _read_progress(self, name: str, engine: Engine) -> bool:
         try:
-            reported_fraction = engine.progress(await self._logs.log_tail(name))
+            reported_fraction = engine.parse_progress(await self._logs.read_log_tail(name))
         except RuntimeUnavailableError as error:
             log.debug("how far %s is cannot be read: %s", name, error)
             return False

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from controller.engines.base import Probe
-from controller.observe.health import Outcome, Vitals, after, context_length_in, metric_sum
+from controller.observe.health import ProbedHealth, ProbeOutcome, apply_outcome, metric_sum, parse_context_length
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ MODELS_PATH = "/v1/models"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ProbeTarget:
     """One engine to probe, or one remote (then `probe.ready_path` is empty: its health is all there is to ask)."""
 
     base_url: str
@@ -38,14 +38,14 @@ class Target:
 
 
 @dataclass(slots=True)
-class _Watched:
-    target: Target
+class _TargetState:
+    target: ProbeTarget
     task: asyncio.Task[None]
-    nudge: asyncio.Event = field(default_factory=asyncio.Event)
+    probe_requested: asyncio.Event = field(default_factory=asyncio.Event)
     probed: asyncio.Event = field(default_factory=asyncio.Event)
-    told: bool = False
+    has_listed_models: bool = False
     """The engine was asked what it serves, and answered."""
-    vitals: Vitals = field(default_factory=Vitals)
+    vitals: ProbedHealth = field(default_factory=ProbedHealth)
 
 
 class Prober:
@@ -65,63 +65,67 @@ class Prober:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(2.0, timeout_s))
         self._wake = wake
         self._clock = clock
-        self._watched: dict[str, _Watched] = {}
+        self._target_states: dict[str, _TargetState] = {}
 
-    def track(self, targets: Mapping[str, Target], kept_names: Collection[str] = ()) -> None:
+    def track_targets(self, targets: Mapping[str, ProbeTarget], kept_names: Collection[str] = ()) -> None:
         """Probe exactly these from now on, and go on with `kept_names`. One whose address changed is a new one."""
-        for name, target_state in list(self._watched.items()):
+        for name, target_state in list(self._target_states.items()):
             if targets.get(name) != target_state.target and name not in kept_names:
                 target_state.task.cancel()
-                del self._watched[name]
+                del self._target_states[name]
         for name, target in targets.items():
-            if name not in self._watched:
+            if name not in self._target_states:
                 task = asyncio.create_task(self._run(name), name=f"probe {name}")
-                self._watched[name] = _Watched(target, task, vitals=Vitals(ready_since=target.ready_since))
+                self._target_states[name] = _TargetState(
+                    target, task, vitals=ProbedHealth(ready_since=target.ready_since)
+                )
 
-    async def first_round(self) -> None:
+    async def wait_for_first_round(self) -> None:
         """Wait until every target was probed once. Bounded: an engine that hangs is not waited for."""
-        wait_tasks = [asyncio.ensure_future(target_state.probed.wait()) for target_state in self._watched.values()]
+        wait_tasks = [
+            asyncio.ensure_future(target_state.probed.wait()) for target_state in self._target_states.values()
+        ]
         if wait_tasks:
             _, late_tasks = await asyncio.wait(wait_tasks, timeout=self._timeout.total)
             for wait_task in late_tasks:
                 wait_task.cancel()
 
-    def vitals(self, name: str) -> Vitals:
+    def get_health(self, name: str) -> ProbedHealth:
         """What is known of one target; fresh vitals for one that is not tracked."""
-        target_state = self._watched.get(name)
-        return target_state.vitals if target_state else Vitals()
+        target_state = self._target_states.get(name)
+        return target_state.vitals if target_state else ProbedHealth()
 
-    def nudge(self, name: str) -> None:
+    def probe_now(self, name: str) -> None:
         """Probe one target now: a gateway could not reach it, or a drain wants to know whether it is idle."""
-        target_state = self._watched.get(name)
+        target_state = self._target_states.get(name)
         if target_state is not None:
-            target_state.nudge.set()
+            target_state.probe_requested.set()
 
     async def close(self) -> None:
         """Stop probing."""
-        tasks = [target_state.task for target_state in self._watched.values()]
+        tasks = [target_state.task for target_state in self._target_states.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._watched.clear()
+        self._target_states.clear()
 
     async def _run(self, name: str) -> None:
-        target_state = self._watched[name]
+        target_state = self._target_states[name]
         pause_s = STARTING_INTERVAL_S
         while True:
-            target_state.nudge.clear()
+            target_state.probe_requested.clear()
             try:
                 outcome = await self._probe(target_state)
             except Exception as fault:
                 # Whatever one engine answers must not end its own probing.
                 log.exception("the probe of %s failed", name)
-                outcome = Outcome(healthy=False, error=f"internal error: {fault!r}")
+                outcome = ProbeOutcome(healthy=False, error=f"internal error: {fault!r}")
             previous_vitals = target_state.vitals
-            target_state.vitals = after(previous_vitals, outcome, self._clock())
+            target_state.vitals = apply_outcome(previous_vitals, outcome, self._clock())
             target_state.probed.set()
             if previous_vitals.health is not target_state.vitals.health:
                 log.info("%s is %s%s", name, target_state.vitals.health, f": {outcome.error}" if outcome.error else "")
-            if _published(previous_vitals) != _published(target_state.vitals):
+            if _published_part(previous_vitals) != _published_part(target_state.vitals):
                 self._wake()
             if target_state.vitals.ready_since is None:
                 pause_s = min(pause_s * STARTING_GROWTH, SLOWEST_STARTING_INTERVAL_S)
@@ -129,44 +133,46 @@ class Prober:
                 pause_s = self._interval_s
             try:
                 async with asyncio.timeout(pause_s):
-                    await target_state.nudge.wait()
+                    await target_state.probe_requested.wait()
             except TimeoutError:
                 continue
 
-    async def _probe(self, target_state: _Watched) -> Outcome:
+    async def _probe(self, target_state: _TargetState) -> ProbeOutcome:
         target = target_state.target
         try:
             status, text = await self._get(target, target.probe.health_path)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            return Outcome(healthy=False, reached=False, error=f"health: {error or type(error).__name__}")
+            return ProbeOutcome(healthy=False, reached=False, error=f"health: {error or type(error).__name__}")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            return Outcome(healthy=False, error=f"health: {error or type(error).__name__}")
+            return ProbeOutcome(healthy=False, error=f"health: {error or type(error).__name__}")
         if status != 200:
             # vLLM answers 503 here once its engine is dead; a server that is still loading answers 503 as well.
             is_dead = "EngineDead" in text
-            return Outcome(healthy=False, dead=is_dead, error=f"health: HTTP {status}")
+            return ProbeOutcome(healthy=False, dead=is_dead, error=f"health: HTTP {status}")
         if target_state.vitals.ready_since is None and target.probe.ready_path:
-            if fault := await self._first_token(target):
-                return Outcome(healthy=True, error=fault)
-            return Outcome(healthy=True, generated=True, context_length=await self._context_length(target_state))
-        busy_requests, progress = await self._figures(target)
-        context_length = await self._context_length(target_state)
-        return Outcome(
-            healthy=True, generated=True, busy=busy_requests, progress=progress, context_length=context_length
+            if fault := await self._request_first_token(target):
+                return ProbeOutcome(healthy=True, error=fault)
+            return ProbeOutcome(
+                healthy=True, generated=True, context_length=await self._read_context_length(target_state)
+            )
+        busy_requests, progress = await self._read_figures(target)
+        context_length = await self._read_context_length(target_state)
+        return ProbeOutcome(
+            healthy=True, generated=True, busy_requests=busy_requests, progress=progress, context_length=context_length
         )
 
-    async def _context_length(self, target_state: _Watched) -> int | None:
+    async def _read_context_length(self, target_state: _TargetState) -> int | None:
         """Asked once: it holds for an engine's life."""
-        if target_state.told:
+        if target_state.has_listed_models:
             return None
         try:
             status, text = await self._get(target_state.target, MODELS_PATH)
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
-        target_state.told = status < 500
-        return context_length_in(text) if status == 200 else None
+        target_state.has_listed_models = status < 500
+        return parse_context_length(text) if status == 200 else None
 
-    async def _first_token(self, target: Target) -> str | None:
+    async def _request_first_token(self, target: ProbeTarget) -> str | None:
         timeout = aiohttp.ClientTimeout(total=FIRST_TOKEN_TIMEOUT_S, sock_connect=2.0)
         url, body = target.base_url + target.probe.ready_path, dict(target.probe.ready_body)
         try:
@@ -176,7 +182,7 @@ class Prober:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             return f"first token: {error or type(error).__name__}"
 
-    async def _figures(self, target: Target) -> tuple[float | None, float | None]:
+    async def _read_figures(self, target: ProbeTarget) -> tuple[float | None, float | None]:
         probe = target.probe
         if probe.metrics_path is None:
             return None, None
@@ -188,15 +194,15 @@ class Prober:
             return None, None
         return metric_sum(text, probe.busy_metrics), metric_sum(text, probe.progress_metrics)
 
-    async def _get(self, target: Target, path: str) -> tuple[int, str]:
+    async def _get(self, target: ProbeTarget, path: str) -> tuple[int, str]:
         async with self._session.get(target.base_url + path, headers=_headers(target), timeout=self._timeout) as answer:
             return answer.status, await answer.text(errors="replace")
 
 
-def _published(vitals: Vitals) -> tuple[object, ...]:
+def _published_part(vitals: ProbedHealth) -> tuple[object, ...]:
     """What somebody waits for."""
     return vitals.health, vitals.idle, vitals.context_length
 
 
-def _headers(target: Target) -> dict[str, str]:
+def _headers(target: ProbeTarget) -> dict[str, str]:
     return {"Authorization": f"Bearer {target.token}"} if target.token else {}

@@ -31,7 +31,7 @@ class PullImage:
 
 
 @dataclass(frozen=True, slots=True)
-class OfReplica:
+class ReplicaAction:
     """An action on one replica."""
 
     id: ReplicaId
@@ -43,7 +43,7 @@ class OfReplica:
 
 
 @dataclass(frozen=True, slots=True)
-class Start(OfReplica):
+class Start(ReplicaAction):
     """Start one replica on these GPUs."""
 
     kind: ClassVar[str] = "start"
@@ -52,7 +52,7 @@ class Start(OfReplica):
 
 
 @dataclass(frozen=True, slots=True)
-class Drain(OfReplica):
+class Drain(ReplicaAction):
     """Route nothing new to a replica and let its requests finish. `deadline` None only reports."""
 
     kind: ClassVar[str] = "drain"
@@ -62,7 +62,7 @@ class Drain(OfReplica):
 
 
 @dataclass(frozen=True, slots=True)
-class Undrain(OfReplica):
+class Undrain(ReplicaAction):
     """Route to a replica again: it is wanted after all, and was not stopped yet."""
 
     kind: ClassVar[str] = "undrain"
@@ -71,7 +71,7 @@ class Undrain(OfReplica):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop(OfReplica):
+class Stop(ReplicaAction):
     """End a running replica. `failure`: it is ended because it failed, which counts towards its backoff."""
 
     kind: ClassVar[str] = "stop"
@@ -81,7 +81,7 @@ class Stop(OfReplica):
 
 
 @dataclass(frozen=True, slots=True)
-class Remove(OfReplica):
+class Remove(ReplicaAction):
     """Clear away what an ended or half-created replica left."""
 
     kind: ClassVar[str] = "remove"
@@ -114,11 +114,11 @@ class Plan:
     wake_at: float | None = None
     desired: DesiredState | None = None
     """What is wanted once it was decided which models make room or rest; None: as it was given."""
-    rested: Mapping[str, str] = field(default_factory=dict)
+    evicted: Mapping[str, str] = field(default_factory=dict)
     """Those of these models that now lose an engine, or have none, each with the reason: no way back but demand."""
-    woken: tuple[str, ...] = ()
+    reload_requested: tuple[str, ...] = ()
     """Models that rested, and that requests wait for."""
 
-    def in_force(self, desired: DesiredState) -> DesiredState:
+    def apply_evictions(self, desired: DesiredState) -> DesiredState:
         """What is wanted, with those decisions: nothing makes room or rests while the controller is paused."""
         return desired if desired.paused or self.desired is None else self.desired

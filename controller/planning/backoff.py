@@ -22,17 +22,17 @@ _SIGNALS = {-9: "was killed (SIGKILL)", -11: "crashed (SIGSEGV)", -6: "aborted (
 def verdict_of_exit(backend: str, end: Exit, *, was_ready: bool) -> Verdict:
     """An ended engine in plain words, then its last log lines."""
     engine = ENGINES.get(backend)
-    verdict = engine.explain(end.code, end.log_tail) if engine and end.code != 0 else None
+    verdict = engine.explain_exit(end.code, end.log_tail) if engine and end.code != 0 else None
     if end.oom:
         verdict = Verdict("out of memory: the engine was killed at its memory limit")
-    ending = _exit_words(end.code)
+    ending = _describe_exit(end.code)
     message = f"{verdict.message}; the engine {ending}" if verdict else f"the engine {ending}"
     # An engine that has served once had good arguments and files: its end is never a permanent error.
     permanent = verdict is not None and verdict.permanent and not was_ready
-    return Verdict(with_tail(message, end.log_tail), permanent)
+    return Verdict(with_log_tail(message, end.log_tail), permanent)
 
 
-def _exit_words(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is None:
         return "ended"
     if code == NOT_FOUND:
@@ -42,7 +42,7 @@ def _exit_words(code: int | None) -> str:
     return ending or f"ended with exit code {code}"
 
 
-def with_tail(message: str, log_tail: str) -> str:
+def with_log_tail(message: str, log_tail: str) -> str:
     """`message`, then the last log lines, where there are any."""
     lines = [line for line in log_tail.splitlines() if line.strip()][-SHOWN_LINES:]
     return f"{message}. Last log lines:\n" + "\n".join(lines) if lines else message
@@ -67,7 +67,7 @@ def next_failure(
     return Failure(count, now, verdict.message, retry_at, highest)
 
 
-def forgiven(replica: ObservedReplica, now: float) -> bool:
+def has_recovered(replica: ObservedReplica, now: float) -> bool:
     """Whether a replica runs, and has been ready long enough for its key's failures to be forgotten."""
     if replica.phase is not Phase.RUNNING or replica.ready_since is None:
         return False

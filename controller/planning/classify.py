@@ -25,7 +25,7 @@ class Buckets:
     surplus: list[ObservedReplica] = field(default_factory=list)
 
 
-def classify(
+def classify_replicas(
     model: DesiredModel | None,
     replicas: Iterable[ObservedReplica],
     pending: Iterable[tuple[str, PendingOp]],
@@ -43,7 +43,7 @@ def classify(
             buckets.ended.append(replica)
         elif replica.phase is Phase.CREATED:
             buckets.half_created.append(replica)
-        elif reason := _broken(model, replica, now):
+        elif reason := _breakage_reason(model, replica, now):
             buckets.broken.append((replica, reason))
         else:
             _sort_alive(model, replica, buckets)
@@ -77,7 +77,7 @@ def _sort_alive(model: DesiredModel | None, replica: ObservedReplica, buckets: B
         bucket[index] = replica
 
 
-def _broken(model: DesiredModel | None, replica: ObservedReplica, now: float) -> str | None:
+def _breakage_reason(model: DesiredModel | None, replica: ObservedReplica, now: float) -> str | None:
     if replica.health is Health.DEAD:
         return "the engine says that it is dead"
     if replica.health is Health.STALLED:

@@ -27,49 +27,49 @@ class GatewayView:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainState:
     """A drain under way. `unrouted` is the first table that no longer routes to the replica; None: not published."""
 
     since: float
-    unrouted: Stamp | None = None
+    unrouted_stamp: Stamp | None = None
 
 
-def arriving(now: float, up_since: float) -> bool:
+def gateways_may_reconnect(now: float, up_since: float) -> bool:
     """Whether gateways of the controller before this one, which is up since then, may not be back yet."""
     return 0 <= now - up_since < ARRIVAL_S
 
 
-def inflight(name: str, gateways: Iterable[GatewayView], now: float) -> int | None:
+def count_inflight(name: str, gateways: Iterable[GatewayView], now: float) -> int | None:
     """Requests inside one replica, by all gateways; None: one of them is lost, or there is none."""
-    views = present(gateways, now)
+    views = present_gateways(gateways, now)
     if not views or any(view.lost_at is not None for view in views):
         return None
     return sum(view.report.inflight.get(name, 0) for view in views)
 
 
-def drained(
-    name: str, drain: Drain, gateways: Iterable[GatewayView], engine_idle: bool | None, *, now: float, unsure: bool
+def is_drained(
+    name: str, drain: DrainState, gateways: Iterable[GatewayView], engine_idle: bool | None, *, now: float, unsure: bool
 ) -> bool | None:
     """Whether the replica is empty. `engine_idle`: the engine's own figure, read after the drain began. `unsure`: more
     gateways than these may have been given it."""
-    if drain.unrouted is None:
+    if drain.unrouted_stamp is None:
         return False
     has_lost_gateway = False
-    views = present(gateways, now)
+    views = present_gateways(gateways, now)
     for view in views:
         if view.lost_at is not None:
             has_lost_gateway = True
-        elif view.report.stamp is None or view.report.stamp < drain.unrouted or view.report.inflight.get(name, 0):
+        elif view.report.stamp is None or view.report.stamp < drain.unrouted_stamp or view.report.inflight.get(name, 0):
             return False
     if unsure:
         return None
     return True if views and not has_lost_gateway else engine_idle
 
 
-def present(gateways: Iterable[GatewayView], now: float) -> list[GatewayView]:
+def present_gateways(gateways: Iterable[GatewayView], now: float) -> list[GatewayView]:
     """The gateways that may still hold requests."""
-    return [view for view in gateways if not _forgotten(view, now)]
+    return [view for view in gateways if not _is_forgotten(view, now)]
 
 
-def _forgotten(view: GatewayView, now: float) -> bool:
+def _is_forgotten(view: GatewayView, now: float) -> bool:
     return view.lost_at is not None and now - view.lost_at >= FORGET_S

@@ -6,45 +6,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from controller.state import DesiredModel, ObservedReplica, ObservedState, Phase, Use
+from controller.state import DesiredModel, ModelTraffic, ObservedReplica, ObservedState, Phase
 
 LONGEST_RESIDENCY_S: Final = 60.0
 """A model whose `min_residency_s` is not declared stays at most this long, however long its load took."""
 CHEAPEST_RELOAD_S: Final = 0.1
-UNUSED: Final = Use()
+UNUSED: Final = ModelTraffic()
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class EvictionCandidate:
     """A model that could be let go."""
 
     name: str
     replicas: tuple[ObservedReplica, ...]
-    use: Use
-    inside: int | None
-    leaves: bool
+    traffic: ModelTraffic
+    inflight: int | None
+    is_leaving: bool
     """It is on its way out already."""
     idle_since: float
     reload_s: float
     stays_until: float
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether somebody is, or may be, at it."""
-        return self.inside != 0 or self.use.waiting != 0
+        return self.inflight != 0 or self.traffic.waiting != 0
 
     @property
-    def is_known(self) -> bool:
+    def has_known_traffic(self) -> bool:
         """Whether it is known who is at it: while a gateway is lost, it is not."""
-        return self.inside is not None and self.use.waiting is not None
+        return self.inflight is not None and self.traffic.waiting is not None
 
-    def order(self, now: float) -> tuple[bool, bool, float, str]:
+    def eviction_order(self, now: float) -> tuple[bool, bool, float, str]:
         """The least goes first."""
         worth = (now - self.idle_since) / max(self.reload_s, CHEAPEST_RELOAD_S)
-        return self.busy, not self.leaves, -worth, self.name
+        return self.is_busy, not self.is_leaving, -worth, self.name
 
 
-def alive_of(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
+def alive_replicas(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
     """Model to its replicas that run, ready or not."""
     replicas_by_model: dict[str, list[ObservedReplica]] = {}
     for replica in observed.replicas:
@@ -53,16 +53,16 @@ def alive_of(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
     return replicas_by_model
 
 
-def may_go(model: DesiredModel | None) -> bool:
+def is_evictable(model: DesiredModel | None) -> bool:
     """Whether a request would load it again, and nobody has said that it is to stay."""
     return model is not None and model.autoload and not model.pinned and model.statement.kind in ("autoload", "file")
 
 
-def resident_of(
+def candidate_of(
     model: DesiredModel, replicas: Sequence[ObservedReplica], observed: ObservedState, now: float
-) -> Resident | None:
+) -> EvictionCandidate | None:
     """None: it cannot be let go, or there is nothing of it that could."""
-    if not (may_go(model) and model.replicas and replicas):
+    if not (is_evictable(model) and model.replicas and replicas):
         return None
     moments = [(each.started_at, each.ready_since) for each in replicas]
     # None later than now: the clock was set back.
@@ -74,7 +74,7 @@ def resident_of(
     known_counts = [count for count in counts if count is not None]
     traffic = observed.uses.get(model.name, UNUSED)
     residency_s = model.min_residency_s
-    return Resident(
+    return EvictionCandidate(
         model.name,
         tuple(replicas),
         traffic,

@@ -11,32 +11,42 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from controller.state import HOST, DesiredModel, Gpu, GpuProcess, Need, ObservedReplica, ObservedState, OpKind, Phase
+from controller.state import (
+    HOST,
+    DesiredModel,
+    Gpu,
+    GpuProcess,
+    ObservedReplica,
+    ObservedState,
+    OpKind,
+    Phase,
+    Requirement,
+)
 
 RELEASE_S: Final = 60.0
 """How long the memory of an engine that is gone may still be in use before that is a failure."""
 FOREIGN_USE: Final = 0.1
 """Share of a GPU's memory that others may use while the GPU still counts as empty for a whole-GPU claim."""
-_UNKNOWN: Final = Need()
+_UNKNOWN: Final = Requirement()
 NAMED = 3
 """Processes that are named; the others are counted."""
 
 
 @dataclass(slots=True)
-class Ledger:
+class ClaimLedger:
     """Claims as they add up while one plan is made."""
 
-    claimed: dict[str, int] = field(default_factory=dict)
+    claimed_mib: dict[str, int] = field(default_factory=dict)
     """GPU uuid, or HOST, to MiB."""
-    busy: dict[str, str] = field(default_factory=dict)
+    busy_replicas: dict[str, str] = field(default_factory=dict)
     """GPU uuid to the replica that loads or stops there."""
-    released: dict[str, int] = field(default_factory=dict)
+    released_mib: dict[str, int] = field(default_factory=dict)
     """GPU uuid to MiB still in use by replicas that are counted as gone."""
-    models: dict[str, set[str]] = field(default_factory=dict)
+    models_by_gpu: dict[str, set[str]] = field(default_factory=dict)
     """GPU uuid to the models that have a replica there."""
 
     @classmethod
-    def of(cls, observed: ObservedState) -> Ledger:
+    def of(cls, observed: ObservedState) -> ClaimLedger:
         """Claims of all that is not seen gone, and of all that is about to come."""
         ledger = cls()
         seen_names = set()
@@ -47,49 +57,49 @@ class Ledger:
             if replica.phase is Phase.EXITED or (replica.phase is Phase.CREATED and operation is None):
                 continue
             is_unsettled = replica.ready_since is None or operation is not None
-            ledger.add(replica.claims, model=replica.id.model, busy_with=replica.name if is_unsettled else None)
+            ledger.add_claims(replica.claims, model=replica.id.model, busy_with=replica.name if is_unsettled else None)
         for name, operation in sorted(observed.pending.items()):
             if name not in seen_names and operation.kind is OpKind.START:
-                ledger.add(operation.claims, model=operation.id.model, busy_with=name)
+                ledger.add_claims(operation.claims, model=operation.id.model, busy_with=name)
         return ledger
 
-    def add(self, claims: Mapping[str, int], *, model: str | None = None, busy_with: str | None = None) -> None:
+    def add_claims(self, claims: Mapping[str, int], *, model: str | None = None, busy_with: str | None = None) -> None:
         """Book a replica's claims."""
         for uuid, mib in claims.items():
-            self.claimed[uuid] = self.claimed.get(uuid, 0) + mib
+            self.claimed_mib[uuid] = self.claimed_mib.get(uuid, 0) + mib
             if model is not None:
-                self.models.setdefault(uuid, set()).add(model)
+                self.models_by_gpu.setdefault(uuid, set()).add(model)
             if busy_with is not None and uuid != HOST:
-                self.busy[uuid] = busy_with
+                self.busy_replicas[uuid] = busy_with
 
-    def busy_beside(self, replica: ObservedReplica) -> str | None:
+    def find_busy_neighbour(self, replica: ObservedReplica) -> str | None:
         """Another one that loads or stops on one of its GPUs."""
-        others = (self.busy.get(uuid, replica.name) for uuid in replica.claims)
+        others = (self.busy_replicas.get(uuid, replica.name) for uuid in replica.claims)
         return next((name for name in others if name != replica.name), None)
 
-    def without(self, claims: Iterable[Mapping[str, int]]) -> Ledger:
+    def copy_without(self, claims: Iterable[Mapping[str, int]]) -> ClaimLedger:
         """This ledger as if some replicas were gone."""
-        models = {uuid: set(names) for uuid, names in self.models.items()}
-        copy = Ledger(dict(self.claimed), dict(self.busy), dict(self.released), models)
+        models = {uuid: set(names) for uuid, names in self.models_by_gpu.items()}
+        copy = ClaimLedger(dict(self.claimed_mib), dict(self.busy_replicas), dict(self.released_mib), models)
         for each in claims:
             for uuid, mib in each.items():
-                copy.claimed[uuid] = copy.claimed.get(uuid, 0) - mib
-                copy.released[uuid] = copy.released.get(uuid, 0) + mib
+                copy.claimed_mib[uuid] = copy.claimed_mib.get(uuid, 0) - mib
+                copy.released_mib[uuid] = copy.released_mib.get(uuid, 0) + mib
         return copy
 
-    def without_replicas(self, replicas: Iterable[ObservedReplica], observed: ObservedState) -> Ledger:
+    def copy_without_replicas(self, replicas: Iterable[ObservedReplica], observed: ObservedState) -> ClaimLedger:
         """The same, with what they hold of the GPUs, which may be more or less than what they claim."""
-        copy = self.without(())
+        copy = self.copy_without(())
         for replica in replicas:
             for uuid, mib in replica.claims.items():
-                copy.claimed[uuid] = copy.claimed.get(uuid, 0) - mib
+                copy.claimed_mib[uuid] = copy.claimed_mib.get(uuid, 0) - mib
         for replica in replicas:
             for uuid, mib in replica.claims.items():
-                held_mib = self._held(replica, uuid, mib, observed)
-                copy.released[uuid] = copy.released.get(uuid, 0) + held_mib
+                held_mib = self._held_mib(replica, uuid, mib, observed)
+                copy.released_mib[uuid] = copy.released_mib.get(uuid, 0) + held_mib
         return copy
 
-    def _held(self, replica: ObservedReplica, uuid: str, claim_mib: int, observed: ObservedState) -> int:
+    def _held_mib(self, replica: ObservedReplica, uuid: str, claim_mib: int, observed: ObservedState) -> int:
         gpu = next((gpu for gpu in observed.gpus or () if gpu.uuid == uuid), None)
         if gpu is None:
             return claim_mib
@@ -97,11 +107,11 @@ class Ledger:
         if known_mibs:
             return sum(known_mibs)
         # What nobody else has claimed is most likely its own.
-        return max(claim_mib, gpu.used_mib - (self.claimed.get(uuid, 0) - claim_mib))
+        return max(claim_mib, gpu.used_mib - (self.claimed_mib.get(uuid, 0) - claim_mib))
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Placement:
     """Where one replica goes: GPU uuid, or HOST, to MiB; empty where it has no GPU and nothing else is known of it."""
 
     claims: Mapping[str, int]
@@ -115,39 +125,39 @@ class NoRoom:
     waiting: bool = False
 
 
-def place(model: DesiredModel, observed: ObservedState, ledger: Ledger) -> Placed | NoRoom:
+def place_replica(model: DesiredModel, observed: ObservedState, ledger: ClaimLedger) -> Placement | NoRoom:
     """Best fit: the GPUs with the least room that is still enough, those first where nothing is loading, then those
     where no other replica of the model is."""
     if model.gpu_count == 0:
-        return _in_main_memory(model, observed, ledger)
+        return _place_in_main_memory(model, observed, ledger)
     gpus = observed.gpus
     if gpus is None:
         return NoRoom("the GPUs cannot be read now, so nothing is placed on them", waiting=True)
     if model.gpu_count > len(gpus):
-        return NoRoom(f"needs {_gpus(model.gpu_count)}, this host has {len(gpus) or 'none'}")
-    allowed_gpus = _allowed(model, gpus)
+        return NoRoom(f"needs {_gpu_count_text(model.gpu_count)}, this host has {len(gpus) or 'none'}")
+    allowed_gpus = _allowed_gpus(model, gpus)
     if isinstance(allowed_gpus, NoRoom):
         return allowed_gpus
-    requirement = need_of(model, observed)
+    requirement = requirement_of(model, observed)
     fitting_gpus = sorted(
         (gpu for gpu in allowed_gpus if _fits(requirement, gpu, ledger)),
         key=lambda gpu: (
-            gpu.uuid in ledger.busy,
-            model.name in ledger.models.get(gpu.uuid, ()),
-            _room(gpu, ledger),
+            gpu.uuid in ledger.busy_replicas,
+            model.name in ledger.models_by_gpu.get(gpu.uuid, ()),
+            _free_mib(gpu, ledger),
             gpu.label,
         ),
     )
     if len(fitting_gpus) < model.gpu_count:
-        return _no_room(model.gpu_count, requirement, allowed_gpus, observed, ledger)
+        return _explain_no_room(model.gpu_count, requirement, allowed_gpus, observed, ledger)
     chosen_gpus = sorted(fitting_gpus[: model.gpu_count], key=lambda gpu: gpu.index)
     for gpu in chosen_gpus:
-        if gpu.uuid in ledger.busy:
-            return NoRoom(f"GPU {gpu.label} is busy with {ledger.busy[gpu.uuid]}", waiting=True)
-    return Placed({gpu.uuid: requirement.on(gpu) or gpu.total_mib for gpu in chosen_gpus})
+        if gpu.uuid in ledger.busy_replicas:
+            return NoRoom(f"GPU {gpu.label} is busy with {ledger.busy_replicas[gpu.uuid]}", waiting=True)
+    return Placement({gpu.uuid: requirement.mib_on_gpu(gpu) or gpu.total_mib for gpu in chosen_gpus})
 
 
-def need_of(model: DesiredModel, observed: ObservedState) -> Need:
+def requirement_of(model: DesiredModel, observed: ObservedState) -> Requirement:
     """What a replica takes: as declared, else as observed or predicted (DESIGN.md §3)."""
     requirement = observed.needs.get(model.name, _UNKNOWN)
     if model.vram_mib is not None:
@@ -155,32 +165,32 @@ def need_of(model: DesiredModel, observed: ObservedState) -> Need:
     return requirement if model.memory_mib is None else replace(requirement, host_mib=model.memory_mib)
 
 
-def _in_main_memory(model: DesiredModel, observed: ObservedState, ledger: Ledger) -> Placed | NoRoom:
-    needed_mib = need_of(model, observed).host_mib
+def _place_in_main_memory(model: DesiredModel, observed: ObservedState, ledger: ClaimLedger) -> Placement | NoRoom:
+    needed_mib = requirement_of(model, observed).host_mib
     if needed_mib is None:
-        return Placed({})
+        return Placement({})
     total_mib = observed.host_mib
-    if total_mib is not None and ledger.claimed.get(HOST, 0) + needed_mib > total_mib:
-        free_mib = max(0, total_mib - ledger.claimed.get(HOST, 0))
+    if total_mib is not None and ledger.claimed_mib.get(HOST, 0) + needed_mib > total_mib:
+        free_mib = max(0, total_mib - ledger.claimed_mib.get(HOST, 0))
         reason = f"needs {needed_mib} MiB of main memory; free: {free_mib} of the {total_mib} MiB that engines may take"
         if needed_mib > total_mib:
             reason = f"{reason}: declare a smaller context, or raise ROUNDHOUSE_ENGINES_MEMORY_MIB"
         return NoRoom(reason)
-    return Placed({HOST: needed_mib})
+    return Placement({HOST: needed_mib})
 
 
-def _allowed(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
-    allowed_gpus = _chosen(model, gpus)
+def _allowed_gpus(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
+    allowed_gpus = _chosen_gpus(model, gpus)
     if isinstance(allowed_gpus, NoRoom) or model.gpu_count == 1:
         return allowed_gpus
     whole_gpus = [gpu for gpu in allowed_gpus if gpu.mig is None]
     if len(whole_gpus) < model.gpu_count <= len(allowed_gpus):
         # CUDA shows a process one instance at most.
-        return NoRoom(f"needs {_gpus(model.gpu_count)} as wholes, and those here are MIG instances")
+        return NoRoom(f"needs {_gpu_count_text(model.gpu_count)} as wholes, and those here are MIG instances")
     return whole_gpus
 
 
-def _chosen(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
+def _chosen_gpus(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
     if not model.gpu_choice:
         return list(gpus)
     by_name = {gpu.uuid: gpu for gpu in gpus} | {gpu.label: gpu for gpu in gpus}
@@ -190,30 +200,32 @@ def _chosen(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
     return list({by_name[name].uuid: by_name[name] for name in model.gpu_choice}.values())
 
 
-def _room(gpu: Gpu, ledger: Ledger) -> int:
+def _free_mib(gpu: Gpu, ledger: ClaimLedger) -> int:
     # Memory that is used and not claimed belongs to others, or to an engine that is gone and has not released it yet.
-    return gpu.total_mib - max(ledger.claimed.get(gpu.uuid, 0), _used(gpu, ledger))
+    return gpu.total_mib - max(ledger.claimed_mib.get(gpu.uuid, 0), _foreign_used_mib(gpu, ledger))
 
 
-def _used(gpu: Gpu, ledger: Ledger) -> int:
-    return max(0, gpu.used_mib - ledger.released.get(gpu.uuid, 0))
+def _foreign_used_mib(gpu: Gpu, ledger: ClaimLedger) -> int:
+    return max(0, gpu.used_mib - ledger.released_mib.get(gpu.uuid, 0))
 
 
-def _fits(requirement: Need, gpu: Gpu, ledger: Ledger) -> bool:
-    mib = requirement.on(gpu)
+def _fits(requirement: Requirement, gpu: Gpu, ledger: ClaimLedger) -> bool:
+    mib = requirement.mib_on_gpu(gpu)
     if mib is not None:
-        return _room(gpu, ledger) >= mib
-    return not ledger.claimed.get(gpu.uuid) and _used(gpu, ledger) <= gpu.total_mib * FOREIGN_USE
+        return _free_mib(gpu, ledger) >= mib
+    return not ledger.claimed_mib.get(gpu.uuid) and _foreign_used_mib(gpu, ledger) <= gpu.total_mib * FOREIGN_USE
 
 
-def _no_room(count: int, requirement: Need, allowed_gpus: list[Gpu], observed: ObservedState, ledger: Ledger) -> NoRoom:
-    reason = _shortage(count, requirement, allowed_gpus, ledger)
+def _explain_no_room(
+    count: int, requirement: Requirement, allowed_gpus: list[Gpu], observed: ObservedState, ledger: ClaimLedger
+) -> NoRoom:
+    reason = _shortage_text(count, requirement, allowed_gpus, ledger)
     promised_gpus = [gpu for gpu in allowed_gpus if _fits(requirement, replace(gpu, used_mib=0), ledger)]
     if len(promised_gpus) < count:
         return NoRoom(reason)
     running_names = {replica.name for replica in observed.replicas if replica.phase is Phase.RUNNING}
     gpu_holders = [
-        (gpu, held_by(gpu, running_names, expected_mib=ledger.claimed.get(gpu.uuid, 0))) for gpu in promised_gpus
+        (gpu, holders_of(gpu, running_names, expected_mib=ledger.claimed_mib.get(gpu.uuid, 0))) for gpu in promised_gpus
     ]
     holder_text = "; ".join(f"GPU {gpu.label}: {holder}" for gpu, holder in gpu_holders if holder is not None)
     is_overdue = all(observed.at - observed.left_at.get(gpu.uuid, -RELEASE_S) >= RELEASE_S for gpu in promised_gpus)
@@ -223,27 +235,27 @@ def _no_room(count: int, requirement: Need, allowed_gpus: list[Gpu], observed: O
     )
 
 
-def _shortage(count: int, requirement: Need, allowed_gpus: list[Gpu], ledger: Ledger) -> str:
+def _shortage_text(count: int, requirement: Requirement, allowed_gpus: list[Gpu], ledger: ClaimLedger) -> str:
     rooms = ", ".join(
-        f"GPU {gpu.label} has {max(0, _room(gpu, ledger))} of {gpu.total_mib} MiB" for gpu in allowed_gpus
+        f"GPU {gpu.label} has {max(0, _free_mib(gpu, ledger))} of {gpu.total_mib} MiB" for gpu in allowed_gpus
     )
-    needed_mib = {gpu.uuid: mib for gpu in allowed_gpus if (mib := requirement.on(gpu)) is not None}
+    needed_mib = {gpu.uuid: mib for gpu in allowed_gpus if (mib := requirement.mib_on_gpu(gpu)) is not None}
     if not needed_mib:
-        return f"needs {_gpus(count)} of its own, for what it takes is not known (`vram_mib`); free: {rooms}"
+        return f"needs {_gpu_count_text(count)} of its own, for what it takes is not known (`vram_mib`); free: {rooms}"
     share_text = (
         "" if requirement.gpu_share is None else f", {requirement.gpu_share:.0%} of the largest".replace("%", " %")
     )
-    shortage = f"needs {max(needed_mib.values())} MiB{share_text} on each of {_gpus(count)}; free: {rooms}"
+    shortage = f"needs {max(needed_mib.values())} MiB{share_text} on each of {_gpu_count_text(count)}; free: {rooms}"
     if sum(gpu.total_mib >= needed_mib[gpu.uuid] for gpu in allowed_gpus) >= count:
         return shortage
     return f"{shortage}: a shorter context, a smaller cache type or more GPUs (`gpus`) would make it fit"
 
 
-def _gpus(count: int) -> str:
+def _gpu_count_text(count: int) -> str:
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
-def held_by(gpu: Gpu, running_names: Collection[str], *, expected_mib: int = 0) -> str | None:
+def holders_of(gpu: Gpu, running_names: Collection[str], *, expected_mib: int = 0) -> str | None:
     """Which processes hold memory there, beside those of the replicas in `running_names`; None: none does.
 
     Where the driver names no processes, it is what is in use beyond `expected_mib`, without a name.
@@ -254,13 +266,13 @@ def held_by(gpu: Gpu, running_names: Collection[str], *, expected_mib: int = 0) 
     others = [process for process in gpu.processes if process.replica is None or process.replica not in running_names]
     if not others:
         return None
-    descriptions = [_words(process) for process in others[:NAMED]]
+    descriptions = [_describe_process(process) for process in others[:NAMED]]
     if len(others) > NAMED:
         descriptions.append(f"{len(others) - NAMED} more")
     return "; ".join(descriptions)
 
 
-def _words(process: GpuProcess) -> str:
+def _describe_process(process: GpuProcess) -> str:
     name = f"process {process.pid}" if process.name is None else f"process {process.pid} ({process.name})"
     owner = "not of this Roundhouse" if process.replica is None else f"of {process.replica}"
     size = "an unknown part" if process.mib is None else f"{process.mib} MiB"

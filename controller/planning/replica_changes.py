@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from controller.planning.eviction_candidates import Resident, may_go
+from controller.planning.eviction_candidates import EvictionCandidate, is_evictable
 from controller.state import DesiredState, ObservedReplica, ObservedState, OpKind, Phase
 
 
-def leaving_of(desired: DesiredState, observed: ObservedState, now: float) -> list[ObservedReplica]:
+def leaving_replicas(desired: DesiredState, observed: ObservedState, now: float) -> list[ObservedReplica]:
     """Replicas that will be gone, whatever is decided here; not those that take longer than anybody should wait."""
     replicas = []
     for replica in observed.replicas:
@@ -23,7 +23,7 @@ def leaving_of(desired: DesiredState, observed: ObservedState, now: float) -> li
     return replicas
 
 
-def missing_of(desired: DesiredState, observed: ObservedState) -> dict[str, tuple[int, ...]]:
+def missing_replicas(desired: DesiredState, observed: ObservedState) -> dict[str, tuple[int, ...]]:
     """Models to the wanted indices at which no engine is, nor comes."""
     indices_by_model: dict[str, set[int]] = {}
     for replica in observed.replicas:
@@ -41,8 +41,8 @@ def missing_of(desired: DesiredState, observed: ObservedState) -> dict[str, tupl
     return missing_indices
 
 
-def coming_of(
-    desired: DesiredState, observed: ObservedState, candidates: Mapping[str, Resident]
+def coming_replicas(
+    desired: DesiredState, observed: ObservedState, candidates: Mapping[str, EvictionCandidate]
 ) -> dict[str, list[Mapping[str, int]]]:
     """Models that could be let go once they are loaded, to what they will take."""
     claims_by_model: dict[str, list[Mapping[str, int]]] = {}
@@ -53,6 +53,6 @@ def coming_of(
     model_claims = [(each.id.model, each.claims) for each in active_replicas]
     model_claims += [(op.id.model, op.claims) for name, op in observed.pending.items() if name not in observed_names]
     for name, claims in model_claims:
-        if name not in candidates and may_go(desired.models.get(name)):
+        if name not in candidates and is_evictable(desired.models.get(name)):
             claims_by_model.setdefault(name, []).append(claims)
     return claims_by_model

@@ -11,11 +11,11 @@ from typing import Any
 
 from controller.engines.base import Verdict
 from controller.planning.actions import Action, Drain, Preflight, PullImage, Remove, Start, Stop, Undrain
-from controller.planning.backoff import next_failure, with_tail
-from controller.planning.draining import Drain as DrainUnderWay
-from controller.reconcile.operation_state import WorkingMemory
-from controller.reconcile.preflight import preflight
-from controller.redaction.redactor import Conceal, nothing_secret
+from controller.planning.backoff import next_failure, with_log_tail
+from controller.planning.draining import DrainState as DrainUnderWay
+from controller.reconcile.operation_state import OperationState
+from controller.reconcile.preflight import run_preflight
+from controller.redaction.redactor import Redact, redact_nothing
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, StartError, StartRequest
 from controller.runtimes.naming import replica_name, replica_token
 from controller.state import DesiredState, ObservedReplica, OpKind, PendingOp
@@ -28,20 +28,20 @@ REFUSED_PAUSE_S = 2.0
 """An end that the runtime refused stays under way this long, so that it is not issued again at once."""
 
 
-class Operations:
+class Executor:
     """Issues actions against one runtime and remembers, in `memory`, what is under way and what failed."""
 
     def __init__(
         self,
         runtime: Runtime,
-        memory: WorkingMemory,
+        memory: OperationState,
         *,
         instance: str,
         secret: bytes,
         stop_timeout_s: float,
         wake: Callable[[], None],
         clock: Clock,
-        conceal: Conceal = nothing_secret,
+        conceal: Redact = redact_nothing,
     ) -> None:
         self._conceal = conceal
         self._runtime = runtime
@@ -53,20 +53,20 @@ class Operations:
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulls: set[asyncio.Task[None]] = set()
-        self._issued: Counter[str] = Counter()
+        self._issued_counts: Counter[str] = Counter()
 
-    def issued(self) -> dict[str, int]:
+    def count_issued(self) -> dict[str, int]:
         """How many actions of each kind were begun."""
-        return dict(self._issued)
+        return dict(self._issued_counts)
 
-    def token(self, name: str) -> str:
+    def replica_token(self, name: str) -> str:
         """A replica's own token."""
         return replica_token(self._secret, name)
 
-    def issue(self, action: Action, desired: DesiredState, replicas: dict[str, ObservedReplica]) -> None:
+    def issue_action(self, action: Action, desired: DesiredState, replicas: dict[str, ObservedReplica]) -> None:
         """Begin one action of a plan for `desired`; `replicas` are the observed ones by name."""
-        log.info("%s %s: %s", action.kind, getattr(action, "name", None) or _subject(action), action.reason)
-        self._issued[action.kind] += 1
+        log.info("%s %s: %s", action.kind, getattr(action, "name", None) or _action_subject(action), action.reason)
+        self._issued_counts[action.kind] += 1
         match action:
             case Preflight():
                 self._preflight(action, desired)
@@ -81,12 +81,12 @@ class Operations:
             case Stop() | Remove():
                 self._end(action, replicas[action.name])
 
-    async def settled(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until nothing is under way."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def give_up_pulls(self) -> None:
+    def cancel_pulls(self) -> None:
         """Wait for no image any more: the controller ends."""
         for task in self._pulls:
             task.cancel()
@@ -103,7 +103,7 @@ class Operations:
         mark = self._memory.preflighting[key] = object()
 
         async def work() -> None:
-            result = await preflight(self._runtime, model, conceal=self._conceal, clock=self._clock)
+            result = await run_preflight(self._runtime, model, conceal=self._conceal, clock=self._clock)
             if self._memory.preflighting.get(key) is not mark:
                 return
             del self._memory.preflighting[key]
@@ -123,7 +123,7 @@ class Operations:
 
         async def work() -> None:
             try:
-                await self._runtime.pull(action.image)
+                await self._runtime.pull_image(action.image)
                 self._memory.pulls.pop(action.image, None)
                 self._memory.preflights.clear()
             except Exception as error:
@@ -143,56 +143,56 @@ class Operations:
     def _start(self, action: Start, desired: DesiredState) -> None:
         model = desired.models[action.id.model]
         name = replica_name(self._instance, action.id)
-        self._memory.begin(name, PendingOp(OpKind.START, action.id, action.claims, self._clock()))
+        self._memory.begin_operation(name, PendingOp(OpKind.START, action.id, action.claims, self._clock()))
         request = StartRequest(
             id=action.id,
             name=name,
             definition=model.definition,
             served_name=model.name,
             image=model.image,
-            token=self.token(name),
+            token=self.replica_token(name),
             claims=action.claims,
         )
 
         async def work() -> None:
             try:
-                await self._runtime.start(request)
+                await self._runtime.start_replica(request)
             except (StartError, RuntimeUnavailableError) as error:
-                self._start_failed(action, name, str(error), permanent=getattr(error, "permanent", False))
+                self._record_start_failure(action, name, str(error), permanent=getattr(error, "permanent", False))
             except Exception as fault:
                 log.exception("start of %s failed", name)
-                self._start_failed(action, name, f"internal error: {fault!r}", permanent=False)
+                self._record_start_failure(action, name, f"internal error: {fault!r}", permanent=False)
             finally:
-                self._memory.finish(name, self._clock())
+                self._memory.finish_operation(name, self._clock())
                 self._wake()
 
         self._spawn(work())
 
-    def _start_failed(self, action: Start, name: str, message: str, *, permanent: bool) -> None:
+    def _record_start_failure(self, action: Start, name: str, message: str, *, permanent: bool) -> None:
         message = self._conceal(action.model, message, name)
         log.warning("start of %s failed: %s", name, message)
-        self._memory.fail(action.id, Verdict(message, permanent), self._clock())
+        self._memory.record_failure(action.id, Verdict(message, permanent), self._clock())
 
     def _end(self, action: Stop | Remove, replica: ObservedReplica) -> None:
         """A failure counts from the moment its end is issued, so that it counts once."""
         now = self._clock()
         kind = OpKind.STOP if isinstance(action, Stop) else OpKind.REMOVE
-        if action.failure is not None and action.name not in self._memory.counted:
-            self._memory.counted.add(action.name)
+        if action.failure is not None and action.name not in self._memory.counted_failures:
+            self._memory.counted_failures.add(action.name)
             ready_for_s = None if replica.ready_since is None else now - replica.ready_since
-            self._memory.fail(action.id, action.failure, now, ready_for_s=ready_for_s)
+            self._memory.record_failure(action.id, action.failure, now, ready_for_s=ready_for_s)
             log.warning("%s failed: %s", action.name, action.failure.message)
             # The next plan knows when to try again, which can be now.
             self._wake()
-        self._memory.begin(action.name, PendingOp(kind, action.id, replica.claims, now))
+        self._memory.begin_operation(action.name, PendingOp(kind, action.id, replica.claims, now))
 
         async def work() -> None:
             try:
                 if isinstance(action, Stop):
-                    await self._explain(action)
-                    await self._runtime.stop(action.name, self._stop_timeout_s)
+                    await self._add_log_tail(action)
+                    await self._runtime.stop_replica(action.name, self._stop_timeout_s)
                 else:
-                    await self._runtime.remove(action.name)
+                    await self._runtime.remove_replica(action.name)
             except RuntimeUnavailableError as error:
                 log.warning("%s of %s was refused and will be issued again: %s", action.kind, action.name, error)
                 await asyncio.sleep(REFUSED_PAUSE_S)
@@ -200,19 +200,19 @@ class Operations:
                 log.exception("%s of %s failed and will be issued again", action.kind, action.name)
                 await asyncio.sleep(REFUSED_PAUSE_S)
             finally:
-                self._memory.finish(action.name, self._clock())
+                self._memory.finish_operation(action.name, self._clock())
                 self._wake()
 
         self._spawn(work())
 
-    async def _explain(self, action: Stop) -> None:
+    async def _add_log_tail(self, action: Stop) -> None:
         """Add the engine's last log lines to the failure that ended it, before they are gone."""
         failure = self._memory.failures.get(action.id.key)
         if action.failure is None or failure is None or failure.error != action.failure.message:
             return
-        log_tail = self._conceal(action.model, await self._runtime.log_tail(action.name), action.name)
-        self._memory.failures[action.id.key] = replace(failure, error=with_tail(failure.error, log_tail))
+        log_tail = self._conceal(action.model, await self._runtime.read_log_tail(action.name), action.name)
+        self._memory.failures[action.id.key] = replace(failure, error=with_log_tail(failure.error, log_tail))
 
 
-def _subject(action: Action) -> str:
+def _action_subject(action: Action) -> str:
     return f"{action.id.model}/{action.id.index}" if isinstance(action, Start) else action.model

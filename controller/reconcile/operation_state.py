@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from controller.engines.base import Verdict
-from controller.planning.backoff import forgiven, next_failure
-from controller.planning.draining import Drain
+from controller.planning.backoff import has_recovered, next_failure
+from controller.planning.draining import DrainState
 from controller.state import (
     HOST,
     DesiredModel,
@@ -32,7 +32,7 @@ CLOCK_SLACK_S = 60.0
 
 
 @dataclass(slots=True)
-class WorkingMemory:
+class OperationState:
     """One controller's own state. Changed on its event loop only."""
 
     pending: dict[str, PendingOp] = field(default_factory=dict)
@@ -41,14 +41,14 @@ class WorkingMemory:
     """Those under way, each with a mark of its own: what is asked anew while it runs takes no answer of the old one."""
     pulls: dict[str, Failure | None] = field(default_factory=dict)
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
-    drains: dict[str, Drain] = field(default_factory=dict)
+    drains: dict[str, DrainState] = field(default_factory=dict)
     loaded_once: set[str] = field(default_factory=set)
     left_at: dict[str, float] = field(default_factory=dict)
     """GPU uuid to when a replica was last seen to be gone from it."""
-    counted: set[str] = field(default_factory=set)
+    counted_failures: set[str] = field(default_factory=set)
     """Replicas whose failure was counted: an end that is refused is issued again, and is no second failure."""
 
-    def told(self, observed: ObservedState) -> ObservedState:
+    def with_operations(self, observed: ObservedState) -> ObservedState:
         """An observation, and what is known here."""
         return replace(
             observed,
@@ -61,7 +61,7 @@ class WorkingMemory:
             left_at=dict(self.left_at),
         )
 
-    def note_left(
+    def note_released_gpus(
         self, previous_replicas: Iterable[ObservedReplica], replicas: Iterable[ObservedReplica], now: float
     ) -> None:
         """Of two observations, which GPUs something has left in between."""
@@ -70,7 +70,7 @@ class WorkingMemory:
             if replica.phase is not Phase.EXITED and replica.name not in remaining_names:
                 self.left_at.update(dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), now))
 
-    def begin(self, name: str, operation: PendingOp) -> None:
+    def begin_operation(self, name: str, operation: PendingOp) -> None:
         """Remember an operation that is being issued. At most one per replica."""
         previous_operation = self.pending.get(name)
         assert previous_operation is None or previous_operation.finished_at is not None, (
@@ -78,11 +78,11 @@ class WorkingMemory:
         )
         self.pending[name] = operation
 
-    def finish(self, name: str, now: float) -> None:
+    def finish_operation(self, name: str, now: float) -> None:
         """The operation ended, well or not; it still counts until an observation that begins later."""
         self.pending[name] = replace(self.pending[name], finished_at=now)
 
-    def forget_settled(self, began_at: float) -> None:
+    def forget_finished(self, began_at: float) -> None:
         """Drop the operations that had ended before an observation began: it has seen what they did."""
         finished_names = [
             name
@@ -93,13 +93,15 @@ class WorkingMemory:
         for name in finished_names:
             del self.pending[name]
 
-    def fail(self, replica: ReplicaId, verdict: Verdict, now: float, *, ready_for_s: float | None = None) -> Failure:
+    def record_failure(
+        self, replica: ReplicaId, verdict: Verdict, now: float, *, ready_for_s: float | None = None
+    ) -> Failure:
         """Count a failure towards the replica key's backoff."""
         failure = next_failure(self.failures.get(replica.key), verdict, replica.attempt, now, ready_for_s=ready_for_s)
         self.failures[replica.key] = failure
         return failure
 
-    def prune(self, desired: DesiredState, replicas: Iterable[ObservedReplica], now: float) -> None:
+    def prune_state(self, desired: DesiredState, replicas: Iterable[ObservedReplica], now: float) -> None:
         """Forget what no longer matters: failures of edited or proven definitions, drains of replicas that are gone, or
         that are to serve on while the controller is paused."""
         replicas = list(replicas)
@@ -108,7 +110,7 @@ class WorkingMemory:
         current_specs = {
             (name, model.spec_hash) for name, model in desired.models.items() if model.replicas or model.demand_replicas
         }
-        proven_keys = {replica.id.key for replica in replicas if forgiven(replica, now)}
+        proven_keys = {replica.id.key for replica in replicas if has_recovered(replica, now)}
         self.failures = {
             key: failure
             for key, failure in self.failures.items()
@@ -118,7 +120,7 @@ class WorkingMemory:
         replica_names = {replica.name for replica in replicas}
         staying_names = {each.name for each in replicas if desired.paused and _is_wanted(each, desired)}
         self.drains = {name: drain for name, drain in self.drains.items() if name in replica_names - staying_names}
-        self.counted &= replica_names
+        self.counted_failures &= replica_names
         images = {model.image for model in desired.models.values()}
         self.pulls = {
             image: failure_state
@@ -129,7 +131,7 @@ class WorkingMemory:
         serving_models = {replica.id.model for replica in replicas if replica.ready_since is not None}
         self.loaded_once &= wanted_models | serving_models
 
-    def try_anew(self, model: DesiredModel) -> None:
+    def reset_failures(self, model: DesiredModel) -> None:
         """Forget what went wrong with a model, for somebody asks for it anew: its replicas come all or not at all."""
         self.failures = {key: failure for key, failure in self.failures.items() if key.model != model.name}
         self.preflights = {key: result for key, result in self.preflights.items() if key[0] != model.name}
@@ -138,7 +140,7 @@ class WorkingMemory:
         if model.image is not None and self.pulls.get(model.image) is not None:
             del self.pulls[model.image]
 
-    def stopping(self, name: str) -> bool:
+    def is_stopping(self, name: str) -> bool:
         """Whether the replica is being stopped or removed."""
         operation = self.pending.get(name)
         return operation is not None and operation.kind is not OpKind.START

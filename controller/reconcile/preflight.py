@@ -6,19 +6,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from controller.redaction.redactor import Conceal
+from controller.redaction.redactor import Redact
 from controller.runtimes.base import Runtime, RuntimeUnavailableError
 from controller.state import DesiredModel, PreflightResult
 
 log = logging.getLogger(__name__)
 
 
-async def preflight(
-    runtime: Runtime, model: DesiredModel, *, conceal: Conceal, clock: Callable[[], float]
+async def run_preflight(
+    runtime: Runtime, model: DesiredModel, *, conceal: Redact, clock: Callable[[], float]
 ) -> PreflightResult:
     """What the host says. Every failure is an answer, and shows no secret."""
     try:
-        result = await runtime.preflight(model.name, model.definition, model.image)
+        result = await runtime.check_preflight(model.name, model.definition, model.image)
     except RuntimeUnavailableError as error:
         result = PreflightResult(False, clock(), str(error))
     except Exception as fault:

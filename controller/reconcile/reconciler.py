@@ -14,22 +14,22 @@ from dataclasses import replace
 from controller.engines import ENGINES
 from controller.observe.gateway_hub import GatewayHub
 from controller.observe.load_progress import LoadProgress
-from controller.observe.prober import Prober, Target
-from controller.observe.remote_draining import RemoteDrains
-from controller.observe.remote_health import Remotes
+from controller.observe.prober import Prober, ProbeTarget
+from controller.observe.remote_draining import RemoteDraining
+from controller.observe.remote_health import RemoteHealth
 from controller.planning.actions import Plan
-from controller.planning.draining import ARRIVAL_S, arriving, drained, inflight
-from controller.planning.draining import Drain as DrainUnderWay
-from controller.planning.model_traffic import uses
+from controller.planning.draining import ARRIVAL_S, count_inflight, gateways_may_reconnect, is_drained
+from controller.planning.draining import DrainState as DrainUnderWay
+from controller.planning.model_traffic import traffic_by_model
 from controller.planning.plan import plan
-from controller.reconcile.desired_source import Desired
-from controller.reconcile.executor import Operations
-from controller.reconcile.operation_state import WorkingMemory
-from controller.redaction.patterns import masked_text
-from controller.redaction.redactor import Conceal, nothing_secret
+from controller.reconcile.desired_source import DesiredSource
+from controller.reconcile.executor import Executor
+from controller.reconcile.operation_state import OperationState
+from controller.redaction.patterns import mask_text
+from controller.redaction.redactor import Redact, redact_nothing
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica
 from controller.schema.status import ModelState
-from controller.sizing.requirements import Needs
+from controller.sizing.requirements import Requirements
 from controller.state import (
     DesiredState,
     Draining,
@@ -39,11 +39,11 @@ from controller.state import (
     ObservedState,
     Phase,
 )
-from controller.status.load_stage import starting
-from controller.status.model_status import assess
+from controller.status.load_stage import is_starting
+from controller.status.model_status import assess_models
 from controller.status.reconcile_round import Round
-from controller.status.routing_table import routes, table_keys
-from controller.status.state_machine import in_step
+from controller.status.routing_table import build_keys, build_routes
+from controller.status.state_machine import publishable_statuses
 
 log = logging.getLogger(__name__)
 
@@ -58,31 +58,31 @@ class Reconciler:
     def __init__(
         self,
         *,
-        desired: Desired,
+        desired: DesiredSource,
         runtime: Runtime,
-        operations: Operations,
-        memory: WorkingMemory,
+        operations: Executor,
+        memory: OperationState,
         prober: Prober,
-        remotes: Remotes,
+        remotes: RemoteHealth,
         hub: GatewayHub,
         wake: asyncio.Event,
         resync_s: float,
         ready_before: Mapping[str, float],
         clock: Callable[[], float],
         on_round: Callable[[Round | None, Round | None], None] = lambda *_: None,
-        conceal: Conceal = nothing_secret,
+        conceal: Redact = redact_nothing,
         progress: LoadProgress | None = None,
         host_mib: int | None = None,
-        requirements: Needs | None = None,
+        requirements: Requirements | None = None,
     ) -> None:
         """`on_round` is given each round (None: it was not complete) and the one before. `host_mib`: main memory that
         engines without GPUs may take; None: not bounded."""
-        self._told = on_round
+        self._on_round = on_round
         self._conceal = conceal
         self._progress = progress
         self._host_mib = host_mib
-        self._needs = requirements
-        self._finished = asyncio.Event()
+        self._requirements = requirements
+        self._round_finished = asyncio.Event()
         self._desired = desired
         self._runtime = runtime
         self._operations = operations
@@ -92,10 +92,10 @@ class Reconciler:
         self._hub = hub
         self._wake = wake
         self._resync_s = resync_s
-        self._ready = dict(ready_before)
+        self._ready_since = dict(ready_before)
         self._clock = clock
         self._up_since = clock()
-        self._remote_drains = RemoteDrains()
+        self._remote_drains = RemoteDraining()
         self._gpus: tuple[Gpu, ...] | None = ()
         self.round: Round | None = None
         self.error: str | None = None
@@ -106,14 +106,14 @@ class Reconciler:
         while True:
             self._wake.clear()
             try:
-                await self.once()
+                await self.run_round()
             except Exception as error:
                 # A bug that one model brings out must not take the others' controller away: say so, and look again.
                 log.exception("this round failed")
-                self.error = masked_text(f"internal error: {error!r}")
+                self.error = mask_text(f"internal error: {error!r}")
             if self.error is not None:
-                self._told(self.round, None)
-            pause_s = self._pause()
+                self._on_round(self.round, None)
+            pause_s = self._pause_s()
             try:
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
@@ -121,86 +121,93 @@ class Reconciler:
                 log.debug("resync after %.1f s", pause_s)
             await asyncio.sleep(SHORTEST_ROUND_S)
 
-    async def once(self) -> Round | None:
+    async def run_round(self) -> Round | None:
         """One round; None when there was no complete observation."""
         try:
             desired, observed = await self._observe()
         except RuntimeUnavailableError as error:
             if self.error is None:
                 log.warning("nothing is changed while the runtime does not answer: %s", error)
-            self.error = masked_text(str(error))
-            self._rekey()
+            self.error = mask_text(str(error))
+            self._publish_keys()
             return None
         if desired is None:
             self.error = "the desired state was never valid; nothing is started or stopped"
             return None
         self.error = None
         round_plan = plan(desired, observed, observed.at)
-        desired = round_plan.in_force(desired)
+        desired = round_plan.apply_evictions(desired)
         if not desired.paused:
             replicas = {replica.name: replica for replica in observed.replicas}
             for action in round_plan.actions:
-                self._operations.issue(action, desired, replicas)
-            self._desired.awake(round_plan.woken)
-            self._desired.rest(round_plan.rested)
-        self._finish(desired, observed, round_plan)
+                self._operations.issue_action(action, desired, replicas)
+            self._desired.request_reload(round_plan.reload_requested)
+            self._desired.evict_models(round_plan.evicted)
+        self._publish_round(desired, observed, round_plan)
         return self.round
 
-    def _rekey(self) -> None:
+    def _publish_keys(self) -> None:
         """A key that was revoked is revoked, whether or not engines can be seen."""
-        desired = self._desired.state(self._clock())
+        desired = self._desired.desired_state(self._clock())
         if desired is not None:
-            self._hub.rekey(table_keys(desired.keys))
+            self._hub.replace_keys(build_keys(desired.keys))
 
-    def _finish(self, desired: DesiredState, observed: ObservedState, round_plan: Plan) -> None:
+    def _publish_round(self, desired: DesiredState, observed: ObservedState, round_plan: Plan) -> None:
         """Assess and publish what holds now that the plan was issued."""
-        self._remote_drains.follow(self.round.desired if self.round is not None else None, desired, observed.at)
+        self._remote_drains.follow_desired(self.round.desired if self.round is not None else None, desired, observed.at)
         issued_state = self._with_issued(observed)
-        true_statuses = assess(desired, issued_state, round_plan)
+        true_statuses = assess_models(desired, issued_state, round_plan)
         self._memory.loaded_once |= {status.name for status in true_statuses if status.state is ModelState.LOADED}
-        statuses = in_step(self._published(), true_statuses)
+        statuses = publishable_statuses(self._published_states(), true_statuses)
         if statuses != true_statuses:
             self._wake.set()
         previous_round, self.round = self.round, Round(desired, issued_state, round_plan, statuses)
-        stamp = self._hub.publish(routes(desired, issued_state, statuses, self._token), table_keys(desired.keys))
-        self._remote_drains.published(stamp)
+        stamp = self._hub.publish_table(
+            build_routes(desired, issued_state, statuses, self._endpoint_token), build_keys(desired.keys)
+        )
+        self._remote_drains.note_published(stamp)
         for name, drain in self._memory.drains.items():
-            if drain.unrouted is None:
+            if drain.unrouted_stamp is None:
                 self._memory.drains[name] = DrainUnderWay(drain.since, stamp)
-        self._ready = {each.name: each.ready_since for each in observed.replicas if each.ready_since is not None}
-        self._desired.remember(frozenset(self._memory.loaded_once), self._ready)
-        self._finished.set()
-        self._finished = asyncio.Event()
-        self._told(previous_round, self.round)
+        self._ready_since = {each.name: each.ready_since for each in observed.replicas if each.ready_since is not None}
+        self._desired.remember_loaded(frozenset(self._memory.loaded_once), self._ready_since)
+        self._round_finished.set()
+        self._round_finished = asyncio.Event()
+        self._on_round(previous_round, self.round)
 
-    def _published(self) -> dict[str, ModelState]:
+    def _published_states(self) -> dict[str, ModelState]:
         return {status.name: status.state for status in self.round.statuses} if self.round is not None else {}
 
-    def glance(self, desired: DesiredState, now: float) -> Round | None:
+    def preview_round(self, desired: DesiredState, now: float) -> Round | None:
         """The next round as far as it can be told without looking; None: nothing was ever observed. Changes nothing."""
         if self.round is None:
             return None
         observed = self._with_issued(self.round.observed)
         round_plan = plan(desired, observed, now)
-        desired = round_plan.in_force(desired)
-        return Round(desired, observed, round_plan, in_step(self._published(), assess(desired, observed, round_plan)))
+        desired = round_plan.apply_evictions(desired)
+        return Round(
+            desired,
+            observed,
+            round_plan,
+            publishable_statuses(self._published_states(), assess_models(desired, observed, round_plan)),
+        )
 
-    async def next_round(self) -> None:
+    async def wait_for_round(self) -> None:
         """Wait until another round is complete."""
-        await self._finished.wait()
+        await self._round_finished.wait()
 
     def _with_issued(self, observed: ObservedState) -> ObservedState:
         """The observation with the drains and operations of this round: what is leaving is routed to no more."""
         replicas = []
         for replica in observed.replicas:
             drain = self._memory.drains.get(replica.name)
-            is_leaving = drain is not None or self._memory.stopping(replica.name)
+            is_leaving = drain is not None or self._memory.is_stopping(replica.name)
             draining = Draining(drain.since if drain else observed.at, None) if is_leaving else None
             replicas.append(replace(replica, draining=draining))
         return replace(
-            self._memory.told(observed),
+            self._memory.with_operations(observed),
             replicas=tuple(replicas),
-            remotes=self._remotes.errors(),
+            remotes=self._remotes.list_errors(),
             draining_remotes=self._remote_drains.models,
         )
 
@@ -208,23 +215,25 @@ class Reconciler:
 
     async def _observe(self) -> tuple[DesiredState | None, ObservedState]:
         began_at = self._clock()
-        await self._desired.refresh(began_at)
-        seen_replicas = await self._runtime.list()
-        self._gpus = await self._runtime.gpus()
-        self._memory.forget_settled(began_at)
+        await self._desired.refresh_files(began_at)
+        seen_replicas = await self._runtime.list_replicas()
+        self._gpus = await self._runtime.read_gpus()
+        self._memory.forget_finished(began_at)
         self._hub.forget_lost()
-        desired = self._desired.state(began_at)
+        desired = self._desired.desired_state(began_at)
         self._track(desired, seen_replicas)
         if self.round is None:
-            await self._prober.first_round()
-            await self._remotes.first_round()
+            await self._prober.wait_for_first_round()
+            await self._remotes.wait_for_first_round()
         models = desired.models.values() if desired is not None else ()
-        requirements = await self._needs.of(models, self._gpus) if self._needs is not None else {}
+        requirements = (
+            await self._requirements.requirements_of(models, self._gpus) if self._requirements is not None else {}
+        )
         now = self._clock()
-        replicas = tuple(self._observed(replica, now) for replica in seen_replicas)
-        self._memory.note_left(self.round.observed.replicas if self.round is not None else (), replicas, now)
+        replicas = tuple(self._observe_replica(replica, now) for replica in seen_replicas)
+        self._memory.note_released_gpus(self.round.observed.replicas if self.round is not None else (), replicas, now)
         if desired is not None:
-            self._memory.prune(desired, replicas, now)
+            self._memory.prune_state(desired, replicas, now)
             self._remote_drains.forget_empty(self._hub.views, desired, now)
         views = self._hub.views
         observed = ObservedState(
@@ -233,7 +242,7 @@ class Reconciler:
             gpus=self._gpus,
             host_mib=self._host_mib,
             needs=requirements,
-            uses=uses(
+            uses=traffic_by_model(
                 (model.name for model in models),
                 views,
                 now,
@@ -241,18 +250,19 @@ class Reconciler:
                 up_since=self._up_since,
                 unsure=any(self._is_unsure(replica, now) for replica in replicas),
             ),
-            remotes=self._remotes.errors(),
-            progress=self._fractions(desired, replicas),
+            remotes=self._remotes.list_errors(),
+            progress=self._load_fractions(desired, replicas),
             draining_remotes=self._remote_drains.models,
             inflight={
-                each.name: None if self._is_unsure(each, now) else inflight(each.name, views, now) for each in replicas
+                each.name: None if self._is_unsure(each, now) else count_inflight(each.name, views, now)
+                for each in replicas
             },
         )
-        return desired, self._memory.told(observed)
+        return desired, self._memory.with_operations(observed)
 
     def _track(self, desired: DesiredState | None, seen_replicas: list[SeenReplica]) -> None:
         models = desired.models if desired is not None else {}
-        targets: dict[str, Target] = {}
+        targets: dict[str, ProbeTarget] = {}
         kept_names: set[str] = set()
         for replica in seen_replicas:
             model = models.get(replica.id.model)
@@ -262,24 +272,24 @@ class Reconciler:
                 # How this one is probed is no longer declared; whether it serves and is idle still matters.
                 kept_names.add(replica.name)
             if model is not None and model.runs:
-                probe = ENGINES[model.backend].probe(model.definition)
-                token, ready_since = self._operations.token(replica.name), self._ready.get(replica.name)
-                targets[replica.name] = Target(replica.base_url, probe, token, ready_since)
-        self._prober.track(targets, kept_names)
-        self._remotes.track([model for model in models.values() if not model.runs and model.replicas])
+                probe = ENGINES[model.backend].describe_probe(model.definition)
+                token, ready_since = self._operations.replica_token(replica.name), self._ready_since.get(replica.name)
+                targets[replica.name] = ProbeTarget(replica.base_url, probe, token, ready_since)
+        self._prober.track_targets(targets, kept_names)
+        self._remotes.track_models([model for model in models.values() if not model.runs and model.replicas])
 
-    def _observed(self, replica: SeenReplica, now: float) -> ObservedReplica:
-        vitals = self._prober.vitals(replica.name)
+    def _observe_replica(self, replica: SeenReplica, now: float) -> ObservedReplica:
+        vitals = self._prober.get_health(replica.name)
         drain = self._memory.drains.get(replica.name)
         draining = None
         if drain is not None:
             is_fresh = vitals.probed_at is not None and vitals.probed_at > drain.since
             idle = vitals.idle if is_fresh else None
             is_unsure = self._is_unsure(replica, now)
-            is_empty = drained(replica.name, drain, self._hub.views, idle, now=now, unsure=is_unsure)
+            is_empty = is_drained(replica.name, drain, self._hub.views, idle, now=now, unsure=is_unsure)
             draining = Draining(drain.since, is_empty)
             if is_empty is None:
-                self._prober.nudge(replica.name)
+                self._prober.probe_now(replica.name)
         return ObservedReplica(
             id=replica.id,
             name=replica.name,
@@ -287,10 +297,10 @@ class Reconciler:
             created_at=replica.created_at,
             started_at=replica.started_at,
             health=vitals.health,
-            ready_since=vitals.ready_since or self._ready.get(replica.name),
+            ready_since=vitals.ready_since or self._ready_since.get(replica.name),
             base_url=replica.base_url,
             claims=replica.claims,
-            exit=self._exit(replica),
+            exit=self._redacted_exit(replica),
             draining=draining,
             image_id=replica.image_id,
             argv=replica.argv,
@@ -299,35 +309,37 @@ class Reconciler:
 
     def _is_unsure(self, replica: SeenReplica | ObservedReplica, now: float) -> bool:
         """Whether gateways that an earlier controller told of it may not be back yet."""
-        return replica.created_at < self._up_since and arriving(now, self._up_since)
+        return replica.created_at < self._up_since and gateways_may_reconnect(now, self._up_since)
 
-    def _fractions(self, desired: DesiredState | None, replicas: Sequence[ObservedReplica]) -> Mapping[str, float]:
+    def _load_fractions(self, desired: DesiredState | None, replicas: Sequence[ObservedReplica]) -> Mapping[str, float]:
         if self._progress is None or desired is None:
             return {}
         replica_models = ((replica.name, desired.models.get(replica.id.model), replica) for replica in replicas)
-        self._progress.track(
+        self._progress.track_engines(
             {
                 name: ENGINES[model.backend]
                 for name, model, replica in replica_models
-                if model is not None and starting(model, replica)
+                if model is not None and is_starting(model, replica)
             }
         )
         return dict(self._progress.fractions)
 
-    def _exit(self, replica: SeenReplica) -> Exit | None:
+    def _redacted_exit(self, replica: SeenReplica) -> Exit | None:
         if replica.exit is None or not replica.exit.log_tail:
             return replica.exit
         return replace(replica.exit, log_tail=self._conceal(replica.id.model, replica.exit.log_tail, replica.name))
 
-    def _token(self, name: str) -> str | None:
-        return self._remotes.token(name) if self._remotes.knows(name) else self._operations.token(name)
+    def _endpoint_token(self, name: str) -> str | None:
+        return (
+            self._remotes.read_token(name) if self._remotes.knows_model(name) else self._operations.replica_token(name)
+        )
 
-    def _pause(self) -> float:
+    def _pause_s(self) -> float:
         if self.error is not None:
             return min(RETRY_S, self._resync_s)
         now = self._clock()
         wake_times = [self._desired.wake_at()]
-        if arriving(now, self._up_since):
+        if gateways_may_reconnect(now, self._up_since):
             wake_times.append(self._up_since + ARRIVAL_S)
         if self.round is not None:
             wake_times.append(self.round.plan.wake_at)

@@ -62,57 +62,57 @@ _SPOKEN_FLAG: Final = re.compile(
 """A flag and its value within a text. A backtick that follows is the sentence's own."""
 
 
-def masked(fields: Mapping[str, Any], known_secrets: Iterable[str] = ()) -> dict[str, JsonValue]:
+def mask_fields(fields: Mapping[str, Any], known_secrets: Iterable[str] = ()) -> dict[str, JsonValue]:
     """A definition's fields as they may be shown. `known_secrets`: further secrets that may lie in them."""
-    walk = _Walk()
-    shown_fields = {name: walk.field(name, value) for name, value in fields.items()}
-    long_secrets = {text for text in (*walk.found, *known_secrets) if len(text) >= _SURE}
+    walk = _Masker()
+    shown_fields = {name: walk.mask_field(name, value) for name, value in fields.items()}
+    long_secrets = {text for text in (*walk.secrets, *known_secrets) if len(text) >= _SURE}
     if not long_secrets:
         return shown_fields
     return {
-        name: _each_text(value, lambda text: without_secrets(text, long_secrets))
+        name: _map_texts(value, lambda text: replace_secrets(text, long_secrets))
         for name, value in shown_fields.items()
     }
 
 
-def masked_field(name: str, value: Any) -> JsonValue:
+def mask_field(name: str, value: Any) -> JsonValue:
     """One field as it may be shown. Knows less than `masked`: not the secrets that other fields hold."""
-    return masked({name: value})[name]
+    return mask_fields({name: value})[name]
 
 
-def masked_text(text: str) -> str:
+def mask_text(text: str) -> str:
     """A text of unknown origin, without what it marks as a secret itself: URLs' users, `name=value`, `--name value`,
     `Bearer`.
     """
-    return _Walk().text(text)
+    return _Masker().mask_text(text)
 
 
-def secrets_of(fields: Mapping[str, Any]) -> frozenset[str]:
+def collect_secrets(fields: Mapping[str, Any]) -> frozenset[str]:
     """Texts of a definition that must not show in a log or a message, each of at least `SHORTEST` characters."""
-    walk = _Walk()
-    shown_values = [walk.field(name, value) for name, value in fields.items()]
-    random_texts = [text for text in walk.values if _looks_random(text)]
+    walk = _Masker()
+    shown_values = [walk.mask_field(name, value) for name, value in fields.items()]
+    random_texts = [text for text in walk.env_values if _looks_random(text)]
     if random_texts:
-        shown_text = "\n".join(text for value in shown_values for text in _texts(value))
-        walk.found.update(text for text in random_texts if text not in shown_text)
-    lines = {line.strip() for text in walk.found if "\n" in text for line in text.splitlines()}
+        shown_text = "\n".join(text for value in shown_values for text in _iterate_texts(value))
+        walk.secrets.update(text for text in random_texts if text not in shown_text)
+    lines = {line.strip() for text in walk.secrets if "\n" in text for line in text.splitlines()}
     return frozenset(
-        {text for text in walk.found if len(text) >= SHORTEST} | {line for line in lines if len(line) >= _SURE}
+        {text for text in walk.secrets if len(text) >= SHORTEST} | {line for line in lines if len(line) >= _SURE}
     )
 
 
-def without_secrets(text: str, secrets: Iterable[str]) -> str:
+def replace_secrets(text: str, secrets: Iterable[str]) -> str:
     """The text with every secret masked; of two that overlap, both as one. Secrets are not empty."""
     sought_secrets = list(secrets)
     while present_secrets := [secret for secret in sought_secrets if secret in text]:
-        text = _covered(text, present_secrets)
+        text = _mask_spans(text, present_secrets)
         # What was masked may have brought about another one, by chance. Each of these rounds shortens the text.
         sought_secrets = [secret for secret in sought_secrets if len(secret) > len(MASKED)]
     return text
 
 
-def _covered(text: str, secrets: Iterable[str]) -> str:
-    spans = sorted((start, start + len(secret)) for secret in secrets for start in _starts(text, secret))
+def _mask_spans(text: str, secrets: Iterable[str]) -> str:
+    spans = sorted((start, start + len(secret)) for secret in secrets for start in _find_starts(text, secret))
     parts: list[str] = []
     end = 0
     for span_start, span_end in spans:
@@ -122,118 +122,118 @@ def _covered(text: str, secrets: Iterable[str]) -> str:
     return "".join((*parts, text[end:]))
 
 
-def _starts(text: str, secret: str) -> Iterator[int]:
+def _find_starts(text: str, secret: str) -> Iterator[int]:
     start = text.find(secret)
     while start >= 0:
         yield start
         start = text.find(secret, start + 1)
 
 
-def speaks_of_secrets(name: str) -> bool:
+def names_secret(name: str) -> bool:
     """Whether what stands under this name is taken for a secret."""
     return _SECRET_NAME.search(name) is not None and _SECRET_NAME.search(_TOKENIZER.sub("", name)) is not None
 
 
 def is_secret(name: str, value: Any) -> bool:
     """Whether a value that stands under this name is taken for a secret."""
-    return speaks_of_secrets(name) and not _harmless(name, value)
+    return names_secret(name) and not _is_harmless(name, value)
 
 
-class _Walk:
+class _Masker:
     """One way through a definition: what it shows, and what it hid on the way."""
 
     def __init__(self) -> None:
-        self.found: set[str] = set()
+        self.secrets: set[str] = set()
         """Secrets by their place; and texts that are too short to be looked for."""
-        self.values: set[str] = set()
+        self.env_values: set[str] = set()
         """Values of `env` whose names say nothing."""
 
-    def field(self, name: str, value: Any) -> JsonValue:
+    def mask_field(self, name: str, value: Any) -> JsonValue:
         """A field of the definition, or a key of a mapping within."""
         if name == "env" and isinstance(value, Mapping):
-            return {key: self._variable(key, each) for key, each in value.items()}
+            return {key: self._mask_variable(key, each) for key, each in value.items()}
         if is_secret(name, value):
-            self.found.update(_texts(value))
+            self.secrets.update(_iterate_texts(value))
             return MASKED
         if isinstance(value, Mapping):
-            return {key: self.field(key, each) for key, each in value.items()}
+            return {key: self.mask_field(key, each) for key, each in value.items()}
         if isinstance(value, list | tuple):
-            return self._arguments(value)
-        return self.text(value) if isinstance(value, str) else value
+            return self._mask_arguments(value)
+        return self.mask_text(value) if isinstance(value, str) else value
 
-    def text(self, text: str) -> str:
+    def mask_text(self, text: str) -> str:
         """A text that may hold secrets."""
         if "://" in text:
-            text = _URL_USER.sub(self._user, text)
+            text = _URL_USER.sub(self._mask_user, text)
         if "=" in text or ":" in text:
-            text = _PAIR.sub(self._pair, text)
+            text = _PAIR.sub(self._mask_pair, text)
         if " " in text:
-            text = _BEARER.sub(self._bearer, text)
-        return _SPOKEN_FLAG.sub(self._pair, text) if "-" in text else text
+            text = _BEARER.sub(self._mask_bearer, text)
+        return _SPOKEN_FLAG.sub(self._mask_pair, text) if "-" in text else text
 
-    def _variable(self, name: str, value: Any) -> str:
+    def _mask_variable(self, name: str, value: Any) -> str:
         if isinstance(value, str):
-            self.text(value)
-            (self.found if is_secret(name, value) else self.values).add(value)
+            self.mask_text(value)
+            (self.secrets if is_secret(name, value) else self.env_values).add(value)
         return MASKED
 
-    def _arguments(self, items: Iterable[Any]) -> list[JsonValue]:
+    def _mask_arguments(self, items: Iterable[Any]) -> list[JsonValue]:
         """Like a command line: what follows a flag is its value, up to the next flag."""
         shown_items: list[JsonValue] = []
         flag = ""
         expects_value = False
         for item in items:
             if not isinstance(item, str):
-                shown_items.append(self.field("", item))
+                shown_items.append(self.mask_field("", item))
                 continue
             is_flag = item.startswith("--") or (item.startswith("-") and not (flag and expects_value))
             match = _FLAG.fullmatch(item) if is_flag else None
             if match is not None:
-                flag = match[1] if speaks_of_secrets(match[1].lstrip("-")) else ""
+                flag = match[1] if names_secret(match[1].lstrip("-")) else ""
                 expects_value = match[3] is None
-                shown_items.append(self._flag(match) if flag and match[3] else self.text(item))
+                shown_items.append(self._mask_flag(match) if flag and match[3] else self.mask_text(item))
                 flag = flag if expects_value else ""
             else:
-                is_hidden = bool(flag) and not _harmless(flag, item)
-                shown_items.append(self._hide(item) if is_hidden else self.text(item))
+                is_hidden = bool(flag) and not _is_harmless(flag, item)
+                shown_items.append(self._mask_value(item) if is_hidden else self.mask_text(item))
                 expects_value = False
         return shown_items
 
-    def _flag(self, match: re.Match[str]) -> str:
+    def _mask_flag(self, match: re.Match[str]) -> str:
         value = match[3]
-        shown_value = self.text(value) if _harmless(match[1], value) else self._hide(value)
+        shown_value = self.mask_text(value) if _is_harmless(match[1], value) else self._mask_value(value)
         return f"{match[1]}{match[2]}{shown_value}"
 
-    def _hide(self, value: str) -> str:
-        self.text(value)
-        self.found.add(value)
+    def _mask_value(self, value: str) -> str:
+        self.mask_text(value)
+        self.secrets.add(value)
         return MASKED
 
-    def _user(self, match: re.Match[str]) -> str:
+    def _mask_user(self, match: re.Match[str]) -> str:
         users = {match[2].rpartition("@")[0]}
         users.add(match[2].partition("/")[0].rpartition("@")[0])
         for user in users:
             name, colon, password = user.partition(":")
-            self.found.update({password, unquote(password)} if colon else {name, unquote(name)})
+            self.secrets.update({password, unquote(password)} if colon else {name, unquote(name)})
         return f"{match[1]}{MASKED}@"
 
-    def _pair(self, match: re.Match[str]) -> str:
+    def _mask_pair(self, match: re.Match[str]) -> str:
         name, separator, value = match[1], match[2], match[3]
         quote = value[0] if value[0] in "\"'" and value[-1] == value[0] and len(value) > 1 else ""
         unquoted = value[1:-1] if quote else value
         is_url = ":" in separator and unquoted.startswith("//")
         if not is_secret(name, unquoted) or unquoted == MASKED or is_url:
             return match[0]
-        self.found.add(unquoted)
+        self.secrets.add(unquoted)
         return f"{name}{separator}{quote}{MASKED}{quote}"
 
-    def _bearer(self, match: re.Match[str]) -> str:
+    def _mask_bearer(self, match: re.Match[str]) -> str:
         if match[2] != MASKED:
-            self.found.add(match[2])
+            self.secrets.add(match[2])
         return f"{match[1]}{MASKED}"
 
 
-def _harmless(name: str, value: Any) -> bool:
+def _is_harmless(name: str, value: Any) -> bool:
     """Whether a value is none of a secret, though its name speaks of one."""
     if value is None or isinstance(value, bool) or value in ("", [], {}):
         return True
@@ -250,23 +250,23 @@ def _looks_random(text: str) -> bool:
     return not re.search(r"\s", text) and bool(re.search(r"[0-9]", text) and re.search(r"[^\W\d_]", text))
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _iterate_texts(value: Any) -> Iterator[str]:
     """The leaves of a value as texts. Null and booleans say nothing."""
     if isinstance(value, Mapping):
         for each in value.values():
-            yield from _texts(each)
+            yield from _iterate_texts(each)
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _texts(each)
+            yield from _iterate_texts(each)
     elif value is not None and not isinstance(value, bool):
         yield str(value)
 
 
-def _each_text(value: JsonValue, change: Callable[[str], str]) -> JsonValue:
+def _map_texts(value: JsonValue, change: Callable[[str], str]) -> JsonValue:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
-        return [_each_text(each, change) for each in value]
+        return [_map_texts(each, change) for each in value]
     if isinstance(value, dict):
-        return {key: _each_text(each, change) for key, each in value.items()}
+        return {key: _map_texts(each, change) for key, each in value.items()}
     return value

@@ -9,56 +9,56 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from controller.redaction.patterns import secrets_of, without_secrets
+from controller.redaction.patterns import collect_secrets, replace_secrets
 
 REMEMBERED: Final = 200
 """Secrets per model; the oldest are forgotten first."""
 
 
-class Conceal(Protocol):
+class Redact(Protocol):
     """Hides secrets in a text about a model; `replica` names the engine that wrote it, if one did."""
 
     def __call__(self, model: str, text: str, replica: str | None = None) -> str:
         """The text as it may be shown."""
 
 
-def nothing_secret(model: str, text: str, replica: str | None = None) -> str:
+def redact_nothing(model: str, text: str, replica: str | None = None) -> str:
     """For hosts whose engines know no secrets."""
     del model, replica
     return text
 
 
-class Concealment:
+class Redactor:
     """What one controller knows to be secret. `token` gives a replica's own."""
 
     def __init__(self, token: Callable[[str], str]) -> None:
         self._token = token
-        self._known: dict[str, dict[str, None]] = {}
+        self._secrets_by_model: dict[str, dict[str, None]] = {}
 
-    def learn(self, fields_by_model: Mapping[str, Mapping[str, Any]]) -> None:
+    def learn_secrets(self, fields_by_model: Mapping[str, Mapping[str, Any]]) -> None:
         """Take note of the secrets of fields, by model: what the files declare, or what a load sets."""
         for model, fields in fields_by_model.items():
-            known_secrets = self._known.setdefault(model, {})
-            current_secrets = secrets_of(fields)
+            known_secrets = self._secrets_by_model.setdefault(model, {})
+            current_secrets = collect_secrets(fields)
             for secret in sorted(current_secrets):
                 known_secrets.pop(secret, None)
                 known_secrets[secret] = None
             for oldest_secret in list(known_secrets)[: -max(REMEMBERED, len(current_secrets))]:
                 del known_secrets[oldest_secret]
 
-    def text(self, model: str, text: str, replica: str | None = None) -> str:
+    def redact_text(self, model: str, text: str, replica: str | None = None) -> str:
         """The text as it may be shown."""
-        return without_secrets(text, self._secrets(model, replica))
+        return replace_secrets(text, self._known_secrets(model, replica))
 
-    def _secrets(self, model: str, replica: str | None) -> frozenset[str]:
-        secrets = frozenset(self._known.get(model, ()))
+    def _known_secrets(self, model: str, replica: str | None) -> frozenset[str]:
+        secrets = frozenset(self._secrets_by_model.get(model, ()))
         return secrets if replica is None else secrets | {self._token(replica)}
 
-    def with_proposed(self, fields_by_model: Mapping[str, Mapping[str, Any]]) -> Conceal:
+    def with_proposed(self, fields_by_model: Mapping[str, Mapping[str, Any]]) -> Redact:
         """The same, and the secrets of what somebody only proposes, which are not remembered."""
-        proposed_secrets = {model: secrets_of(fields) for model, fields in fields_by_model.items()}
+        proposed_secrets = {model: collect_secrets(fields) for model, fields in fields_by_model.items()}
 
-        def text(model: str, text: str, replica: str | None = None) -> str:
-            return without_secrets(text, self._secrets(model, replica) | proposed_secrets.get(model, frozenset()))
+        def redact_text(model: str, text: str, replica: str | None = None) -> str:
+            return replace_secrets(text, self._known_secrets(model, replica) | proposed_secrets.get(model, frozenset()))
 
-        return text
+        return redact_text

@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pydantic import JsonValue
 
 from controller.planning.actions import Blocked
-from controller.redaction.patterns import masked, masked_field
-from controller.redaction.redactor import Conceal
+from controller.redaction.patterns import mask_field, mask_fields
+from controller.redaction.redactor import Redact
 from controller.runtimes.base import Rendered
 from controller.schema.admin import DriftItem
 from controller.state import DesiredModel, DesiredState, Health, ObservedReplica, ObservedState, Phase
 
 
-def drift(
+def find_drift(
     desired: DesiredState,
     observed: ObservedState,
     rendered: Mapping[str, Rendered],
     *,
     file_since: Mapping[str, float],
-    conceal: Conceal,
+    conceal: Redact,
     blocked: Iterable[Blocked] = (),
     now: float,
 ) -> list[DriftItem]:
@@ -48,21 +48,21 @@ def drift(
         model = desired.models.get(name)
         alive_replicas = sorted(replicas[name], key=lambda each: (each.health is not Health.READY, each.id))
         if model is None:
-            items += [_undeclared(replica, "the model is no longer declared", now) for replica in alive_replicas]
+            items += [_undeclared_item(replica, "the model is no longer declared", now) for replica in alive_replicas]
             continue
         since = file_since.get(name, model.statement.since)
-        items += _stated(model)
-        items += _missing(model, alive_replicas, reasons, observed, conceal, now)
-        for replica, surplus in _placed(model, alive_replicas):
+        items += _statement_items(model)
+        items += _missing_items(model, alive_replicas, reasons, observed, conceal, now)
+        for replica, surplus in _assign_places(model, alive_replicas):
             items += (
-                [_undeclared(replica, surplus, now)]
+                [_undeclared_item(replica, surplus, now)]
                 if surplus
-                else _differences(model, replica, rendered, since, conceal, now)
+                else _replica_items(model, replica, rendered, since, conceal, now)
             )
     return items
 
 
-def _placed(
+def _assign_places(
     model: DesiredModel, alive_replicas: Sequence[ObservedReplica]
 ) -> Iterator[tuple[ObservedReplica, str | None]]:
     """Each replica, with why it is too much, or None where it stands at a wanted place."""
@@ -82,9 +82,9 @@ def _placed(
         taken_indices.add(index)
 
 
-def _stated(model: DesiredModel) -> Iterator[DriftItem]:
+def _statement_items(model: DesiredModel) -> Iterator[DriftItem]:
     """What a runtime statement changes of the files."""
-    statement, declared = model.statement, model.declared
+    statement, declared = model.statement, model.declared_definition
     if statement.kind not in ("load", "unload"):
         return
     declared_count = declared.replicas if declared.enabled else 0
@@ -102,7 +102,7 @@ def _stated(model: DesiredModel) -> Iterator[DriftItem]:
     if not model.replicas:
         return
     declared_fields = declared.model_dump(mode="json")
-    masked_declared, masked_params = masked(declared_fields), masked(dict(model.params))
+    masked_declared, masked_params = mask_fields(declared_fields), mask_fields(dict(model.params))
     for field in sorted(model.params):
         if declared_fields.get(field) != model.params[field]:
             yield DriftItem(
@@ -117,12 +117,12 @@ def _stated(model: DesiredModel) -> Iterator[DriftItem]:
             )
 
 
-def _missing(
+def _missing_items(
     model: DesiredModel,
     alive_replicas: Sequence[ObservedReplica],
     reasons: Mapping[tuple[str, int | None], str],
     observed: ObservedState,
-    conceal: Conceal,
+    conceal: Redact,
     now: float,
 ) -> Iterator[DriftItem]:
     def absent(index: int, running_state: str | None, reason: str) -> DriftItem:
@@ -158,12 +158,12 @@ def _missing(
         )
 
 
-def _differences(
+def _replica_items(
     model: DesiredModel,
     replica: ObservedReplica,
     rendered: Mapping[str, Rendered],
     file_since: float,
-    conceal: Conceal,
+    conceal: Redact,
     now: float,
 ) -> Iterator[DriftItem]:
     """One replica at a wanted place: what it runs, against what it would be started with."""
@@ -196,7 +196,7 @@ def _differences(
             message=f"{model.image or 'its image'} names another image than the one that {name} runs",
         )
     if replica.argv and rendered_now.argv != replica.argv:
-        declared_words, running_words = _differing(
+        declared_words, running_words = _differing_words(
             rendered_now.argv, replica.argv, lambda word: conceal(model.name, word, name)
         )
         yield DriftItem(
@@ -210,7 +210,7 @@ def _differences(
         )
 
 
-def _undeclared(replica: ObservedReplica, reason: str, now: float) -> DriftItem:
+def _undeclared_item(replica: ObservedReplica, reason: str, now: float) -> DriftItem:
     return DriftItem(
         model=replica.id.model,
         replica=replica.name,
@@ -222,7 +222,7 @@ def _undeclared(replica: ObservedReplica, reason: str, now: float) -> DriftItem:
     )
 
 
-def _differing(
+def _differing_words(
     declared: Sequence[str], running: Sequence[str], conceal: Callable[[str], str]
 ) -> tuple[list[JsonValue], list[JsonValue]]:
     """The words of each command line that the other one does not have there, each with its flag; secrets are masked."""
@@ -236,11 +236,11 @@ def _differing(
                 # A value alone says little: the flag before it comes along.
                 if begin and not words[begin].startswith("-") and words[begin - 1].startswith("-"):
                     places.add(begin - 1)
-    return _shown(declared, kept_places[0], conceal), _shown(running, kept_places[1], conceal)
+    return _masked_words(declared, kept_places[0], conceal), _masked_words(running, kept_places[1], conceal)
 
 
-def _shown(words: Sequence[str], places: set[int], conceal: Callable[[str], str]) -> list[JsonValue]:
+def _masked_words(words: Sequence[str], places: set[int], conceal: Callable[[str], str]) -> list[JsonValue]:
     # Masked as a whole: whether a word is secret may depend on the one before it.
-    safe = masked_field("argv", list(words))
+    safe = mask_field("argv", list(words))
     assert isinstance(safe, list)
     return [conceal(str(safe[place])) for place in sorted(places)]

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from controller.redaction.redactor import Conceal
-from controller.reports.drift import drift
+from controller.redaction.redactor import Redact
+from controller.reports.drift import find_drift
 from controller.runtimes.base import Rendered, Runtime, RuntimeUnavailableError, SeenReplica
 from controller.schema.admin import Drift, DriftItem
 from controller.state import DesiredModel, ObservedReplica, Phase
@@ -23,7 +23,7 @@ Key: TypeAlias = tuple[str, str | None, str, str | None]
 log = logging.getLogger(__name__)
 
 
-class DriftWatch:
+class DriftDetector:
     """One controller's memory of what differs. `file_since`: model to Unix time since when the files say what they say.
 
     Times that neither a file nor a statement gives are those of the first check that saw the difference.
@@ -35,7 +35,7 @@ class DriftWatch:
         *,
         file_since: Callable[[], Mapping[str, float]],
         clock: Callable[[], float],
-        conceal: Conceal,
+        conceal: Redact,
     ) -> None:
         self._conceal = conceal
         self._runtime = runtime
@@ -43,15 +43,15 @@ class DriftWatch:
         self._clock = clock
         self._first_seen: dict[Key, float] = {}
         self._rendered: dict[str, Rendered] = {}
-        self._checking = asyncio.Lock()
-        self._free = asyncio.Semaphore(AT_A_TIME)
+        self._check_lock = asyncio.Lock()
+        self._slots = asyncio.Semaphore(AT_A_TIME)
 
-    async def check(self, last_round: Round) -> Drift:
+    async def check_drift(self, last_round: Round) -> Drift:
         """What differs at the end of a round. Callers that come together wait for one another."""
-        async with self._checking:
-            self._rendered = await self._ask(last_round)
+        async with self._check_lock:
+            self._rendered = await self._render_replicas(last_round)
             now = self._clock()
-            items = drift(
+            items = find_drift(
                 last_round.desired,
                 last_round.observed,
                 self._rendered,
@@ -61,15 +61,15 @@ class DriftWatch:
                 now=now,
             )
             # What is gone is forgotten: should it come back, it is new.
-            self._first_seen = {_key(item): self._first_seen.get(_key(item), item.since) for item in items}
-            return Drift(items=[self._dated(item) for item in items], checked_at=now)
+            self._first_seen = {_item_key(item): self._first_seen.get(_item_key(item), item.since) for item in items}
+            return Drift(items=[self._with_first_seen(item) for item in items], checked_at=now)
 
-    def _dated(self, item: DriftItem) -> DriftItem:
+    def _with_first_seen(self, item: DriftItem) -> DriftItem:
         if item.kind in ("definition", "override", "statement"):
             return item
-        return item.model_copy(update={"since": self._first_seen[_key(item)]})
+        return item.model_copy(update={"since": self._first_seen[_item_key(item)]})
 
-    async def _ask(self, last_round: Round) -> dict[str, Rendered]:
+    async def _render_replicas(self, last_round: Round) -> dict[str, Rendered]:
         replica_models = [
             (replica, model)
             for replica in last_round.observed.replicas
@@ -77,28 +77,28 @@ class DriftWatch:
             and replica.phase is not Phase.EXITED
             and replica.id.spec_hash == model.spec_hash
         ]
-        answers = await asyncio.gather(*(self._ask_one(replica, model) for replica, model in replica_models))
+        answers = await asyncio.gather(*(self._render_replica(replica, model) for replica, model in replica_models))
         return {
             replica.name: answer
             for (replica, _), answer in zip(replica_models, answers, strict=True)
             if answer is not None
         }
 
-    async def _ask_one(self, replica: ObservedReplica, model: DesiredModel) -> Rendered | None:
-        async with self._free:
+    async def _render_replica(self, replica: ObservedReplica, model: DesiredModel) -> Rendered | None:
+        async with self._slots:
             try:
-                return await self._runtime.rendered(_seen(replica), model.definition, model.image)
+                return await self._runtime.render_replica(_to_seen_replica(replica), model.definition, model.image)
             except RuntimeUnavailableError as error:
                 log.debug("whether %s has drifted is not known: %s", replica.name, error)
                 # Unknown is not the same as equal: what was known last stands.
                 return self._rendered.get(replica.name)
 
 
-def _key(item: DriftItem) -> Key:
+def _item_key(item: DriftItem) -> Key:
     return item.model, item.replica, item.kind, item.field
 
 
-def _seen(replica: ObservedReplica) -> SeenReplica:
+def _to_seen_replica(replica: ObservedReplica) -> SeenReplica:
     return SeenReplica(
         id=replica.id,
         name=replica.name,

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from controller.config.parse import Parsed, parse
+from controller.config.parse import ParsedFolder, parse_folder
 from controller.config.read import MAX_FILE_BYTES, SUFFIXES, FolderSnapshot, is_read, merge_order, read_folder
-from controller.desired.config_diff import Edit, edits, key_edits
-from controller.desired.resolve import Declared, Defaults, resolve, standing
+from controller.desired.config_diff import ModelEdit, diff_keys, diff_models
+from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired, surviving_override
 from controller.planning.actions import Plan
-from controller.reconcile.preflight import preflight
-from controller.redaction.redactor import Conceal, Concealment
+from controller.reconcile.preflight import run_preflight
+from controller.redaction.redactor import Redact, Redactor
 from controller.reports.views import plan_view
 from controller.runtimes.base import Runtime
 from controller.schema.admin import DryRun, ModelChange, ProposedFiles
 from controller.schema.errors import RoundhouseError
-from controller.schema.override import Override, Rested, ended, restated
+from controller.schema.override import Evicted, Override, ended_fields, restate_override
 from controller.state import DesiredModel, DesiredState, ObservedReplica, ObservedState, Phase, PreflightResult
 from controller.status.reconcile_round import Round
 
@@ -32,14 +32,14 @@ Effect = Literal["none", "start", "stop", "restart", "scale"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DryRunStage:
     """What is declared, and what that comes to with the runtime's statements."""
 
     declared: DeclaredState
     desired: DesiredState
 
 
-async def dry_run(
+async def run_dry_run(
     proposed: ProposedFiles,
     *,
     folder: Path,
@@ -48,12 +48,12 @@ async def dry_run(
     observed: ObservedState,
     overrides: Mapping[str, Override],
     demand: Mapping[str, float],
-    rested: Mapping[str, Rested],
+    rested: Mapping[str, Evicted],
     defaults: Defaults,
     declared_now: DeclaredState,
     keys_now: DeclaredState,
     runtime: Runtime,
-    concealment: Concealment,
+    concealment: Redactor,
     now: float,
 ) -> DryRun:
     """What these files would do in place of those of the same name in `folder`. `models_root` is absolute.
@@ -61,20 +61,22 @@ async def dry_run(
     Raises RoundhouseError: a name that no desired-state file has, a file too large, the removal of one that is not
     there. Problems of the files are an answer.
     """
-    contents = _contents(proposed)
+    contents = _check_contents(proposed)
     snapshot = await asyncio.to_thread(read_folder, folder)
     # A large file takes seconds to parse.
-    parsed = await asyncio.to_thread(parse, _with(snapshot, contents), models_root)
-    if not parsed.ok:
+    parsed = await asyncio.to_thread(parse_folder, _merge_files(snapshot, contents), models_root)
+    if not parsed.is_valid:
         return DryRun(ok=False, problems=list(parsed.problems), changes=[], plan=None)
-    current_stage = Stage(declared_now, desired_now)
-    proposed_stage = Stage(parsed.declared, _desired(current_stage, parsed, overrides, demand, rested, defaults, now))
-    changes = compare(current_stage, proposed_stage, observed, overrides)
+    current_stage = DryRunStage(declared_now, desired_now)
+    proposed_stage = DryRunStage(
+        parsed.declared_models, _resolve_proposed(current_stage, parsed, overrides, demand, rested, defaults, now)
+    )
+    changes = compare_stages(current_stage, proposed_stage, observed, overrides)
     changed_models = [
         proposed_stage.desired.models[each.model] for each in changes if each.model in proposed_stage.desired.models
     ]
-    conceal = concealment.with_proposed(parsed.declared)
-    preflights = await _preflights(
+    conceal = concealment.with_proposed(parsed.declared_models)
+    preflights = await _run_preflights(
         runtime, [model for model in changed_models if model.runs and model.replicas], conceal, now
     )
     proposed_round = Round(
@@ -83,14 +85,14 @@ async def dry_run(
         Plan(proposed_stage.desired.generation),
         (),
     )
-    keys = key_edits(keys_now, parsed.declared_keys)
+    keys = diff_keys(keys_now, parsed.declared_keys)
     return DryRun(ok=True, problems=[], changes=changes, keys=keys, plan=plan_view(proposed_round, now))
 
 
 # The files.
 
 
-def _contents(proposed: ProposedFiles) -> dict[str, bytes | None]:
+def _check_contents(proposed: ProposedFiles) -> dict[str, bytes | None]:
     contents: dict[str, bytes | None] = {}
     for name, text in proposed.files.items():
         if "/" in name or not name.isprintable() or not is_read(name):
@@ -109,7 +111,7 @@ def _contents(proposed: ProposedFiles) -> dict[str, bytes | None]:
     return contents
 
 
-def _with(snapshot: FolderSnapshot, contents: Mapping[str, bytes | None]) -> FolderSnapshot:
+def _merge_files(snapshot: FolderSnapshot, contents: Mapping[str, bytes | None]) -> FolderSnapshot:
     """The folder as it would be. What could not be read and is replaced is no problem any more."""
     replaced_paths = {snapshot.path_of(name) for name in contents}
     known_paths = snapshot.files.keys() | {problem.file for problem in snapshot.problems}
@@ -127,27 +129,29 @@ def _with(snapshot: FolderSnapshot, contents: Mapping[str, bytes | None]) -> Fol
 # What would be wanted.
 
 
-def _desired(
-    current_stage: Stage,
-    parsed: Parsed,
+def _resolve_proposed(
+    current_stage: DryRunStage,
+    parsed: ParsedFolder,
     overrides: Mapping[str, Override],
     demand: Mapping[str, float],
-    rested: Mapping[str, Rested],
+    rested: Mapping[str, Evicted],
     defaults: Defaults,
     now: float,
 ) -> DesiredState:
     declared = {}
     for name, definition in parsed.definitions.items():
         current_model = current_stage.desired.models.get(name)
-        is_unchanged = current_model is not None and current_stage.declared.get(name) == parsed.declared[name]
+        is_unchanged = current_model is not None and current_stage.declared.get(name) == parsed.declared_models[name]
         since = (
             current_model.statement.since
             if current_model is not None and is_unchanged and current_model.statement.kind == "file"
             else now
         )
-        declared[name] = Declared(definition, parsed.declared[name], since)
-    ended_names = {name for name in declared if restated(current_stage.declared.get(name), parsed.declared[name])}
-    return resolve(
+        declared[name] = DeclaredModel(definition, parsed.declared_models[name], since)
+    ended_names = {
+        name for name in declared if restate_override(current_stage.declared.get(name), parsed.declared_models[name])
+    }
+    return resolve_desired(
         declared,
         overrides,
         {name: at for name, at in demand.items() if name not in ended_names},
@@ -161,32 +165,36 @@ def _desired(
 # The differences. Pure.
 
 
-def compare(
-    current_stage: Stage, proposed_stage: Stage, observed: ObservedState, overrides: Mapping[str, Override]
+def compare_stages(
+    current_stage: DryRunStage, proposed_stage: DryRunStage, observed: ObservedState, overrides: Mapping[str, Override]
 ) -> list[ModelChange]:
     """What becomes of each model that would be declared otherwise, in name order."""
     return [
-        _change(edit, current_stage, proposed_stage, observed, overrides.get(edit.model))
-        for edit in edits(current_stage.declared, proposed_stage.declared)
+        _model_change(edit, current_stage, proposed_stage, observed, overrides.get(edit.model))
+        for edit in diff_models(current_stage.declared, proposed_stage.declared)
     ]
 
 
-def _change(
-    edit: Edit, current_stage: Stage, proposed_stage: Stage, observed: ObservedState, override: Override | None
+def _model_change(
+    edit: ModelEdit,
+    current_stage: DryRunStage,
+    proposed_stage: DryRunStage,
+    observed: ObservedState,
+    override: Override | None,
 ) -> ModelChange:
     current_model, proposed_model = (
         current_stage.desired.models.get(edit.model),
         proposed_stage.desired.models.get(edit.model),
     )
     alive_replicas = [replica for replica in observed.replicas if replica.id.model == edit.model and _stays(replica)]
-    restarts = _restarts(current_model, proposed_model, alive_replicas)
+    restarts = _restarted_names(current_model, proposed_model, alive_replicas)
     return ModelChange(
         model=edit.model,
         change=edit.change,
         fields=list(edit.fields),
         effect=_effect(current_model, proposed_model, alive_replicas, restarts),
         restarts=restarts,
-        ends=_ends(_left(override, current_stage), _left(override, proposed_stage)),
+        ends=_ended_fields(_surviving_override(override, current_stage), _surviving_override(override, proposed_stage)),
     )
 
 
@@ -194,17 +202,17 @@ def _stays(replica: ObservedReplica) -> bool:
     return replica.phase is not Phase.EXITED and replica.draining is None
 
 
-def _engines(model: DesiredModel | None) -> int:
+def _engine_count(model: DesiredModel | None) -> int:
     return model.replicas if model is not None and model.runs else 0
 
 
-def _restarts(
+def _restarted_names(
     current_model: DesiredModel | None, proposed_model: DesiredModel | None, alive_replicas: Collection[ObservedReplica]
 ) -> list[str]:
     """Engines that run something else than what would be declared, and would be wanted. By name."""
     if proposed_model is None or (current_model is not None and current_model.spec_hash == proposed_model.spec_hash):
         return []
-    wanted_indices = range(_engines(proposed_model))
+    wanted_indices = range(_engine_count(proposed_model))
     return sorted(
         each.name
         for each in alive_replicas
@@ -218,9 +226,9 @@ def _effect(
     alive_replicas: Collection[ObservedReplica],
     restarts: Collection[str],
 ) -> Effect:
-    current_count, proposed_count = _engines(current_model), _engines(proposed_model)
+    current_count, proposed_count = _engine_count(current_model), _engine_count(proposed_model)
     if proposed_count == 0:
-        return "stop" if current_count or alive_replicas else _elsewhere(current_model, proposed_model)
+        return "stop" if current_count or alive_replicas else _remote_effect(current_model, proposed_model)
     if restarts:
         return "restart"
     is_redefined = (
@@ -231,7 +239,7 @@ def _effect(
     return "scale" if current_count != proposed_count else "none"
 
 
-def _elsewhere(current_model: DesiredModel | None, proposed_model: DesiredModel | None) -> Effect:
+def _remote_effect(current_model: DesiredModel | None, proposed_model: DesiredModel | None) -> Effect:
     """The effect where no engine runs or will: a remote counts as one, which clients gain or lose."""
     had_remote, will_have_remote = (
         model is not None and not model.runs and model.replicas > 0 for model in (current_model, proposed_model)
@@ -239,28 +247,30 @@ def _elsewhere(current_model: DesiredModel | None, proposed_model: DesiredModel 
     return "none" if had_remote == will_have_remote else "start" if will_have_remote else "stop"
 
 
-def _left(override: Override | None, stage: Stage) -> Override | None:
+def _surviving_override(override: Override | None, stage: DryRunStage) -> Override | None:
     if override is None or override.model not in stage.desired.models:
         return None
-    return standing(override, stage.desired.models[override.model].declared, stage.declared[override.model])
+    return surviving_override(
+        override, stage.desired.models[override.model].declared_definition, stage.declared[override.model]
+    )
 
 
-def _ends(current_override: Override | None, proposed_override: Override | None) -> list[str]:
-    return ended(current_override, proposed_override) if current_override is not None else []
+def _ended_fields(current_override: Override | None, proposed_override: Override | None) -> list[str]:
+    return ended_fields(current_override, proposed_override) if current_override is not None else []
 
 
 # The first steps.
 
 
-async def _preflights(
-    runtime: Runtime, models: Iterable[DesiredModel], conceal: Conceal, now: float
+async def _run_preflights(
+    runtime: Runtime, models: Iterable[DesiredModel], conceal: Redact, now: float
 ) -> dict[tuple[str, str], PreflightResult]:
     """Whether each model could be started as it would be declared: reads only."""
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def look(model: DesiredModel) -> PreflightResult:
         async with slots:
-            result = await preflight(runtime, model, conceal=conceal, clock=lambda: now)
+            result = await run_preflight(runtime, model, conceal=conceal, clock=lambda: now)
         # Of the same moment as the plan, which trusts no result from later.
         return replace(result, at=now)
 

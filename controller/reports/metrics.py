@@ -53,7 +53,7 @@ class RoundCollector(Collector):
         blocked_gauge.add_metric([], len(last_round.plan.blocked))
         yield blocked_gauge
         if last_round.observed.gpus:
-            yield from _of_gpus(
+            yield from _gpu_metrics(
                 last_round.observed.gpus, {each.name: each.id.model for each in last_round.observed.replicas}
             )
 
@@ -64,7 +64,7 @@ class RoundCollector(Collector):
         return family
 
 
-def _of_gpus(gpus: Iterable[Gpu], models: Mapping[str, str]) -> Iterator[Metric]:
+def _gpu_metrics(gpus: Iterable[Gpu], models: Mapping[str, str]) -> Iterator[Metric]:
     """`models`: replica to model. What is not known has no sample."""
     used_gauge = GaugeMetricFamily("roundhouse_gpu_used_mib", "GPU memory in use, MiB.", labels=["gpu", "uuid"])
     total_gauge = GaugeMetricFamily("roundhouse_gpu_total_mib", "GPU memory, MiB.", labels=["gpu", "uuid"])

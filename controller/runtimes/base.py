@@ -91,49 +91,49 @@ class Runtime(Protocol):
 
     kind: str
 
-    async def list(self) -> list[SeenReplica]:
+    async def list_replicas(self) -> list[SeenReplica]:
         """Every replica of this instance, in any phase."""
 
-    async def preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+    async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
         """Whether a replica could be started: files and image are there, the program exists. Starts nothing."""
 
-    async def pull(self, image: str) -> None:
+    async def pull_image(self, image: str) -> None:
         """Fetch an image. Raises StartError with the registry's own reason."""
 
-    async def start(self, request: StartRequest) -> None:
+    async def start_replica(self, request: StartRequest) -> None:
         """Start one replica; returns when the engine's process was started, long before it is ready."""
 
-    async def stop(self, name: str, grace_s: float) -> None:
+    async def stop_replica(self, name: str, grace_s: float) -> None:
         """End a replica (SIGTERM, after `grace_s` SIGKILL), its whole process group, and forget it."""
 
-    async def remove(self, name: str) -> None:
+    async def remove_replica(self, name: str) -> None:
         """Forget a replica that has ended or was never started; its log tail is kept on disk."""
 
-    async def log_tail(self, name: str, lines: int = 50) -> str:
+    async def read_log_tail(self, name: str, lines: int = 50) -> str:
         """The engine's last log lines; empty when there are none."""
 
-    async def logged(self, model: str) -> builtins.list[str]:
+    async def list_ended_logs(self, model: str) -> builtins.list[str]:
         """Names of the model's replicas that are gone and whose logs are kept, the newest first."""
 
-    async def log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
+    async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
         """What the engine wrote after `cursor`; at first (None) its last lines. None: no log of that name is known."""
 
-    async def rendered(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
+    async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
         """What this replica would be started with now, on its own address; None: that cannot be said."""
 
-    async def gpus(self) -> tuple[Gpu, ...] | None:
+    async def read_gpus(self) -> tuple[Gpu, ...] | None:
         """The host's GPUs, their processes with the replicas that they belong to.
 
         Empty: there are none; None: unknown (they were seen before and cannot be read now).
         """
 
-    async def host_mib(self, name: str) -> int | None:
+    async def read_host_mib(self, name: str) -> int | None:
         """Main memory that a running replica holds, in MiB, mapped model files included; None: that is not known."""
 
-    def gpu_error(self) -> str | None:
+    def get_gpu_error(self) -> str | None:
         """Why the last `gpus` was empty or unknown, as a sentence; None: there are figures, or nobody has asked yet."""
 
-    def events(self) -> AsyncIterator[None]:
+    def watch_events(self) -> AsyncIterator[None]:
         """Yields whenever something may have changed. Only a wakeup: what changed is read by `list`."""
 
     async def close(self) -> None:

@@ -17,13 +17,13 @@ KEPT_LOGS: Final = 50
 log = logging.getLogger(__name__)
 
 
-class KeptLogs:
+class EndedLogs:
     """The folder, readable by the controller's user alone. Names are not checked here: they are the callers' own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def save(self, name: str, data: bytes) -> None:
+    def save_log(self, name: str, data: bytes) -> None:
         """Keep the last part, from the start of a line; the oldest files go.
 
         Without success when the disk is full: that must not keep a replica from being forgotten.
@@ -32,25 +32,25 @@ class KeptLogs:
             return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomic(self.path(name), _last(data), durable=False)
+            write_atomic(self.log_path(name), _last(data), durable=False)
         except OSError as error:
             log.warning("the log of %s is not kept: %s", name, error.strerror or error)
         for path in self._newest_first()[KEPT_LOGS:]:
             path.unlink(missing_ok=True)
 
-    def read(self, name: str) -> bytes | None:
+    def read_log(self, name: str) -> bytes | None:
         """What was kept; None: nothing was."""
         try:
-            return self.path(name).read_bytes()
+            return self.log_path(name).read_bytes()
         except FileNotFoundError:
             return None
 
-    def names(self, instance: str, model: str) -> list[str]:
+    def list_names(self, instance: str, model: str) -> list[str]:
         """The model's replicas whose logs are kept, the newest first."""
         name_pattern = names_of(instance, model)
         return [path.stem for path in self._newest_first() if name_pattern.fullmatch(path.stem)]
 
-    def path(self, name: str) -> Path:
+    def log_path(self, name: str) -> Path:
         """Where a replica's log is kept."""
         return self._folder / f"{name}.log"
 

@@ -20,10 +20,10 @@ class GpuOwners:
     """
 
     def __init__(self, ask: Callable[[], Awaitable[Mapping[str, Collection[int]]]]) -> None:
-        self._ask = ask
+        self._read_processes = ask
         self._owners: dict[int, str | None] = {}
 
-    async def named(self, gpus: tuple[Gpu, ...] | None) -> tuple[Gpu, ...] | None:
+    async def name_owners(self, gpus: tuple[Gpu, ...] | None) -> tuple[Gpu, ...] | None:
         """The same GPUs, their processes with the replicas that they belong to."""
         if gpus is None:
             return None
@@ -31,17 +31,19 @@ class GpuOwners:
         known_owners = {pid: owner for pid, owner in self._owners.items() if pid in pids}
         if pids - known_owners.keys():
             try:
-                known_owners = await self._found(pids, known_owners)
+                known_owners = await self._find_owners(pids, known_owners)
             except RuntimeUnavailableError as error:
                 log.debug("whose processes are on the GPUs is not known: %s", error)
         self._owners = known_owners
-        return tuple(self._named(gpu) for gpu in gpus)
+        return tuple(self._name_gpu_owners(gpu) for gpu in gpus)
 
-    async def _found(self, pids: Collection[int], known_owners: Mapping[int, str | None]) -> dict[int, str | None]:
-        owners = {pid: name for name, each in (await self._ask()).items() for pid in each}
+    async def _find_owners(
+        self, pids: Collection[int], known_owners: Mapping[int, str | None]
+    ) -> dict[int, str | None]:
+        owners = {pid: name for name, each in (await self._read_processes()).items() for pid in each}
         return {pid: owners.get(pid) or known_owners.get(pid) for pid in pids}
 
-    def _named(self, gpu: Gpu) -> Gpu:
+    def _name_gpu_owners(self, gpu: Gpu) -> Gpu:
         if not gpu.processes:
             return gpu
         return replace(

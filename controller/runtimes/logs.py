@@ -58,7 +58,7 @@ def tail_bytes(lines: int) -> int:
     return max(TAIL_BYTES, lines * _LINE_BYTES)
 
 
-def whole(data: bytes, *, has_ended: bool, max_bytes: int = PART_BYTES) -> bytes:
+def whole_lines(data: bytes, *, has_ended: bool, max_bytes: int = PART_BYTES) -> bytes:
     """The first `max_bytes`, up to the end of a line.
 
     What follows it is given later, unless the log has ended (`has_ended`). A line longer than `max_bytes` is cut.
@@ -71,14 +71,14 @@ def whole(data: bytes, *, has_ended: bool, max_bytes: int = PART_BYTES) -> bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Digest:
+class LineDigest:
     """So many bytes, with this checksum."""
 
     size: int = 0
     checksum: int = 0
 
     @classmethod
-    def of(cls, data: bytes) -> Digest:
+    def of(cls, data: bytes) -> LineDigest:
         """Of these bytes."""
         return cls(len(data), zlib.crc32(data))
 
@@ -88,36 +88,36 @@ class Digest:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class LogMark:
     """What was given last: some of it, and its last line."""
 
-    context: Digest = field(default_factory=Digest)
-    line: Digest = field(default_factory=Digest)
+    context: LineDigest = field(default_factory=LineDigest)
+    last_line: LineDigest = field(default_factory=LineDigest)
 
     @classmethod
-    def of(cls, data: bytes) -> Given:
+    def of(cls, data: bytes) -> LogMark:
         """The mark after these bytes."""
-        return cls(Digest.of(data[-_CONTEXT_BYTES:]), Digest.of(_last_line(data)))
+        return cls(LineDigest.of(data[-_CONTEXT_BYTES:]), LineDigest.of(_last_line(data)))
 
     @classmethod
-    def parse(cls, text: str) -> Given | None:
+    def parse(cls, text: str) -> LogMark | None:
         """None: it is no mark."""
         match = re.fullmatch(r"(\d{1,4})-([0-9a-f]{1,8})-(\d{1,9})-([0-9a-f]{1,8})", text, re.ASCII)
         if match is None:
             return None
-        return cls(Digest(int(match[1]), int(match[2], 16)), Digest(int(match[3]), int(match[4], 16)))
+        return cls(LineDigest(int(match[1]), int(match[2], 16)), LineDigest(int(match[3]), int(match[4], 16)))
 
-    def then(self, data: bytes) -> Given:
+    def mark_after(self, data: bytes) -> LogMark:
         """The mark after these bytes more: short parts are remembered together, since one alone may occur twice."""
         size = self.context.size + len(data)
         if not data:
             return self
         if len(data) >= _CONTEXT_BYTES or size > _LONGEST_CONTEXT:
-            return Given.of(data)
-        return Given(Digest(size, zlib.crc32(data, self.context.checksum)), Digest.of(_last_line(data)))
+            return LogMark.of(data)
+        return LogMark(LineDigest(size, zlib.crc32(data, self.context.checksum)), LineDigest.of(_last_line(data)))
 
     def __str__(self) -> str:
-        return "-".join(f"{each.size}-{each.checksum:x}" for each in (self.context, self.line))
+        return "-".join(f"{each.size}-{each.checksum:x}" for each in (self.context, self.last_line))
 
     def rest_of(self, data: bytes) -> bytes:
         """What comes after what was given last; all of it where that is not in it any more, or nothing was given.
@@ -130,7 +130,7 @@ class Given:
         for end in line_ends:
             # The data may begin in the middle of what is remembered: then the last line must do.
             is_context_known = end < self.context.size or self.context.ends_at(data, end)
-            if is_context_known and self.line.ends_at(data, end):
+            if is_context_known and self.last_line.ends_at(data, end):
                 return data[end:]
         return data
 
@@ -139,7 +139,7 @@ def _last_line(data: bytes) -> bytes:
     return data[data.rfind(b"\n", 0, -1) + 1 :]
 
 
-def kept_part(data: bytes, mark: Given | None, lines: int, cursor: str) -> LogPart:
+def ended_log_part(data: bytes, mark: LogMark | None, lines: int, cursor: str) -> LogPart:
     """What is left to give of an ended replica's kept log, all at once. `mark` None: its last lines."""
     text_lines = last_lines(data, lines) if mark is None else tuple(plain_lines(mark.rest_of(data)))
     return LogPart(text_lines, cursor, running=False)

@@ -62,14 +62,14 @@ class NvmlReader:
         self._nvml = library
         self._host_pids = sees_host_pids() if host_pids is None else host_pids
         self._lock = threading.Lock()
-        self._open = False
-        self._worked = False
+        self._is_open = False
+        self._has_worked = False
         self.error: str | None = None
         """Why the last reading failed; None: it did not."""
         self.absence: str | None = None
         """Why the last reading found no GPU; None: it found one, or failed."""
 
-    def read(self) -> tuple[Gpu, ...] | None:
+    def read_gpus(self) -> tuple[Gpu, ...] | None:
         """The GPUs in PCI order, whose `index` is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
         A GPU in MIG mode is represented by its instances. Empty: there is no driver, or no GPU. None: there are GPUs,
@@ -78,10 +78,10 @@ class NvmlReader:
         with self._lock:
             try:
                 gpus = self._read()
-                self.absence = None if gpus else self._nothing_to_plan()
+                self.absence = None if gpus else self._explain_no_gpus()
             except self._nvml.NVMLError as error:
-                return self._failed(error)
-            self._worked, self.error = True, None
+                return self._record_failure(error)
+            self._has_worked, self.error = True, None
             return gpus
 
     @property
@@ -95,30 +95,30 @@ class NvmlReader:
             self._shut()
 
     def _read(self) -> tuple[Gpu, ...]:
-        if not self._open:
+        if not self._is_open:
             self._nvml.nvmlInit()
-            self._open = True
+            self._is_open = True
         handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
-        handles.sort(key=self._address)
+        handles.sort(key=self._pci_address)
         gpus: list[Gpu] = []
         for index, each in enumerate(handles):
             # Nothing runs on a GPU in MIG mode itself.
-            gpus += self._instances(index, each) if self._in_mig_mode(each) else [self._gpu(index, each)]
+            gpus += self._read_instances(index, each) if self._in_mig_mode(each) else [self._read_gpu(index, each)]
         return tuple(gpus)
 
-    def _failed(self, error: Exception) -> tuple[Gpu, ...] | None:
+    def _record_failure(self, error: Exception) -> tuple[Gpu, ...] | None:
         self._shut()
         nvml = self._nvml
         absence_errors = (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded, nvml.NVMLError_NotFound)
-        if isinstance(error, absence_errors) and not self._worked:
-            self.error, self.absence = None, self._absence(error)
+        if isinstance(error, absence_errors) and not self._has_worked:
+            self.error, self.absence = None, self._explain_absence(error)
             return ()
         if self.error is None:
             log.warning("the GPUs cannot be read: %s", error)
-        self.error, self.absence = self._words(error), None
+        self.error, self.absence = self._explain_error(error), None
         return None
 
-    def _words(self, error: Exception) -> str:
+    def _explain_error(self, error: Exception) -> str:
         explanations = (
             explanation
             for name, explanation in _WORDS.items()
@@ -127,29 +127,29 @@ class NvmlReader:
         explanation = next(explanations, None)
         return str(error) if explanation is None else f"{explanation} (NVML: {error})"
 
-    def _absence(self, error: Exception) -> str:
+    def _explain_absence(self, error: Exception) -> str:
         if isinstance(error, self._nvml.NVMLError_LibraryNotFound):
             return "no NVIDIA driver: libnvidia-ml.so.1 was not found"
         if isinstance(error, self._nvml.NVMLError_DriverNotLoaded):
             return "the NVIDIA driver is not loaded"
         return f"no NVIDIA GPU was found: {error}"
 
-    def _nothing_to_plan(self) -> str:
+    def _explain_no_gpus(self) -> str:
         has_gpu = self._nvml.nvmlDeviceGetCount() > 0
         return "all GPUs are in MIG mode, without an instance" if has_gpu else "the NVIDIA driver knows no GPU"
 
     def _shut(self) -> None:
-        if self._open:
-            self._open = False
+        if self._is_open:
+            self._is_open = False
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
 
-    def _address(self, handle: Any) -> tuple[int, int, int]:
+    def _pci_address(self, handle: Any) -> tuple[int, int, int]:
         pci = self._nvml.nvmlDeviceGetPciInfo(handle)
         return pci.domain, pci.bus, pci.device
 
-    def _gpu(self, index: int, handle: Any) -> Gpu:
-        memory = self._memory(handle)
+    def _read_gpu(self, index: int, handle: Any) -> Gpu:
+        memory = self._read_memory(handle)
         return Gpu(
             uuid=self._nvml.nvmlDeviceGetUUID(handle),
             index=index,
@@ -157,27 +157,27 @@ class NvmlReader:
             total_mib=memory.total // 2**20,
             # What is not free is used: drivers disagree about where the part that they reserve is counted.
             used_mib=(memory.total - memory.free) // 2**20,
-            utilization_percent=self._utilization(handle),
-            processes=self._processes(handle),
+            utilization_percent=self._read_utilization(handle),
+            processes=self._read_processes(handle),
         )
 
-    def _instances(self, index: int, parent: Any) -> list[Gpu]:
+    def _read_instances(self, index: int, parent: Any) -> list[Gpu]:
         instances = []
         for number in range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
             try:
                 handle = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, number)
             except self._nvml.NVMLError_NotFound:
                 continue
-            instances.append(replace(self._gpu(index, handle), mig=number))
+            instances.append(replace(self._read_gpu(index, handle), mig=number))
         return instances
 
-    def _utilization(self, handle: Any) -> int | None:
+    def _read_utilization(self, handle: Any) -> int | None:
         try:
             return int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_InvalidArgument):
             return None
 
-    def _processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:
+    def _read_processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:
         if not self._host_pids:
             return None
         nvml = self._nvml
@@ -201,7 +201,7 @@ class NvmlReader:
         largest_first = sorted(mib_by_pid.items(), key=lambda item: (-(item[1] or 0), item[0]))
         return tuple(GpuProcess(pid, mib, _name_of(pid)) for pid, mib in largest_first)
 
-    def _memory(self, handle: Any) -> Any:
+    def _read_memory(self, handle: Any) -> Any:
         try:
             return self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
         except self._nvml.NVMLError_FunctionNotFound:  # drivers before 510
@@ -264,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     reader = NvmlReader()
     while True:
-        reading = Reading(reader.read(), reader.error or reader.absence)
+        reading = Reading(reader.read_gpus(), reader.error or reader.absence)
         try:
             sys.stdout.write(reading.to_line() + "\n")
             sys.stdout.flush()

@@ -46,7 +46,7 @@ class RoundhouseError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
 
-    def envelope(self, request_id: str | None = None) -> ErrorEnvelope:
+    def build_envelope(self, request_id: str | None = None) -> ErrorEnvelope:
         """The envelope for this error."""
         entry = self.entry
         body = ErrorBody(
@@ -64,9 +64,9 @@ class RoundhouseError(Exception):
     def json_bytes(self, request_id: str | None = None) -> bytes:
         """The envelope as UTF-8 JSON."""
         # A message may quote half a surrogate pair, which JSON can write and UTF-8 cannot.
-        return json.dumps(self.envelope(request_id).model_dump(), ensure_ascii=False).encode(errors="replace")
+        return json.dumps(self.build_envelope(request_id).model_dump(), ensure_ascii=False).encode(errors="replace")
 
-    def headers(self) -> dict[str, str]:
+    def build_headers(self) -> dict[str, str]:
         """`Retry-After` or `x-should-retry`, as the table says."""
         if self.entry.retry is True:
             seconds = DEFAULT_RETRY_AFTER_S if self.retry_after_s is None else self.retry_after_s

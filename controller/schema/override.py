@@ -41,23 +41,23 @@ class Override(BaseModel):
     digests: dict[str, str] = Field(default_factory=dict, description="Field to digest of its declared value then.")
 
     @classmethod
-    def stating(cls, declared_fields: Mapping[str, Any], **statement: Any) -> Override:
+    def from_statement(cls, declared_fields: Mapping[str, Any], **statement: Any) -> Override:
         """An override that remembers what `declared_fields` (the definition's fields) says now."""
         digest_names = [*STATEMENT_FIELDS, *statement.get("params", {})]
         return cls(digests={name: field_digest(declared_fields.get(name)) for name in digest_names}, **statement)
 
-    def surviving(self, declared_fields: Mapping[str, Any]) -> Override | None:
+    def drop_edited_fields(self, declared_fields: Mapping[str, Any]) -> Override | None:
         """What is left of the statement under the definition as it is now; None when an edit ended it."""
-        if any(self._edited(declared_fields, name) for name in STATEMENT_FIELDS):
+        if any(self._is_edited(declared_fields, name) for name in STATEMENT_FIELDS):
             return None
-        kept_params = {name: value for name, value in self.params.items() if not self._edited(declared_fields, name)}
+        kept_params = {name: value for name, value in self.params.items() if not self._is_edited(declared_fields, name)}
         return self if kept_params == self.params else self.model_copy(update={"params": kept_params})
 
-    def _edited(self, declared_fields: Mapping[str, Any], name: str) -> bool:
+    def _is_edited(self, declared_fields: Mapping[str, Any], name: str) -> bool:
         return name in self.digests and self.digests[name] != field_digest(declared_fields.get(name))
 
 
-class Rested(BaseModel):
+class Evicted(BaseModel):
     """An `autoload` model that was unloaded for others' sake, or for want of use, until the next request for it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -66,20 +66,20 @@ class Rested(BaseModel):
     reason: str
 
 
-def restated(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
+def restate_override(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
     """Whether an edit changes whether, or how often, a declared model runs: that ends what somebody asked for."""
     if before is None or after is None:
         return False
     return any(before.get(field) != after.get(field) for field in STATEMENT_FIELDS)
 
 
-def ended(before: Override, remainder: Override | None) -> list[str]:
+def ended_fields(before: Override, remainder: Override | None) -> list[str]:
     """What is gone of a statement of which `remainder` is left: `load` or `unload`, all of it; or fields of a load,
     sorted.
     """
     return [before.action] if remainder is None else sorted(before.params.keys() - remainder.params.keys())
 
 
-def is_whole(ended_names: Sequence[str]) -> bool:
+def is_whole_statement(ended_names: Sequence[str]) -> bool:
     """Whether what `ended` says is a whole statement."""
     return list(ended_names) in (["load"], ["unload"])

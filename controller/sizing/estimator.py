@@ -10,12 +10,12 @@ from math import ceil
 from pathlib import Path
 from typing import Final
 
-from controller.artifacts.facts import Artifact, ArtifactError, Unread
+from controller.artifacts.facts import Artifact, ArtifactError, UnreadArtifact
 from controller.artifacts.read import Stamp, files_below, read_artifact, stamp_of
 from controller.engines import ENGINES
 from controller.engines.memory import MIB, Prediction, Unpredicted
 from controller.schema.admin import EstimateSource
-from controller.state import DesiredModel, Gpu, Need
+from controller.state import DesiredModel, Gpu, Requirement
 
 FRESH_S: Final = 30.0
 """How long a file is believed to be as it was last seen."""
@@ -42,7 +42,7 @@ class Estimate:
     reason: str | None = None
     """Why it is not `predicted`."""
 
-    def on(self, gpu_mib: int) -> int:
+    def mib_on_gpu(self, gpu_mib: int) -> int:
         """What it takes of a GPU of this size."""
         return self.per_gpu_mib if self.gpu_share is None else max(self.per_gpu_mib, ceil(self.gpu_share * gpu_mib))
 
@@ -53,10 +53,10 @@ class Estimate:
             return self.host_mib
         if self.gpu_share is not None and gpu_mib is None:
             return None
-        return self.on(gpu_mib or 0) * self.gpus
+        return self.mib_on_gpu(gpu_mib or 0) * self.gpus
 
 
-def estimate(
+def estimate_replicas(
     file_estimate: Estimate | None,
     replicas: int,
     *,
@@ -85,14 +85,14 @@ def largest_mib(model: DesiredModel, gpus: Iterable[Gpu] | None) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _ReadArtifact:
     artifact: Artifact
     stamp: Stamp | None
     """None: its files cannot even be looked at."""
     seen_at: float
 
 
-class Predictions:
+class Estimator:
     """What is known of the model files in `models_root`.
 
     Reads in a thread, each path once for all who ask meanwhile, and a file's head again only when its size or time of
@@ -102,95 +102,97 @@ class Predictions:
     def __init__(self, models_root: Path, clock: Callable[[], float]) -> None:
         self._root = models_root
         self._clock = clock
-        self._known: dict[str, _Known] = {}
-        self._reading: dict[str, asyncio.Task[bool]] = {}
-        self._told: dict[str, _Told] = {}
+        self._read_artifacts: dict[str, _ReadArtifact] = {}
+        self._read_tasks: dict[str, asyncio.Task[bool]] = {}
+        self._cached_estimates: dict[str, _CachedEstimate] = {}
 
-    def known(self, models: Iterable[DesiredModel]) -> Mapping[str, Estimate]:
+    def known_estimates(self, models: Iterable[DesiredModel]) -> Mapping[str, Estimate]:
         """Model to what a replica takes, by what was read so far. Never waits."""
         estimates = {model.name: self._estimate(model) for model in models}
         return {name: each for name, each in estimates.items() if each is not None}
 
-    def needs(self, models: Iterable[DesiredModel]) -> Mapping[str, Need]:
+    def predict_requirements(self, models: Iterable[DesiredModel]) -> Mapping[str, Requirement]:
         """Model to what is to be set aside for a replica, of what was read so far. Never waits.
 
         Only what is predicted: a file's size alone promises too much room.
         """
         return {
-            name: Need(estimate.per_gpu_mib if estimate.gpus else None, estimate.host_mib, estimate.gpu_share)
-            for name, estimate in self.known(models).items()
+            name: Requirement(estimate.per_gpu_mib if estimate.gpus else None, estimate.host_mib, estimate.gpu_share)
+            for name, estimate in self.known_estimates(models).items()
             if estimate.source == "predicted"
         }
 
     def has_seen(self, model: DesiredModel) -> bool:
         """Whether its files were looked at, ever."""
-        return all(path in self._known for path in ENGINES[model.backend].artifacts(model.definition))
+        return all(path in self._read_artifacts for path in ENGINES[model.backend].list_artifacts(model.definition))
 
-    async def refresh(self, models: Iterable[DesiredModel]) -> bool:
+    async def refresh_artifacts(self, models: Iterable[DesiredModel]) -> bool:
         """Look at these models' files that were not looked at lately. Whether one is not as it was before."""
         now = self._clock()
-        paths = {path for model in models for path in ENGINES[model.backend].artifacts(model.definition)}
-        stale_paths = [path for path in paths if not self._fresh(path, now)]
-        new_paths = [path for path in stale_paths if path not in self._reading]
+        paths = {path for model in models for path in ENGINES[model.backend].list_artifacts(model.definition)}
+        stale_paths = [path for path in paths if not self._is_fresh(path, now)]
+        new_paths = [path for path in stale_paths if path not in self._read_tasks]
         if new_paths:
             task = asyncio.create_task(self._read_all(new_paths), name="heads of model files")
-            self._reading.update(dict.fromkeys(new_paths, task))
+            self._read_tasks.update(dict.fromkeys(new_paths, task))
         # Shielded: who no longer waits must not take the answer from the others.
         changes = await asyncio.gather(
-            *(asyncio.shield(task) for task in {self._reading[path] for path in stale_paths})
+            *(asyncio.shield(task) for task in {self._read_tasks[path] for path in stale_paths})
         )
         return any(changes)
 
-    async def of(self, models: Iterable[DesiredModel]) -> Mapping[str, Estimate]:
+    async def estimate_models(self, models: Iterable[DesiredModel]) -> Mapping[str, Estimate]:
         """As `known`, after a refresh."""
         model_list = list(models)
-        await self.refresh(model_list)
-        return self.known(model_list)
+        await self.refresh_artifacts(model_list)
+        return self.known_estimates(model_list)
 
-    def _fresh(self, path: str, now: float) -> bool:
-        entry = self._known.get(path)
+    def _is_fresh(self, path: str, now: float) -> bool:
+        entry = self._read_artifacts.get(path)
         # Before `seen_at`: the clock was set back.
         return entry is not None and entry.seen_at <= now < entry.seen_at + FRESH_S
 
     async def _read_all(self, paths: list[str]) -> bool:
         try:
-            previous_entries = {path: self._known.get(path) for path in paths}
+            previous_entries = {path: self._read_artifacts.get(path) for path in paths}
             now = self._clock()
             entries = await asyncio.to_thread(
-                lambda: {path: _look(self._root, path, previous_entries[path], now) for path in paths}
+                lambda: {path: _look_at_files(self._root, path, previous_entries[path], now) for path in paths}
             )
-            self._known = {path: entry for path, entry in self._known.items() if entry.seen_at > now - KEPT_S}
-            self._known.update(entries)
-            return any(_artifact(previous_entries[path]) != entries[path].artifact for path in paths)
+            self._read_artifacts = {
+                path: entry for path, entry in self._read_artifacts.items() if entry.seen_at > now - KEPT_S
+            }
+            self._read_artifacts.update(entries)
+            return any(_artifact_of(previous_entries[path]) != entries[path].artifact for path in paths)
         finally:
             for path in paths:
-                del self._reading[path]
+                del self._read_tasks[path]
 
     def _estimate(self, model: DesiredModel) -> Estimate | None:
-        paths = ENGINES[model.backend].artifacts(model.definition)
-        artifacts = {path: self._known[path].artifact for path in paths if path in self._known}
-        cached_estimate = self._told.get(model.name)
-        if cached_estimate is None or not cached_estimate.still_of(model, artifacts):
-            if len(self._told) >= MOST_TOLD:
-                self._told.clear()
-            cached_estimate = _Told(model, artifacts, _estimate(model, artifacts))
-            self._told[model.name] = cached_estimate
+        paths = ENGINES[model.backend].list_artifacts(model.definition)
+        artifacts = {path: self._read_artifacts[path].artifact for path in paths if path in self._read_artifacts}
+        cached_estimate = self._cached_estimates.get(model.name)
+        if cached_estimate is None or not cached_estimate.is_current(model, artifacts):
+            if len(self._cached_estimates) >= MOST_TOLD:
+                self._cached_estimates.clear()
+            cached_estimate = _CachedEstimate(model, artifacts, _estimate(model, artifacts))
+            self._cached_estimates[model.name] = cached_estimate
         return cached_estimate.estimate
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _CachedEstimate:
     """An estimate with all that it follows from: the sums take 0.4 ms, and are asked for in every round."""
 
-    want: DesiredModel
+    model: DesiredModel
     artifacts: Mapping[str, Artifact]
     estimate: Estimate | None
 
-    def still_of(self, model: DesiredModel, artifacts: Mapping[str, Artifact]) -> bool:
+    def is_current(self, model: DesiredModel, artifacts: Mapping[str, Artifact]) -> bool:
         """Whether nothing of that changed."""
         return (
-            self.want.definition == model.definition
-            and self.want.gpu_count == model.gpu_count
+            self.model.definition == model.definition
+            and self.model.gpu_count == model.gpu_count
             and self.artifacts.keys() == artifacts.keys()
             and all(self.artifacts[path] is artifact for path, artifact in artifacts.items())
         )
@@ -198,9 +200,9 @@ class _Told:
 
 def _estimate(model: DesiredModel, artifacts: Mapping[str, Artifact]) -> Estimate | None:
     engine, gpus = ENGINES[model.backend], model.gpu_count
-    paths = engine.artifacts(model.definition)
+    paths = engine.list_artifacts(model.definition)
     try:
-        forecast = engine.predict(model.definition, artifacts)
+        forecast = engine.predict_memory(model.definition, artifacts)
         if isinstance(forecast, Prediction):
             on_gpu, on_host = (ceil(each.total / MIB) for each in (forecast.gpu, forecast.host))
             return Estimate(on_gpu if gpus else 0, on_host, "predicted", gpus, forecast.gpu_share if gpus else None)
@@ -217,22 +219,24 @@ def _estimate(model: DesiredModel, artifacts: Mapping[str, Artifact]) -> Estimat
     return Estimate(per_gpu, on_host, "model_artifact_size", gpus, reason=reason)
 
 
-def _artifact(entry: _Known | None) -> Artifact | None:
+def _artifact_of(entry: _ReadArtifact | None) -> Artifact | None:
     return entry.artifact if entry is not None else None
 
 
-def _look(root: Path, path: str, previous_entry: _Known | None, now: float) -> _Known:
+def _look_at_files(root: Path, path: str, previous_entry: _ReadArtifact | None, now: float) -> _ReadArtifact:
     try:
         files = files_below(root, path)
         stamp = stamp_of(files)
     except ArtifactError as error:
-        return _Known(Unread(f"{path} {error}"), None, now)
+        return _ReadArtifact(UnreadArtifact(f"{path} {error}"), None, now)
     if previous_entry is not None and previous_entry.stamp == stamp:
-        return _Known(previous_entry.artifact, stamp, now)
+        return _ReadArtifact(previous_entry.artifact, stamp, now)
     try:
         artifact = read_artifact(path, files)
     except Exception as error:
         # One file must not hide what the others say.
         log.exception("%s cannot be read", path)
-        artifact = Unread(f"{path} cannot be read: {type(error).__name__}: {error}", sum(size for _, size, _ in stamp))
-    return _Known(artifact, stamp, now)
+        artifact = UnreadArtifact(
+            f"{path} cannot be read: {type(error).__name__}: {error}", sum(size for _, size, _ in stamp)
+        )
+    return _ReadArtifact(artifact, stamp, now)

@@ -16,7 +16,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from controller.engines import spec_hash
-from controller.state import DesiredModel, Gpu, Need
+from controller.state import DesiredModel, Gpu, Requirement
 from controller.storage.atomic_write import write_atomic
 
 FILE_NAME: Final = "observed-memory.json"
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedSample:
     """What one replica takes."""
 
     per_gpu_mib: int | None
@@ -80,7 +80,7 @@ class _File(BaseModel):
     kinds: list[_Kind] = Field(default_factory=list)
 
 
-class ObservedMemory:
+class MemoryHistory:
     """What is known of all models. Looking up is pure; nothing is written before `saved` is asked for."""
 
     def __init__(self, kinds: Iterable[_Kind] = ()) -> None:
@@ -90,7 +90,7 @@ class ObservedMemory:
         """Counts changes."""
 
     @classmethod
-    def load(cls, folder: Path) -> ObservedMemory:
+    def load_history(cls, folder: Path) -> MemoryHistory:
         """What an earlier controller left in its state folder."""
         path = folder / FILE_NAME
         try:
@@ -106,45 +106,49 @@ class ObservedMemory:
             log.warning("%s cannot be used (%s): what models take is observed anew", path, reason)
             return cls()
 
-    def content(self) -> bytes:
+    def file_content(self) -> bytes:
         """The file, as it is to be."""
         return _File(kinds=self._kinds).model_dump_json().encode()
 
-    def need(self, model: DesiredModel, gpu_type: str | None) -> Observed | None:
+    def observed_requirement(self, model: DesiredModel, gpu_type: str | None) -> ObservedSample | None:
         """What one replica took on such a GPU (its name; None: without one). None: that was never seen.
 
         Seen with as many replicas as now, else with another number.
         """
-        replicas = model.replicas or model.declared.replicas
+        replicas = model.replicas or model.declared_definition.replicas
         digest = _digest(model)
-        kinds = [each for each in self._kinds if _same(each, model.name, digest, gpu_type)]
+        kinds = [each for each in self._kinds if _is_same_kind(each, model.name, digest, gpu_type)]
         kind = next((each for each in kinds if each.replicas == replicas), kinds[-1] if kinds else None)
-        return _observed(kind) if kind is not None else None
+        return _largest_sample(kind) if kind is not None else None
 
-    def most(self, model: DesiredModel, gpus: tuple[Gpu, ...] | None) -> Observed | None:
+    def largest_observed(self, model: DesiredModel, gpus: tuple[Gpu, ...] | None) -> ObservedSample | None:
         """What one replica took on that of the GPUs that it may use on which it took the most."""
         if model.gpu_count == 0:
-            return self.need(model, None)
+            return self.observed_requirement(model, None)
         allowed_gpus = [
             gpu for gpu in gpus or () if not model.gpu_choice or {gpu.uuid, gpu.label} & set(model.gpu_choice)
         ]
-        samples = [self.need(model, name) for name in sorted({gpu.name for gpu in allowed_gpus})]
+        samples = [self.observed_requirement(model, name) for name in sorted({gpu.name for gpu in allowed_gpus})]
         return max(
             (each for each in samples if each is not None and each.per_gpu_mib is not None),
             key=lambda each: each.per_gpu_mib or 0,
             default=None,
         )
 
-    def needs(self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None) -> Mapping[str, Need]:
+    def observed_requirements(
+        self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None
+    ) -> Mapping[str, Requirement]:
         """Model to what a replica of it was seen to take, of those that were seen at all."""
-        samples = {model.name: self.most(model, gpus) for model in models if model.runs}
-        return {name: Need(each.per_gpu_mib, each.host_mib) for name, each in samples.items() if each is not None}
+        samples = {model.name: self.largest_observed(model, gpus) for model in models if model.runs}
+        return {
+            name: Requirement(each.per_gpu_mib, each.host_mib) for name, each in samples.items() if each is not None
+        }
 
-    def knows(self, replica: str) -> float | None:
+    def last_sampled_at(self, replica: str) -> float | None:
         """Unix time at which the replica was last looked at; None: it was not."""
         return max((load.at for kind in self._kinds for load in kind.loads if load.replica == replica), default=None)
 
-    def took(
+    def record_sample(
         self,
         model: DesiredModel,
         replica: str,
@@ -157,15 +161,19 @@ class ObservedMemory:
         """Remember what a replica of such a definition holds now; the most of its looks counts."""
         digest, replicas = _digest(model), max(1, model.replicas)
         previous_kind = next(
-            (each for each in self._kinds if _same(each, model.name, digest, gpu_type) and each.replicas == replicas),
+            (
+                each
+                for each in self._kinds
+                if _is_same_kind(each, model.name, digest, gpu_type) and each.replicas == replicas
+            ),
             None,
         )
         loads = previous_kind.loads if previous_kind is not None else []
         previous_load = next((load for load in loads if load.replica == replica), None)
         if previous_load is not None:
             per_gpu_mib, host_mib = (
-                _most(previous_load.per_gpu_mib, per_gpu_mib),
-                _most(previous_load.host_mib, host_mib),
+                _larger_mib(previous_load.per_gpu_mib, per_gpu_mib),
+                _larger_mib(previous_load.host_mib, host_mib),
             )
         load = _Load(replica=replica, per_gpu_mib=per_gpu_mib, host_mib=host_mib, at=at)
         kept_loads = [*(each for each in loads if each is not previous_load), load][-LOADS_KEPT:]
@@ -184,7 +192,7 @@ class ObservedMemory:
             self.revision += 1
 
 
-def save(folder: Path, content: bytes) -> None:
+def save_history(folder: Path, content: bytes) -> None:
     """Replace the file. Raises OSError."""
     # Not worth a wait for the disk: what is lost by a power cut is seen again.
     write_atomic(folder / FILE_NAME, content, durable=False)
@@ -195,16 +203,16 @@ def _digest(model: DesiredModel) -> str:
     return spec_hash(model.definition, None, model.name)
 
 
-def _same(kind: _Kind, model: str, digest: str, gpu_type: str | None) -> bool:
+def _is_same_kind(kind: _Kind, model: str, digest: str, gpu_type: str | None) -> bool:
     return (kind.model, kind.digest, kind.gpu) == (model, digest, gpu_type or CPU)
 
 
-def _observed(kind: _Kind) -> Observed:
+def _largest_sample(kind: _Kind) -> ObservedSample:
     per_gpu_mib = host_mib = None
     for load in kind.loads:
-        per_gpu_mib, host_mib = _most(per_gpu_mib, load.per_gpu_mib), _most(host_mib, load.host_mib)
-    return Observed(per_gpu_mib, host_mib, kind.replicas, kind.loads[-1].at)
+        per_gpu_mib, host_mib = _larger_mib(per_gpu_mib, load.per_gpu_mib), _larger_mib(host_mib, load.host_mib)
+    return ObservedSample(per_gpu_mib, host_mib, kind.replicas, kind.loads[-1].at)
 
 
-def _most(one: int | None, other: int | None) -> int | None:
+def _larger_mib(one: int | None, other: int | None) -> int | None:
     return max((each for each in (one, other) if each is not None), default=None)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from controller.runtimes.base import RuntimeUnavailableError
-from controller.sizing.history import ObservedMemory, save
+from controller.sizing.history import MemoryHistory, save_history
 from controller.state import DesiredModel, Gpu, Health, ObservedReplica, OpKind, Phase
 from controller.status.reconcile_round import Round
 
@@ -23,10 +23,10 @@ AGAIN_S: Final = 600.0
 log = logging.getLogger(__name__)
 
 
-class HostMemory(Protocol):
+class HostMemorySource(Protocol):
     """The part of a runtime that says what replicas hold."""
 
-    async def host_mib(self, name: str) -> int | None:
+    async def read_host_mib(self, name: str) -> int | None:
         """MiB; None: not known."""
 
 
@@ -34,43 +34,45 @@ class HostMemory(Protocol):
 class _Growth:
     """Of one replica's GPUs, by uuid: what was in use before its start, and how much more was since."""
 
-    before: dict[str, int]
-    most: dict[str, int] = field(default_factory=dict)
-    ended: bool = False
+    baseline_mib: dict[str, int]
+    largest_mib: dict[str, int] = field(default_factory=dict)
+    is_final: bool = False
     """It was read once it was ready, or another one begins to load or to stop there: more may be somebody else's."""
 
 
-class MemoryWatch:
+class MemorySampler:
     """Follows the rounds of one reconciler; nothing that it does holds them up."""
 
-    def __init__(self, history: ObservedMemory, folder: Path, runtime: HostMemory, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, history: MemoryHistory, folder: Path, runtime: HostMemorySource, clock: Callable[[], float]
+    ) -> None:
         """`folder` is where `history` is kept."""
-        self._observed = history
+        self._history = history
         self._folder = folder
         self._runtime = runtime
         self._clock = clock
         self._growth: dict[str, _Growth] = {}
-        self._looked: dict[str, float] = {}
+        self._sampled_at: dict[str, float] = {}
         self._round_at = 0.0
-        self._saved = history.revision
-        self._saving = asyncio.Lock()
+        self._saved_revision = history.revision
+        self._save_lock = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def follow(self, last_round: Round) -> None:
+    def follow_round(self, last_round: Round) -> None:
         """Take note of a round, and look at the replicas whose time has come."""
         self._note_growth(last_round)
         names = {replica.name for replica in last_round.observed.replicas}
-        self._looked = {name: at for name, at in self._looked.items() if name in names}
+        self._sampled_at = {name: at for name, at in self._sampled_at.items() if name in names}
         gpus = last_round.observed.gpus
         for replica in last_round.observed.replicas:
             model = last_round.desired.models.get(replica.id.model)
-            if model is None or not _serves(replica, model) or (model.gpu_count and gpus is None):
+            if model is None or not _is_serving(replica, model) or (model.gpu_count and gpus is None):
                 continue
             if self._is_due(replica, last_round.observed.at):
-                self._spawn(replica.name, self._look(replica, model, gpus or ()))
+                self._spawn(replica.name, self._sample_replica(replica, model, gpus or ()))
         self._round_at = last_round.observed.at
-        self._observed.keep_only(last_round.desired.models)
-        if self._observed.revision != self._saved:
+        self._history.keep_only(last_round.desired.models)
+        if self._history.revision != self._saved_revision:
             self._spawn("save", self._save())
 
     async def close(self) -> None:
@@ -88,14 +90,16 @@ class MemoryWatch:
             if replica.ready_since is not None and replica.ready_since <= self._round_at
         }
         for name, growth in self._growth.items():
-            if not growth.ended:
+            if not growth.is_final:
                 growth_mib = {
                     uuid: used_mib[uuid] - baseline_mib
-                    for uuid, baseline_mib in growth.before.items()
+                    for uuid, baseline_mib in growth.baseline_mib.items()
                     if uuid in used_mib
                 }
-                growth.most = {uuid: max(mib, growth.most.get(uuid, 0)) for uuid, mib in growth_mib.items()}
-                growth.ended = name in ready_names and growth_mib.keys() == growth.before.keys()
+                growth.largest_mib = {
+                    uuid: max(mib, growth.largest_mib.get(uuid, 0)) for uuid, mib in growth_mib.items()
+                }
+                growth.is_final = name in ready_names and growth_mib.keys() == growth.baseline_mib.keys()
         for name, operation in pending.items():
             # Issued after the GPUs were read: what was in use then, was before the start.
             if operation.kind is OpKind.START and operation.began_at >= last_round.observed.at:
@@ -104,56 +108,56 @@ class MemoryWatch:
         known_names = {replica.name for replica in last_round.observed.replicas} | pending.keys()
         self._growth = {name: growth for name, growth in self._growth.items() if name in known_names}
         for name, growth in self._growth.items():
-            growth.ended |= any(
-                other_name != name and operation.claims.keys() & growth.before.keys()
+            growth.is_final |= any(
+                other_name != name and operation.claims.keys() & growth.baseline_mib.keys()
                 for other_name, operation in pending.items()
             )
 
     def _is_due(self, replica: ObservedReplica, now: float) -> bool:
         if replica.name in self._tasks:
             return False
-        sampled_at = self._looked.get(replica.name) or self._observed.knows(replica.name)
+        sampled_at = self._sampled_at.get(replica.name) or self._history.last_sampled_at(replica.name)
         if sampled_at is not None:
             return not sampled_at <= now < sampled_at + AGAIN_S
         growth = self._growth.get(replica.name)
-        if growth is None or not growth.before or growth.ended:
+        if growth is None or not growth.baseline_mib or growth.is_final:
             return True
         # The GPUs may have been read just before it was ready; before the next round they were read afterwards.
         return replica.ready_since is not None and replica.ready_since <= self._round_at
 
-    async def _look(self, replica: ObservedReplica, model: DesiredModel, gpus: tuple[Gpu, ...]) -> None:
+    async def _sample_replica(self, replica: ObservedReplica, model: DesiredModel, gpus: tuple[Gpu, ...]) -> None:
         claimed_gpus = [gpu for gpu in gpus if gpu.uuid in replica.claims]
-        held_mib = [self._held(gpu, replica.name) for gpu in claimed_gpus]
+        held_mib = [self._held_mib(gpu, replica.name) for gpu in claimed_gpus]
         per_gpu_mib = max((mib for mib in held_mib if mib is not None), default=None) if None not in held_mib else None
         try:
-            host_mib = await self._runtime.host_mib(replica.name)
+            host_mib = await self._runtime.read_host_mib(replica.name)
         except RuntimeUnavailableError as error:
             log.debug("what %s holds is not known: %s", replica.name, error)
             return
         now = self._clock()
-        self._looked[replica.name] = now
+        self._sampled_at[replica.name] = now
         if per_gpu_mib is None and host_mib is None:
             return
         gpu_type = ", ".join(sorted({gpu.name for gpu in claimed_gpus})) or None
-        self._observed.took(model, replica.name, gpu_type, per_gpu_mib=per_gpu_mib, host_mib=host_mib, at=now)
+        self._history.record_sample(model, replica.name, gpu_type, per_gpu_mib=per_gpu_mib, host_mib=host_mib, at=now)
         log.debug("%s holds %s MiB on each GPU and %s MiB of main memory", replica.name, per_gpu_mib, host_mib)
         await self._save()
 
-    def _held(self, gpu: Gpu, name: str) -> int | None:
+    def _held_mib(self, gpu: Gpu, name: str) -> int | None:
         process_mibs = [process.mib for process in gpu.processes or () if process.replica == name]
         known_mibs = [mib for mib in process_mibs if mib is not None]
         if process_mibs and len(known_mibs) == len(process_mibs):
             return sum(known_mibs)
         growth = self._growth.get(name)
-        return (growth.most.get(gpu.uuid) or None) if growth is not None else None
+        return (growth.largest_mib.get(gpu.uuid) or None) if growth is not None else None
 
     async def _save(self) -> None:
-        async with self._saving:
-            if self._observed.revision == self._saved:
+        async with self._save_lock:
+            if self._history.revision == self._saved_revision:
                 return
-            self._saved, content = self._observed.revision, self._observed.content()
+            self._saved_revision, content = self._history.revision, self._history.file_content()
             try:
-                await asyncio.to_thread(save, self._folder, content)
+                await asyncio.to_thread(save_history, self._folder, content)
             except OSError as error:
                 log.warning("what models take is not stored, so a restart would not know it: %s", error)
 
@@ -161,20 +165,20 @@ class MemoryWatch:
         if key in self._tasks:
             work.close()
             return
-        task = asyncio.get_running_loop().create_task(self._guarded(key, work))
+        task = asyncio.get_running_loop().create_task(self._run_guarded(key, work))
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
-    async def _guarded(self, key: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_guarded(self, key: str, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Exception:
             # What only tells must not take away what acts; nor is it tried in every round.
             log.exception("the look at the memory of %s failed", key)
-            self._looked[key] = self._clock()
+            self._sampled_at[key] = self._clock()
 
 
-def _serves(replica: ObservedReplica, model: DesiredModel) -> bool:
+def _is_serving(replica: ObservedReplica, model: DesiredModel) -> bool:
     """Whether it is ready, and is what `model` says: of another one the parameters are not known any more."""
     is_ready = replica.phase is Phase.RUNNING and replica.health is Health.READY
     return model.runs and model.replicas > 0 and is_ready and replica.id.spec_hash == model.spec_hash

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from controller.state import DesiredModel, Health, ObservedReplica, Phase
 
 
-def starting(model: DesiredModel, replica: ObservedReplica) -> bool:
+def is_starting(model: DesiredModel, replica: ObservedReplica) -> bool:
     """Whether it is an engine of what is wanted, and was never ready."""
     return (
         model.runs

@@ -24,7 +24,7 @@ from controller.status.load_stage import model_progress
 PAUSED: Final = "the controller is paused and does not act; `roundhouse resume` lets it"
 
 
-def assess(desired: DesiredState, observed: ObservedState, plan: Plan) -> tuple[ModelStatus, ...]:
+def assess_models(desired: DesiredState, observed: ObservedState, plan: Plan) -> tuple[ModelStatus, ...]:
     """The status of every declared model, and of every model that still has replicas, in name order.
 
     `plan` is the plan of the same desired and observed state: what it could not do is the reason of a failure.
@@ -41,18 +41,19 @@ def assess(desired: DesiredState, observed: ObservedState, plan: Plan) -> tuple[
         blocked[item.model].append(item)
     names = sorted(desired.models.keys() | replicas.keys())
     statuses = (
-        _model(desired.models.get(name), name, replicas[name], pending[name], blocked[name], observed) for name in names
+        _model_status(desired.models.get(name), name, replicas[name], pending[name], blocked[name], observed)
+        for name in names
     )
-    return tuple(_paused(status) if desired.paused else status for status in statuses)
+    return tuple(_with_pause_note(status) if desired.paused else status for status in statuses)
 
 
-def _paused(status: ModelStatus) -> ModelStatus:
+def _with_pause_note(status: ModelStatus) -> ModelStatus:
     if status.state not in (ModelState.LOADING, ModelState.UNLOADING):
         return status
     return status.model_copy(update={"blocked": [*status.blocked, PAUSED]})
 
 
-def _model(
+def _model_status(
     model: DesiredModel | None,
     name: str,
     replicas: list[ObservedReplica],
@@ -60,7 +61,7 @@ def _model(
     blocked: list[Blocked],
     observed: ObservedState,
 ) -> ModelStatus:
-    ready_count = sum(1 for replica in replicas if serves(replica))
+    ready_count = sum(1 for replica in replicas if is_routable(replica))
     error, retry_at = _last_error(model, blocked, observed)
     if model is not None and model.runs and _all_run_again(model, replicas):
         error, retry_at = None, None
@@ -72,7 +73,7 @@ def _model(
         state = (
             _remote_state(model, observed)
             if not model.runs
-            else _state(model, replicas, ready_count, pending, blocked, observed)
+            else _model_state(model, replicas, ready_count, pending, blocked, observed)
         )
     return ModelStatus(
         name=name,
@@ -82,7 +83,9 @@ def _model(
         wanted_replicas=model.replicas if model else 0,
         loaded_replicas=ready_count if model is None or model.runs else int(state is ModelState.LOADED),
         statement=StatementView(kind=statement.kind, since=statement.since, reason=statement.reason),
-        replicas=[_replica(model, replica, observed.inflight) for replica in sorted(replicas, key=lambda r: r.id)],
+        replicas=[
+            _replica_status(model, replica, observed.inflight) for replica in sorted(replicas, key=lambda r: r.id)
+        ],
         last_error=error,
         retry_at=retry_at,
         blocked=[item.reason for item in blocked],
@@ -92,11 +95,13 @@ def _model(
 
 def _all_run_again(model: DesiredModel, replicas: list[ObservedReplica]) -> bool:
     """Whether every wanted replica serves as declared: what went wrong before is over."""
-    serving_replicas = [replica for replica in replicas if serves(replica) and replica.id.spec_hash == model.spec_hash]
+    serving_replicas = [
+        replica for replica in replicas if is_routable(replica) and replica.id.spec_hash == model.spec_hash
+    ]
     return 0 < model.replicas <= len(serving_replicas)
 
 
-def serves(replica: ObservedReplica) -> bool:
+def is_routable(replica: ObservedReplica) -> bool:
     """Whether new requests are routed to it."""
     return (
         replica.phase is Phase.RUNNING
@@ -106,7 +111,7 @@ def serves(replica: ObservedReplica) -> bool:
     )
 
 
-def _state(
+def _model_state(
     model: DesiredModel,
     replicas: list[ObservedReplica],
     ready_count: int,
@@ -154,12 +159,14 @@ def _last_error(
     return (failure.error, failure.retry_at) if failure else (None, None)
 
 
-def _replica(model: DesiredModel | None, replica: ObservedReplica, inflight: Mapping[str, int | None]) -> ReplicaStatus:
+def _replica_status(
+    model: DesiredModel | None, replica: ObservedReplica, inflight: Mapping[str, int | None]
+) -> ReplicaStatus:
     return ReplicaStatus(
         name=replica.name,
         index=replica.id.index,
         attempt=replica.id.attempt,
-        phase=_phase(replica),
+        phase=_phase_text(replica),
         spec_hash=replica.id.spec_hash,
         outdated=model is not None and replica.id.spec_hash != model.spec_hash,
         endpoint=replica.base_url,
@@ -169,7 +176,7 @@ def _replica(model: DesiredModel | None, replica: ObservedReplica, inflight: Map
     )
 
 
-def _phase(replica: ObservedReplica) -> str:
+def _phase_text(replica: ObservedReplica) -> str:
     if replica.phase is Phase.EXITED:
         return "ended"
     if replica.draining is not None:

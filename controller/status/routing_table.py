@@ -13,19 +13,19 @@ from controller.schema.keys import Key, KeyDefinition
 from controller.schema.routing import Endpoint, ModelRoute
 from controller.schema.status import ModelState, ModelStatus
 from controller.state import DesiredModel, DesiredState, ObservedReplica, ObservedState
-from controller.status.model_status import serves
+from controller.status.model_status import is_routable
 
 Tokens = Callable[[str], str | None]
 """Replica name (or a remote model's name) to the secret that its endpoint expects."""
 
 
-def routes(
+def build_routes(
     desired: DesiredState, observed: ObservedState, statuses: Iterable[ModelStatus], tokens: Tokens
 ) -> tuple[ModelRoute, ...]:
     """One route per declared model, in name order; a model that is no longer declared is not routed to."""
     serving: dict[str, list[ObservedReplica]] = defaultdict(list)
     for replica in observed.replicas:
-        if serves(replica):
+        if is_routable(replica):
             serving[replica.id.model].append(replica)
     return tuple(
         _route(desired.models[status.name], status, serving[status.name], tokens)
@@ -36,7 +36,7 @@ def routes(
 
 def _route(model: DesiredModel, status: ModelStatus, replicas: list[ObservedReplica], tokens: Tokens) -> ModelRoute:
     engine = ENGINES[model.backend]
-    remote = engine.remote(model.definition)
+    remote = engine.describe_remote(model.definition)
     endpoints: tuple[Endpoint, ...] = ()
     if status.state is ModelState.LOADED:
         if remote is not None:
@@ -56,14 +56,14 @@ def _route(model: DesiredModel, status: ModelStatus, replicas: list[ObservedRepl
         target_inflight=engine.target_inflight(model.definition),
         queue_limit=model.definition.queue_limit,
         notices_leaving=engine.notices_leaving,
-        apis=engine.apis(model.definition),
+        apis=engine.list_apis(model.definition),
         # Nobody waits for a model that an operator is unloading, also if the next request may load it again.
         autoload=model.autoload and not (status.state is ModelState.UNLOADING and model.statement.kind == "unload"),
-        reason=_why_not(model) if status.state is ModelState.UNLOADED else None,
+        reason=_unloaded_reason(model) if status.state is ModelState.UNLOADED else None,
         last_error=status.last_error,
         retry_at=status.retry_at,
         progress=status.progress,
-        capabilities=engine.capabilities(model.definition),
+        capabilities=engine.derive_capabilities(model.definition),
         thinking_control=engine.thinking_control(model.definition),
         max_tokens_field=engine.max_tokens_field(model.definition),
         context_length=_context_length(engine, model, replicas),
@@ -78,7 +78,7 @@ def _context_length(engine: Engine, model: DesiredModel, replicas: list[Observed
     return min(context_lengths) if context_lengths else engine.context_length(model.definition)
 
 
-def _why_not(model: DesiredModel) -> str:
+def _unloaded_reason(model: DesiredModel) -> str:
     """Why it is not loaded, as clients are told; who unloaded it is not their business."""
     return "an operator unloaded it" if model.statement.kind == "unload" else model.statement.reason
 
@@ -89,7 +89,7 @@ def _endpoint(replica: ObservedReplica, tokens: Tokens) -> Endpoint:
     return Endpoint(replica=replica.name, base_url=replica.base_url, token=SecretStr(token) if token else None)
 
 
-def table_keys(keys: Mapping[str, KeyDefinition]) -> tuple[Key, ...]:
+def build_keys(keys: Mapping[str, KeyDefinition]) -> tuple[Key, ...]:
     """The keys as gateways are told them, in name order."""
     return tuple(_key(name, keys[name]) for name in sorted(keys))
 

@@ -49,7 +49,9 @@ def next_state(published: ModelState | None, true_state: ModelState) -> ModelSta
     return first_steps[true_state]
 
 
-def in_step(published: Mapping[str, ModelState], statuses: Iterable[ModelStatus]) -> tuple[ModelStatus, ...]:
+def publishable_statuses(
+    published: Mapping[str, ModelState], statuses: Iterable[ModelStatus]
+) -> tuple[ModelStatus, ...]:
     """The statuses with the states that may be published now."""
     return tuple(
         status

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from controller.schema.override import Override, Rested
+from controller.schema.override import Evicted, Override
 from controller.schema.status import SCHEMA_VERSION
 from controller.storage.atomic_write import write_atomic
 
@@ -55,7 +55,7 @@ class Epoch(BaseModel):
     epoch: int = 0
 
 
-class Memory(BaseModel):
+class StoredState(BaseModel):
     """What a restarted controller must still know and cannot observe."""
 
     model_config = ConfigDict(extra="ignore")
@@ -66,13 +66,13 @@ class Memory(BaseModel):
     loaded_once: list[str] = Field(default_factory=list)
     ready_since: dict[str, float] = Field(default_factory=dict)
     overrides: dict[str, Override] = Field(default_factory=dict)
-    rested: dict[str, Rested] = Field(default_factory=dict)
+    rested: dict[str, Evicted] = Field(default_factory=dict)
 
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
-class Store:
+class StateDir:
     """An opened and locked state folder."""
 
     def __init__(self, folder: Path, lock: int, identity: Identity) -> None:
@@ -81,7 +81,7 @@ class Store:
         self._lock = lock
 
     @classmethod
-    def open(cls, folder: Path, instance: str | None = None) -> Store:
+    def open_folder(cls, folder: Path, instance: str | None = None) -> StateDir:
         """Lock the folder, making it if it is missing. Raises StateError.
 
         `instance` names a new folder's instance; a folder that has a name keeps it.
@@ -100,7 +100,7 @@ class Store:
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         try:
-            return cls(folder, lock, _identity(folder, instance))
+            return cls(folder, lock, _load_identity(folder, instance))
         except StateError:
             os.close(lock)
             raise
@@ -117,39 +117,39 @@ class Store:
 
     def next_epoch(self) -> int:
         """This controller start's number, greater than every earlier one's."""
-        epoch = _read(self.folder / "epoch.json", Epoch) or Epoch()
+        epoch = _read_file(self.folder / "epoch.json", Epoch) or Epoch()
         epoch = Epoch(epoch=epoch.epoch + 1)
-        _write(self.folder / "epoch.json", epoch)
+        _write_file(self.folder / "epoch.json", epoch)
         return epoch.epoch
 
-    def memory(self) -> Memory:
+    def load_memory(self) -> StoredState:
         """What the last controller left."""
-        return _read(self.folder / "memory.json", Memory) or Memory()
+        return _read_file(self.folder / "memory.json", StoredState) or StoredState()
 
-    def remember(self, memory: Memory) -> None:
+    def save_memory(self, memory: StoredState) -> None:
         """Keep what the next controller must know."""
-        _write(self.folder / "memory.json", memory)
+        _write_file(self.folder / "memory.json", memory)
 
     def close(self) -> None:
         """Give the lock back."""
         os.close(self._lock)
 
 
-def _identity(folder: Path, instance: str | None) -> Identity:
+def _load_identity(folder: Path, instance: str | None) -> Identity:
     path = folder / "identity.json"
-    identity = _read(path, Identity)
+    identity = _read_file(path, Identity)
     if identity is None:
         try:
             identity = Identity(instance=instance or secrets.token_hex(3), secret=secrets.token_hex(32))
         except ValidationError as error:
             raise StateError(f"instance {instance!r} is not 1 to 16 lower case letters and digits") from error
-        _write(path, identity)
+        _write_file(path, identity)
     elif instance is not None and instance != identity.instance:
         raise StateError(f"{path} says instance {identity.instance}, the settings say {instance}")
     return identity
 
 
-def _read(path: Path, model: type[AnyModel]) -> AnyModel | None:
+def _read_file(path: Path, model: type[AnyModel]) -> AnyModel | None:
     try:
         content: Mapping[str, Any] = json.loads(path.read_bytes())
         version = content["schema_version"]
@@ -162,5 +162,5 @@ def _read(path: Path, model: type[AnyModel]) -> AnyModel | None:
         raise StateError(f"{path} is damaged ({error}); restore it or move it away") from error
 
 
-def _write(path: Path, model: BaseModel) -> None:
+def _write_file(path: Path, model: BaseModel) -> None:
     write_atomic(path, model.model_dump_json().encode())

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from controller.schema.routing import Endpoint, ModelRoute
-from gateway.admission.circuit_breaker import Breaker
-from gateway.admission.model_queue import Line, Replica
+from gateway.admission.circuit_breaker import CircuitBreaker
+from gateway.admission.model_queue import ModelQueue, ReplicaSlots
 from gateway.admission.retry_state import MAX_BREAKS
-from gateway.admission.ticket import Grant, Place, Queue, Slots, Ticket
+from gateway.admission.ticket import Grant, Queue, QueuePlace, Slots, Ticket
 from gateway.routing.table import Routes
 
-__all__ = ["Admission", "Grant", "Place", "Ticket"]
+__all__ = ["Admission", "Grant", "QueuePlace", "Ticket"]
 
 _NOBODY: Final[Sequence[Grant]] = ()
 
@@ -31,31 +31,33 @@ class Admission:
     def __init__(self, queue_limit: int) -> None:
         """`queue_limit`: requests that may wait per replica where the model does not say."""
         self._queue_limit = queue_limit
-        self._lines: dict[str, Line] = {}
-        self._replicas: dict[str, Replica] = {}
+        self._queues: dict[str, ModelQueue] = {}
+        self._replicas: dict[str, ReplicaSlots] = {}
         self.depths: dict[str, int] = {}
         """Model to tickets that wait; never holds a zero. Always the same object, and not to be changed."""
 
-    def table(self, routes: Routes, now: float) -> Sequence[Grant]:
+    def apply_table(self, routes: Routes, now: float) -> Sequence[Grant]:
         """A new routing table is in force. Call it before anything arrives under it.
 
         Who waits for a model that is gone, or is not being loaded, waits on: see `waiting`.
         """
         for replica in self._replicas.values():
-            replica.routed = False
+            replica.is_routed = False
         for route in routes.models.values():
-            queue = self._lines.setdefault(route.name, Line(route.name, self.depths))
-            queue.route(route, [self._routed(endpoint, queue) for endpoint in route.endpoints], self._queue_limit)
-        for queue in self._lines.values():
+            queue = self._queues.setdefault(route.name, ModelQueue(route.name, self.depths))
+            queue.apply_route(
+                route, [self._route_replica(endpoint, queue) for endpoint in route.endpoints], self._queue_limit
+            )
+        for queue in self._queues.values():
             if queue.model not in routes.models:
-                queue.route(None, (), self._queue_limit)
+                queue.apply_route(None, (), self._queue_limit)
         for replica in list(self._replicas.values()):
             self._forget_if_gone(replica)
-        for queue in list(self._lines.values()):
+        for queue in list(self._queues.values()):
             self._forget_if_empty(queue)
-        return self.tick(now)
+        return self.admit_trials(now)
 
-    def arrive(self, ticket: Ticket, route: ModelRoute, now: float) -> Endpoint | None:
+    def admit_ticket(self, ticket: Ticket, route: ModelRoute, now: float) -> Endpoint | None:
         """`ticket` comes, for a model of the table in force. The replica it is inside from now on; None: it waits.
 
         Either way it must `leave` some time. `ticket.place` says where it stands.
@@ -65,27 +67,27 @@ class Admission:
                 had. The ticket is still new; with `queue_full` it has its `place`.
         """
         assert ticket.state == "new"
-        ticket.line = queue = self._lines[route.name]
-        return queue.arrive(ticket, now)
+        ticket.queue = queue = self._queues[route.name]
+        return queue.admit_ticket(ticket, now)
 
-    def leave(self, ticket: Ticket, now: float) -> Sequence[Grant]:
+    def release_ticket(self, ticket: Ticket, now: float) -> Sequence[Grant]:
         """`ticket` is done, or its client is gone: wherever it is, it is nowhere now. Harmless when repeated."""
         state = ticket.state
         if state == "inside":
             ticket.state = "gone"
-            queue = ticket.line
-            queue.leave(ticket, now)
-            if not ticket.replica.routed:
+            queue = ticket.queue
+            queue.release_ticket(ticket, now)
+            if not ticket.replica.is_routed:
                 self._forget_if_gone(ticket.replica)
                 self._forget_if_empty(queue)
-            return queue.serve(now) if queue.fair.waiting else _NOBODY
+            return queue.serve_queue(now) if queue.fair_queue.waiting_count else _NOBODY
         if state == "waiting":
-            ticket.line.give_up(ticket)
-            self._forget_if_empty(ticket.line)
+            ticket.queue.drop_ticket(ticket)
+            self._forget_if_empty(ticket.queue)
         ticket.state = "gone"
         return _NOBODY
 
-    def again(self, ticket: Ticket, now: float, *, is_refused: bool) -> tuple[Endpoint | None, Sequence[Grant]]:
+    def retry_ticket(self, ticket: Ticket, now: float, *, is_refused: bool) -> tuple[Endpoint | None, Sequence[Grant]]:
         """The try failed before the first byte: the ticket gives up its slot, and its next endpoint is answered.
 
         None: none has room, or the model is being loaded anew, so it waits, in front of its tenant's others. The grants
@@ -97,30 +99,30 @@ class Admission:
             RoundhouseError: `engine_unreachable`: nothing is left to try. The ticket has its slot until it leaves.
         """
         assert ticket.state == "inside"
-        queue, replica = ticket.line, ticket.replica
+        queue, replica = ticket.queue, ticket.replica
         tries, name = ticket.tries, replica.endpoint.replica
         ticket.tries = tries.after_refusal(name) if is_refused else tries.after_break(name)
-        if ticket.tries.breaks >= MAX_BREAKS or (queue.loaded and not queue.open_to(ticket.tries, now)):
-            raise queue.unreachable(ticket.tries, now)
-        queue.leave(ticket, now)
-        queue.wait_again(ticket)
+        if ticket.tries.break_count >= MAX_BREAKS or (queue.is_loaded and not queue.replicas_left(ticket.tries, now)):
+            raise queue.explain_unreachable(ticket.tries, now)
+        queue.release_ticket(ticket, now)
+        queue.requeue_ticket(ticket)
         self._forget_if_gone(replica)
-        grants = queue.serve(now)
+        grants = queue.serve_queue(now)
         for number, (granted_ticket, endpoint) in enumerate(grants):
             if granted_ticket is ticket and isinstance(endpoint, Endpoint):
                 del grants[number]
                 return endpoint, grants
         return None, grants
 
-    def choose(self, route: ModelRoute, now: float) -> Endpoint:
+    def choose_replica(self, route: ModelRoute, now: float) -> Endpoint:
         """The replica for a request that takes no slot: the one with the least inside.
 
         Raises:
             RoundhouseError: `engine_unreachable`.
         """
-        return self._lines[route.name].choose(now)
+        return self._queues[route.name].choose_replica(now)
 
-    def failed(self, replica: str, now: float) -> Sequence[Grant]:
+    def record_failure(self, replica: str, now: float) -> Sequence[Grant]:
         """A connection to `replica` failed: was refused, broke, spoke garbage or ended within an answer.
 
         Call it before `again` or `leave`. The grants are those for whom nothing is left to try.
@@ -129,72 +131,79 @@ class Admission:
         if slots is None:
             return _NOBODY
         if slots.breaker is None:
-            slots.breaker = Breaker()
-        slots.breaker.failed(now)
-        slots.line.count_broken()
-        return slots.line.serve(now)
+            slots.breaker = CircuitBreaker()
+        slots.breaker.record_failure(now)
+        slots.queue.update_broken_count()
+        return slots.queue.serve_queue(now)
 
-    def answered(self, replica: str, now: float) -> Sequence[Grant]:
+    def record_answer(self, replica: str, now: float) -> Sequence[Grant]:
         """The first byte of an answer came from `replica`: it is well, whatever was seen of it before."""
         slots = self._replicas.get(replica)
         if slots is None or slots.breaker is None:
             return _NOBODY
         slots.breaker = None
-        slots.line.count_broken()
-        return slots.line.serve(now)
+        slots.queue.update_broken_count()
+        return slots.queue.serve_queue(now)
 
-    def tick(self, now: float) -> Sequence[Grant]:
+    def admit_trials(self, now: float) -> Sequence[Grant]:
         """Time has passed: a replica that was left out may be due for a trial. To be called about every second."""
-        return [grant for queue in self._lines.values() if queue.fair.waiting for grant in queue.serve(now)]
+        return [
+            grant
+            for queue in self._queues.values()
+            if queue.fair_queue.waiting_count
+            for grant in queue.serve_queue(now)
+        ]
 
-    def waiting(self, model: str) -> list[Ticket]:
+    def waiting_tickets(self, model: str) -> list[Ticket]:
         """Who waits for `model`, in the order in which they would go."""
-        queue = self._lines.get(model)
-        return queue.waiting() if queue else []
+        queue = self._queues.get(model)
+        return queue.waiting_tickets() if queue else []
 
     @property
-    def taken(self) -> dict[str, int]:
+    def slots_in_use(self) -> dict[str, int]:
         """Replica to tickets inside, those that left the table included; never holds a zero."""
-        return {name: replica.inside for name, replica in self._replicas.items() if replica.inside}
+        return {name: replica.inflight for name, replica in self._replicas.items() if replica.inflight}
 
     @property
-    def taken_by_model(self) -> dict[str, int]:
+    def slots_in_use_by_model(self) -> dict[str, int]:
         """Model to tickets inside; never holds a zero."""
-        return {queue.model: queue.inside for queue in self._lines.values() if queue.inside}
+        return {queue.model: queue.inflight for queue in self._queues.values() if queue.inflight}
 
     def __repr__(self) -> str:
-        return f"Admission({'; '.join(map(self._told, self._lines.values()))})"
+        return f"Admission({'; '.join(map(self._describe_queue, self._queues.values()))})"
 
-    def _told(self, queue: Line) -> str:
-        parts = [_told_of(replica) for replica in queue.replicas]
-        leaving_replicas = (each for each in self._replicas.values() if each.line is queue and not each.routed)
-        parts += [_told_of(replica) for replica in leaving_replicas]
-        waiting_text = " ".join(f"{tenant} {count}" for tenant, count in sorted(queue.fair.by_tenant().items()))
+    def _describe_queue(self, queue: ModelQueue) -> str:
+        parts = [_describe_replica(replica) for replica in queue.replicas]
+        leaving_replicas = (each for each in self._replicas.values() if each.queue is queue and not each.is_routed)
+        parts += [_describe_replica(replica) for replica in leaving_replicas]
+        waiting_text = " ".join(
+            f"{tenant} {count}" for tenant, count in sorted(queue.fair_queue.waiting_by_tenant().items())
+        )
         if waiting_text:
             parts.append(f"waiting {waiting_text}")
         return f"{queue.model}: {', '.join(parts)}" if parts else queue.model
 
-    def _routed(self, endpoint: Endpoint, queue: Line) -> Replica:
+    def _route_replica(self, endpoint: Endpoint, queue: ModelQueue) -> ReplicaSlots:
         replica = self._replicas.get(endpoint.replica)
         if replica is None:
-            replica = self._replicas[endpoint.replica] = Replica(endpoint, queue)
+            replica = self._replicas[endpoint.replica] = ReplicaSlots(endpoint, queue)
         replica.endpoint = endpoint
-        replica.line = queue
-        replica.routed = True
+        replica.queue = queue
+        replica.is_routed = True
         return replica
 
     def _forget_if_gone(self, replica: Slots) -> None:
-        if not replica.routed and not replica.inside:
+        if not replica.is_routed and not replica.inflight:
             self._replicas.pop(replica.endpoint.replica, None)
 
     def _forget_if_empty(self, queue: Queue) -> None:
-        if not queue.routed and not queue.inside and not queue.fair.waiting:
-            self._lines.pop(queue.model, None)
+        if not queue.is_routed and not queue.inflight and not queue.fair_queue.waiting_count:
+            self._queues.pop(queue.model, None)
 
 
-def _told_of(replica: Replica) -> str:
-    text = f"{replica.endpoint.replica} {replica.inside}"
-    if not replica.routed:
+def _describe_replica(replica: ReplicaSlots) -> str:
+    text = f"{replica.endpoint.replica} {replica.inflight}"
+    if not replica.is_routed:
         return f"{text} leaving"
     is_left_out = replica.breaker is not None and replica.breaker.is_open
-    return f"{text}/{replica.line.target}{' left out' if is_left_out else ''}"
+    return f"{text}/{replica.queue.target}{' left out' if is_left_out else ''}"

@@ -10,7 +10,7 @@ FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 
 
-class Breaker:
+class CircuitBreaker:
     """What is held against one replica, from its first failure until its next answer. Times are monotonic seconds.
 
     Closed: it takes requests as ever. Open: it takes none until the pause is over, then one trial at a time. An
@@ -30,7 +30,7 @@ class Breaker:
         """Whether the replica is left out, or on trial."""
         return self._pause_s > 0
 
-    def failed(self, now: float) -> None:
+    def record_failure(self, now: float) -> None:
         """A connection failed. Those that fail while the pause lasts were begun before it, and prove nothing new."""
         if not self.is_open:
             self._failures += 1
@@ -43,20 +43,20 @@ class Breaker:
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         self._until = now + self._pause_s
 
-    def admits(self, now: float) -> bool:
+    def admits_request(self, now: float) -> bool:
         """Whether a request may go in now."""
         return not self.is_open or (self._trial is None and now >= self._until)
 
-    def is_hopeful(self, now: float) -> bool:
+    def may_admit_soon(self, now: float) -> bool:
         """Whether a request may go in now, or when the trial that is under way has turned out well."""
         return not self.is_open or now >= self._until
 
-    def entered(self, ticket: object) -> None:
+    def begin_trial(self, ticket: object) -> None:
         """`ticket` went in: it is the trial, if one was due."""
         if self.is_open:
             self._trial = ticket
 
-    def left(self, ticket: object) -> None:
+    def end_trial(self, ticket: object) -> None:
         """`ticket` is out: was it the trial, the next may begin when its time has come."""
         if self._trial is ticket:
             self._trial = None

@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
 from typing import Final
 
-from gateway.admission.ticket import Entry, Share, Ticket
+from gateway.admission.ticket import HeapEntry, TenantAccount, Ticket
 
 _IDLE_KEPT: Final = 64
 """Tenants that are remembered without a look at who of them is idle."""
@@ -23,114 +23,124 @@ _IDLE_KEPT: Final = 64
 class FairQueue:
     """The tickets that wait for one model, and the accounts of all who use it."""
 
-    __slots__ = ("_greatest", "_heap", "_keep", "_shares", "_turn", "_virtual", "waiting")
+    __slots__ = (
+        "_accounts",
+        "_greatest_counter",
+        "_heap",
+        "_prune_threshold",
+        "_turn",
+        "_virtual_time",
+        "waiting_count",
+    )
 
     def __init__(self) -> None:
-        self._shares: dict[str, Share] = {}
-        self._heap: list[Entry] = []
+        self._accounts: dict[str, TenantAccount] = {}
+        self._heap: list[HeapEntry] = []
         self._turn = 0
-        self._virtual = 0.0
-        self._greatest = 0.0
-        self._keep = _IDLE_KEPT
-        self.waiting = 0
+        self._virtual_time = 0.0
+        self._greatest_counter = 0.0
+        self._prune_threshold = _IDLE_KEPT
+        self.waiting_count = 0
         """How many tickets."""
 
-    def enter(self, ticket: Ticket, cost: float) -> None:
+    def charge_entry(self, ticket: Ticket, cost: float) -> None:
         """`ticket` goes in without waiting; `cost` is the expected slot time in seconds."""
-        account = self._shares.get(ticket.tenant) or self._opened(ticket.tenant)
+        account = self._accounts.get(ticket.tenant) or self._open_account(ticket.tenant)
         account.weight = ticket.weight
-        if account.counter >= self._virtual:
-            self._virtual = account.counter
-        elif not account.waiting:
-            account.counter = self._virtual
-        ticket.share = account
+        if account.counter >= self._virtual_time:
+            self._virtual_time = account.counter
+        elif not account.waiting_count:
+            account.counter = self._virtual_time
+        ticket.account = account
         self._charge(account, ticket, cost)
 
-    def join(self, ticket: Ticket) -> None:
+    def add_ticket(self, ticket: Ticket) -> None:
         """`ticket` waits, behind its tenant's others of its rank."""
-        account = self._shares.get(ticket.tenant) or self._opened(ticket.tenant)
+        account = self._accounts.get(ticket.tenant) or self._open_account(ticket.tenant)
         account.weight = ticket.weight
-        ticket.share = account
+        ticket.account = account
         account.ranks[ticket.rank][ticket] = None
-        account.waiting += 1
-        self.waiting += 1
-        if account.waiting == 1:
-            account.counter = max(account.counter, self._virtual)
+        account.waiting_count += 1
+        self.waiting_count += 1
+        if account.waiting_count == 1:
+            account.counter = max(account.counter, self._virtual_time)
             self._turn += 1
             account.turn = self._turn
             self._push(account)
 
-    def join_in_front(self, ticket: Ticket) -> None:
+    def add_ticket_in_front(self, ticket: Ticket) -> None:
         """`ticket` waits, in front of all its tenant's others."""
         ticket.rank = 0
-        self.join(ticket)
-        ticket.share.ranks[0].move_to_end(ticket, last=False)
+        self.add_ticket(ticket)
+        ticket.account.ranks[0].move_to_end(ticket, last=False)
 
-    def first(self) -> Ticket:
+    def next_ticket(self) -> Ticket:
         """Whose turn it is. Somebody must be waiting."""
         heap = self._heap
         while heap[0][2].entry is not heap[0]:
             heappop(heap)
         return next(chain.from_iterable(heap[0][2].ranks))
 
-    def take(self, ticket: Ticket, cost: float) -> None:
+    def take_ticket(self, ticket: Ticket, cost: float) -> None:
         """`ticket`, which waited, goes in."""
-        self.drop(ticket)
-        account = ticket.share
-        self._virtual = max(self._virtual, account.counter)
+        self.drop_ticket(ticket)
+        account = ticket.account
+        self._virtual_time = max(self._virtual_time, account.counter)
         self._charge(account, ticket, cost)
 
-    def drop(self, ticket: Ticket) -> None:
+    def drop_ticket(self, ticket: Ticket) -> None:
         """`ticket` waits no longer."""
-        account = ticket.share
+        account = ticket.account
         del account.ranks[ticket.rank][ticket]
-        account.waiting -= 1
-        self.waiting -= 1
-        if not account.waiting:
+        account.waiting_count -= 1
+        self.waiting_count -= 1
+        if not account.waiting_count:
             account.entry = None
 
-    def left(self, ticket: Ticket, seconds: float) -> None:
+    def settle_slot_time(self, ticket: Ticket, seconds: float) -> None:
         """`ticket` was inside for `seconds`."""
-        account = ticket.share
-        account.inside -= 1
+        account = ticket.account
+        account.inflight -= 1
         correction = (seconds - ticket.expected_s) / ticket.weight
         if correction:
             account.counter += correction
-            self._greatest = max(self._greatest, account.counter)
-            if account.waiting:
+            self._greatest_counter = max(self._greatest_counter, account.counter)
+            if account.waiting_count:
                 self._push(account)
 
-    def rest(self) -> None:
+    def reset_accounts(self) -> None:
         """Nobody is inside or waits: there is nobody left to whom anybody could owe anything."""
-        self._virtual = self._greatest
+        self._virtual_time = self._greatest_counter
 
-    def order(self, cost: float) -> Iterator[Ticket]:
+    def queue_order(self, cost: float) -> Iterator[Ticket]:
         """Those that wait, in the order in which they would go if nobody came and each took `cost`."""
-        tickets_by_account: dict[Share, Iterator[Ticket]] = {}
-        for account in self._turns(cost):
+        tickets_by_account: dict[TenantAccount, Iterator[Ticket]] = {}
+        for account in self._iterate_turns(cost):
             if account not in tickets_by_account:
                 tickets_by_account[account] = chain.from_iterable(account.ranks)
             yield next(tickets_by_account[account])
 
-    def position(self, ticket: Ticket, cost: float) -> int:
+    def queue_position(self, ticket: Ticket, cost: float) -> int:
         """Which of `order`, from 1, a ticket is that has just joined."""
-        account = ticket.share
+        account = ticket.account
         number = sum(len(rank) for rank in account.ranks[: ticket.rank + 1])
-        if account.waiting == self.waiting:
+        if account.waiting_count == self.waiting_count:
             return number
         own_turns = 0
-        for turn, next_account in enumerate(self._turns(cost), 1):
+        for turn, next_account in enumerate(self._iterate_turns(cost), 1):
             own_turns += next_account is account
             if own_turns == number:
                 return turn
         raise AssertionError(f"{ticket} does not wait")
 
-    def by_tenant(self) -> dict[str, int]:
+    def waiting_by_tenant(self) -> dict[str, int]:
         """Tenant to tickets that wait; never holds a zero."""
-        return {account.name: account.waiting for account in self._shares.values() if account.waiting}
+        return {account.name: account.waiting_count for account in self._accounts.values() if account.waiting_count}
 
-    def _turns(self, cost: float) -> Iterator[Share]:
-        heap = [(s.counter, s.turn, s, s.waiting) for s in self._shares.values() if s.waiting]  # no two turns are equal
+    def _iterate_turns(self, cost: float) -> Iterator[TenantAccount]:
+        heap = [
+            (s.counter, s.turn, s, s.waiting_count) for s in self._accounts.values() if s.waiting_count
+        ]  # no two turns are equal
         heapify(heap)
         turn = self._turn
         while heap:
@@ -142,33 +152,33 @@ class FairQueue:
                 turn += 1
                 heapreplace(heap, (counter + cost / account.weight, turn, account, waiting_count - 1))
 
-    def _charge(self, account: Share, ticket: Ticket, cost: float) -> None:
+    def _charge(self, account: TenantAccount, ticket: Ticket, cost: float) -> None:
         ticket.expected_s = cost
         ticket.weight = weight = account.weight  # by which it is corrected, too
         account.counter = counter = account.counter + cost / weight
-        if counter > self._greatest:
-            self._greatest = counter
-        account.inside += 1
+        if counter > self._greatest_counter:
+            self._greatest_counter = counter
+        account.inflight += 1
         self._turn = account.turn = self._turn + 1
-        if account.waiting:
+        if account.waiting_count:
             self._push(account)
 
-    def _push(self, account: Share) -> None:
+    def _push(self, account: TenantAccount) -> None:
         account.entry = (account.counter, account.turn, account)
-        if len(self._heap) < 2 * len(self._shares) + _IDLE_KEPT:
+        if len(self._heap) < 2 * len(self._accounts) + _IDLE_KEPT:
             heappush(self._heap, account.entry)
         else:  # mostly entries that count no longer
-            self._heap = [each.entry for each in self._shares.values() if each.entry]
+            self._heap = [each.entry for each in self._accounts.values() if each.entry]
             heapify(self._heap)
 
-    def _opened(self, tenant: str) -> Share:
-        if len(self._shares) >= self._keep:
+    def _open_account(self, tenant: str) -> TenantAccount:
+        if len(self._accounts) >= self._prune_threshold:
             # Who owes nothing is as good as new: it would be lifted to the virtual time when it comes.
-            self._shares = {
+            self._accounts = {
                 name: each
-                for name, each in self._shares.items()
-                if each.inside or each.waiting or each.counter > self._virtual
+                for name, each in self._accounts.items()
+                if each.inflight or each.waiting_count or each.counter > self._virtual_time
             }
-            self._keep = max(_IDLE_KEPT, 2 * len(self._shares))
-        account = self._shares[tenant] = Share(tenant)
+            self._prune_threshold = max(_IDLE_KEPT, 2 * len(self._accounts))
+        account = self._accounts[tenant] = TenantAccount(tenant)
         return account

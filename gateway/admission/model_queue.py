@@ -8,11 +8,11 @@ from typing import Final
 from controller.schema.errors import DEFAULT_RETRY_AFTER_S, RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
 from controller.schema.status import ModelState
-from gateway.admission.circuit_breaker import Breaker
+from gateway.admission.circuit_breaker import CircuitBreaker
 from gateway.admission.fair_queue import FairQueue
-from gateway.admission.prefix_affinity import Affinity
-from gateway.admission.retry_state import NO_TRIES, Tries
-from gateway.admission.ticket import AT_ONCE, Grant, Place, Ticket
+from gateway.admission.prefix_affinity import PrefixAffinity
+from gateway.admission.retry_state import NO_TRIES, RetryState
+from gateway.admission.ticket import AT_ONCE, Grant, QueuePlace, Ticket
 
 PREFIXES_KEPT: Final = 16_384
 """Per model."""
@@ -23,49 +23,49 @@ _UNKNOWN_COST: Final = 0.001
 behind by what the first ones were charged too much."""
 
 
-class Replica:
+class ReplicaSlots:
     """One replica: who is inside, and what is held against it."""
 
-    __slots__ = ("breaker", "endpoint", "inside", "line", "routed", "turn")
+    __slots__ = ("breaker", "endpoint", "inflight", "is_routed", "queue", "turn")
 
-    def __init__(self, endpoint: Endpoint, queue: Line) -> None:
+    def __init__(self, endpoint: Endpoint, queue: ModelQueue) -> None:
         self.endpoint = endpoint
-        self.line = queue
-        self.inside = 0
+        self.queue = queue
+        self.inflight = 0
         self.turn = 0
         """Of its model: when something last went in."""
-        self.breaker: Breaker | None = None
+        self.breaker: CircuitBreaker | None = None
         """None: its last connection was well."""
-        self.routed = True
+        self.is_routed = True
         """It is in the table in force."""
 
-    def admits(self, now: float) -> bool:
+    def admits_request(self, now: float) -> bool:
         """Whether it is not left out."""
-        return self.breaker is None or self.breaker.admits(now)
+        return self.breaker is None or self.breaker.admits_request(now)
 
-    def is_hopeful(self, now: float) -> bool:
+    def may_admit_soon(self, now: float) -> bool:
         """Whether it is worth waiting for."""
-        return self.breaker is None or self.breaker.is_hopeful(now)
+        return self.breaker is None or self.breaker.may_admit_soon(now)
 
 
-class Line:
+class ModelQueue:
     """One model. Everybody in it is inside a replica, or waits."""
 
     __slots__ = (
         "_affinity",
         "_depths",
-        "_ended",
+        "_sample_count",
         "_turn",
-        "broken",
-        "fair",
-        "inside",
+        "broken_count",
+        "fair_queue",
+        "inflight",
+        "is_loaded",
+        "is_routed",
         "limit",
-        "loaded",
         "mean_s",
         "model",
         "replicas",
-        "retrying",
-        "routed",
+        "retrying_count",
         "target",
     )
 
@@ -73,99 +73,101 @@ class Line:
         """`depths`: where to keep how many wait, by model; never holds a zero."""
         self.model = model
         self._depths = depths
-        self.fair = FairQueue()
-        self.replicas: Sequence[Replica] = ()
+        self.fair_queue = FairQueue()
+        self.replicas: Sequence[ReplicaSlots] = ()
         """Those in the table."""
         self.target = 0
         """Slots of each."""
         self.limit = 0
         """How many may wait."""
-        self.loaded = False
-        self.routed = False
+        self.is_loaded = False
+        self.is_routed = False
         """It is in the table in force."""
-        self.inside = 0
+        self.inflight = 0
         """In replicas that left the table, too."""
-        self.retrying = 0
+        self.retrying_count = 0
         """Those that wait and may not go just anywhere."""
-        self.broken = 0
+        self.broken_count = 0
         """Replicas that are left out, or on trial."""
         self.mean_s: float | None = None
         """Recent service time; None: nothing has ended yet."""
-        self._ended = 0
+        self._sample_count = 0
         self._turn = 0
-        self._affinity: Affinity[Replica] = Affinity(PREFIXES_KEPT)
+        self._affinity: PrefixAffinity[ReplicaSlots] = PrefixAffinity(PREFIXES_KEPT)
 
-    def route(self, route: ModelRoute | None, replicas: Sequence[Replica], queue_limit: int) -> None:
+    def apply_route(self, route: ModelRoute | None, replicas: Sequence[ReplicaSlots], queue_limit: int) -> None:
         """The table in force has this to say; None: it does not have the model."""
-        self.routed = route is not None
+        self.is_routed = route is not None
         self.replicas = replicas
-        self.loaded = route is not None and route.state is ModelState.LOADED
+        self.is_loaded = route is not None and route.state is ModelState.LOADED
         self.target = route.target_inflight if route else 0
         own_limit = route.queue_limit if route else None
         self.limit = (queue_limit if own_limit is None else own_limit) * max(1, len(replicas))
-        self.count_broken()
+        self.update_broken_count()
 
-    def count_broken(self) -> None:
+    def update_broken_count(self) -> None:
         """Bring `broken` up to date."""
-        self.broken = sum(replica.breaker is not None and replica.breaker.is_open for replica in self.replicas)
+        self.broken_count = sum(replica.breaker is not None and replica.breaker.is_open for replica in self.replicas)
 
-    def arrive(self, ticket: Ticket, now: float) -> Endpoint | None:
+    def admit_ticket(self, ticket: Ticket, now: float) -> Endpoint | None:
         """See `Admission.arrive`."""
-        fair_queue = self.fair
-        if fair_queue.waiting == self.retrying:  # else whoever waits comes first
-            replica = self._least(self.replicas, ticket.prefix, now)
+        fair_queue = self.fair_queue
+        if fair_queue.waiting_count == self.retrying_count:  # else whoever waits comes first
+            replica = self._least_busy(self.replicas, ticket.prefix, now)
             if replica is not None:
-                ticket.place = AT_ONCE if not fair_queue.waiting else Place(1, 1 + fair_queue.waiting, 0)
-                fair_queue.enter(ticket, self.mean_s or _UNKNOWN_COST)
+                ticket.place = (
+                    AT_ONCE if not fair_queue.waiting_count else QueuePlace(1, 1 + fair_queue.waiting_count, 0)
+                )
+                fair_queue.charge_entry(ticket, self.mean_s or _UNKNOWN_COST)
                 return self._enter(ticket, replica, now)
-        if self.loaded and not self.open_to(NO_TRIES, now):
-            raise self.unreachable(NO_TRIES, now)
-        if fair_queue.waiting >= self.limit:
-            position = 2 + fair_queue.waiting
-            ticket.place = Place(position, position, self._wait_ms(position))
-            raise self._full(ticket.place)
+        if self.is_loaded and not self.replicas_left(NO_TRIES, now):
+            raise self.explain_unreachable(NO_TRIES, now)
+        if fair_queue.waiting_count >= self.limit:
+            position = 2 + fair_queue.waiting_count
+            ticket.place = QueuePlace(position, position, self._wait_ms(position))
+            raise self._queue_full_error(ticket.place)
         ticket.state = "waiting"
-        fair_queue.join(ticket)
-        self._depths[self.model] = fair_queue.waiting
-        position = 1 + fair_queue.position(ticket, self.mean_s or _UNKNOWN_COST)
-        ticket.place = Place(position, 1 + fair_queue.waiting, self._wait_ms(position))
+        fair_queue.add_ticket(ticket)
+        self._depths[self.model] = fair_queue.waiting_count
+        position = 1 + fair_queue.queue_position(ticket, self.mean_s or _UNKNOWN_COST)
+        ticket.place = QueuePlace(position, 1 + fair_queue.waiting_count, self._wait_ms(position))
         return None
 
-    def leave(self, ticket: Ticket, now: float) -> None:
+    def release_ticket(self, ticket: Ticket, now: float) -> None:
         """`ticket`, which is inside, is out of its replica; its state is the caller's to set."""
         replica = ticket.replica
-        replica.inside -= 1
-        self.inside -= 1
-        seconds = now - ticket.since
-        self.fair.left(ticket, seconds)
+        replica.inflight -= 1
+        self.inflight -= 1
+        seconds = now - ticket.entered_at
+        self.fair_queue.settle_slot_time(ticket, seconds)
         if ticket.tries is NO_TRIES:  # what failed somewhere says nothing about how long an answer takes
-            self._ended = sample_count = min(self._ended + 1, _RECENT)
+            self._sample_count = sample_count = min(self._sample_count + 1, _RECENT)
             mean = self.mean_s or 0.0
             self.mean_s = mean + (seconds - mean) / sample_count
         if replica.breaker is not None:
-            replica.breaker.left(ticket)
-        if not self.inside and not self.fair.waiting:
-            self.fair.rest()
+            replica.breaker.end_trial(ticket)
+        if not self.inflight and not self.fair_queue.waiting_count:
+            self.fair_queue.reset_accounts()
 
-    def wait_again(self, ticket: Ticket) -> None:
+    def requeue_ticket(self, ticket: Ticket) -> None:
         """`ticket`, which is out of its replica, waits for another."""
         ticket.state = "waiting"
-        self.fair.join_in_front(ticket)
-        self._depths[self.model] = self.fair.waiting
-        self.retrying += 1
+        self.fair_queue.add_ticket_in_front(ticket)
+        self._depths[self.model] = self.fair_queue.waiting_count
+        self.retrying_count += 1
 
-    def give_up(self, ticket: Ticket) -> None:
+    def drop_ticket(self, ticket: Ticket) -> None:
         """`ticket` waits no longer."""
-        self.fair.drop(ticket)
-        self._waits_no_longer(ticket)
+        self.fair_queue.drop_ticket(ticket)
+        self._update_waiting_counts(ticket)
         ticket.state = "gone"
 
-    def serve(self, now: float) -> list[Grant]:
+    def serve_queue(self, now: float) -> list[Grant]:
         """Everybody who can go in now, and those whom nothing is left for."""
         grants: list[Grant] = []
-        fair_queue = self.fair
-        while fair_queue.waiting:
-            ticket = fair_queue.first()
+        fair_queue = self.fair_queue
+        while fair_queue.waiting_count:
+            ticket = fair_queue.next_ticket()
             replica = self._room_for(ticket, now)
             if replica is None:
                 if ticket.tries is NO_TRIES:
@@ -174,50 +176,56 @@ class Line:
                 if candidate is None:
                     break
                 ticket, replica = candidate
-            fair_queue.take(ticket, self.mean_s or _UNKNOWN_COST)
-            self._waits_no_longer(ticket)
+            fair_queue.take_ticket(ticket, self.mean_s or _UNKNOWN_COST)
+            self._update_waiting_counts(ticket)
             grants.append((ticket, self._enter(ticket, replica, now)))
-        if fair_queue.waiting and self.loaded and (self.broken or self.retrying or not self.replicas):
-            grants += self._hopeless(now)
+        if (
+            fair_queue.waiting_count
+            and self.is_loaded
+            and (self.broken_count or self.retrying_count or not self.replicas)
+        ):
+            grants += self._drop_hopeless(now)
         return grants
 
-    def waiting(self) -> list[Ticket]:
+    def waiting_tickets(self) -> list[Ticket]:
         """Who waits, in the order in which they would go."""
-        return list(self.fair.order(self.mean_s or _UNKNOWN_COST))
+        return list(self.fair_queue.queue_order(self.mean_s or _UNKNOWN_COST))
 
-    def choose(self, now: float) -> Endpoint:
+    def choose_replica(self, now: float) -> Endpoint:
         """See `Admission.choose`."""
-        candidates = [replica for replica in self.replicas if replica.admits(now)] or self.open_to(NO_TRIES, now)
+        candidates = [replica for replica in self.replicas if replica.admits_request(now)] or self.replicas_left(
+            NO_TRIES, now
+        )
         if not candidates:
-            raise self.unreachable(NO_TRIES, now)
-        least_busy = min(candidates, key=lambda replica: (replica.inside, replica.turn))
+            raise self.explain_unreachable(NO_TRIES, now)
+        least_busy = min(candidates, key=lambda replica: (replica.inflight, replica.turn))
         self._turn = least_busy.turn = self._turn + 1
         return least_busy.endpoint
 
-    def open_to(self, tries: Tries, now: float) -> list[Replica]:
+    def replicas_left(self, tries: RetryState, now: float) -> list[ReplicaSlots]:
         """Where a request may be tried now, when there is room, or after a trial; empty: nothing is left to try."""
-        candidates = [replica for replica in self.replicas if replica.is_hopeful(now)]
+        candidates = [replica for replica in self.replicas if replica.may_admit_soon(now)]
         if tries is NO_TRIES:
             return candidates
-        allowed_replicas = [replica for replica in candidates if replica.endpoint.replica not in tries.refused]
+        allowed_replicas = [replica for replica in candidates if replica.endpoint.replica not in tries.refused_replicas]
         return [
             replica
             for replica in allowed_replicas
-            if replica.endpoint.replica not in tries.broke and replica.admits(now)
+            if replica.endpoint.replica not in tries.broken_replicas and replica.admits_request(now)
         ] or allowed_replicas
 
-    def unreachable(self, tries: Tries, now: float) -> RoundhouseError:
+    def explain_unreachable(self, tries: RetryState, now: float) -> RoundhouseError:
         """Why nothing is left to try."""
         wait_s = None
         if not self.replicas:
             cause = "no replica is ready"
-        elif tries.breaks:
+        elif tries.break_count:
             cause = (
                 "connections broke before an answer came "
-                f"({', '.join(sorted(tries.broke | tries.refused))})"
+                f"({', '.join(sorted(tries.broken_replicas | tries.refused_replicas))})"
             )
-        elif tries.refused:
-            cause = f"connections were refused ({', '.join(sorted(tries.refused))})"
+        elif tries.refused_replicas:
+            cause = f"connections were refused ({', '.join(sorted(tries.refused_replicas))})"
         else:
             cause = "connections to every replica failed, and they are left out for a moment"
             wait_s = min(
@@ -226,8 +234,8 @@ class Line:
         message = f"The model {self.model!r} cannot be reached: {cause}."
         return RoundhouseError("engine_unreachable", message, retry_after_s=wait_s)
 
-    def _full(self, place: Place) -> RoundhouseError:
-        waiting_count = self.fair.waiting
+    def _queue_full_error(self, place: QueuePlace) -> RoundhouseError:
+        waiting_count = self.fair_queue.waiting_count
         message = f"Every slot of the model {self.model!r} is taken, and {waiting_count} requests wait; no more may."
         seconds = 0.0 if place.wait_ms is None else place.wait_ms / 1000
         return RoundhouseError("queue_full", message, retry_after_s=max(float(DEFAULT_RETRY_AFTER_S), seconds))
@@ -238,51 +246,51 @@ class Line:
             return None
         return round(1000 * (position - 1) * self.mean_s / slots)
 
-    def _least(self, replicas: Sequence[Replica], prefix: Sequence[int], now: float) -> Replica | None:
-        best: Replica | None = None
+    def _least_busy(self, replicas: Sequence[ReplicaSlots], prefix: Sequence[int], now: float) -> ReplicaSlots | None:
+        best: ReplicaSlots | None = None
         target = self.target
         for replica in replicas:
-            inside = replica.inside
+            inside = replica.inflight
             if (
                 inside < target
-                and (best is None or inside < best.inside or (inside == best.inside and replica.turn < best.turn))
-                and (replica.breaker is None or replica.breaker.admits(now))
+                and (best is None or inside < best.inflight or (inside == best.inflight and replica.turn < best.turn))
+                and (replica.breaker is None or replica.breaker.admits_request(now))
             ):
                 best = replica
         if prefix and best is not None and len(replicas) > 1:
-            for replica in self._affinity.matches(prefix):
-                if replica.inside == best.inside and replica in replicas and replica.admits(now):
+            for replica in self._affinity.matching_replicas(prefix):
+                if replica.inflight == best.inflight and replica in replicas and replica.admits_request(now):
                     return replica
         return best
 
-    def _enter(self, ticket: Ticket, replica: Replica, now: float) -> Endpoint:
-        replica.inside += 1
-        self.inside += 1
+    def _enter(self, ticket: Ticket, replica: ReplicaSlots, now: float) -> Endpoint:
+        replica.inflight += 1
+        self.inflight += 1
         self._turn = replica.turn = self._turn + 1
         ticket.state = "inside"
         ticket.replica = replica
-        ticket.since = now
+        ticket.entered_at = now
         if replica.breaker is not None:
-            replica.breaker.entered(ticket)
+            replica.breaker.begin_trial(ticket)
         if ticket.prefix and len(self.replicas) > 1:
-            self._affinity.went(ticket.prefix, replica)
+            self._affinity.record_request(ticket.prefix, replica)
         return replica.endpoint
 
-    def _waits_no_longer(self, ticket: Ticket) -> None:
-        if self.fair.waiting:
-            self._depths[self.model] = self.fair.waiting
+    def _update_waiting_counts(self, ticket: Ticket) -> None:
+        if self.fair_queue.waiting_count:
+            self._depths[self.model] = self.fair_queue.waiting_count
         else:
             del self._depths[self.model]
         if ticket.tries is not NO_TRIES:
-            self.retrying -= 1
+            self.retrying_count -= 1
 
-    def _room_for(self, ticket: Ticket, now: float) -> Replica | None:
-        replicas = self.replicas if ticket.tries is NO_TRIES else self.open_to(ticket.tries, now)
-        return self._least(replicas, ticket.prefix, now)
+    def _room_for(self, ticket: Ticket, now: float) -> ReplicaSlots | None:
+        replicas = self.replicas if ticket.tries is NO_TRIES else self.replicas_left(ticket.tries, now)
+        return self._least_busy(replicas, ticket.prefix, now)
 
-    def _first_with_room(self, now: float) -> tuple[Ticket, Replica] | None:
+    def _first_with_room(self, now: float) -> tuple[Ticket, ReplicaSlots] | None:
         """Past those that wait for one replica while another has room."""
-        for ticket in self.fair.order(self.mean_s or _UNKNOWN_COST):
+        for ticket in self.fair_queue.queue_order(self.mean_s or _UNKNOWN_COST):
             replica = self._room_for(ticket, now)
             if replica is not None:
                 return ticket, replica
@@ -290,13 +298,13 @@ class Line:
                 break
         return None
 
-    def _hopeless(self, now: float) -> list[Grant]:
-        if self.open_to(NO_TRIES, now):
-            if not self.retrying:
+    def _drop_hopeless(self, now: float) -> list[Grant]:
+        if self.replicas_left(NO_TRIES, now):
+            if not self.retrying_count:
                 return []
-            lost_tickets = [each for each in self.waiting() if not self.open_to(each.tries, now)]
+            lost_tickets = [each for each in self.waiting_tickets() if not self.replicas_left(each.tries, now)]
         else:
-            lost_tickets = self.waiting()
+            lost_tickets = self.waiting_tickets()
         for ticket in lost_tickets:
-            self.give_up(ticket)
-        return [(ticket, self.unreachable(ticket.tries, now)) for ticket in lost_tickets]
+            self.drop_ticket(ticket)
+        return [(ticket, self.explain_unreachable(ticket.tries, now)) for ticket in lost_tickets]

@@ -21,30 +21,30 @@ _NODES: Final = 64
 ReplicaT = TypeVar("ReplicaT")
 
 
-class Affinity(Generic[ReplicaT]):
+class PrefixAffinity(Generic[ReplicaT]):
     """The replica that each beginning last went to; the longest unused are forgotten."""
 
-    __slots__ = ("_last", "_size")
+    __slots__ = ("_replicas_by_key", "_size")
 
     def __init__(self, size: int) -> None:
         """`size`: keys to remember."""
         self._size = size
-        self._last: OrderedDict[int, ReplicaT] = OrderedDict()
+        self._replicas_by_key: OrderedDict[int, ReplicaT] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._last)
+        return len(self._replicas_by_key)
 
-    def matches(self, prefix: Sequence[int]) -> Iterator[ReplicaT]:
+    def matching_replicas(self, prefix: Sequence[int]) -> Iterator[ReplicaT]:
         """Replicas that had a beginning of this request, the longest first; some come up more than once."""
-        replicas_by_key = self._last
+        replicas_by_key = self._replicas_by_key
         for key in prefix:
             replica = replicas_by_key.get(key)
             if replica is not None:
                 yield replica
 
-    def went(self, prefix: Sequence[int], replica: ReplicaT) -> None:
+    def record_request(self, prefix: Sequence[int], replica: ReplicaT) -> None:
         """A request with these beginnings went to `replica`."""
-        replicas_by_key = self._last
+        replicas_by_key = self._replicas_by_key
         for key in prefix:  # the shortest last: it suits most, so it is forgotten last
             replicas_by_key[key] = replica
             replicas_by_key.move_to_end(key)
@@ -60,28 +60,28 @@ def prefix_keys(fields: Mapping[str, Any], parsed_prompt: Prompt | None = None) 
     turn of the request as a translation has read it (`parsed_prompt`).
     Equal beginnings give equal keys within this process; different ones nearly always different keys.
     """
-    keys = _beginnings(fields, parsed_prompt)
+    keys = _beginning_digests(fields, parsed_prompt)
     cache_key = fields.get("prompt_cache_key")
     return [hash(("prompt_cache_key", cache_key)), *keys] if cache_key and isinstance(cache_key, str) else keys
 
 
-def _beginnings(fields: Mapping[str, Any], parsed_prompt: Prompt | None) -> list[int]:
+def _beginning_digests(fields: Mapping[str, Any], parsed_prompt: Prompt | None) -> list[int]:
     messages = fields.get("messages")
     if isinstance(messages, list):
-        digests = [_digest(message) for message in messages[:MOST_KEYS]]
-        return _cumulated([_digest_of_any(fields["system"]), *digests] if "system" in fields else digests)
+        digests = [_digest_of_message(message) for message in messages[:MOST_KEYS]]
+        return _cumulate_digests([_digest_of_any(fields["system"]), *digests] if "system" in fields else digests)
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
         ends = range(BLOCK, min(len(prompt), BLOCK * MOST_KEYS) + 1, BLOCK)
-        return _cumulated([hash(prompt[end - BLOCK : end]) for end in ends])
+        return _cumulate_digests([hash(prompt[end - BLOCK : end]) for end in ends])
     return (
-        _cumulated([_digest_of_turn(turn) for turn in parsed_prompt.turns[:MOST_KEYS]])
+        _cumulate_digests([_digest_of_turn(turn) for turn in parsed_prompt.turns[:MOST_KEYS]])
         if parsed_prompt is not None
         else []
     )
 
 
-def _cumulated(digests: list[int]) -> list[int]:
+def _cumulate_digests(digests: list[int]) -> list[int]:
     keys = []
     key = 0
     for digest in digests:
@@ -91,7 +91,7 @@ def _cumulated(digests: list[int]) -> list[int]:
     return keys
 
 
-def _digest(message: object) -> int:
+def _digest_of_message(message: object) -> int:
     if isinstance(message, dict) and len(message) == 2:  # nearly all
         content = message.get("content")
         role = message.get("role")
@@ -103,21 +103,21 @@ def _digest(message: object) -> int:
 def _digest_of_turn(turn: Turn) -> int:
     match turn:
         case System():
-            return hash(("system", _short(turn.text)))
+            return hash(("system", _shorten_text(turn.text)))
         case Assistant():
-            calls = [(call.name, _short(call.arguments)) for call in turn.calls[:_NODES]]
-            return hash(("assistant", _short(turn.text), _short(turn.thought), *calls))
+            calls = [(call.name, _shorten_text(call.arguments)) for call in turn.calls[:_NODES]]
+            return hash(("assistant", _shorten_text(turn.text), _shorten_text(turn.thought), *calls))
         case User() | ToolResult():
-            return hash((type(turn), *[(type(part), _short(_words(part))) for part in turn.parts[:_NODES]]))
+            return hash((type(turn), *[(type(part), _shorten_text(_part_text(part))) for part in turn.parts[:_NODES]]))
 
 
-def _words(part: Part) -> str:
+def _part_text(part: Part) -> str:
     if isinstance(part, Text):
         return part.text
     return part.url if isinstance(part, Image) else part.data
 
 
-def _short(text: str) -> object:
+def _shorten_text(text: str) -> object:
     return text if len(text) <= _WHOLE else (len(text), text[: _WHOLE // 2], text[-_WHOLE // 2 :])
 
 
@@ -127,7 +127,7 @@ def _digest_of_any(value: object) -> int:
     while pending and len(visited_values) < _NODES:
         item = pending.pop()
         if isinstance(item, str) and len(item) > _WHOLE:
-            visited_values.append(_short(item))
+            visited_values.append(_shorten_text(item))
         elif isinstance(item, dict):
             visited_values.append(len(item))
             pending.extend(islice(item.values(), _NODES))

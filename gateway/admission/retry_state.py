@@ -10,23 +10,23 @@ MAX_BREAKS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Tries:
+class RetryState:
     """What one request has met. Replicas by name."""
 
-    refused: frozenset[str] = frozenset()
+    refused_replicas: frozenset[str] = frozenset()
     """Did not accept a connection: the request never reached them. They are not tried again."""
-    broke: frozenset[str] = frozenset()
+    broken_replicas: frozenset[str] = frozenset()
     """Accepted it and closed without a byte of an answer: a kept connection gone stale, or an engine that died. They
     are tried once more when no other is left."""
-    breaks: int = 0
+    break_count: int = 0
 
-    def after_refusal(self, replica: str) -> Tries:
+    def after_refusal(self, replica: str) -> RetryState:
         """These tries, and one where `replica` refused the connection."""
-        return replace(self, refused=self.refused | {replica})
+        return replace(self, refused_replicas=self.refused_replicas | {replica})
 
-    def after_break(self, replica: str) -> Tries:
+    def after_break(self, replica: str) -> RetryState:
         """These tries, and one where `replica` closed the connection before answering."""
-        return replace(self, broke=self.broke | {replica}, breaks=self.breaks + 1)
+        return replace(self, broken_replicas=self.broken_replicas | {replica}, break_count=self.break_count + 1)
 
 
-NO_TRIES: Final = Tries()
+NO_TRIES: Final = RetryState()

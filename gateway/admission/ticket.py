@@ -8,8 +8,8 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint
-from gateway.admission.circuit_breaker import Breaker
-from gateway.admission.retry_state import NO_TRIES, Tries
+from gateway.admission.circuit_breaker import CircuitBreaker
+from gateway.admission.retry_state import NO_TRIES, RetryState
 
 _RANKS: Final = 3
 
@@ -18,49 +18,49 @@ class Slots(Protocol):
     """A replica, as far as a ticket leads to it: `model_queue.Replica`."""
 
     endpoint: Endpoint
-    inside: int
-    routed: bool
-    breaker: Breaker | None
+    inflight: int
+    is_routed: bool
+    breaker: CircuitBreaker | None
 
 
-class Waiting(Protocol):
+class QueueLength(Protocol):
     """A queue's length: `fair_queue.FairQueue`."""
 
-    waiting: int
+    waiting_count: int
 
 
 class Queue(Protocol):
     """A model's queue, as far as a ticket leads to it: `model_queue.Line`."""
 
     model: str
-    inside: int
-    routed: bool
-    loaded: bool
+    inflight: int
+    is_routed: bool
+    is_loaded: bool
 
     @property
-    def fair(self) -> Waiting:
+    def fair_queue(self) -> QueueLength:
         """The tickets that wait."""
 
-    def leave(self, ticket: Ticket, now: float) -> None:
+    def release_ticket(self, ticket: Ticket, now: float) -> None:
         """See `model_queue.Line`, as for the others."""
 
-    def wait_again(self, ticket: Ticket) -> None:
+    def requeue_ticket(self, ticket: Ticket) -> None:
         """The ticket waits for another replica."""
 
-    def give_up(self, ticket: Ticket) -> None:
+    def drop_ticket(self, ticket: Ticket) -> None:
         """The ticket waits no longer."""
 
-    def serve(self, now: float) -> list[Grant]:
+    def serve_queue(self, now: float) -> list[Grant]:
         """Everybody who can go in now."""
 
-    def open_to(self, tries: Tries, now: float) -> Sequence[Slots]:
+    def replicas_left(self, tries: RetryState, now: float) -> Sequence[Slots]:
         """Where a request may be tried."""
 
-    def unreachable(self, tries: Tries, now: float) -> RoundhouseError:
+    def explain_unreachable(self, tries: RetryState, now: float) -> RoundhouseError:
         """Why nothing is left to try."""
 
 
-class Place(NamedTuple):
+class QueuePlace(NamedTuple):
     """Where a request stood in its model's line when it came.
 
     Whoever is served counts as the line's first place, so `position` 1 is: served at once. `depth` is one more than
@@ -72,23 +72,23 @@ class Place(NamedTuple):
     wait_ms: int | None
 
 
-AT_ONCE: Final = Place(1, 1, 0)
+AT_ONCE: Final = QueuePlace(1, 1, 0)
 
 
 class Ticket:
     """One request's claim to a slot, made by whoever brings the request. Used once."""
 
     __slots__ = (
+        "account",
+        "entered_at",
         "expected_s",
-        "line",
         "model",
         "owner",
         "place",
         "prefix",
+        "queue",
         "rank",
         "replica",
-        "share",
-        "since",
         "state",
         "tenant",
         "tries",
@@ -96,13 +96,13 @@ class Ticket:
     )
 
     state: Literal["new", "waiting", "inside", "gone"]
-    line: Queue
+    queue: Queue
     """The rest is admission's own. This is set on arrival."""
-    share: Share
+    account: TenantAccount
     replica: Slots
     """Where it is inside, or was last. This, `expected_s` and `since` are set on entering."""
     expected_s: float
-    since: float
+    entered_at: float
 
     def __init__(
         self, owner: Any, model: str, tenant: str, weight: float, rank: int, prefix: Sequence[int] = ()
@@ -118,7 +118,7 @@ class Ticket:
         self.rank = rank
         self.prefix = prefix
         self.state = "new"
-        self.place: Place | None = None
+        self.place: QueuePlace | None = None
         """Set on arrival, and not changed afterwards. One refused with `queue_full` has the place that it would have
         had; None: it has not arrived, or nothing was left to try."""
         self.tries = NO_TRIES
@@ -127,10 +127,10 @@ class Ticket:
         return f"Ticket({self.tenant} {self.model}, {self.state})"
 
 
-class Share:
+class TenantAccount:
     """One tenant's account with one model."""
 
-    __slots__ = ("counter", "entry", "inside", "name", "ranks", "turn", "waiting", "weight")
+    __slots__ = ("counter", "entry", "inflight", "name", "ranks", "turn", "waiting_count", "weight")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -138,15 +138,15 @@ class Share:
         self.counter = 0.0
         self.turn = 0
         """Decides between equal counters: when it last went in, or came to wait."""
-        self.inside = 0
-        self.waiting = 0
+        self.inflight = 0
+        self.waiting_count = 0
         self.ranks: tuple[OrderedDict[Ticket, None], ...] = tuple(OrderedDict() for _ in range(_RANKS))
         """Who waits, by rank, in the order in which they go."""
-        self.entry: Entry | None = None
+        self.entry: HeapEntry | None = None
         """The one of its entries in the heap that counts; None while it has nobody waiting."""
 
 
-Entry = tuple[float, int, Share]
+HeapEntry = tuple[float, int, TenantAccount]
 """Counter, turn, share. No two shares have had the same turn, so that they are never compared."""
 
 

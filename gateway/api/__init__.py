@@ -19,14 +19,14 @@ from gateway.api import (
     responses,
     tokens,
 )
-from gateway.exchange.services import Api
+from gateway.exchange.services import ApiSpec
 
 
 class InferenceGroup(Protocol):
     """A file of this folder whose routes engines answer."""
 
     @property
-    def APIS(self) -> tuple[Api, ...]:  # noqa: N802 - modules have it as a constant
+    def APIS(self) -> tuple[ApiSpec, ...]:  # noqa: N802 - modules have it as a constant
         """The routes."""
 
     @property

@@ -55,12 +55,12 @@ class AdminForward:
     def begin_stop(self) -> None:
         """End the answers that have no end of their own, such as events that somebody follows."""
         for lifetime in list(self._endless):
-            lifetime.end(_stopping())
+            lifetime.end_with(_stopping_error())
 
     def end_all(self) -> None:
         """End every answer: the gateway stops, and their grace is over."""
         for lifetime in list(self._running):
-            lifetime.end(_stopping())
+            lifetime.end_with(_stopping_error())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -68,12 +68,12 @@ class AdminForward:
         Raises:
             RoundhouseError: and nothing was sent.
         """
-        client_answer = _Passage(send, request_id_of(scope))
+        client_answer = _ClientAnswer(send, request_id_of(scope))
         target = _target(scope)
         try:
             with Lifetime(None) as lifetime:
                 body = await _read_body(scope, receive)
-                lifetime.while_client_stays(receive, lambda: client_answer.ended)
+                lifetime.watch_client(receive, lambda: client_answer.is_ended)
                 self._running.add(lifetime)
                 try:
                     await self._forward(scope, target, body, client_answer, lifetime)
@@ -83,67 +83,71 @@ class AdminForward:
         except ClientGoneError:
             pass
         except RoundhouseError as error:
-            await client_answer.fail(error)
+            await client_answer.fail_request(error)
         except asyncio.CancelledError:
-            await client_answer.fail(_stopping())  # and no more: the task ends here, which is what was wanted
+            await client_answer.fail_request(
+                _stopping_error()
+            )  # and no more: the task ends here, which is what was wanted
 
     async def _forward(
-        self, scope: Scope, target: str, body: bytes, client_answer: _Passage, lifetime: Lifetime
+        self, scope: Scope, target: str, body: bytes, client_answer: _ClientAnswer, lifetime: Lifetime
     ) -> None:
         try:
-            async with await self._controller.ask(scope["method"], target, _asked(scope), body) as answer:
+            async with await self._controller.send_request(
+                scope["method"], target, _forwarded_headers(scope), body
+            ) as answer:
                 if "content-length" not in answer.headers:
                     self._endless.add(lifetime)
-                await client_answer.relay(answer)
+                await client_answer.relay_answer(answer)
         except ControllerGoneError as error:
             message = f"The controller does not answer: {error}. Inference goes on without it."
             raise RoundhouseError("controller_unavailable", message) from error
 
 
-class _Passage:
+class _ClientAnswer:
     """One answer on its way. Until it has begun, an error can be told in its own status."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
         self._request_id = request_id
-        self._begun = False
+        self._is_begun = False
         self._is_events = False
-        self.ended = False
+        self.is_ended = False
 
-    async def relay(self, answer: ControllerAnswer) -> None:
+    async def relay_answer(self, answer: ControllerAnswer) -> None:
         """Pass an answer on, each part as it comes; of events only whole ones, so that an error can follow."""
-        self._begun = True
+        self._is_begun = True
         self._is_events = answer.headers.get("content-type", "").startswith("text/event-stream")
-        headers = _answered(answer.headers)
+        headers = _returned_headers(answer.headers)
         if self._is_events:
             headers.append((b"x-accel-buffering", b"no"))  # a proxy in front must not collect the events
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
         held_data = b""
-        while part := await answer.read():
+        while part := await answer.read_part():
             held_data += part
             end = end_of_events(held_data) if self._is_events else len(held_data)
             if end:
-                await self._part(held_data[:end])
+                await self._send_part(held_data[:end])
                 held_data = held_data[end:]
-        await self._end(held_data)
+        await self._send_end(held_data)
 
-    async def fail(self, error: RoundhouseError) -> None:
+    async def fail_request(self, error: RoundhouseError) -> None:
         """Tell of `error` in the form that is left: as the last event, or by leaving the answer unfinished.
 
         Raises:
             RoundhouseError: `error`, if nothing was sent yet.
         """
-        if not self._begun:
+        if not self._is_begun:
             raise error
-        if self._is_events and not self.ended:
-            envelope = json.dumps(error.envelope(self._request_id).model_dump(), ensure_ascii=False)
-            await self._end(b"event: error\ndata: " + envelope.encode() + b"\n\n")
+        if self._is_events and not self.is_ended:
+            envelope = json.dumps(error.build_envelope(self._request_id).model_dump(), ensure_ascii=False)
+            await self._send_end(b"event: error\ndata: " + envelope.encode() + b"\n\n")
 
-    async def _part(self, part: bytes) -> None:
+    async def _send_part(self, part: bytes) -> None:
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
-    async def _end(self, part: bytes) -> None:
-        self.ended = True
+    async def _send_end(self, part: bytes) -> None:
+        self.is_ended = True
         await self._send({"type": "http.response.body", "body": part, "more_body": False})
 
 
@@ -169,7 +173,7 @@ def _target(scope: Scope) -> str:
     return f"{path}?{query}" if query else path
 
 
-def _asked(scope: Scope) -> dict[str, str]:
+def _forwarded_headers(scope: Scope) -> dict[str, str]:
     headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _ASKED}
     client, caller = scope.get("client"), scope["state"]["caller"]
     headers["x-request-id"] = request_id_of(scope)
@@ -178,9 +182,9 @@ def _asked(scope: Scope) -> dict[str, str]:
     return headers
 
 
-def _answered(headers: Mapping[str, str]) -> list[Header]:
+def _returned_headers(headers: Mapping[str, str]) -> list[Header]:
     return [(name.encode(), headers[name].encode("latin-1")) for name in _ANSWERED if name in headers]
 
 
-def _stopping() -> RoundhouseError:
+def _stopping_error() -> RoundhouseError:
     return RoundhouseError("gateway_stopping", "The gateway was stopped before the answer was complete.")

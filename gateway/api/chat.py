@@ -6,11 +6,11 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import ChatCompletion, ChatCompletionRequest, InputTokens
-from gateway.exchange.services import Api
+from gateway.exchange.services import ApiSpec
 
 _CHAT, _COUNT = APIS = (
-    Api("/v1/chat/completions", streams=True),
-    Api("/v1/chat/completions/input_tokens", takes_slot=False),
+    ApiSpec("/v1/chat/completions", streams=True),
+    ApiSpec("/v1/chat/completions/input_tokens", takes_slot=False),
 )
 
 

@@ -6,9 +6,9 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Completion, CompletionRequest
-from gateway.exchange.services import Api
+from gateway.exchange.services import ApiSpec
 
-APIS = (Api("/v1/completions", streams=True),)
+APIS = (ApiSpec("/v1/completions", streams=True),)
 
 
 def declare(app: FastAPI) -> None:

@@ -20,13 +20,13 @@ class Lifetime:
     wait would cost more than the wait.
     """
 
-    __slots__ = ("_loop", "_over", "_reason", "_task", "_timeout_s", "_timer", "_watch")
+    __slots__ = ("_is_over", "_loop", "_reason", "_task", "_timeout_s", "_timer", "_watch")
 
     def __init__(self, timeout_s: float | None) -> None:
         """None: it may take as long as it likes."""
         self._timeout_s = timeout_s
         self._reason: Exception | None = None
-        self._over = False
+        self._is_over = False
         self._watch: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -37,10 +37,10 @@ class Lifetime:
         assert task is not None
         self._task: asyncio.Task[object] = task
         if self._timeout_s is not None:
-            self._timer = self._loop.call_later(self._timeout_s, self.end, DeadlineError())
+            self._timer = self._loop.call_later(self._timeout_s, self.end_with, DeadlineError())
         return self
 
-    def while_client_stays(self, receive: Receive, is_answered: Callable[[], bool]) -> None:
+    def watch_client(self, receive: Receive, is_answered: Callable[[], bool]) -> None:
         """From here `ClientGoneError` may be raised. Call it once the body was read.
 
         uvicorn's `send` returns silently after a disconnect, so `receive` is the only place that tells. It says the
@@ -53,18 +53,18 @@ class Lifetime:
         while (await receive())["type"] != "http.disconnect":
             pass
         if not is_answered():
-            self.end(ClientGoneError())
+            self.end_with(ClientGoneError())
 
-    def end(self, reason: Exception) -> None:
+    def end_with(self, reason: Exception) -> None:
         """Leave the context with `reason`, as soon as its task runs. The first reason counts."""
-        if not self._over and self._reason is None:
+        if not self._is_over and self._reason is None:
             self._reason = reason
             self._task.cancel()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._over = True
+        self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
         if self._reason is not None and kind is asyncio.CancelledError and self._task.uncancel() == 0:

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from controller.schema.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
-from gateway.exchange.services import Api
+from gateway.exchange.services import ApiSpec
 from gateway.server.asgi import Receive, Scope, Send
 
 _MODEL: Final[dict[str, Any]] = {
@@ -109,7 +109,7 @@ refused with the model's state. A model that is being loaded is named with `Retr
 status and message. In a stream that has begun, an error is the last event before `data: [DONE]`."""
 
 
-def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
+def error_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
     """The error answers of a route that may answer with `codes`, by status."""
     entries = sorted((ERROR_CODES[code] for code in codes), key=lambda entry: (entry.status, entry.code))
     return {
@@ -123,10 +123,10 @@ def errors(*codes: str) -> dict[int | str, dict[str, Any]]:
 
 def admin_errors() -> dict[str, list[str]]:
     """What the gateway itself may answer on an admin route: by status, lines of Markdown."""
-    return {str(status): answer["description"].split("\n") for status, answer in errors(*ADMIN).items()}
+    return {str(status): answer["description"].split("\n") for status, answer in error_responses(*ADMIN).items()}
 
 
-def listed(codes: Iterable[str]) -> str:
+def codes_paragraph(codes: Iterable[str]) -> str:
     """A paragraph that names `codes`, for a route's description."""
     return f"Error codes: {', '.join(f'`{code}`' for code in codes)}."
 
@@ -136,7 +136,7 @@ class DirectRoute(APIRoute):
 
     def __init__(
         self,
-        api: Api,
+        api: ApiSpec,
         *,
         request: type[BaseModel] | None,
         answer: type[BaseModel],
@@ -144,7 +144,7 @@ class DirectRoute(APIRoute):
         **route_options: Any,
     ):
         endpoint = _with_body(request) if api.method == "POST" else _without_body
-        responses = errors(*codes) | _OTHERS | (_STREAM if api.streams else {})
+        responses = error_responses(*codes) | _OTHERS | (_STREAM if api.streams else {})
         super().__init__(
             api.path, endpoint, methods=[api.method], response_model=answer, responses=responses, **route_options
         )
@@ -169,7 +169,7 @@ async def _unreachable(scope: Scope, receive: Receive, send: Send) -> None:
 
 def declare_inference(
     app: FastAPI,
-    api: Api,
+    api: ApiSpec,
     *,
     request: type[BaseModel] | None,
     answer: type[BaseModel],
@@ -192,7 +192,7 @@ def declare_inference(
             answer=answer,
             codes=codes,
             summary=summary,
-            description=f"{text}\n\n{_ANY_MODEL}\n\n{listed(codes)}",
+            description=f"{text}\n\n{_ANY_MODEL}\n\n{codes_paragraph(codes)}",
             name=re.sub(r"\W+", "_", name).strip("_"),
             tags=["engines" if api.is_native else "inference"],
             openapi_extra={"parameters": parameters} if parameters else None,

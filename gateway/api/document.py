@@ -10,7 +10,7 @@ from typing import Final
 from fastapi import FastAPI, Response
 
 from gateway.api.declare import admin_errors
-from gateway.api.openapi_merge import Document, decode, merge
+from gateway.api.openapi_merge import Document, decode_document, merge_documents
 from gateway.control.http_client import ControllerClient, ControllerGoneError
 
 logger = logging.getLogger(__name__)
@@ -20,44 +20,48 @@ FETCH_TIMEOUT_S: Final = 3.0
 
 def declare(app: FastAPI, controller: ControllerClient) -> None:
     """Declare the route. `app` must not serve the document itself."""
-    merged_document = _Described(app, controller)
+    merged_document = _MergedDocument(app, controller)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def document() -> Response:
-        return Response(await merged_document.whole(), media_type="application/json")
+        return Response(await merged_document.build_json(), media_type="application/json")
 
 
-class _Described:
+class _MergedDocument:
     """The document as JSON, with the controller's part as it last was."""
 
     def __init__(self, app: FastAPI, controller: ControllerClient) -> None:
         self._app = app
         self._controller = controller
-        self._controllers = b""
-        self._whole: bytes | None = None
+        self._controller_json = b""
+        self._merged_json: bytes | None = None
 
-    async def whole(self) -> bytes:
+    async def build_json(self) -> bytes:
         """Asks the controller each time: another version of it may have come."""
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
-                self._take(await self._fetch())
+                self._merge_controller(await self._fetch())
         except (ControllerGoneError, TimeoutError) as error:
             logger.info("no description of the admin routes: %s", error or "the controller takes too long")
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             logger.warning("the controller's description of its routes cannot be used: %r", error)
-        return self._whole or _encode(self._app.openapi())
+        return self._merged_json or _encode(self._app.openapi())
 
-    def _take(self, controller_json: bytes) -> None:
-        if controller_json != self._controllers:
-            self._whole = _encode(merge(self._app.openapi(), decode(controller_json), admin_errors()))
-            self._controllers = controller_json
+    def _merge_controller(self, controller_json: bytes) -> None:
+        if controller_json != self._controller_json:
+            self._merged_json = _encode(
+                merge_documents(self._app.openapi(), decode_document(controller_json), admin_errors())
+            )
+            self._controller_json = controller_json
 
     async def _fetch(self) -> bytes:
-        async with await self._controller.ask("GET", "/openapi.json", {"accept": "application/json"}) as answer:
+        async with await self._controller.send_request(
+            "GET", "/openapi.json", {"accept": "application/json"}
+        ) as answer:
             if answer.status != 200:
                 raise ControllerGoneError(f"the controller answered with status {answer.status}")
             parts = []
-            while part := await answer.read():
+            while part := await answer.read_part():
                 parts.append(part)
             return b"".join(parts)
 

@@ -6,9 +6,9 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import EmbeddingList, EmbeddingRequest
-from gateway.exchange.services import Api
+from gateway.exchange.services import ApiSpec
 
-APIS = (Api("/v1/embeddings"),)
+APIS = (ApiSpec("/v1/embeddings"),)
 
 
 def declare(app: FastAPI) -> None:

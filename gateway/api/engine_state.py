@@ -11,9 +11,9 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
-from gateway.exchange.services import Api
+from gateway.exchange.services import ApiSpec
 
-_state = partial(Api, takes_slot=False, is_native=True, scope="admin", is_inner_state=True)
+_state = partial(ApiSpec, takes_slot=False, is_native=True, scope="admin", is_inner_state=True)
 _SLOTS = _state("/slots", method="GET", body="none")
 _SLOT = _state("/slots/{id}", body="any")
 _PROPS = _state("/props")

@@ -19,7 +19,7 @@ def declare(app: FastAPI) -> None:
         if error.status_code == 405:
             wrong_method = RoundhouseError("method_not_allowed", f"{request.url.path} is not for {request.method}.")
             answer = _answer(request, wrong_method)
-            answer.headers["allow"] = ", ".join(_methods(request))
+            answer.headers["allow"] = ", ".join(_allowed_methods(request))
             return answer
         return _answer(request, RoundhouseError("unknown_route", f"There is no {request.url.path}."))
 
@@ -39,7 +39,7 @@ def _answer(request: Request, error: RoundhouseError) -> Response:
     return Response(body, error.entry.status, headers)
 
 
-def _methods(request: Request) -> list[str]:
+def _allowed_methods(request: Request) -> list[str]:
     """Of the path, whichever of its routes they are for: the framework names those of one route only."""
     methods: set[str] = set()
     for route in request.app.router.routes:

@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 
-from gateway.control.inflight import Ledger
+from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
 from gateway.metrics.registry import Metrics
 from gateway.routing.live_routes import LiveRoutes
@@ -36,7 +36,9 @@ class Health(BaseModel):
     engines: list[EngineHealth] = Field(description="Replicas that take requests.")
 
 
-def declare(app: FastAPI, *, version: str, live: LiveRoutes, ledger: Ledger, link: LinkState, metrics: Metrics) -> None:
+def declare(
+    app: FastAPI, *, version: str, live: LiveRoutes, ledger: InflightCounts, link: LinkState, metrics: Metrics
+) -> None:
     """Declare the routes."""
 
     @app.head("/health", include_in_schema=False)
@@ -56,7 +58,7 @@ def declare(app: FastAPI, *, version: str, live: LiveRoutes, ledger: Ledger, lin
         ]
         return Health(
             version=version,
-            controller=link.word,
+            controller=link.status_word,
             queue_depth=sum(ledger.queued.values()),
             engines_loaded=len(engines),
             engines=engines,

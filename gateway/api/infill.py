@@ -6,9 +6,9 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
-from gateway.exchange.services import Api
+from gateway.exchange.services import ApiSpec
 
-APIS = (Api("/infill", streams=True, is_native=True),)
+APIS = (ApiSpec("/infill", streams=True, is_native=True),)
 
 
 def declare(app: FastAPI) -> None:

@@ -6,10 +6,10 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import AnthropicMessage, MessagesRequest, MessagesTokensRequest, MessageTokens
-from gateway.exchange.services import Api
+from gateway.exchange.services import ApiSpec
 
-_MESSAGES = Api("/v1/messages", streams=True)
-_COUNT = Api("/v1/messages/count_tokens", takes_slot=False)
+_MESSAGES = ApiSpec("/v1/messages", streams=True)
+_COUNT = ApiSpec("/v1/messages/count_tokens", takes_slot=False)
 APIS = (_MESSAGES, _COUNT)
 
 

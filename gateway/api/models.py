@@ -12,9 +12,9 @@ from pydantic import BaseModel, Field
 from controller.schema.admin import Capabilities, Modality
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
-from gateway.api.declare import ANY_OTHER, GATE, errors, listed
+from gateway.api.declare import ANY_OTHER, GATE, codes_paragraph, error_responses
 from gateway.protocols.api_matrix import offered_paths
-from gateway.routing.availability import find
+from gateway.routing.availability import find_model
 from gateway.routing.live_routes import LiveRoutes
 
 RouterState = Literal["unloaded", "loading", "loaded"]
@@ -130,16 +130,16 @@ def declare(app: FastAPI, live: LiveRoutes) -> None:
     model_codes = ("model_not_allowed", "unknown_model", *list_codes)
 
     def seen(request: Request) -> Iterator[ModelRoute]:
-        may_see = request.state.caller.sees
+        may_see = request.state.caller.may_see_model
         return (route for route in live.current.models.values() if may_see(route))
 
     @app.get(
         "/v1/models",
         summary="Declared models",
         description="Every declared model that the key is for, loaded or not. An alias is no entry of its own.\n\n"
-        + listed(list_codes),
+        + codes_paragraph(list_codes),
         tags=["models"],
-        responses=errors(*list_codes),
+        responses=error_responses(*list_codes),
     )
     async def list_models(request: Request) -> ModelList:
         models = [ModelObject.of(route) for route in seen(request)]
@@ -150,9 +150,9 @@ def declare(app: FastAPI, live: LiveRoutes) -> None:
         "/models",
         summary="Declared models, as llama-server's router",
         description="The same models, with `status.value` in llama-server's words: unloaded, loading or loaded.\n\n"
-        + listed(list_codes),
+        + codes_paragraph(list_codes),
         tags=["models"],
-        responses=errors(*list_codes),
+        responses=error_responses(*list_codes),
     )
     async def list_for_router(request: Request) -> RouterModelList:
         return RouterModelList(data=[_router_model(route) for route in seen(request)])
@@ -160,13 +160,13 @@ def declare(app: FastAPI, live: LiveRoutes) -> None:
     @app.get(
         "/v1/models/{name:path}",
         summary="One model",
-        description=f"The model of that name or alias.\n\n{listed(model_codes)}",
+        description=f"The model of that name or alias.\n\n{codes_paragraph(model_codes)}",
         tags=["models"],
-        responses=errors(*model_codes) | ANY_OTHER,
+        responses=error_responses(*model_codes) | ANY_OTHER,
     )
     async def get_model(
         request: Request, name: Annotated[str, Path(description="May hold `/` and `:`.")]
     ) -> ModelObject:
-        route = find(live.current, name)
-        request.state.caller.may_use(route)
+        route = find_model(live.current, name)
+        request.state.caller.require_model(route)
         return ModelObject.of(route)

@@ -20,7 +20,7 @@ Place = tuple[str, str]
 """Kind (`schemas`) and name of a component."""
 
 
-def merge(
+def merge_documents(
     own: Mapping[str, Any],
     controller: Mapping[str, Any],
     gateway_errors: Mapping[str, list[str]] = MappingProxyType({}),
@@ -39,11 +39,11 @@ def merge(
     if not isinstance(paths, dict) or not isinstance(components, dict):
         raise ValueError("not an OpenAPI document")  # noqa: TRY004 - it came over the wire
     admin = {path: item for path, item in paths.items() if path.startswith(ADMIN_PREFIX)}
-    used_components = _closure(admin, components)
+    used_components = _collect_components(admin, components)
     names = _new_names(used_components, own.get("components", {}))
 
     def moved(value: Any) -> Any:
-        return _rewrite(value, lambda ref: _reference(names.get(_place(ref), _place(ref))))
+        return _rewrite_references(value, lambda ref: _reference_to(names.get(_place_of(ref), _place_of(ref))))
 
     admin_paths = {path: _with_errors(item, gateway_errors) for path, item in moved(admin).items()}
     merged: Document = {**own, "paths": {**admin_paths, **own.get("paths", {})}}
@@ -81,7 +81,7 @@ def _more_responses(responses: Mapping[str, Any], errors: Mapping[str, list[str]
     return all_responses
 
 
-def _closure(paths: Mapping[str, Any], components: Mapping[str, Any]) -> dict[Place, Any]:
+def _collect_components(paths: Mapping[str, Any], components: Mapping[str, Any]) -> dict[Place, Any]:
     """All components that `paths` refer to, and those that these refer to."""
     used_components: dict[Place, Any] = {}
     pending = list(_references(paths))
@@ -129,15 +129,15 @@ def _references(value: Any) -> Iterator[Place]:
         for item in value.values() if isinstance(value, dict) else value:
             yield from _references(item)
     elif _is_reference(value):
-        yield _place(value)
+        yield _place_of(value)
 
 
-def _rewrite(value: Any, change: Callable[[str], str]) -> Any:
+def _rewrite_references(value: Any, change: Callable[[str], str]) -> Any:
     """`value` with every reference to a component changed."""
     if isinstance(value, dict):
-        return {key: _rewrite(item, change) for key, item in value.items()}
+        return {key: _rewrite_references(item, change) for key, item in value.items()}
     if isinstance(value, list):
-        return [_rewrite(item, change) for item in value]
+        return [_rewrite_references(item, change) for item in value]
     return change(value) if _is_reference(value) else value
 
 
@@ -146,16 +146,16 @@ def _is_reference(value: Any) -> bool:
     return isinstance(value, str) and value.startswith(_COMPONENTS) and value.count("/") == 3
 
 
-def _place(ref: str) -> Place:
+def _place_of(ref: str) -> Place:
     kind, _, name = ref.removeprefix(_COMPONENTS).partition("/")
     return kind, name
 
 
-def _reference(place: Place) -> str:
+def _reference_to(place: Place) -> str:
     return f"{_COMPONENTS}{place[0]}/{place[1]}"
 
 
-def decode(text: bytes) -> Document:
+def decode_document(text: bytes) -> Document:
     """The document in `text`.
 
     Raises:

@@ -6,10 +6,10 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
-from gateway.exchange.services import Api
+from gateway.exchange.services import ApiSpec
 
-_PROPS = Api("/props", method="GET", takes_slot=False, is_native=True, body="none")
-_LORA = Api("/lora-adapters", method="GET", takes_slot=False, is_native=True, body="none")
+_PROPS = ApiSpec("/props", method="GET", takes_slot=False, is_native=True, body="none")
+_LORA = ApiSpec("/lora-adapters", method="GET", takes_slot=False, is_native=True, body="none")
 APIS = (_PROPS, _LORA)
 
 

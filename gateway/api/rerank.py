@@ -6,9 +6,9 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import CohereRanking, CohereRerankRequest, Ranking, RerankRequest
-from gateway.exchange.services import Api
+from gateway.exchange.services import ApiSpec
 
-_V1, _ALIAS, _V2 = APIS = (Api("/v1/rerank"), Api("/rerank"), Api("/v2/rerank"))
+_V1, _ALIAS, _V2 = APIS = (ApiSpec("/v1/rerank"), ApiSpec("/rerank"), ApiSpec("/v2/rerank"))
 
 
 def declare(app: FastAPI) -> None:

@@ -6,11 +6,11 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything, InputTokens, ResponsesRequest
-from gateway.exchange.services import Api
+from gateway.exchange.services import ApiSpec
 
 _MAKE, _COUNT = APIS = (
-    Api("/v1/responses", streams=True, state="made"),
-    Api("/v1/responses/input_tokens", takes_slot=False, state="read"),
+    ApiSpec("/v1/responses", streams=True, state="made"),
+    ApiSpec("/v1/responses/input_tokens", takes_slot=False, state="read"),
 )
 _CODES = ("previous_response_not_found", "response_store_failed")
 

@@ -9,11 +9,11 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.schema.errors import RoundhouseError
-from gateway.api.declare import ANY_OTHER, GATE, errors, listed
+from gateway.api.declare import ANY_OTHER, GATE, codes_paragraph, error_responses
 from gateway.protocols.common.conversation import Fields
-from gateway.protocols.common.errors import encoded
-from gateway.stored_responses.pagination import page
-from gateway.stored_responses.registry import Responses
+from gateway.protocols.common.errors import encode_json
+from gateway.stored_responses.pagination import paginate_items
+from gateway.stored_responses.registry import StoredResponses
 
 PATH: Final = "/v1/responses/{response_id}"
 MOST_ITEMS: Final = 100
@@ -89,15 +89,16 @@ class ResponseItems(BaseModel):
 ResponseId = Annotated[str, Path(description="As the response's `id`.")]
 
 
-def declare(app: FastAPI, responses: Responses) -> None:
+def declare(app: FastAPI, responses: StoredResponses) -> None:
     """Declare the routes."""
 
     @app.get(
         PATH,
         summary="A response",
-        description="A stored response, or one that is being made, as far as it has come.\n\n" + listed(_ASKING),
+        description="A stored response, or one that is being made, as far as it has come.\n\n"
+        + codes_paragraph(_ASKING),
         tags=["responses"],
-        responses=errors(*_ASKING) | ANY_OTHER,
+        responses=error_responses(*_ASKING) | ANY_OTHER,
         response_model=StoredResponseObject,
         openapi_extra={"parameters": _STREAM_PARAMETER},
     )
@@ -105,40 +106,40 @@ def declare(app: FastAPI, responses: Responses) -> None:
         if request.query_params.get("stream", "").lower() in ("true", "1"):
             message = "`stream` must be false: a response's events are sent to the request that makes it."
             raise RoundhouseError("invalid_request", message, param="stream")
-        return _answer(await responses.get(request.state.caller, response_id))
+        return _answer(await responses.get_response(request.state.caller, response_id))
 
     @app.delete(
         PATH,
         summary="Delete a response",
         description="What is being made is cancelled first. What continues the response cannot be continued any "
-        "more.\n\n" + listed(_CODES),
+        "more.\n\n" + codes_paragraph(_CODES),
         tags=["responses"],
-        responses=errors(*_CODES) | ANY_OTHER,
+        responses=error_responses(*_CODES) | ANY_OTHER,
         response_model=DeletedResponse,
     )
     async def delete_response(request: Request, response_id: ResponseId) -> Response:
-        await responses.delete(request.state.caller, response_id)
+        await responses.delete_response(request.state.caller, response_id)
         return _answer({"id": response_id, "object": "response", "deleted": True})
 
     @app.post(
         f"{PATH}/cancel",
         summary="Cancel a response",
         description="Ends one that is being made, in the background or as a stream, and answers what it is then. One "
-        "that is over stays as it is.\n\n" + listed(_CODES),
+        "that is over stays as it is.\n\n" + codes_paragraph(_CODES),
         tags=["responses"],
-        responses=errors(*_CODES) | ANY_OTHER,
+        responses=error_responses(*_CODES) | ANY_OTHER,
         response_model=StoredResponseObject,
     )
     async def cancel_response(request: Request, response_id: ResponseId) -> Response:
-        return _answer(await responses.cancel(request.state.caller, response_id))
+        return _answer(await responses.cancel_response(request.state.caller, response_id))
 
     @app.get(
         f"{PATH}/input_items",
         summary="What a response was made of",
         description="Its own input, and before it the items of the responses that it continues, as far as they are "
-        "still stored.\n\n" + listed(_ASKING),
+        "still stored.\n\n" + codes_paragraph(_ASKING),
         tags=["responses"],
-        responses=errors(*_ASKING) | ANY_OTHER,
+        responses=error_responses(*_ASKING) | ANY_OTHER,
         response_model=ResponseItems,
         openapi_extra={"parameters": _LIST_PARAMETERS},
     )
@@ -149,8 +150,8 @@ def declare(app: FastAPI, responses: Responses) -> None:
             message = f"`order` must be asc or desc; it is {order!r:.60}."
             raise RoundhouseError("invalid_request", message, param="order")
         limit = _limit(query.get("limit"))
-        items = await responses.input_of(request.state.caller, response_id)
-        return _answer(page(items, query.get("after"), limit, is_ascending=order == "asc"))
+        items = await responses.list_input_items(request.state.caller, response_id)
+        return _answer(paginate_items(items, query.get("after"), limit, is_ascending=order == "asc"))
 
 
 def _limit(text: str | None) -> int:
@@ -163,4 +164,4 @@ def _limit(text: str | None) -> int:
 
 
 def _answer(fields: Fields) -> Response:
-    return Response(encoded(fields), media_type="application/json")
+    return Response(encode_json(fields), media_type="application/json")

@@ -6,14 +6,14 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
-from gateway.exchange.services import Api
+from gateway.exchange.services import ApiSpec
 
 _SAID = {
     "/tokenize": ("Tokens of a text", "The tokens of `content`."),
     "/detokenize": ("Text of tokens", "The text of `tokens`."),
     "/apply-template": ("Prompt of messages", "What the model's chat template makes of `messages`."),
 }
-APIS = tuple(Api(path, takes_slot=False, is_native=True) for path in _SAID)
+APIS = tuple(ApiSpec(path, takes_slot=False, is_native=True) for path in _SAID)
 
 
 def declare(app: FastAPI) -> None:

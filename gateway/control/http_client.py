@@ -35,7 +35,7 @@ class ControllerAnswer:
     ) -> None:
         self._response.close()
 
-    async def read(self) -> bytes:
+    async def read_part(self) -> bytes:
         """The next bytes as they come; empty at the end.
 
         Raises:
@@ -60,7 +60,7 @@ class ControllerClient:
     async def __aenter__(self) -> ControllerClient:
         # Not in __init__: aiohttp's sessions belong to a running event loop.
         self._session = aiohttp.ClientSession(
-            connector=self._address.connector(),
+            connector=self._address.new_connector(),
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
@@ -73,7 +73,9 @@ class ControllerClient:
     ) -> None:
         await self._session.close()
 
-    async def ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes = b"") -> ControllerAnswer:
+    async def send_request(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> ControllerAnswer:
         """Send a request and wait, without a limit, for the answer's headers.
 
         `target` is the path with its query, percent-encoded; it is sent as it is.

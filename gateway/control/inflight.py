@@ -11,7 +11,7 @@ LEAVING_NAMED = 20
 """Requests that a report names of one replica: those that have been inside for longest."""
 
 
-class Ledger:
+class InflightCounts:
     """Counts of this gateway's requests.
 
     Invariant: a request is counted under its replica from the moment the replica is chosen until its last byte is
@@ -31,7 +31,7 @@ class Ledger:
         self._longest_wait_s = longest_wait_s
         self._last_used: dict[str, float] = {}
         self._demand: dict[str, float] = {}
-        self._failed: dict[str, float] = {}
+        self._failed_at: dict[str, float] = {}
         self._requests: dict[str, tuple[str, float]] = {}
         """Id of each request inside to its replica, and since when."""
         self.inflight: dict[str, int] = {}
@@ -44,7 +44,7 @@ class Ledger:
         self.on_demand: Callable[[], None] = lambda: None
         """Called, besides, when a model that is not loaded is first asked for: the controller should know at once."""
 
-    def enter(self, model: str, replica: str, request_id: str) -> None:
+    def enter_replica(self, model: str, replica: str, request_id: str) -> None:
         """One request is inside `replica` from here. It can be inside one at a time."""
         now = self._last_used[model] = self._clock()
         self._requests[request_id] = (replica, now)
@@ -52,15 +52,15 @@ class Ledger:
         self.inflight_by_model[model] = self.inflight_by_model.get(model, 0) + 1
         self.on_change()
 
-    def leave(self, model: str, replica: str, request_id: str) -> None:
+    def leave_replica(self, model: str, replica: str, request_id: str) -> None:
         """It is no longer. Once for each `enter`."""
         del self._requests[request_id]
-        _take_one(self.inflight, replica)
-        _take_one(self.inflight_by_model, model)
+        _decrement_count(self.inflight, replica)
+        _decrement_count(self.inflight_by_model, model)
         self._last_used[model] = self._clock()
         self.on_change()
 
-    def demanded(self, model: str) -> None:
+    def record_demand(self, model: str) -> None:
         """A request came for an autoload model that is not loaded."""
         is_new_demand = model not in self._demand
         self._demand[model] = self._clock()
@@ -68,25 +68,25 @@ class Ledger:
         if is_new_demand:
             self.on_demand()
 
-    def replica_failed(self, replica: str) -> None:
+    def record_failure(self, replica: str) -> None:
         """`replica` refused a connection, or broke one."""
-        self._failed[replica] = self._clock()
+        self._failed_at[replica] = self._clock()
         self.on_change()
 
-    def replica_answered(self, replica: str) -> None:
+    def record_answer(self, replica: str) -> None:
         """`replica` is well, whatever was seen of it before."""
-        if self._failed:
-            self._failed.pop(replica, None)
+        if self._failed_at:
+            self._failed_at.pop(replica, None)
 
     def forget_absent(self, routes: Routes) -> None:
         """Drop what is remembered of models and replicas that the table no longer has; requests inside still count."""
         loaded_models = {name for name, route in routes.models.items() if route.state == "loaded"}
-        _keep(self._failed, routes.replicas)
-        _keep(self._last_used, routes.models.keys())
+        _drop_absent(self._failed_at, routes.replicas)
+        _drop_absent(self._last_used, routes.models.keys())
         autoload_models = {name for name, route in routes.models.items() if route.autoload}
-        _keep(self._demand, autoload_models - loaded_models)
+        _drop_absent(self._demand, autoload_models - loaded_models)
 
-    def report(self, gateway_id: str, routes: Routes | None) -> GatewayReport:
+    def make_report(self, gateway_id: str, routes: Routes | None) -> GatewayReport:
         """All of it as the controller is told; `routes` are those in force."""
         now = self._clock()
         return GatewayReport(
@@ -97,11 +97,11 @@ class Ledger:
             waits_since={name: now - self._longest_wait_s(name) for name in self.queued},
             last_used=dict(self._last_used),
             demand=dict(self._demand),
-            leaving=self._leaving(routes.replicas if routes else frozenset()),
-            failed=dict(self._failed),
+            leaving=self._leaving_requests(routes.replicas if routes else frozenset()),
+            failed=dict(self._failed_at),
         )
 
-    def _leaving(self, routed_replicas: Collection[str]) -> dict[str, dict[str, float]]:
+    def _leaving_requests(self, routed_replicas: Collection[str]) -> dict[str, dict[str, float]]:
         leaving_requests: dict[str, dict[str, float]] = {
             name: {} for name in self.inflight if name not in routed_replicas
         }
@@ -113,7 +113,7 @@ class Ledger:
         return leaving_requests
 
 
-def _take_one(counts: dict[str, int], name: str) -> None:
+def _decrement_count(counts: dict[str, int], name: str) -> None:
     count = counts[name] - 1
     if count:
         counts[name] = count
@@ -121,6 +121,6 @@ def _take_one(counts: dict[str, int], name: str) -> None:
         del counts[name]
 
 
-def _keep(entries: dict[str, int] | dict[str, float], names: Collection[str]) -> None:
+def _drop_absent(entries: dict[str, int] | dict[str, float], names: Collection[str]) -> None:
     for name in [name for name in entries if name not in names]:
         del entries[name]

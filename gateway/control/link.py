@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from controller.schema.routing import RoutingTable
 from controller.schema.status import SCHEMA_VERSION
-from gateway.control.inflight import Ledger
-from gateway.control.report_schedule import ReportTimer
+from gateway.control.inflight import InflightCounts
+from gateway.control.report_schedule import ReportSchedule
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.table import Routes
 
@@ -45,7 +45,7 @@ def retry_delay(attempt: int, jitter: float) -> float:
     return longest_s * (0.5 + jitter / 2)
 
 
-class Verdict(Enum):
+class TableVerdict(Enum):
     """What to do with a table."""
 
     APPLY = "apply"
@@ -54,7 +54,7 @@ class Verdict(Enum):
     OTHER_INSTANCE = "of another instance"
 
 
-def judge(current: Routes | None, table: RoutingTable, *, first_of_connection: bool) -> Verdict:
+def judge_table(current: Routes | None, table: RoutingTable, *, first_of_connection: bool) -> TableVerdict:
     """Whether `table` replaces `current`.
 
     Stamps order the tables of one instance. Another instance is believed only with the first table of a connection:
@@ -62,12 +62,12 @@ def judge(current: Routes | None, table: RoutingTable, *, first_of_connection: b
     change of instance is an error of the sender.
     """
     if current is None:
-        return Verdict.APPLY
+        return TableVerdict.APPLY
     if table.instance != current.instance:
-        return Verdict.APPLY if first_of_connection else Verdict.OTHER_INSTANCE
+        return TableVerdict.APPLY if first_of_connection else TableVerdict.OTHER_INSTANCE
     if current.stamp < table.stamp:
-        return Verdict.APPLY
-    return Verdict.REPEATED if table.stamp == current.stamp else Verdict.OLDER
+        return TableVerdict.APPLY
+    return TableVerdict.REPEATED if table.stamp == current.stamp else TableVerdict.OLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class ControllerAddress:
         """Of the link."""
         return self.base + LINK_PATH
 
-    def connector(self) -> aiohttp.BaseConnector:
+    def new_connector(self) -> aiohttp.BaseConnector:
         """What aiohttp connects through: as many connections as are asked for, none kept after its use."""
         if self.unix_path:
             return aiohttp.UnixConnector(self.unix_path, limit=0, force_close=True)
@@ -100,17 +100,17 @@ class LinkState:
     """How it stands with the controller."""
 
     def __init__(self) -> None:
-        self.connected = False
-        self.ever_connected = False
+        self.is_connected = False
+        self.was_ever_connected = False
         self.table_at: float | None = None
         """Monotonic time of the last table, in seconds."""
 
     @property
-    def word(self) -> str:
+    def status_word(self) -> str:
         """`connected`, `lost` or `never`."""
-        if self.connected:
+        if self.is_connected:
             return "connected"
-        return "lost" if self.ever_connected else "never"
+        return "lost" if self.was_ever_connected else "never"
 
 
 class ControllerLink:
@@ -122,7 +122,7 @@ class ControllerLink:
         gateway_id: str,
         *,
         live: LiveRoutes,
-        ledger: Ledger,
+        ledger: InflightCounts,
         state: LinkState,
         now: Callable[[], float],
         jitter: Callable[[], float],
@@ -135,18 +135,18 @@ class ControllerLink:
         self._state = state
         self._now = now
         self._jitter = jitter
-        self._timer = ReportTimer(now)
+        self._timer = ReportSchedule(now)
         self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._ending = False
-        ledger.on_change = self._timer.soon
-        ledger.on_demand = self._timer.at_once
+        self._is_ending = False
+        ledger.on_change = self._timer.request_report
+        ledger.on_demand = self._timer.request_report_now
 
     async def run(self) -> None:
         """Connect, serve the connection, reconnect; until cancelled."""
         attempt = 0
         while True:
             try:
-                async with aiohttp.ClientSession(connector=self._address.connector()) as session:
+                async with aiohttp.ClientSession(connector=self._address.new_connector()) as session:
                     tables = await self._connect_and_serve(session)
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 tables = 0
@@ -159,8 +159,8 @@ class ControllerLink:
 
     async def say_goodbye(self) -> None:
         """Tell the controller, if it is there, that nothing is inside and nothing will be: its drains need not wait."""
-        self._ending = not self._ledger.inflight
-        if self._socket is not None and self._ending:
+        self._is_ending = not self._ledger.inflight
+        if self._socket is not None and self._is_ending:
             try:
                 async with asyncio.timeout(GOODBYE_S):
                     await self._socket.send_str(self._report())
@@ -168,8 +168,8 @@ class ControllerLink:
                 logger.info("the controller was not told of the end: %s", error or type(error).__name__)
 
     def _report(self) -> str:
-        report = self._ledger.report(self._gateway_id, self._live.current_or_none)
-        return report.model_copy(update={"ending": self._ending}).model_dump_json()
+        report = self._ledger.make_report(self._gateway_id, self._live.current_or_none)
+        return report.model_copy(update={"ending": self._is_ending}).model_dump_json()
 
     async def _connect_and_serve(self, session: aiohttp.ClientSession) -> int:
         """Serve one connection to its end. Returns how many tables it brought."""
@@ -180,16 +180,16 @@ class ControllerLink:
                 max_msg_size=MAX_TABLE_BYTES,
                 timeout=aiohttp.ClientWSTimeout(ws_close=GOODBYE_S),
             )
-        self._state.connected = self._state.ever_connected = True
+        self._state.is_connected = self._state.was_ever_connected = True
         logger.info("connected to the controller")
         self._socket = socket
-        self._timer.at_once()
+        self._timer.request_report_now()
         sender = asyncio.create_task(self._send_reports(socket))
         try:
             return await self._receive_tables(socket)
         finally:
             self._socket = None
-            self._state.connected = False
+            self._state.is_connected = False
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
             await socket.close()
@@ -202,28 +202,28 @@ class ControllerLink:
                 continue
             table = read_table(message.data)
             if table is not None:
-                self._take(table, first_of_connection=tables == 0)
+                self._take_table(table, first_of_connection=tables == 0)
                 tables += 1
         return tables
 
-    def _take(self, table: RoutingTable, *, first_of_connection: bool) -> None:
+    def _take_table(self, table: RoutingTable, *, first_of_connection: bool) -> None:
         current = self._live.current_or_none
-        verdict = judge(current, table, first_of_connection=first_of_connection)
-        if verdict in (Verdict.OLDER, Verdict.OTHER_INSTANCE):
+        verdict = judge_table(current, table, first_of_connection=first_of_connection)
+        if verdict in (TableVerdict.OLDER, TableVerdict.OTHER_INSTANCE):
             logger.warning("ignored a routing table that is %s: %s %s", verdict.value, table.instance, table.stamp)
             return
-        if verdict is Verdict.APPLY:
+        if verdict is TableVerdict.APPLY:
             if current is not None and current.instance != table.instance:
                 logger.warning("the controller is another instance now: %s, was %s", table.instance, current.instance)
-            self._live.apply(table)
+            self._live.apply_table(table)
             self._ledger.forget_absent(self._live.current)
         self._state.table_at = self._now()
-        self._timer.at_once()  # drains wait for it
+        self._timer.request_report_now()  # drains wait for it
 
     async def _send_reports(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         try:
             while True:
-                await self._timer.due()
+                await self._timer.wait_until_due()
                 await socket.send_str(self._report())
         except (aiohttp.ClientError, OSError):
             pass  # the connection ended, which whoever receives sees too
@@ -233,7 +233,7 @@ class ControllerLink:
 
     def _log_unreachable(self, attempt: int, error: Exception) -> None:
         # Once per absence; it is tried every two seconds after that. One that is just starting too is not absent.
-        if attempt == (0 if self._state.ever_connected else STARTING_ATTEMPTS):
+        if attempt == (0 if self._state.was_ever_connected else STARTING_ATTEMPTS):
             address = self._address.unix_path or self._address.url
             logger.warning("no controller at %s (%s); trying on", address, error or type(error).__name__)
 
@@ -255,13 +255,13 @@ def read_table(text: str) -> RoutingTable | None:
             return None
         return RoutingTable.model_validate(fields)
     except ValidationError as error:
-        logger.error("unreadable routing table: %s", _plain(error))  # noqa: TRY400 - the traceback would show tokens
+        logger.error("unreadable routing table: %s", _plain_text(error))  # noqa: TRY400 - the traceback would show tokens
     except (ValueError, RecursionError) as error:
         logger.error("unreadable routing table: %s", error)  # noqa: TRY400 - the traceback would say no more
     return None
 
 
-def _plain(error: ValidationError) -> str:
+def _plain_text(error: ValidationError) -> str:
     """What is wrong and where, without the input, which may hold an engine's token."""
     problems = error.errors(include_input=False, include_url=False, include_context=False)
     lines = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems[:MOST_PROBLEMS]]

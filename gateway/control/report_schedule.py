@@ -11,36 +11,36 @@ EVERY_S = 2.0
 """A report goes at least this often."""
 
 
-class ReportTimer:
+class ReportSchedule:
     """A clock with two bells. One waiter at a time."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         """`now` gives monotonic seconds."""
         self._now = now
-        self._last = float("-inf")
-        self._wanted = asyncio.Event()
-        self._urgent = asyncio.Event()
+        self._last_report_at = float("-inf")
+        self._report_requested = asyncio.Event()
+        self._urgent_requested = asyncio.Event()
 
-    def soon(self) -> None:
+    def request_report(self) -> None:
         """Something changed that a report would show."""
-        if not self._wanted.is_set():
-            self._wanted.set()
+        if not self._report_requested.is_set():
+            self._report_requested.set()
 
-    def at_once(self) -> None:
+    def request_report_now(self) -> None:
         """Somebody waits for the next report."""
-        self._wanted.set()
-        self._urgent.set()
+        self._report_requested.set()
+        self._urgent_requested.set()
 
-    async def due(self) -> None:
+    async def wait_until_due(self) -> None:
         """Return when a report should be made, and take all wishes so far as granted."""
-        await _set_within(self._wanted, self._last + EVERY_S - self._now())
-        await _set_within(self._urgent, self._last + COALESCE_S - self._now())
-        self._last = self._now()
-        self._wanted.clear()
-        self._urgent.clear()
+        await _wait_for_event(self._report_requested, self._last_report_at + EVERY_S - self._now())
+        await _wait_for_event(self._urgent_requested, self._last_report_at + COALESCE_S - self._now())
+        self._last_report_at = self._now()
+        self._report_requested.clear()
+        self._urgent_requested.clear()
 
 
-async def _set_within(event: asyncio.Event, seconds: float) -> None:
+async def _wait_for_event(event: asyncio.Event, seconds: float) -> None:
     """Return once `event` is set or the time is up, whichever is first."""
     if event.is_set() or seconds <= 0:
         return

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.exchange.attempt import Attempt
-from gateway.exchange.client_response import Answer
+from gateway.exchange.client_response import ClientResponse
 from gateway.metrics.registry import CLIENT_GONE_STATUS, Metrics
 from gateway.tenancy.api_keys import Caller
-from gateway.tenancy.rate_limits import Entry
+from gateway.tenancy.rate_limits import RateLimitEntry
 
 
 @dataclass(slots=True)
-class Account:
+class RequestAccount:
     """One request's. Times are monotonic seconds."""
 
     model: str
@@ -20,30 +20,30 @@ class Account:
     begun_at: float
     tries: int = 0
     """How often it was sent to an engine."""
-    entry: Entry | None = None
+    entry: RateLimitEntry | None = None
     """What it takes of its key's limits."""
 
-    def close(
-        self, metrics: Metrics, path: str, caller: Caller, answer: Answer, attempt: Attempt | None, now: float
+    def close_account(
+        self, metrics: Metrics, path: str, caller: Caller, answer: ClientResponse, attempt: Attempt | None, now: float
     ) -> None:
         """The request is over; `attempt` is the last one, if it has come to an answer."""
         usage = attempt.usage if attempt is not None else None
         if self.entry is not None:
             used_tokens = usage.prompt + usage.completion if usage is not None else None
-            passed_tokens = attempt.passed if attempt is not None else 0
+            passed_tokens = attempt.events_passed if attempt is not None else 0
             is_failed = attempt is None or answer.status >= 400
-            self.entry.settle(
+            self.entry.settle_request(
                 now, used_tokens, was_sent=self.tries > 0, is_failed=is_failed, passed_tokens=passed_tokens
             )
-        series = metrics.series(self.model, path)
+        series = metrics.series_of(self.model, path)
         first_at, begun_at = answer.first_byte_at, self.begun_at
         first_s = None if first_at is None else first_at - begun_at
-        series.finished(answer.status or CLIENT_GONE_STATUS, now - begun_at, first_s, usage)
+        series.count_finished(answer.status or CLIENT_GONE_STATUS, now - begun_at, first_s, usage)
         if self.tries > 1:
-            series.retried(self.tries - 1)
+            series.count_retries(self.tries - 1)
         if answer.client_gone:
-            series.client_left()
-        if answer.broken_off is not None:
-            series.broke_off(answer.broken_off)
+            series.count_client_left()
+        if answer.broken_off_code is not None:
+            series.count_broken_off(answer.broken_off_code)
         if caller.name is not None:
-            metrics.key(caller.name).finished(usage)
+            metrics.key_series_of(caller.name).count_finished(usage)

@@ -8,17 +8,17 @@ from typing import NamedTuple, Protocol
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint
-from gateway.exchange.body_relay import EventRelay, GatheringRelay, Relay, WholeRelay
-from gateway.exchange.client_response import Answer
-from gateway.exchange.services import Parts
-from gateway.protocols.common.dialect import Events, Gathering, Usage
+from gateway.exchange.body_relay import BodyRelay, CollectingRelay, EventRelay, WholeRelay
+from gateway.exchange.client_response import ClientResponse
+from gateway.exchange.services import Services
+from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
 from gateway.server.asgi import Header
-from gateway.upstream.client import BrokenError, EngineCall, EngineFailureError
+from gateway.upstream.client import EngineBrokenError, EngineCall, EngineFailureError
 
 logger = logging.getLogger(__name__)
 
 
-class Owner(Protocol):
+class AttemptOwner(Protocol):
     """Whose attempt it is. Told one of these, once, unless the attempt was cancelled."""
 
     def attempt_done(self) -> None:
@@ -28,18 +28,18 @@ class Owner(Protocol):
         """The engine's side failed before any part of an answer came: another try may be made. `resent`: a kept
         connection broke before, and the request was sent again."""
 
-    def fail(self, error: RoundhouseError) -> None:
+    def fail_request(self, error: RoundhouseError) -> None:
         """The engine's side failed, and there must be no other try."""
 
 
-class Form(NamedTuple):
+class AnswerForm(NamedTuple):
     """What to make of an engine's answer."""
 
-    events: Events | None
+    events: EventStream | None
     """Of a stream, a stream."""
-    gathering: Gathering | None
+    collector: StreamCollector | None
     """Of a stream, a blocking answer."""
-    whole: Callable[[bytes], bytes] | None
+    translate: Callable[[bytes], bytes] | None
     """Of a blocking answer's body, the client's; None: it passes as it is."""
     may_flow: bool
     """A blocking answer that is too long to hold passes as it is."""
@@ -54,51 +54,51 @@ class Attempt:
         "_endpoint",
         "_form",
         "_is_inside",
-        "_is_kept",
+        "_is_kept_connection",
         "_model",
         "_owner",
-        "_parts",
         "_relay",
         "_request",
+        "_services",
         "resent",
     )
 
     def __init__(
         self,
-        owner: Owner,
-        services: Parts,
-        answer: Answer,
+        owner: AttemptOwner,
+        services: Services,
+        answer: ClientResponse,
         model: str,
         endpoint: Endpoint,
-        form: Form,
+        form: AnswerForm,
     ) -> None:
         self._owner = owner
-        self._parts = services
+        self._services = services
         self._answer = answer
         self._model = model
         self._endpoint = endpoint
         self._form = form
-        self._relay: Relay | None = None
+        self._relay: BodyRelay | None = None
         self._call: EngineCall | None = None
         self._is_inside = False
-        self._is_kept = False
+        self._is_kept_connection = False
         self.resent = False
         """A kept connection broke before a byte of an answer, and the request went out again on a fresh one."""
         self._request: tuple[str, str, bytes, bytes]
 
-    def start(self, method: str, target: str, headers: bytes, body: bytes, *, fresh: bool) -> None:
+    def send_request(self, method: str, target: str, headers: bytes, body: bytes, *, fresh: bool) -> None:
         """Send the request. `fresh` opens a connection of its own."""
-        services, endpoint = self._parts, self._endpoint
+        services, endpoint = self._services, self._endpoint
         # No gap between the look at the table, the choice of the replica, and the count: see Ledger.
-        services.ledger.enter(self._model, endpoint.replica, self._answer.request_id)
+        services.ledger.enter_replica(self._model, endpoint.replica, self._answer.request_id)
         self._is_inside = True
         self._request = method, target, headers, body
-        self._call = call = services.engines.send(endpoint, method, target, headers, body, self, fresh=fresh)
-        self._is_kept = call.connection is not None
+        self._call = call = services.engines.send_request(endpoint, method, target, headers, body, self, fresh=fresh)
+        self._is_kept_connection = call.connection is not None
 
     def cancel(self) -> None:
         """Close the engine's connection, which makes it stop. Harmless after the end."""
-        self._leave()
+        self._leave_replica()
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
@@ -119,75 +119,80 @@ class Attempt:
         return self._relay.usage if self._relay is not None else None
 
     @property
-    def passed(self) -> int:
+    def events_passed(self) -> int:
         """Events of a stream that have come: about as many as tokens."""
-        return self._relay.passed if self._relay is not None else 0
+        return self._relay.events_passed if self._relay is not None else 0
 
     def engine_head(self, status: int, headers: list[Header]) -> None:
         """An answer begins."""
-        services, replica = self._parts, self._endpoint.replica
-        services.ledger.replica_answered(replica)
-        if grants := services.admission.answered(replica, services.now()):
-            services.turns.give(grants)
+        services, replica = self._services, self._endpoint.replica
+        services.ledger.record_answer(replica)
+        if grants := services.admission.record_answer(replica, services.now()):
+            services.turns.grant_slots(grants)
         form, hold_bytes = self._form, services.settings.answer_buffer_bytes
         streams = status == 200 and _is_event_stream(headers)
         if streams and form.events is not None:
             self._relay = EventRelay(self._answer, form.events)
-        elif streams and form.gathering is not None:
-            self._relay = GatheringRelay(self._answer, form.gathering, hold_bytes)
+        elif streams and form.collector is not None:
+            self._relay = CollectingRelay(self._answer, form.collector, hold_bytes)
         else:
             self._relay = WholeRelay(
-                self._answer, status, headers, hold_bytes, form.whole, may_flow=form.may_flow or form.whole is None
+                self._answer,
+                status,
+                headers,
+                hold_bytes,
+                form.translate,
+                may_flow=form.may_flow or form.translate is None,
             )
 
     def engine_data(self, data: bytes) -> None:
         """A part of its body."""
         assert self._relay is not None
         try:
-            self._relay.data(data)
+            self._relay.feed_data(data)
         except RoundhouseError as error:
             self.cancel()
-            self._owner.fail(error)
+            self._owner.fail_request(error)
 
     def engine_end(self) -> None:
         """Its last byte."""
         assert self._relay is not None
         self._call = None
-        self._leave()
+        self._leave_replica()
         try:
-            self._relay.end()
+            self._relay.finish_answer()
         except RoundhouseError as error:
-            self._owner.fail(error)
+            self._owner.fail_request(error)
         except Exception:
             # The engine's connection could do nothing with it, and the request would wait for its deadline.
             logger.exception("request %s: what %s answered", self._answer.request_id, self._endpoint.replica)
-            self._owner.fail(RoundhouseError("internal_error", "The engine's answer could not be handled."))
+            self._owner.fail_request(RoundhouseError("internal_error", "The engine's answer could not be handled."))
         else:
             self._owner.attempt_done()
 
     def engine_failed(self, failure: EngineFailureError) -> None:
         """Its side failed."""
-        services, replica = self._parts, self._endpoint.replica
-        if self._is_kept and isinstance(failure, BrokenError):
+        services, replica = self._services, self._endpoint.replica
+        if self._is_kept_connection and isinstance(failure, EngineBrokenError):
             # It says nothing of the replica: llama-server closes a connection after each stream, without announcing it.
-            self._is_kept = False
+            self._is_kept_connection = False
             self.resent = True
-            self._call = services.engines.send(self._endpoint, *self._request, self, fresh=True)
+            self._call = services.engines.send_request(self._endpoint, *self._request, self, fresh=True)
             return
         self._call = None
-        self._leave()
-        services.ledger.replica_failed(replica)
-        services.turns.give(services.admission.failed(replica, services.now()))
+        self._leave_replica()
+        services.ledger.record_failure(replica)
+        services.turns.grant_slots(services.admission.record_failure(replica, services.now()))
         logger.warning("request %s: %s: %s (%r)", self._answer.request_id, replica, failure, failure.__cause__)
         if self._relay is None:
             self._owner.attempt_failed(failure, replica, resent=self.resent)
         else:
-            self._owner.fail(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
+            self._owner.fail_request(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
 
-    def _leave(self) -> None:
+    def _leave_replica(self) -> None:
         if self._is_inside:
             self._is_inside = False
-            self._parts.ledger.leave(self._model, self._endpoint.replica, self._answer.request_id)
+            self._services.ledger.leave_replica(self._model, self._endpoint.replica, self._answer.request_id)
 
 
 def _is_event_stream(headers: list[Header]) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from controller.schema.errors import RoundhouseError
-from gateway.exchange.client_response import JSON_LINE, Answer
-from gateway.protocols.common.dialect import Events, EventTooLongError, Gathering, Usage
+from gateway.exchange.client_response import JSON_LINE, ClientResponse
+from gateway.protocols.common.dialect import EventStream, EventTooLongError, StreamCollector, Usage
 from gateway.protocols.common.engine_status import ENGINE_ERROR, client_status
 from gateway.server.asgi import Header
 
@@ -15,13 +15,13 @@ STREAM_OVERHEAD: Final = 16
 """Bytes of a stream that may become one byte of a blocking answer: more is what a stream cannot be made of."""
 
 
-class Relay(Protocol):
+class BodyRelay(Protocol):
     """What becomes of the body of an engine's answer."""
 
-    def data(self, data: bytes) -> None:
+    def feed_data(self, data: bytes) -> None:
         """Take a part. Raises RoundhouseError."""
 
-    def end(self) -> None:
+    def finish_answer(self) -> None:
         """Complete the client's answer. Raises RoundhouseError: the engine's was not complete."""
 
     @property
@@ -29,41 +29,41 @@ class Relay(Protocol):
         """Tokens, as far as the engine has told."""
 
     @property
-    def passed(self) -> int:
+    def events_passed(self) -> int:
         """Events of a stream that have come."""
 
 
 class EventRelay:
     """A stream passes. Nothing happens to a chunk but a look and a write."""
 
-    __slots__ = ("_answer", "_events", "passed")
+    __slots__ = ("_answer", "_events", "events_passed")
 
-    def __init__(self, answer: Answer, events: Events) -> None:
+    def __init__(self, answer: ClientResponse, events: EventStream) -> None:
         self._answer = answer
         self._events = answer.events = events
-        self.passed = 0
+        self.events_passed = 0
 
-    def data(self, data: bytes) -> None:
+    def feed_data(self, data: bytes) -> None:
         """Pass on the events that are whole now."""
         try:
-            whole_events = self._events.feed(data)
+            whole_events = self._events.feed_data(data)
         except EventTooLongError as error:
-            raise _failed(f"it sent {error}") from error
+            raise _disconnected_error(f"it sent {error}") from error
         if whole_events:
-            self.passed += whole_events.count(b"\n\n")
+            self.events_passed += whole_events.count(b"\n\n")
             self._answer.send_events(whole_events)
 
-    def end(self) -> None:
+    def finish_answer(self) -> None:
         """End as the family ends."""
-        last_events = self._events.finish()
+        last_events = self._events.finish_stream()
         if not self._events.is_complete:
             if last_events:
                 self._answer.send_events(last_events)
-            raise _failed("its stream ended without its last event")
+            raise _disconnected_error("its stream ended without its last event")
         if last_events and not self._answer.status:
             self._answer.send_events(last_events)
             last_events = b""
-        self._answer.end(last_events)
+        self._answer.end_response(last_events)
 
     @property
     def usage(self) -> Usage | None:
@@ -71,42 +71,42 @@ class EventRelay:
         return self._events.usage
 
 
-class GatheringRelay:
+class CollectingRelay:
     """A stream becomes a blocking answer."""
 
-    __slots__ = ("_answer", "_bytes_left", "_gathering", "passed")
+    __slots__ = ("_answer", "_bytes_left", "_collector", "events_passed")
 
-    def __init__(self, answer: Answer, collector: Gathering, hold_bytes: int) -> None:
+    def __init__(self, answer: ClientResponse, collector: StreamCollector, hold_bytes: int) -> None:
         self._answer = answer
-        self._gathering = collector
+        self._collector = collector
         self._bytes_left = hold_bytes * STREAM_OVERHEAD
-        self.passed = 0
+        self.events_passed = 0
 
-    def data(self, data: bytes) -> None:
+    def feed_data(self, data: bytes) -> None:
         """Add to the answer."""
-        self.passed += data.count(b"\n\n")
+        self.events_passed += data.count(b"\n\n")
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
-            raise _failed("it sent more than a blocking answer may hold")
+            raise _disconnected_error("it sent more than a blocking answer may hold")
         try:
-            self._gathering.feed(data)
+            self._collector.feed_data(data)
         except EventTooLongError as error:
-            raise _failed(f"it sent {error}") from error
+            raise _disconnected_error(f"it sent {error}") from error
 
-    def end(self) -> None:
+    def finish_answer(self) -> None:
         """Send it."""
-        result = self._gathering.result()
+        result = self._collector.build_result()
         if result is None:
-            raise _failed("its stream ended without its last event")
+            raise _disconnected_error("its stream ended without its last event")
         status, body = result
         if status >= 400:
-            body = self._answer.dialect.engine_error(status, body, self._answer.request_id)
-        self._answer.whole(status, JSON_LINE, body)
+            body = self._answer.dialect.engine_error_body(status, body, self._answer.request_id)
+        self._answer.send_whole(status, JSON_LINE, body)
 
     @property
     def usage(self) -> Usage | None:
         """As the stream told."""
-        return self._gathering.usage
+        return self._collector.usage
 
 
 class WholeRelay:
@@ -115,21 +115,21 @@ class WholeRelay:
     __slots__ = (
         "_answer",
         "_engine_status",
-        "_flows",
-        "_held",
+        "_held_parts",
         "_hold_bytes",
+        "_is_flowing",
         "_lines",
         "_may_flow",
         "_size",
         "_status",
         "_translate",
-        "passed",
+        "events_passed",
         "usage",
     )
 
     def __init__(
         self,
-        answer: Answer,
+        answer: ClientResponse,
         status: int,
         headers: list[Header],
         hold_bytes: int,
@@ -146,47 +146,47 @@ class WholeRelay:
         self._translate = translate if self._status < 400 else None
         self._may_flow = may_flow or self._status >= 400
         self._hold_bytes = hold_bytes if self._may_flow else hold_bytes * STREAM_OVERHEAD
-        self._held: list[bytes] = []
+        self._held_parts: list[bytes] = []
         self._size = 0
-        self._flows = False
-        self.passed = 0
+        self._is_flowing = False
+        self.events_passed = 0
         self.usage: Usage | None = None
 
-    def data(self, data: bytes) -> None:
+    def feed_data(self, data: bytes) -> None:
         """Hold it, or let it flow."""
-        if self._flows:
-            self._answer.flow(self._status, b"", data)
+        if self._is_flowing:
+            self._answer.send_part(self._status, b"", data)
             return
-        self._held.append(data)
+        self._held_parts.append(data)
         self._size += len(data)
         if self._size > self._hold_bytes:
             if not self._may_flow:
-                raise _failed("it sent more than a blocking answer may hold")
-            held_body = b"".join(self._held)
-            self._flows = True
-            self.usage = self._answer.dialect.usage_in(held_body)
-            self._held.clear()
-            self._answer.flow(self._status, self._lines, held_body)
+                raise _disconnected_error("it sent more than a blocking answer may hold")
+            held_body = b"".join(self._held_parts)
+            self._is_flowing = True
+            self.usage = self._answer.dialect.find_usage(held_body)
+            self._held_parts.clear()
+            self._answer.send_part(self._status, self._lines, held_body)
 
-    def end(self) -> None:
+    def finish_answer(self) -> None:
         """Send what was held."""
         answer = self._answer
-        if self._flows:
-            answer.end()
+        if self._is_flowing:
+            answer.end_response()
             return
-        held_parts = self._held
+        held_parts = self._held_parts
         body = held_parts[0] if len(held_parts) == 1 else b"".join(held_parts)
         if self._status >= 400:
-            body = answer.dialect.engine_error(self._engine_status, body, answer.request_id)
+            body = answer.dialect.engine_error_body(self._engine_status, body, answer.request_id)
             if answer.status:
-                answer.broken_off = ENGINE_ERROR.code
+                answer.broken_off_code = ENGINE_ERROR.code
         elif answer.status:
-            raise _failed("it answered a stream with something else")
+            raise _disconnected_error("it answered a stream with something else")
         else:
-            self.usage = answer.dialect.usage_in(body)
+            self.usage = answer.dialect.find_usage(body)
             if self._translate is not None:
                 body = self._translate(body)
-        answer.whole(self._status, self._lines, body)
+        answer.send_whole(self._status, self._lines, body)
 
 
 def _lines(headers: list[Header], *, is_error: bool) -> bytes:
@@ -200,5 +200,5 @@ def _lines(headers: list[Header], *, is_error: bool) -> bytes:
     return lines
 
 
-def _failed(cause: str) -> RoundhouseError:
+def _disconnected_error(cause: str) -> RoundhouseError:
     return RoundhouseError("engine_disconnected", f"The engine failed: {cause}.")

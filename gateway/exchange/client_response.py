@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from controller.schema.errors import RoundhouseError
-from gateway.protocols.common.dialect import Dialect, Events
+from gateway.protocols.common.dialect import Dialect, EventStream
 from gateway.protocols.common.request import InferenceRequest
 from gateway.server.asgi import error_headers
 from gateway.server.call import ClientCall, header_lines
@@ -19,35 +19,35 @@ _EVENT_STREAM_LINES: Final = (
 )
 
 
-class Nowhere:
+class DiscardingCall:
     """Takes what a `ClientCall` sends."""
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
         """See ClientCall, as for the others."""
 
-    def start(self, status: int, lines: bytes, first_part: bytes) -> None: ...
+    def start_response(self, status: int, lines: bytes, first_part: bytes) -> None: ...
 
     def send_part(self, part: bytes) -> None: ...
 
-    def end(self, last_part: bytes = b"") -> None: ...
+    def end_response(self, last_part: bytes = b"") -> None: ...
 
     def break_off(self) -> None: ...
 
 
-class Answer:
+class ClientResponse:
     """One answer. Its form is open until the first byte is sent; from then on errors travel in that form."""
 
     __slots__ = (
         "_call",
         "_is_stream",
         "_now",
-        "broken_off",
+        "broken_off_code",
         "client_gone",
         "dialect",
-        "ended",
         "error",
         "events",
         "first_byte_at",
+        "is_ended",
         "last_sent_at",
         "lines",
         "request",
@@ -57,7 +57,7 @@ class Answer:
 
     def __init__(self, call: ClientCall, dialect: Dialect, request_id: str, now: Callable[[], float]) -> None:
         """`now` gives monotonic seconds."""
-        self._call: ClientCall | Nowhere = call
+        self._call: ClientCall | DiscardingCall = call
         self._now = now
         self._is_stream = False
         self.dialect = dialect
@@ -66,7 +66,7 @@ class Answer:
         """What is answered, once that is known."""
         self.lines = b""
         """Header lines of every form of this answer."""
-        self.events: Events | None = None
+        self.events: EventStream | None = None
         """The stream that passes through; how it fails depends on what has passed."""
         self.status = 0
         """0: nothing was sent yet."""
@@ -75,15 +75,15 @@ class Answer:
         self.last_sent_at = 0.0
         self.error: bytes | None = None
         """Body of the error that was told, or would have been in an answer that had not begun."""
-        self.broken_off: str | None = None
+        self.broken_off_code: str | None = None
         """Code of the error that ended an answer after its status was sent."""
-        self.ended = False
+        self.is_ended = False
         self.client_gone = False
         """Nobody waited for its end."""
 
-    def detach(self) -> None:
+    def detach_client(self) -> None:
         """Go on without the client: what is sent from now on, nobody gets."""
-        self._call = Nowhere()
+        self._call = DiscardingCall()
 
     @property
     def id_lines(self) -> bytes:
@@ -100,13 +100,13 @@ class Answer:
         if self.status:
             self._call.send_part(events)
         else:
-            self._commit(events)
+            self._commit_stream(events)
 
-    def heartbeat(self, now: float) -> None:
+    def send_heartbeat(self, now: float) -> None:
         """Break the silence."""
-        self.comment(self.dialect.heartbeat, now)
+        self.send_comment(self.dialect.heartbeat, now)
 
-    def comment(self, comment: bytes, now: float) -> None:
+    def send_comment(self, comment: bytes, now: float) -> None:
         """Send what is no part of the answer. Stands between events, because `send_events` is given whole ones only."""
         self.last_sent_at = now
         if self.status and not self._is_stream:
@@ -114,14 +114,14 @@ class Answer:
         if self.status:
             self._call.send_part(comment)
         else:
-            self._commit(comment)
+            self._commit_stream(comment)
 
-    def _commit(self, first_part: bytes) -> None:
+    def _commit_stream(self, first_part: bytes) -> None:
         self.status = 200
         self._is_stream = True
-        self._call.start(200, self.lines + _EVENT_STREAM_LINES, first_part)
+        self._call.start_response(200, self.lines + _EVENT_STREAM_LINES, first_part)
 
-    def flow(self, status: int, lines: bytes, part: bytes) -> None:
+    def send_part(self, status: int, lines: bytes, part: bytes) -> None:
         """Send a part of an answer that is too long to be held; `status` and `lines` count for the first part.
 
         Raises:
@@ -134,39 +134,39 @@ class Answer:
         else:
             self.status = status
             self.first_byte_at = self._now()
-            self._call.start(status, self.lines + lines, part)
+            self._call.start_response(status, self.lines + lines, part)
 
-    def end(self, last_part: bytes = b"") -> None:
+    def end_response(self, last_part: bytes = b"") -> None:
         """End a stream, or an answer that flows through."""
-        self.ended = True
-        self._call.end(last_part)
+        self.is_ended = True
+        self._call.end_response(last_part)
 
-    def whole(self, status: int, lines: bytes, body: bytes) -> None:
+    def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a complete answer. One that comes when a stream is committed becomes its last events."""
-        self.ended = True
+        self.is_ended = True
         if status >= 400:
             self.error = body
         if self.first_byte_at is None:
             self.first_byte_at = self._now()
         if self.status:
-            self._call.end(self.dialect.error_as_events(body, self.request))
+            self._call.end_response(self.dialect.error_as_events(body, self.request))
         else:
             self.status = status
             self._call.send_whole(status, self.lines + lines, body)
 
-    def fail(self, error: RoundhouseError) -> None:
+    def send_error(self, error: RoundhouseError) -> None:
         """Tell the client of `error`, in the form that is left."""
-        if self.ended:
+        if self.is_ended:
             return
         self.error = body = self.dialect.error_body(error, self.request_id)
         if not self.status:
-            self.whole(error.entry.status, header_lines(error_headers(error)), body)
+            self.send_whole(error.entry.status, header_lines(error_headers(error)), body)
             return
-        self.broken_off = error.entry.code
-        self.ended = True
+        self.broken_off_code = error.entry.code
+        self.is_ended = True
         if not self._is_stream:
             self._call.break_off()
         elif self.events is not None:
-            self._call.end(self.events.failure(error, self.request_id))
+            self._call.end_response(self.events.fail_stream(error, self.request_id))
         else:
-            self._call.end(self.dialect.error_as_events(body, self.request))
+            self._call.end_response(self.dialect.error_as_events(body, self.request))

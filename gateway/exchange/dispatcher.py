@@ -13,8 +13,8 @@ from urllib.parse import unquote_to_bytes
 from controller.schema.errors import RoundhouseError
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.response_exchange import ResponseExchange
-from gateway.exchange.services import Api, Parts
-from gateway.ingress.authenticator import Gate
+from gateway.exchange.services import ApiSpec, Services
+from gateway.ingress.authenticator import Authenticator
 from gateway.routing.table import Routes
 from gateway.server.call import ClientCall, Handler
 
@@ -25,18 +25,20 @@ LONGEST_PAUSE_S: Final = 0.5
 _NUMBER: Final = re.compile(rb"/[0-9]+$")
 
 
-class InferenceRoutes:
+class InferenceDispatcher:
     """What serves requests without the web framework (`client_reading.Direct`)."""
 
-    def __init__(self, apis: Iterable[Api], services: Parts, authenticator: Gate, next_id: Callable[[], str]) -> None:
-        self._parts = services
-        self._gate = authenticator
+    def __init__(
+        self, apis: Iterable[ApiSpec], services: Services, authenticator: Authenticator, next_id: Callable[[], str]
+    ) -> None:
+        self._services = services
+        self._authenticator = authenticator
         self._next_id = next_id
         self._is_stopping = False
-        self._openers = {(api.method.encode(), api.path.encode()): partial(self._open, api) for api in apis}
-        services.live.on_table = self._table_changed
+        self._openers = {(api.method.encode(), api.path.encode()): partial(self._open_exchange, api) for api in apis}
+        services.live.on_table = self._follow_table
 
-    def route(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
+    def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
         """What opens such a request; None: it goes through the framework."""
         if b"%" in path:
             path = unquote_to_bytes(path)
@@ -47,28 +49,28 @@ class InferenceRoutes:
 
     def max_body_bytes(self) -> int:
         """Most bytes of a request's body."""
-        return self._parts.settings.max_body_bytes
+        return self._services.settings.max_body_bytes
 
     @property
     def is_busy(self) -> bool:
         """Whether some exchange is not over."""
-        return bool(self._parts.exchanges)
+        return bool(self._services.exchanges)
 
     def end_all(self) -> None:
         """End every exchange: the gateway stops, and their grace is over."""
         self._is_stopping = True
         # Those that wait go first, because they would be let in by each of the others that ends.
-        for exchange in sorted(self._parts.exchanges, key=lambda each: each.waits_since is None):
-            exchange.fail(_stopped())
+        for exchange in sorted(self._services.exchanges, key=lambda each: each.waits_since is None):
+            exchange.fail_request(_stopped_error())
 
-    def next_id(self) -> str:
+    def next_request_id(self) -> str:
         """A request's id, for answers to what is no request of ours."""
         return self._next_id()
 
-    async def keep_time(self) -> None:
+    async def run_timers(self) -> None:
         """Call exchanges when something of theirs is due, and give replicas that were left out their trials; until
         cancelled. One look at all of them costs less than a timer for each, most of which would never fire."""
-        services = self._parts
+        services = self._services
         settings = services.settings
         shortest_s = min(
             settings.heartbeat_s, settings.hold_headers_s, settings.request_timeout_s, settings.autoload_timeout_s
@@ -78,51 +80,51 @@ class InferenceRoutes:
             await asyncio.sleep(pause_s)
             now = services.now()
             for exchange in [each for each in services.exchanges if each.due_at <= now]:
-                self._guarded(exchange.on_time, now)
-            self._guarded(self._tick, now)
+                self._run_guarded(exchange.run_due, now)
+            self._run_guarded(self._tick, now)
 
     def _tick(self, now: float) -> None:
-        self._parts.turns.give(self._parts.admission.tick(now))
+        self._services.turns.grant_slots(self._services.admission.admit_trials(now))
 
-    def _guarded(self, action: Callable[[float], None], now: float) -> None:
+    def _run_guarded(self, action: Callable[[float], None], now: float) -> None:
         """One that fails must not end the time of all others."""
         try:
             action(now)
         except Exception:
             logger.exception("what was due failed")
 
-    def _open(self, api: Api, client: ClientCall) -> Handler:
-        services = self._parts
+    def _open_exchange(self, api: ApiSpec, client: ClientCall) -> Handler:
+        services = self._services
         exchange_class = Exchange if api.state == "none" else ResponseExchange
         exchange = exchange_class(api, client, services, self._next_id())
         try:
-            caller = self._gate.caller(client.headers)
-            exchange.open(caller)
+            caller = self._authenticator.authenticate_request(client.headers)
+            exchange.authorize_caller(caller)
             self._check_running()
-            caller.needs(api.scope)
+            caller.require_scope(api.scope)
             self._check_served(api)
         except RoundhouseError as error:
-            exchange.fail(error)
+            exchange.fail_request(error)
         return exchange
 
     def _check_running(self) -> None:
         if self._is_stopping:
-            raise _stopped()
+            raise _stopped_error()
 
-    def _check_served(self, api: Api) -> None:
-        if api.is_inner_state and not self._parts.settings.engine_state_routes:
+    def _check_served(self, api: ApiSpec) -> None:
+        if api.is_inner_state and not self._services.settings.engine_state_routes:
             raise RoundhouseError("route_disabled", f"{api.method} {api.path} is not served.")
 
-    def _table_changed(self, routes: Routes) -> None:
+    def _follow_table(self, routes: Routes) -> None:
         """Let in whom the new table has room for, and tell the others that wait what became of their model and key."""
-        services = self._parts
-        services.limits.follow(routes.keys, services.now())
-        grants = services.admission.table(routes, services.now())
-        services.turns.give(grants)
+        services = self._services
+        services.limits.follow_keys(routes.keys, services.now())
+        grants = services.admission.apply_table(routes, services.now())
+        services.turns.grant_slots(grants)
         for model in list(services.admission.depths):
-            for ticket in services.admission.waiting(model):
-                ticket.owner.table_changed()
+            for ticket in services.admission.waiting_tickets(model):
+                ticket.owner.follow_table()
 
 
-def _stopped() -> RoundhouseError:
+def _stopped_error() -> RoundhouseError:
     return RoundhouseError("gateway_stopping", "The gateway was stopped before the answer was complete.")

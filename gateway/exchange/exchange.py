@@ -17,19 +17,19 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
 from gateway.admission.admission import Ticket
 from gateway.admission.prefix_affinity import prefix_keys
-from gateway.exchange.accounting import Account
-from gateway.exchange.attempt import Attempt, Form
-from gateway.exchange.client_response import Answer
+from gateway.exchange.accounting import RequestAccount
+from gateway.exchange.attempt import AnswerForm, Attempt
+from gateway.exchange.client_response import ClientResponse
 from gateway.exchange.load_wait import LoadWait
-from gateway.exchange.services import Api, Parts
+from gateway.exchange.services import ApiSpec, Services
 from gateway.metrics.registry import UNKNOWN_MODEL
-from gateway.protocols.api_matrix import Way, way_for
+from gateway.protocols.api_matrix import ServingOption, serving_option
 from gateway.protocols.common.request import InferenceRequest
-from gateway.routing.availability import find, refusal
+from gateway.routing.availability import find_model, refusal_of
 from gateway.server.call import ClientCall
 from gateway.tenancy.api_keys import ANONYMOUS, Caller
 from gateway.tenancy.rate_limits import estimated_tokens
-from gateway.upstream.client import BrokenError, EngineFailureError, RefusedError
+from gateway.upstream.client import EngineBrokenError, EngineFailureError, EngineRefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -41,30 +41,30 @@ class Exchange(LoadWait):
         "_api",
         "_attempt",
         "_caller",
-        "_checked",
+        "_checked_route",
         "_request",
+        "_serving_option",
         "_ticket",
-        "_way",
     )
 
-    def __init__(self, api: Api, client: ClientCall, services: Parts, request_id: str) -> None:
+    def __init__(self, api: ApiSpec, client: ClientCall, services: Services, request_id: str) -> None:
         self._api = api
         self._client = client
-        self._parts = services
+        self._services = services
         self._caller: Caller = ANONYMOUS
         now = services.now()
-        self._account = Account(UNKNOWN_MODEL, now)
+        self._account = RequestAccount(UNKNOWN_MODEL, now)
         self._deadline = now + services.settings.request_timeout_s
-        self._answer = Answer(client, api.dialect, request_id, services.now)
+        self._answer = ClientResponse(client, api.dialect, request_id, services.now)
         self._request: InferenceRequest
-        self._streams = False
-        self._way: Way
-        self._checked: ModelRoute | None = None
+        self._is_stream = False
+        self._serving_option: ServingOption
+        self._checked_route: ModelRoute | None = None
         self._ticket: Ticket | None = None
         self.waits_since: float | None = None
         """Since when it waits for a slot or a load."""
-        self._load_by: float | None = None
-        self._told = b""
+        self._load_deadline: float | None = None
+        self._last_progress = b""
         self._attempt: Attempt | None = None
         self.due_at = self._deadline
         """When `on_time` is to be called, or a little later."""
@@ -72,39 +72,39 @@ class Exchange(LoadWait):
 
     # From the client
 
-    def open(self, caller: Caller) -> None:
+    def authorize_caller(self, caller: Caller) -> None:
         """The headers are there, and they are `caller`'s."""
         self._caller = caller
-        self._parts.exchanges.add(self)
+        self._services.exchanges.add(self)
 
-    def begin(self, body: bytes) -> None:
+    def take_body(self, body: bytes) -> None:
         """The body is there."""
         if not self._is_over:
-            self._guarded(self._read, body)
+            self._run_guarded(self._read_request, body)
 
-    def _read(self, body: bytes) -> None:
-        self._request = request = self._api.read(body, self._client, self._parts.live.current)
+    def _read_request(self, body: bytes) -> None:
+        self._request = request = self._api.read_request(body, self._client, self._services.live.current)
         self._answer.request = request
-        request.id, request.received_at = self._answer.request_id, self._parts.clock()
-        route = find(self._parts.live.current, request.model)
+        request.id, request.received_at = self._answer.request_id, self._services.clock()
+        route = find_model(self._services.live.current, request.model)
         self._account.model = route.name
-        self._caller.may_use(route)
-        self._take_up(route, len(body))
+        self._caller.require_model(route)
+        self._accept_request(route, len(body))
 
-    def _guarded(self, step: Callable[..., None], *arguments: object) -> None:
+    def _run_guarded(self, step: Callable[..., None], *arguments: object) -> None:
         """Take a step; whatever goes wrong is told to the client."""
         try:
             step(*arguments)
         except RoundhouseError as error:
-            self.fail(error)
+            self.fail_request(error)
         except Exception:
             logger.exception("request %s failed", self._answer.request_id)
-            self.fail(RoundhouseError("internal_error", "The gateway failed on this request."))
+            self.fail_request(RoundhouseError("internal_error", "The gateway failed on this request."))
 
     def client_gone(self) -> None:
         """Nobody listens any more. Closing the engine's connection makes it stop."""
         if not self._is_over:
-            self._answer.ended = self._answer.client_gone = True
+            self._answer.is_ended = self._answer.client_gone = True
             self._close()
 
     def client_full(self) -> None:
@@ -119,98 +119,98 @@ class Exchange(LoadWait):
 
     # The way in
 
-    def _take_up(self, route: ModelRoute, size: int) -> None:
+    def _accept_request(self, route: ModelRoute, size: int) -> None:
         """The request, whose body has `size` bytes, is for a model that its caller may use."""
-        self._check_takes(route)
-        self._seek(route, self._enter(size))
+        self._check_capabilities(route)
+        self._find_slot(route, self._count_request(size))
 
-    def _enter(self, size: int) -> float:
+    def _count_request(self, size: int) -> float:
         """Count the request for its key's limits, and keep a stream's time. Now."""
-        request, now = self._request, self._parts.now()
+        request, now = self._request, self._services.now()
         if self._caller.is_limited:
             tokens = estimated_tokens(size, request.fields)
-            self._account.entry = self._parts.limits.enter(self._caller, tokens, now)
+            self._account.entry = self._services.limits.admit_request(self._caller, tokens, now)
         if self._api.streams and request.stream:
-            self._streams = True
+            self._is_stream = True
             self._answer.last_sent_at = now
             self._set_due()
         return now
 
-    def _check_takes(self, route: ModelRoute) -> None:
-        self._way = option = way_for(self._api.path, self._request, route)
-        option.dialect.check(self._request, route)
-        self._checked = route
+    def _check_capabilities(self, route: ModelRoute) -> None:
+        self._serving_option = option = serving_option(self._api.path, self._request, route)
+        option.dialect.check_request(self._request, route)
+        self._checked_route = route
 
-    def _seek(self, route: ModelRoute, now: float) -> None:
+    def _find_slot(self, route: ModelRoute, now: float) -> None:
         """Find a place for the request: at once, or in the queue."""
-        services, request = self._parts, self._request
-        error = refusal(route, services.clock())
+        services, request = self._services, self._request
+        error = refusal_of(route, services.clock())
         if error is None and not self._api.takes_slot:
-            self._answer.lines = self._lines(now)
-            self._send(route, services.admission.choose(route, now))
+            self._answer.lines = self._header_lines(now)
+            self._send_attempt(route, services.admission.choose_replica(route, now))
             return
         if error is not None:
             self._await_load(route, error, now)
         caller = self._caller
         prefix = prefix_keys(request.fields, request.prompt) if len(route.endpoints) > 1 else ()
-        rank = caller.rank(request.fields.get("service_tier"))
+        rank = caller.tier_rank(request.fields.get("service_tier"))
         ticket = Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix)
         self._ticket = ticket
-        endpoint = services.admission.arrive(ticket, route, now)
-        self._answer.lines = self._lines(now)
+        endpoint = services.admission.admit_ticket(ticket, route, now)
+        self._answer.lines = self._header_lines(now)
         if endpoint is not None:
-            self._send(route, endpoint)
+            self._send_attempt(route, endpoint)
         else:
             self.waits_since = now
             services.ledger.on_change()
             self._tell_progress(route)
 
-    def admitted(self, endpoint: Endpoint) -> None:
+    def use_slot(self, endpoint: Endpoint) -> None:
         """Admission has a slot for the request, which is taken already."""
         if not self._is_over:
-            self._guarded(self._let_in, endpoint)
+            self._run_guarded(self._enter_slot, endpoint)
 
-    def _let_in(self, endpoint: Endpoint) -> None:
-        services, now = self._parts, self._parts.now()
+    def _enter_slot(self, endpoint: Endpoint) -> None:
+        services, now = self._services, self._services.now()
         if self.waits_since is not None:
-            services.metrics.series(self._account.model, self._api.path).waited(now - self.waits_since)
-        self.waits_since = self._load_by = None
+            services.metrics.series_of(self._account.model, self._api.path).count_waited(now - self.waits_since)
+        self.waits_since = self._load_deadline = None
         self._set_due()
-        self._send(self._looked_at_again(), endpoint)
+        self._send_attempt(self._renew_route(), endpoint)
 
-    def _looked_at_again(self) -> ModelRoute:
+    def _renew_route(self) -> ModelRoute:
         """The model as the table in force has it: by its own name, because an alias may have moved in the meantime.
 
         Raises:
             RoundhouseError: it is gone, or no longer for the key, which may be gone itself.
         """
-        services = self._parts
+        services = self._services
         routes = services.live.current
-        self._caller = caller = routes.keys.renewed(self._caller, services.clock())
-        caller.needs(self._api.scope)
+        self._caller = caller = routes.keys.renew_caller(self._caller, services.clock())
+        caller.require_scope(self._api.scope)
         route = routes.models.get(self._account.model)
         if route is None:
             raise RoundhouseError("unknown_model", f"The model {self._account.model!r} is gone.", param="model")
-        caller.may_use(route)
-        if route is not self._checked:
-            self._check_takes(route)
+        caller.require_model(route)
+        if route is not self._checked_route:
+            self._check_capabilities(route)
         return route
 
-    def _send(self, route: ModelRoute, endpoint: Endpoint) -> None:
-        services, option, request = self._parts, self._way, self._request
+    def _send_attempt(self, route: ModelRoute, endpoint: Endpoint) -> None:
+        services, option, request = self._services, self._serving_option, self._request
         dialect = option.dialect
-        events = dialect.events(request) if self._streams else None
+        events = dialect.open_stream(request) if self._is_stream else None
         # An engine that does not notice when the client of a blocking call leaves notices it of a stream.
-        is_collected = self._api.streams and not (self._streams or route.notices_leaving)
-        collector = dialect.gathering(request) if is_collected else None
-        body = dialect.body_for(request, route, as_stream=collector is not None)
-        headers = services.lines.for_engine(self._answer.request_id, self._client.headers)
+        is_collected = self._api.streams and not (self._is_stream or route.notices_leaving)
+        collector = dialect.open_collector(request) if is_collected else None
+        body = dialect.engine_body(request, route, as_stream=collector is not None)
+        headers = services.lines.engine_headers(self._answer.request_id, self._client.headers)
         # A kept connection that broke may merely have been stale; a second one would prove nothing.
         fresh = self._account.tries > 0
         self._account.tries += 1
-        form = Form(events, collector, dialect.whole(request), dialect.may_flow)
+        form = AnswerForm(events, collector, dialect.get_body_converter(request), dialect.may_flow)
         self._attempt = Attempt(self, services, self._answer, route.name, endpoint, form)
-        self._attempt.start(self._api.method, option.target or request.target, headers, body, fresh=fresh)
+        self._attempt.send_request(self._api.method, option.target or request.target, headers, body, fresh=fresh)
 
     # What becomes of it
 
@@ -226,40 +226,40 @@ class Exchange(LoadWait):
         self._account.tries += resent
         if resent and self._ticket is not None:
             self._ticket.tries = self._ticket.tries.after_break(replica)  # the kept connection's
-        if not isinstance(failure, (RefusedError, BrokenError)):
-            self.fail(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
+        if not isinstance(failure, (EngineRefusedError, EngineBrokenError)):
+            self.fail_request(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
             return
-        self._guarded(self._try_again, isinstance(failure, RefusedError))
+        self._run_guarded(self._try_again, isinstance(failure, EngineRefusedError))
 
     def _try_again(self, is_refused: bool) -> None:
-        services, ticket = self._parts, self._ticket
+        services, ticket = self._services, self._ticket
         now = services.now()
-        route = self._looked_at_again()
+        route = self._renew_route()
         if ticket is None:
             if self._account.tries > 1:
                 raise RoundhouseError("engine_unreachable", f"The model {route.name!r} cannot be reached.")
-            self._send(route, services.admission.choose(route, now))
+            self._send_attempt(route, services.admission.choose_replica(route, now))
             return
-        error = refusal(route, services.clock())
+        error = refusal_of(route, services.clock())
         if error is not None:
             self._await_load(route, error, now)
-        endpoint, grants = services.admission.again(ticket, now, is_refused=is_refused)
+        endpoint, grants = services.admission.retry_ticket(ticket, now, is_refused=is_refused)
         if endpoint is not None:
-            self._send(route, endpoint)
+            self._send_attempt(route, endpoint)
         else:
             self.waits_since = now
-        services.turns.give(grants)
+        services.turns.grant_slots(grants)
 
-    def fail(self, error: RoundhouseError) -> None:
+    def fail_request(self, error: RoundhouseError) -> None:
         """Answer `error`, in the form that is left, and be done."""
         if self._is_over:
             return
         answer = self._answer
-        answer.lines = answer.lines or self._lines(self._parts.now())
+        answer.lines = answer.lines or self._header_lines(self._services.now())
         if not answer.status:
-            self._parts.metrics.series(self._account.model, self._api.path).refused(error.entry.code)
-            answer.lines += self._parts.lines.for_refusal(error, self._caller)
-        answer.fail(error)
+            self._services.metrics.series_of(self._account.model, self._api.path).count_refused(error.entry.code)
+            answer.lines += self._services.lines.refusal_lines(error, self._caller)
+        answer.send_error(error)
         self._close()
 
     def _close(self) -> None:
@@ -267,13 +267,13 @@ class Exchange(LoadWait):
         if self._is_over:
             return
         self._is_over = True
-        services, attempt, ticket = self._parts, self._attempt, self._ticket
+        services, attempt, ticket = self._services, self._attempt, self._ticket
         now = services.now()
         services.exchanges.discard(self)
         if attempt is not None:
             attempt.cancel()
             self._account.tries += attempt.resent
-        self._account.close(services.metrics, self._api.path, self._caller, self._answer, attempt, now)
+        self._account.close_account(services.metrics, self._api.path, self._caller, self._answer, attempt, now)
         # Nothing refers back to this from here: what the cyclic collector need not find, it need not stop for.
         self._attempt = self._ticket = None
         if self._client.handler is self:
@@ -281,12 +281,14 @@ class Exchange(LoadWait):
         if ticket is not None:
             if self.waits_since is not None:
                 services.ledger.on_change()
-            grants = services.admission.leave(ticket, now)
+            grants = services.admission.release_ticket(ticket, now)
             if grants:
-                services.turns.give(grants)
+                services.turns.grant_slots(grants)
 
-    def _lines(self, now: float) -> bytes:
-        services = self._parts
+    def _header_lines(self, now: float) -> bytes:
+        services = self._services
         place = self._ticket.place if self._ticket is not None else None
-        rate_lines = services.limits.lines(self._caller, now)
-        return services.lines.for_client(self._answer.id_lines, self._client.headers, self._caller, place, rate_lines)
+        rate_lines = services.limits.header_lines(self._caller, now)
+        return services.lines.client_headers(
+            self._answer.id_lines, self._client.headers, self._caller, place, rate_lines
+        )

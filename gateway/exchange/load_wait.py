@@ -8,11 +8,11 @@ from typing import Final
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
-from gateway.exchange.accounting import Account
-from gateway.exchange.client_response import Answer
-from gateway.exchange.services import Parts
+from gateway.exchange.accounting import RequestAccount
+from gateway.exchange.client_response import ClientResponse
+from gateway.exchange.services import Services
 from gateway.protocols.common.json_bytes import json_bytes
-from gateway.routing.availability import is_worth_waiting, not_loaded_in_time, overtaken, refusal
+from gateway.routing.availability import is_worth_waiting, no_longer_loading, not_loaded_in_time, refusal_of
 from gateway.server.asgi import Header
 from gateway.server.call import ClientCall
 
@@ -29,94 +29,94 @@ class LoadWait(ABC):
         "_client",
         "_deadline",
         "_is_over",
-        "_load_by",
-        "_parts",
-        "_streams",
-        "_told",
+        "_is_stream",
+        "_last_progress",
+        "_load_deadline",
+        "_services",
         "due_at",
         "waits_since",
     )
 
-    _account: Account
-    _answer: Answer
+    _account: RequestAccount
+    _answer: ClientResponse
     _client: ClientCall
     _deadline: float
     _is_over: bool
-    _load_by: float | None
+    _load_deadline: float | None
     """Until when it waits for a load; None: it waits for none."""
-    _parts: Parts
-    _streams: bool
-    _told: bytes
+    _services: Services
+    _is_stream: bool
+    _last_progress: bytes
     """What the client was last told of the load."""
     due_at: float
     waits_since: float | None
 
     @abstractmethod
-    def fail(self, error: RoundhouseError) -> None:
+    def fail_request(self, error: RoundhouseError) -> None:
         """See Exchange, as for the other two."""
 
     @abstractmethod
-    def _guarded(self, step: Callable[..., None], *arguments: object) -> None: ...
+    def _run_guarded(self, step: Callable[..., None], *arguments: object) -> None: ...
 
     @abstractmethod
-    def _looked_at_again(self) -> ModelRoute: ...
+    def _renew_route(self) -> ModelRoute: ...
 
     def _await_load(self, route: ModelRoute, error: RoundhouseError, now: float) -> None:
         """The model is not loaded: ask for it if demand loads it. Raises `error` if waiting is vain."""
         if route.autoload:
-            self._parts.ledger.demanded(route.name)
+            self._services.ledger.record_demand(route.name)
         if not is_worth_waiting(route):
             raise error
-        self._load_by = now + self._parts.settings.autoload_timeout_s
+        self._load_deadline = now + self._services.settings.autoload_timeout_s
         self._set_due()
 
-    def table_changed(self) -> None:
+    def follow_table(self) -> None:
         """A newer table came while the request waits."""
-        self._guarded(self._look_at_table)
+        self._run_guarded(self._check_table)
 
-    def _look_at_table(self) -> None:
-        route = self._looked_at_again()
-        error = refusal(route, self._parts.clock())
+    def _check_table(self) -> None:
+        route = self._renew_route()
+        error = refusal_of(route, self._services.clock())
         if error is None:
-            self._load_by = None
+            self._load_deadline = None
             self._set_due()
         elif not is_worth_waiting(route):
-            raise overtaken(route) if error.entry.code == "model_not_loaded" else error
-        elif self._load_by is None:
-            self._await_load(route, error, self._parts.now())
+            raise no_longer_loading(route) if error.entry.code == "model_not_loaded" else error
+        elif self._load_deadline is None:
+            self._await_load(route, error, self._services.now())
         self._tell_progress(route)
 
     def _tell_progress(self, route: ModelRoute) -> None:
         """A comment of how far the load is, whenever there is something new to say, to clients that asked for it."""
-        if self._load_by is None or not self._streams or not asks_for_progress(self._client.headers):
+        if self._load_deadline is None or not self._is_stream or not asks_for_progress(self._client.headers):
             return
         comment = progress_comment(route)
-        if comment != self._told:
-            self._told = comment
-            self._answer.comment(comment, self._parts.now())
+        if comment != self._last_progress:
+            self._last_progress = comment
+            self._answer.send_comment(comment, self._services.now())
 
     def _set_due(self) -> None:
-        due_at = self._deadline if self._load_by is None else min(self._deadline, self._load_by)
-        if self._streams:
-            settings = self._parts.settings
+        due_at = self._deadline if self._load_deadline is None else min(self._deadline, self._load_deadline)
+        if self._is_stream:
+            settings = self._services.settings
             # The shorter one, because the first event, after which the other counts, may come at any time.
             due_at = min(due_at, self._answer.last_sent_at + min(settings.heartbeat_s, settings.hold_headers_s))
         self.due_at = due_at
 
-    def on_time(self, now: float) -> None:
+    def run_due(self, now: float) -> None:
         """Something is due: the request's end, the end of its wait for a load, or a heartbeat."""
-        settings, answer = self._parts.settings, self._answer
+        settings, answer = self._services.settings, self._answer
         if self._is_over:
             return
         silence_s = settings.heartbeat_s if answer.status else settings.hold_headers_s
         if now >= self._deadline:
             limit = f"The answer was not complete after {settings.request_timeout_s:g} s."
-            self.fail(RoundhouseError("request_timeout", limit))
-        elif self._load_by is not None and now >= self._load_by:
-            route = self._parts.live.current.models.get(self._account.model)
-            self.fail(not_loaded_in_time(self._account.model, settings.autoload_timeout_s, route))
-        elif self._streams and now >= answer.last_sent_at + silence_s:
-            answer.heartbeat(now)
+            self.fail_request(RoundhouseError("request_timeout", limit))
+        elif self._load_deadline is not None and now >= self._load_deadline:
+            route = self._services.live.current.models.get(self._account.model)
+            self.fail_request(not_loaded_in_time(self._account.model, settings.autoload_timeout_s, route))
+        elif self._is_stream and now >= answer.last_sent_at + silence_s:
+            answer.send_heartbeat(now)
         self._set_due()
 
 

@@ -12,38 +12,38 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.keys import KeyScope
 from controller.schema.routing import Endpoint
 from gateway.admission.admission import Admission, Grant
-from gateway.control.inflight import Ledger
-from gateway.ingress.response_headers import HeaderLines
+from gateway.control.inflight import InflightCounts
+from gateway.ingress.response_headers import ResponseHeaders
 from gateway.metrics.registry import Metrics
-from gateway.protocols.api_matrix import WAYS
+from gateway.protocols.api_matrix import SERVING_OPTIONS
 from gateway.protocols.common.dialect import Dialect
 from gateway.protocols.common.request import BodyKind, InferenceRequest, parse_native, parse_request
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.table import Routes
 from gateway.server.call import ClientCall
 from gateway.settings import GatewaySettings
-from gateway.stored_responses.registry import Responses
-from gateway.tenancy.rate_limits import Limits
+from gateway.stored_responses.registry import StoredResponses
+from gateway.tenancy.rate_limits import RateLimits
 from gateway.upstream.client import EngineClient
 
 logger = logging.getLogger(__name__)
 
 
-class Running(Protocol):
+class ActiveExchange(Protocol):
     """An exchange that is not over: `exchange.Exchange`."""
 
     due_at: float
     waits_since: float | None
 
-    def on_time(self, now: float) -> None:
+    def run_due(self, now: float) -> None:
         """Something is due."""
 
-    def fail(self, error: RoundhouseError) -> None:
+    def fail_request(self, error: RoundhouseError) -> None:
         """Answer `error`, and be done."""
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
+class ApiSpec:
     """An API that engines answer, themselves or through a translation."""
 
     path: str
@@ -66,19 +66,21 @@ class Api:
     @property
     def dialect(self) -> Dialect:
         """Its family, as far as that is the same whatever the engine speaks: errors and heartbeats."""
-        return WAYS[self.path][0].dialect
+        return SERVING_OPTIONS[self.path][0].dialect
 
-    def read(self, body: bytes, client: ClientCall, routes: Routes) -> InferenceRequest:
+    def read_request(self, body: bytes, client: ClientCall, routes: Routes) -> InferenceRequest:
         """What a request asks for. Raises RoundhouseError."""
         if not self.is_native:
             request = parse_request(body, may_stream=self.streams)
             request.target = self.path
             return request
         path = client.path.decode("latin-1") if "{" in self.path else self.path
-        return parse_native(body, client.query, path, routes.sole(WAYS[self.path][0].needs), body=self.body)
+        return parse_native(
+            body, client.query, path, routes.sole_model(SERVING_OPTIONS[self.path][0].required_api), body=self.body
+        )
 
 
-class Turns:
+class GrantDispatcher:
     """Tells requests that their turn has come. One that fails at once gives its slot to the next: in a loop, because
     calls would nest as deep as the queue is long."""
 
@@ -86,7 +88,7 @@ class Turns:
         self._grants: deque[Grant] = deque()
         self._is_giving = False
 
-    def give(self, grants: Iterable[Grant]) -> None:
+    def grant_slots(self, grants: Iterable[Grant]) -> None:
         """All of them, before anything else runs."""
         self._grants.extend(grants)
         if self._is_giving:
@@ -97,9 +99,9 @@ class Turns:
                 ticket, outcome = self._grants.popleft()
                 try:
                     if isinstance(outcome, Endpoint):
-                        ticket.owner.admitted(outcome)
+                        ticket.owner.use_slot(outcome)
                     else:
-                        ticket.owner.fail(outcome)
+                        ticket.owner.fail_request(outcome)
                 except Exception:
                     logger.exception("a request could not be told that its turn has come")
         finally:
@@ -107,20 +109,20 @@ class Turns:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Services:
     """What every exchange works with. `now` gives monotonic seconds, `clock` Unix time."""
 
     settings: GatewaySettings
     live: LiveRoutes
-    ledger: Ledger
+    ledger: InflightCounts
     admission: Admission
-    limits: Limits
+    limits: RateLimits
     engines: EngineClient
     metrics: Metrics
-    lines: HeaderLines
-    responses: Responses
+    lines: ResponseHeaders
+    responses: StoredResponses
     now: Callable[[], float]
     clock: Callable[[], float]
-    turns: Turns = field(default_factory=Turns)
-    exchanges: set[Running] = field(default_factory=set)
+    turns: GrantDispatcher = field(default_factory=GrantDispatcher)
+    exchanges: set[ActiveExchange] = field(default_factory=set)
     """Those that are not over."""

@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 
 from controller.schema.errors import RoundhouseError
 from gateway.ingress.cors import Cors
-from gateway.ingress.host_check import HostRule
+from gateway.ingress.host_check import HostCheck
 from gateway.routing.live_routes import LiveRoutes
 from gateway.server.asgi import Header
 from gateway.tenancy.api_keys import ANONYMOUS, Caller
 
 
-class Gate:
+class Authenticator:
     """Stands before every route but `/health` and `/metrics`."""
 
     def __init__(
-        self, live: LiveRoutes, hosts: HostRule, cors: Cors, clock: Callable[[], float], *, serves_everybody: bool
+        self, live: LiveRoutes, hosts: HostCheck, cors: Cors, clock: Callable[[], float], *, serves_everybody: bool
     ) -> None:
         """`serves_everybody`: whether anybody is served while no keys are declared. `clock` gives Unix time."""
         self._live = live
@@ -25,7 +25,7 @@ class Gate:
         self._clock = clock
         self._serves_everybody = serves_everybody
 
-    def caller(self, headers: Sequence[Header]) -> Caller:
+    def authenticate_request(self, headers: Sequence[Header]) -> Caller:
         """Whose request it is.
 
         Raises:
@@ -33,9 +33,9 @@ class Gate:
         """
         keys = self._live.current.keys
         if not keys.is_empty:
-            return keys.caller(headers, self._clock())
+            return keys.authenticate_key(headers, self._clock())
         if not self._serves_everybody:
             message = "No keys are declared, and this gateway listens on an address that others reach."
             raise RoundhouseError("keys_required", message)
-        self._hosts.check(headers, self._cors)
+        self._hosts.check_request(headers, self._cors)
         return ANONYMOUS

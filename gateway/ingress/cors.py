@@ -28,35 +28,35 @@ class Cors:
         self._all = b"*" in self._origins
         self.is_on = bool(self._origins)
 
-    def allows(self, origin: bytes) -> bool:
+    def allows_origin(self, origin: bytes) -> bool:
         """Whether pages of `origin` may read answers."""
         return self._all or origin.lower() in self._origins
 
-    def headers(self, request_headers: Sequence[Header]) -> list[Header]:
+    def response_headers(self, request_headers: Sequence[Header]) -> list[Header]:
         """What an answer to a request with these headers says: to other origins only that it depends on the origin."""
         if not self.is_on:
             return []
         if self._all:
             return [(b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", _EXPOSED)]
-        origin = _value(request_headers, b"origin")
-        if origin is None or not self.allows(origin):
+        origin = _header_value(request_headers, b"origin")
+        if origin is None or not self.allows_origin(origin):
             return [_VARY]
         return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED), _VARY]
 
-    def lines(self, request_headers: Sequence[Header]) -> bytes:
+    def header_lines(self, request_headers: Sequence[Header]) -> bytes:
         """`headers` as they go over the wire."""
-        return b"".join(b"%b: %b\r\n" % header for header in self.headers(request_headers))
+        return b"".join(b"%b: %b\r\n" % header for header in self.response_headers(request_headers))
 
-    def preflight(self, request_headers: Sequence[Header]) -> list[Header]:
+    def answer_preflight(self, request_headers: Sequence[Header]) -> list[Header]:
         """The headers that answer a browser's question before the request; empty: it is not answered."""
-        origin = _value(request_headers, b"origin")
-        if not self.is_on or origin is None or not self.allows(origin):
+        origin = _header_value(request_headers, b"origin")
+        if not self.is_on or origin is None or not self.allows_origin(origin):
             return []
-        if _value(request_headers, b"access-control-request-method") is None:
+        if _header_value(request_headers, b"access-control-request-method") is None:
             return []
-        wanted_headers = _value(request_headers, b"access-control-request-headers") or b""
+        wanted_headers = _header_value(request_headers, b"access-control-request-headers") or b""
         return [
-            *self.headers(request_headers),
+            *self.response_headers(request_headers),
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
             # Whatever is asked for: SDKs send many of their own, and none of them lets anybody in.
             (b"access-control-allow-headers", wanted_headers if _NAMES.fullmatch(wanted_headers) else _ALLOWED),
@@ -64,5 +64,5 @@ class Cors:
         ]
 
 
-def _value(headers: Sequence[Header], header_name: bytes) -> bytes | None:
+def _header_value(headers: Sequence[Header], header_name: bytes) -> bytes | None:
     return next((value for name, value in headers if name == header_name), None)

@@ -18,7 +18,7 @@ _REMEMBERED = 64
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 
-class HostRule:
+class HostCheck:
     """Which Host and Origin headers are accepted.
 
     Always: this machine's loopback names, the address listened on, and what the operator allows. On an open gateway
@@ -31,7 +31,7 @@ class HostRule:
         self._any_address = is_open
         self._accepted: set[bytes] = set()
 
-    def check(self, headers: Sequence[Header], cors: Cors) -> None:
+    def check_request(self, headers: Sequence[Header], cors: Cors) -> None:
         """Refuse what is foreign; an origin that `cors` allows is not.
 
         Raises:
@@ -42,7 +42,7 @@ class HostRule:
         if host not in self._accepted:
             self._check_host(host)
         for name, value in headers:
-            if name == b"origin" and not (cors.is_on and cors.allows(value)):
+            if name == b"origin" and not (cors.is_on and cors.allows_origin(value)):
                 self._check_origin(value.decode("latin-1").lower(), host.decode("latin-1").lower())
 
     def _check_host(self, host_header: bytes) -> None:
@@ -56,15 +56,15 @@ class HostRule:
     def _check_origin(self, origin: str, host: str) -> None:
         scheme, separator, authority = origin.partition("://")
         is_page = separator and scheme in ("http", "https")
-        if not is_page or not (authority == host or hostname(authority) in self._names):
+        if not is_page or not (authority == host or hostname_of(authority) in self._names):
             raise RoundhouseError("forbidden_origin", f"Pages of the origin {origin!r:.100} may not use this gateway.")
 
     def _is_ours(self, host: str) -> bool:
-        name = hostname(host)
+        name = hostname_of(host)
         return name in self._names or (self._any_address and _is_address(name))
 
 
-def hostname(authority: str) -> str:
+def hostname_of(authority: str) -> str:
     """The name in `name`, `name:port` or `[address]:port`; empty if it is none of these."""
     if authority.startswith("["):
         name, bracket, port_part = authority[1:].partition("]")

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.keys import KeyScope
-from gateway.ingress.authenticator import Gate
+from gateway.ingress.authenticator import Authenticator
 from gateway.ingress.cors import Cors
-from gateway.ingress.response_headers import HeaderLines
+from gateway.ingress.response_headers import ResponseHeaders
 from gateway.server.asgi import AsgiApp, Header, Message, Receive, Scope, Send, request_id_of, send_error, send_whole
 from gateway.tenancy.api_keys import Caller
-from gateway.tenancy.rate_limits import Limits, client_headers
+from gateway.tenancy.rate_limits import RateLimits, client_headers
 
 logger = logging.getLogger(__name__)
 
@@ -29,30 +29,30 @@ SCOPE_OF: tuple[tuple[str, KeyScope], ...] = (
 """Path prefixes that need a scope. The other routes of the framework only describe: any valid key opens them."""
 
 
-def request_ids() -> Callable[[], str]:
+def request_id_source() -> Callable[[], str]:
     """Makes ids: a random part for this process, and a counter."""
     process = secrets.token_hex(4)
     numbers = itertools.count(1)
     return lambda: f"req-{process}-{next(numbers):x}"
 
 
-class FrontDoor:
+class IngressMiddleware:
     """The outermost ASGI application. Inference does not come by here: see `client_http`."""
 
     def __init__(
         self,
         framework: AsgiApp,
-        authenticator: Gate,
-        limits: Limits,
+        authenticator: Authenticator,
+        limits: RateLimits,
         cors: Cors,
-        lines: HeaderLines,
+        lines: ResponseHeaders,
         *,
         next_id: Callable[[], str],
         now: Callable[[], float],
     ) -> None:
         """`now` gives monotonic seconds."""
         self._framework = framework
-        self._gate = authenticator
+        self._authenticator = authenticator
         self._limits = limits
         self._now = now
         self._cors = cors
@@ -67,15 +67,15 @@ class FrontDoor:
         request_id = self._next_id()
         scope.setdefault("state", {})["request_id"] = request_id
         headers: list[Header] = scope["headers"]
-        answer_headers = [(b"x-request-id", request_id.encode()), *self._cors.headers(headers)]
-        if scope["method"] == "OPTIONS" and (preflight := self._cors.preflight(headers)):
+        answer_headers = [(b"x-request-id", request_id.encode()), *self._cors.response_headers(headers)]
+        if scope["method"] == "OPTIONS" and (preflight := self._cors.answer_preflight(headers)):
             await send_whole(send, 204, [answer_headers[0], *preflight], b"")
             return
         if scope["path"] in UNGATED:
             await self._through_framework(scope, receive, send, answer_headers)
             return
         try:
-            caller = self._gate.caller(headers)
+            caller = self._authenticator.authenticate_request(headers)
         except RoundhouseError as error:
             await send_error(scope, send, error, [*answer_headers[1:], *self._lines.refusal_headers(error)])
             return
@@ -88,18 +88,18 @@ class FrontDoor:
         scope["state"]["caller"] = caller
         try:
             _check_scope(scope["path"], caller)
-            entry = self._limits.enter(caller, 0, self._now())
+            entry = self._limits.admit_request(caller, 0, self._now())
         except RoundhouseError as error:
-            error_headers = [*answer_headers[1:], *self._limits.headers(caller, self._now())]
+            error_headers = [*answer_headers[1:], *self._limits.response_headers(caller, self._now())]
             if error.entry.code == "rate_limit_exceeded":
                 error_headers += client_headers(caller)
             await send_error(scope, send, error, error_headers)
             return
         try:
-            answer_headers += self._limits.headers(caller, self._now())
+            answer_headers += self._limits.response_headers(caller, self._now())
             await self._through_framework(scope, receive, send, answer_headers)
         finally:
-            entry.leave(self._now(), 0)
+            entry.release_request(self._now(), 0)
 
     async def _through_framework(
         self, scope: Scope, receive: Receive, send: Send, answer_headers: list[Header]
@@ -125,4 +125,4 @@ class FrontDoor:
 def _check_scope(path: str, caller: Caller) -> None:
     for prefix, scope in SCOPE_OF:
         if f"{path}/".startswith(prefix):
-            caller.needs(scope)
+            caller.require_scope(scope)

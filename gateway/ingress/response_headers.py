@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from controller.schema.errors import RoundhouseError
-from gateway.admission.admission import Place
+from gateway.admission.admission import QueuePlace
 from gateway.admission.ticket import AT_ONCE
 from gateway.ingress.cors import Cors
 from gateway.server.asgi import Header
@@ -23,19 +23,19 @@ _LONGEST_CLIENT_ID: Final = 100
 _UNFIT: Final = re.compile(rb"[^\x21-\x7e ]+")
 
 
-class HeaderLines:
+class ResponseHeaders:
     """Makes them. Remembers the clients that it has seen, in bounds."""
 
     def __init__(self, cors: Cors) -> None:
         self._cors = cors
         self._clients: dict[bytes, bytes] = {}
 
-    def for_client(
+    def client_headers(
         self,
         id_lines: bytes,
         headers: Sequence[Header],
         caller: Caller,
-        place: Place | None,
+        place: QueuePlace | None,
         rate_lines: bytes,
     ) -> bytes:
         """What every answer says: the request's id, whose it is, its place in the queue, and what the key has left."""
@@ -45,9 +45,9 @@ class HeaderLines:
             b"" if place is None else _place_lines(place),
             rate_lines,
         )
-        return lines + self._cors.lines(headers) if self._cors.is_on else lines
+        return lines + self._cors.header_lines(headers) if self._cors.is_on else lines
 
-    def for_refusal(self, error: RoundhouseError, caller: Caller) -> bytes:
+    def refusal_lines(self, error: RoundhouseError, caller: Caller) -> bytes:
         """What an error says besides."""
         if error.entry.code == "rate_limit_exceeded":
             return header_lines(client_headers(caller))
@@ -57,7 +57,7 @@ class HeaderLines:
         """How to come in, where that is what failed."""
         return [(b"www-authenticate", b"Bearer")] if error.entry.code == "invalid_api_key" else []
 
-    def for_engine(self, request_id: str, headers: Sequence[Header]) -> bytes:
+    def engine_headers(self, request_id: str, headers: Sequence[Header]) -> bytes:
         """What an engine is told of the request."""
         lines = b"x-request-id: %b\r\n" % request_id.encode()
         for name, value in headers:
@@ -88,7 +88,7 @@ def client_id(client_text: bytes) -> bytes:
     return _UNFIT.sub(b"", client_text[:_LONGEST_CLIENT_ID]).strip() or b"anonymous"
 
 
-def _place_lines(place: Place) -> bytes:
+def _place_lines(place: QueuePlace) -> bytes:
     if place is AT_ONCE:
         return _AT_ONCE_LINES
     lines = b"x-queue-position: %d\r\nx-queue-depth: %d\r\n" % (place.position, place.depth)

@@ -12,7 +12,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 
-class Count:
+class FastCounter:
     """One series of a counter. Whoever counts adds to `value`."""
 
     __slots__ = ("value",)
@@ -21,18 +21,18 @@ class Count:
         self.value = 0
 
 
-class Counts:
+class FastCounters:
     """A counter by labels. `name` without `_total`."""
 
     def __init__(self, name: str, text: str, labels: tuple[str, ...]) -> None:
         self._name, self._text, self._labels = name, text, labels
-        self._series: dict[tuple[str, ...], Count] = {}
+        self._series: dict[tuple[str, ...], FastCounter] = {}
 
-    def of(self, *labels: str) -> Count:
+    def counter_of(self, *labels: str) -> FastCounter:
         """The series of these label values, to be kept by who counts often. It stays for good."""
-        return self._series.get(labels) or self._series.setdefault(labels, Count())
+        return self._series.get(labels) or self._series.setdefault(labels, FastCounter())
 
-    def family(self) -> Metric:
+    def make_family(self) -> Metric:
         """As Prometheus reads it."""
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         for labels, counter in self._series.items():
@@ -40,7 +40,7 @@ class Counts:
         return family
 
 
-class Distribution:
+class FastHistogram:
     """One series of a histogram."""
 
     __slots__ = ("_bounds", "counts", "sum")
@@ -51,24 +51,24 @@ class Distribution:
         """By bucket, each on its own; the last one is what lies over every bound."""
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
+    def observe_value(self, value: float) -> None:
         """Count one value; a bucket holds its upper bound."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
 
-class Distributions:
+class FastHistograms:
     """A histogram by labels. `bounds` are the buckets' upper ends, ascending, `+Inf` left out."""
 
     def __init__(self, name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
         self._name, self._text, self._labels, self._bounds = name, text, labels, bounds
-        self._series: dict[tuple[str, ...], Distribution] = {}
+        self._series: dict[tuple[str, ...], FastHistogram] = {}
 
-    def of(self, *labels: str) -> Distribution:
+    def histogram_of(self, *labels: str) -> FastHistogram:
         """The series of these label values, to be kept by who counts often. It stays for good."""
-        return self._series.get(labels) or self._series.setdefault(labels, Distribution(self._bounds))
+        return self._series.get(labels) or self._series.setdefault(labels, FastHistogram(self._bounds))
 
-    def family(self) -> Metric:
+    def make_family(self) -> Metric:
         """As Prometheus reads it."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         upper_bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]

@@ -12,12 +12,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.control.inflight import Ledger
+from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
-from gateway.metrics.fast_counters import Count, Counts, Distributions
+from gateway.metrics.fast_counters import FastCounter, FastCounters, FastHistograms
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.live_routes import LiveRoutes
-from gateway.stored_responses.records import Stored
+from gateway.stored_responses.records import StoredTotals
 
 UNKNOWN_MODEL = "unknown"
 """Label of requests that named no declared model."""
@@ -30,59 +30,59 @@ _FIRST_BYTE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 
 _QUEUE_WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
-class Series:
+class RequestSeries:
     """Everything that is counted of one model's requests on one route. `Metrics.series` finds it; keep it."""
 
     __slots__ = ("_duration", "_first_byte", "_labels", "_requests", "_statuses", "_tokens")
 
-    def __init__(self, requests: _Requests, model: str, route: str) -> None:
+    def __init__(self, requests: _RequestCollector, model: str, route: str) -> None:
         self._requests = requests
         self._labels = (model, route)
-        self._duration = requests.duration.of(model, route)
-        self._first_byte = requests.first_byte.of(model, route)
-        self._statuses: dict[int, Count] = {}
-        self._tokens: tuple[Count, Count] | None = None
+        self._duration = requests.duration.histogram_of(model, route)
+        self._first_byte = requests.first_byte.histogram_of(model, route)
+        self._statuses: dict[int, FastCounter] = {}
+        self._tokens: tuple[FastCounter, FastCounter] | None = None
 
-    def finished(self, status: int, duration_s: float, first_byte_s: float | None, usage: Usage | None) -> None:
+    def count_finished(self, status: int, duration_s: float, first_byte_s: float | None, usage: Usage | None) -> None:
         """Count one request that is over. Times in seconds since its headers came."""
-        counter = self._statuses.get(status) or self._of_status(status)
+        counter = self._statuses.get(status) or self._status_counter(status)
         counter.value += 1
-        self._duration.observe(duration_s)
+        self._duration.observe_value(duration_s)
         if first_byte_s is not None:
-            self._first_byte.observe(first_byte_s)
+            self._first_byte.observe_value(first_byte_s)
         if usage is not None:
-            prompt, completion = self._tokens or self._of_tokens()
+            prompt, completion = self._tokens or self._token_counters()
             prompt.value += usage.prompt
             completion.value += usage.completion
 
-    def waited(self, seconds: float) -> None:
+    def count_waited(self, seconds: float) -> None:
         """Count a request that had to wait, when it has its slot."""
-        self._requests.queue_wait.of(self._labels[0]).observe(seconds)
+        self._requests.queue_wait.histogram_of(self._labels[0]).observe_value(seconds)
 
-    def retried(self, tries: int = 1) -> None:
+    def count_retries(self, tries: int = 1) -> None:
         """Count further tries of a request."""
-        self._requests.retries.of(self._labels[0]).value += tries
+        self._requests.retries.counter_of(self._labels[0]).value += tries
 
-    def client_left(self) -> None:
+    def count_client_left(self) -> None:
         """Count a client that left before its answer was complete."""
-        self._requests.client_gone.of(*self._labels).value += 1
+        self._requests.client_gone.counter_of(*self._labels).value += 1
 
-    def broke_off(self, code: str) -> None:
+    def count_broken_off(self, code: str) -> None:
         """Count an answer that ended with the error `code` after its status was sent."""
-        self._requests.broken_off.of(self._labels[0], code).value += 1
+        self._requests.broken_off.counter_of(self._labels[0], code).value += 1
 
-    def refused(self, code: str) -> None:
+    def count_refused(self, code: str) -> None:
         """Count an error of our own that was answered."""
-        self._requests.refusals.of(self._labels[0], code).value += 1
+        self._requests.refusals.counter_of(self._labels[0], code).value += 1
 
-    def _of_status(self, status: int) -> Count:
+    def _status_counter(self, status: int) -> FastCounter:
         model, route = self._labels
-        counter = self._statuses[status] = self._requests.requests.of(model, route, str(status))
+        counter = self._statuses[status] = self._requests.requests.counter_of(model, route, str(status))
         return counter
 
-    def _of_tokens(self) -> tuple[Count, Count]:
+    def _token_counters(self) -> tuple[FastCounter, FastCounter]:
         model, tokens = self._labels[0], self._requests.tokens
-        self._tokens = counters = (tokens.of(model, "in"), tokens.of(model, "out"))
+        self._tokens = counters = (tokens.counter_of(model, "in"), tokens.counter_of(model, "out"))
         return counters
 
 
@@ -91,12 +91,12 @@ class KeySeries:
 
     __slots__ = ("_requests", "_tokens_in", "_tokens_out")
 
-    def __init__(self, requests: _Requests, key: str) -> None:
-        self._requests = requests.key_requests.of(key)
-        self._tokens_in = requests.key_tokens.of(key, "in")
-        self._tokens_out = requests.key_tokens.of(key, "out")
+    def __init__(self, requests: _RequestCollector, key: str) -> None:
+        self._requests = requests.key_requests.counter_of(key)
+        self._tokens_in = requests.key_tokens.counter_of(key, "in")
+        self._tokens_out = requests.key_tokens.counter_of(key, "out")
 
-    def finished(self, usage: Usage | None) -> None:
+    def count_finished(self, usage: Usage | None) -> None:
         """Count one request that carried the key, answered or refused."""
         self._requests.value += 1
         if usage is not None:
@@ -110,88 +110,90 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._requests = _Requests()
-        self._series: dict[tuple[str, str], Series] = {}
+        self._requests = _RequestCollector()
+        self._series: dict[tuple[str, str], RequestSeries] = {}
         self._keys: dict[str, KeySeries] = {}
         self.registry.register(self._requests)
 
-    def series(self, model: str, route: str) -> Series:
+    def series_of(self, model: str, route: str) -> RequestSeries:
         """The counters of a declared model, or `UNKNOWN_MODEL`, on one of our routes; never of a client's word."""
         series = self._series.get((model, route))
         if series is None:
-            series = self._series[model, route] = Series(self._requests, model, route)
+            series = self._series[model, route] = RequestSeries(self._requests, model, route)
         return series
 
-    def key(self, name: str) -> KeySeries:
+    def key_series_of(self, name: str) -> KeySeries:
         """The counters of a declared key."""
         series = self._keys.get(name)
         if series is None:
             series = self._keys[name] = KeySeries(self._requests, name)
         return series
 
-    def show_state(self, live: LiveRoutes, ledger: Ledger, link: LinkState, now: Callable[[], float]) -> None:
+    def show_state(self, live: LiveRoutes, ledger: InflightCounts, link: LinkState, now: Callable[[], float]) -> None:
         """Add the gauges that are read off the gateway's parts. `now` is the clock of `link.table_at`."""
-        self.registry.register(_State(live, ledger, link, now))
+        self.registry.register(_StateCollector(live, ledger, link, now))
 
-    def show_stored(self, stored_totals: Callable[[], Stored], failures: Callable[[], int]) -> None:
+    def show_stored(self, stored_totals: Callable[[], StoredTotals], failures: Callable[[], int]) -> None:
         """Add what is to be known of stored responses, each asked for when it is read."""
-        self.registry.register(_StoredResponses(stored_totals, failures))
+        self.registry.register(_StoredResponsesCollector(stored_totals, failures))
 
     def show_connections(self, *, count_idle: Callable[[], int], count_busy: Callable[[], int]) -> None:
         """Add the gauge of the connections to engines, each count asked for when it is read."""
-        self.registry.register(_Connections(count_idle, count_busy))
+        self.registry.register(_ConnectionCollector(count_idle, count_busy))
 
 
-class _Requests(Collector):
+class _RequestCollector(Collector):
     """The families that requests count in."""
 
     def __init__(self) -> None:
-        self.requests = Counts(
+        self.requests = FastCounters(
             "roundhouse_gateway_requests",
             "Requests, by the HTTP status that was sent; 499: the client left before one was.",
             ("model", "route", "status"),
         )
-        self.duration = Distributions(
+        self.duration = FastHistograms(
             "roundhouse_gateway_request_duration_seconds",
             "From a request's headers to its answer's last byte.",
             ("model", "route"),
             _DURATION_BUCKETS,
         )
-        self.first_byte = Distributions(
+        self.first_byte = FastHistograms(
             "roundhouse_gateway_first_byte_seconds",
             "From a request's headers to its answer's first byte, heartbeats not counted.",
             ("model", "route"),
             _FIRST_BYTE_BUCKETS,
         )
-        self.queue_wait = Distributions(
+        self.queue_wait = FastHistograms(
             "roundhouse_gateway_queue_wait_seconds",
             "From a request's arrival to its slot, of those that had to wait.",
             ("model",),
             _QUEUE_WAIT_BUCKETS,
         )
-        self.tokens = Counts(
+        self.tokens = FastCounters(
             "roundhouse_gateway_tokens",
             "Tokens as engines counted them; direction is `in` (prompt) or `out` (completion).",
             ("model", "direction"),
         )
-        self.retries = Counts("roundhouse_gateway_retries", "Further tries after a connection failed.", ("model",))
-        self.client_gone = Counts(
+        self.retries = FastCounters(
+            "roundhouse_gateway_retries", "Further tries after a connection failed.", ("model",)
+        )
+        self.client_gone = FastCounters(
             "roundhouse_gateway_client_disconnects",
             "Clients that left before their answer was complete.",
             ("model", "route"),
         )
-        self.broken_off = Counts(
+        self.broken_off = FastCounters(
             "roundhouse_gateway_broken_answers",
             "Answers that ended with an error after their status was sent.",
             ("model", "code"),
         )
-        self.refusals = Counts(
+        self.refusals = FastCounters(
             "roundhouse_gateway_refusals", "Errors of the gateway's own that were answered.", ("model", "code")
         )
-        self.key_requests = Counts(
+        self.key_requests = FastCounters(
             "roundhouse_gateway_key_requests", "Requests that carried a declared key, refused ones too.", ("key",)
         )
-        self.key_tokens = Counts(
+        self.key_tokens = FastCounters(
             "roundhouse_gateway_key_tokens",
             "Tokens of a key's requests; direction is `in` (prompt) or `out` (completion).",
             ("key", "direction"),
@@ -200,13 +202,13 @@ class _Requests(Collector):
     def collect(self) -> Iterator[Metric]:
         """Each family, in Prometheus' form."""
         for family in vars(self).values():
-            yield family.family()
+            yield family.make_family()
 
 
-class _State(Collector):
+class _StateCollector(Collector):
     """Gauges without a place of their own: the ledger and the routes are the truth."""
 
-    def __init__(self, live: LiveRoutes, ledger: Ledger, link: LinkState, now: Callable[[], float]) -> None:
+    def __init__(self, live: LiveRoutes, ledger: InflightCounts, link: LinkState, now: Callable[[], float]) -> None:
         self._live = live
         self._ledger = ledger
         self._link = link
@@ -220,7 +222,7 @@ class _State(Collector):
         replicas = {name: len(route.endpoints) for name, route in routes.models.items()} if routes else {}
         yield _gauge("replicas", "Replicas that take requests.", "model", replicas)
         link = GaugeMetricFamily("roundhouse_gateway_link_up", "1 while the controller is connected.")
-        link.add_metric((), float(self._link.connected))
+        link.add_metric((), float(self._link.is_connected))
         yield link
         age = GaugeMetricFamily("roundhouse_gateway_table_age_seconds", "Since the last routing table came.")
         if self._link.table_at is not None:
@@ -228,23 +230,23 @@ class _State(Collector):
         yield age
 
 
-class _Connections(Collector):
+class _ConnectionCollector(Collector):
     def __init__(self, count_idle: Callable[[], int], count_busy: Callable[[], int]) -> None:
-        self._idle = count_idle
-        self._busy = count_busy
+        self._count_idle = count_idle
+        self._count_busy = count_busy
 
     def collect(self) -> Iterator[Metric]:
-        counts = {"idle": self._idle(), "busy": self._busy()}
+        counts = {"idle": self._count_idle(), "busy": self._count_busy()}
         yield _gauge("engine_connections", "Open connections to engines; state is `idle` or `busy`.", "state", counts)
 
 
-class _StoredResponses(Collector):
-    def __init__(self, stored_totals: Callable[[], Stored], failures: Callable[[], int]) -> None:
-        self._stored = stored_totals
+class _StoredResponsesCollector(Collector):
+    def __init__(self, stored_totals: Callable[[], StoredTotals], failures: Callable[[], int]) -> None:
+        self._stored_totals = stored_totals
         self._failures = failures
 
     def collect(self) -> Iterator[Metric]:
-        totals = self._stored()
+        totals = self._stored_totals()
         yield GaugeMetricFamily("roundhouse_gateway_stored_responses", "Responses that are stored.", totals.responses)
         yield GaugeMetricFamily("roundhouse_gateway_stored_bytes", "What they take of the disk.", totals.bytes)
         yield CounterMetricFamily(

@@ -25,27 +25,27 @@ from gateway.protocols.responses.via_chat import RESPONSES_COUNT, RESPONSES_OVER
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ServingOption:
     """One way to serve an API."""
 
-    needs: str
+    required_api: str
     """What the engine must offer, as `ModelRoute.apis` names it."""
     dialect: Dialect
     target: str | None = None
     """The engine's path; None: as the client asked."""
-    flawed_in: tuple[str, ...] = ()
+    flawed_backends: tuple[str, ...] = ()
     """Backends whose engines lose a part of what is asked for, or answer in another form than the family's: for them
     any other way is better."""
 
 
-def _spoken(path: str, dialect: Dialect, *, flawed_backends: tuple[str, ...] = ()) -> Way:
+def _passthrough(path: str, dialect: Dialect, *, flawed_backends: tuple[str, ...] = ()) -> ServingOption:
     """The engine speaks it itself."""
-    return Way(path, dialect, flawed_in=flawed_backends)
+    return ServingOption(path, dialect, flawed_backends=flawed_backends)
 
 
-def _over(engine_path: str, dialect: Dialect) -> Way:
+def _translation(engine_path: str, dialect: Dialect) -> ServingOption:
     """The engine speaks something else, into which it is translated."""
-    return Way(engine_path, dialect, engine_path)
+    return ServingOption(engine_path, dialect, engine_path)
 
 
 _FLAWED_MESSAGES: Final = ("llama_server", "vllm_serve", "vllm")
@@ -53,40 +53,40 @@ _FLAWED_MESSAGES: Final = ("llama_server", "vllm_serve", "vllm")
 say `stop_sequence`, and begin thoughts and calls with blocks that lack a field; vLLM's forget `thinking` and cached
 tokens, and share the last two (by its source)."""
 
-WAYS: Final[Mapping[str, tuple[Way, ...]]] = {
-    "/v1/chat/completions": (_spoken("/v1/chat/completions", CHAT),),
-    "/v1/chat/completions/input_tokens": (_spoken("/v1/chat/completions/input_tokens", CHAT),),
+SERVING_OPTIONS: Final[Mapping[str, tuple[ServingOption, ...]]] = {
+    "/v1/chat/completions": (_passthrough("/v1/chat/completions", CHAT),),
+    "/v1/chat/completions/input_tokens": (_passthrough("/v1/chat/completions/input_tokens", CHAT),),
     "/v1/completions": (
-        _spoken("/v1/completions", COMPLETIONS),
-        _over("/v1/chat/completions", COMPLETIONS_OVER_CHAT),
+        _passthrough("/v1/completions", COMPLETIONS),
+        _translation("/v1/chat/completions", COMPLETIONS_OVER_CHAT),
     ),
-    "/v1/responses": (_over("/v1/chat/completions", RESPONSES_OVER_CHAT),),
-    "/v1/responses/input_tokens": (_over("/v1/chat/completions/input_tokens", RESPONSES_COUNT),),
+    "/v1/responses": (_translation("/v1/chat/completions", RESPONSES_OVER_CHAT),),
+    "/v1/responses/input_tokens": (_translation("/v1/chat/completions/input_tokens", RESPONSES_COUNT),),
     "/v1/messages": (
-        _spoken("/v1/messages", MESSAGES, flawed_backends=_FLAWED_MESSAGES),
-        _over("/v1/chat/completions", MESSAGES_OVER_CHAT),
+        _passthrough("/v1/messages", MESSAGES, flawed_backends=_FLAWED_MESSAGES),
+        _translation("/v1/chat/completions", MESSAGES_OVER_CHAT),
     ),
     "/v1/messages/count_tokens": (
-        _spoken("/v1/messages/count_tokens", MESSAGES, flawed_backends=_FLAWED_MESSAGES),
-        _over("/v1/chat/completions/input_tokens", MESSAGES_COUNTED_OVER_CHAT),
+        _passthrough("/v1/messages/count_tokens", MESSAGES, flawed_backends=_FLAWED_MESSAGES),
+        _translation("/v1/chat/completions/input_tokens", MESSAGES_COUNTED_OVER_CHAT),
     ),
-    "/v1/embeddings": (_spoken("/v1/embeddings", EMBEDDINGS),),
-    "/v1/rerank": (_spoken("/v1/rerank", RERANK),),
-    "/rerank": (_over("/v1/rerank", RERANK),),
-    "/v2/rerank": (_over("/v1/rerank", RERANK_V2),),
-    "/tokenize": (_spoken("/tokenize", PLAIN),),
-    "/detokenize": (_spoken("/detokenize", PLAIN),),
-    "/apply-template": (_spoken("/apply-template", PLAIN),),
-    "/infill": (_spoken("/infill", NATIVE),),
-    "/props": (_spoken("/props", PLAIN),),
-    "/slots": (_spoken("/slots", PLAIN),),
-    "/slots/{id}": (_spoken("/slots", PLAIN),),
-    "/lora-adapters": (_spoken("/lora-adapters", PLAIN),),
+    "/v1/embeddings": (_passthrough("/v1/embeddings", EMBEDDINGS),),
+    "/v1/rerank": (_passthrough("/v1/rerank", RERANK),),
+    "/rerank": (_translation("/v1/rerank", RERANK),),
+    "/v2/rerank": (_translation("/v1/rerank", RERANK_V2),),
+    "/tokenize": (_passthrough("/tokenize", PLAIN),),
+    "/detokenize": (_passthrough("/detokenize", PLAIN),),
+    "/apply-template": (_passthrough("/apply-template", PLAIN),),
+    "/infill": (_passthrough("/infill", NATIVE),),
+    "/props": (_passthrough("/props", PLAIN),),
+    "/slots": (_passthrough("/slots", PLAIN),),
+    "/slots/{id}": (_passthrough("/slots", PLAIN),),
+    "/lora-adapters": (_passthrough("/lora-adapters", PLAIN),),
 }
 """By a path of the gateway, the ways to serve it, the better one first. All of a path have one family's errors."""
 
 
-def way_for(path: str, request: InferenceRequest, route: ModelRoute) -> Way:
+def serving_option(path: str, request: InferenceRequest, route: ModelRoute) -> ServingOption:
     """The first way that the model's engine offers and that can do what is asked for.
 
     An engine that lists nothing may speak anything. Where none of the ways can do it all, the last one that the engine
@@ -97,10 +97,10 @@ def way_for(path: str, request: InferenceRequest, route: ModelRoute) -> Way:
     """
     apis = route.apis
     selected_option = None
-    for option in WAYS[path]:
-        if not apis or option.needs in apis:
+    for option in SERVING_OPTIONS[path]:
+        if not apis or option.required_api in apis:
             selected_option = option
-            if route.backend not in option.flawed_in and option.dialect.takes(request):
+            if route.backend not in option.flawed_backends and option.dialect.can_serve(request):
                 break
     if selected_option is None:
         path_list = ", ".join(offered_paths(route))
@@ -109,11 +109,11 @@ def way_for(path: str, request: InferenceRequest, route: ModelRoute) -> Way:
     return selected_option
 
 
-def offers(path: str, route: ModelRoute) -> bool:
+def offers_path(path: str, route: ModelRoute) -> bool:
     """Whether some way serves the path for the model, as far as the engine tells."""
-    return any(option.needs in route.apis for option in WAYS[path])
+    return any(option.required_api in route.apis for option in SERVING_OPTIONS[path])
 
 
 def offered_paths(route: ModelRoute) -> list[str]:
     """The paths that the gateway serves for the model; empty: the engine tells nothing."""
-    return [path for path in WAYS if offers(path, route)]
+    return [path for path in SERVING_OPTIONS if offers_path(path, route)]

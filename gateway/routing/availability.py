@@ -8,7 +8,7 @@ from controller.schema.status import ModelState
 from gateway.routing.table import Routes
 
 
-def find(routes: Routes, name: str) -> ModelRoute:
+def find_model(routes: Routes, name: str) -> ModelRoute:
     """The model that clients call `name`.
 
     Raises:
@@ -27,13 +27,13 @@ class LoadingError(RoundhouseError):
         super().__init__("model_loading", message, param="model", retry_after_s=retry_after_s)
         self.progress = progress
 
-    def headers(self) -> dict[str, str]:
+    def build_headers(self) -> dict[str, str]:
         """The table's, and `x-load-progress`."""
-        headers = super().headers()
+        headers = super().build_headers()
         return headers if self.progress is None else headers | {"x-load-progress": f"{self.progress:.2f}"}
 
 
-def refusal(route: ModelRoute, now: float) -> RoundhouseError | None:
+def refusal_of(route: ModelRoute, now: float) -> RoundhouseError | None:
     """Why a request for this model is refused at Unix time `now`; None if it is loaded."""
     if route.state == ModelState.LOADED:
         return None
@@ -63,7 +63,7 @@ def not_loaded_in_time(name: str, limit_s: float, route: ModelRoute | None) -> L
     return LoadingError(message, route.progress if route is not None else None)
 
 
-def overtaken(route: ModelRoute) -> RoundhouseError:
+def no_longer_loading(route: ModelRoute) -> RoundhouseError:
     """Demand no longer loads a model that is waited for: it was unloaded, perhaps before anything of it ran."""
     text = f"The model {route.name!r} was unloaded while the request waited for it."
     return RoundhouseError("model_unloading", text, param="model")

@@ -36,7 +36,7 @@ class LiveRoutes:
             )
         return self._current
 
-    def apply(self, table: RoutingTable) -> None:
+    def apply_table(self, table: RoutingTable) -> None:
         """Put `table` in force."""
         self._current = routes = Routes.of(table)
         self.on_table(routes)

@@ -37,7 +37,7 @@ class Routes:
             replicas=frozenset(endpoint.replica for route in table.models for endpoint in route.endpoints),
         )
 
-    def sole(self, path: str) -> str | None:
+    def sole_model(self, path: str) -> str | None:
         """The one model whose engine offers `path`; None if there is none, or another."""
         model_names = [route.name for route in self.models.values() if path in route.apis]
         return model_names[0] if len(model_names) == 1 else None

@@ -35,7 +35,7 @@ async def send_whole(send: Send, status: int, headers: list[Header], body: bytes
 
 def error_headers(error: RoundhouseError) -> list[Header]:
     """The headers that belong to an error's envelope. A known time of the next attempt is named in any case."""
-    headers = error.headers()
+    headers = error.build_headers()
     if error.retry_after_s is not None:
         headers.setdefault("retry-after", str(max(1, round(error.retry_after_s))))
     return [
@@ -60,10 +60,10 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """
     content_length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if int(content_length) > limit:
-        raise _too_large(limit)
+        raise _too_large_error(limit)
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
-        return _within(limit, message["body"])
+        return _check_size(limit, message["body"])
     parts: list[bytes] = []
     size = 0
     while True:
@@ -71,18 +71,18 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
             raise ClientGoneError
         size += len(message["body"])
         if size > limit:
-            raise _too_large(limit)
+            raise _too_large_error(limit)
         parts.append(message["body"])
         if not message.get("more_body", False):
             return b"".join(parts)
         message = await receive()
 
 
-def _within(limit: int, body: bytes) -> bytes:
+def _check_size(limit: int, body: bytes) -> bytes:
     if len(body) > limit:
-        raise _too_large(limit)
+        raise _too_large_error(limit)
     return body
 
 
-def _too_large(limit: int) -> RoundhouseError:
+def _too_large_error(limit: int) -> RoundhouseError:
     return RoundhouseError("body_too_large", f"The body is larger than {limit} bytes, the most that is accepted.")

@@ -23,10 +23,10 @@ _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 class Handler(Protocol):
     """What serves one call. Told everything in the event loop's one thread, each thing at most once."""
 
-    def begin(self, body: bytes) -> None:
+    def take_body(self, body: bytes) -> None:
         """The whole request is there."""
 
-    def fail(self, error: RoundhouseError) -> None:
+    def fail_request(self, error: RoundhouseError) -> None:
         """Answer `error`, in the form that is left."""
 
     def client_gone(self) -> None:
@@ -55,7 +55,7 @@ class Connection(Protocol):
     def send_continue(self) -> None:
         """Ask the client for its body."""
 
-    def answered(self, call: ClientCall) -> None:
+    def finish_call(self, call: ClientCall) -> None:
         """The answer is complete."""
 
 
@@ -66,13 +66,13 @@ class ClientCall:
     """
 
     __slots__ = (
-        "_begun",
         "_body",
-        "_chunked",
         "_connection",
+        "_is_begun",
+        "_is_chunked",
+        "_is_too_large",
         "_opener",
         "_size",
-        "_too_large",
         "body_complete",
         "disconnected",
         "expects_continue",
@@ -104,14 +104,14 @@ class ClientCall:
         self.query = query
         self.headers = headers
         self.keep_alive = keep_alive
-        self._chunked = is_chunked
+        self._is_chunked = is_chunked
         self.expects_continue = False
         self.handler: Handler | None = None
         self._body: bytes | bytearray = b""
         """The one part of it as it came, since most come in one; of more, a list would keep an object for each."""
         self._size = 0
-        self._too_large = False
-        self._begun = False
+        self._is_too_large = False
+        self._is_begun = False
         self.body_complete = False
         self.response_complete = False
         self.disconnected = False
@@ -122,7 +122,7 @@ class ClientCall:
         """A part of the body. More than may be is not kept."""
         self._size += len(part)
         if self._size > self._connection.max_body_bytes:
-            self._too_large = True
+            self._is_too_large = True
             self._body = b""
         elif not self._body:
             self._body = part
@@ -131,7 +131,7 @@ class ClientCall:
                 self._body = bytearray(self._body)
             self._body += part
 
-    def go_on(self) -> None:
+    def serve_request(self) -> None:
         """Serve what has been read. Only while it is this call's turn."""
         if self.response_complete:
             return
@@ -142,36 +142,36 @@ class ClientCall:
                 return
             self.handler = handler
             if not self.body_complete:
-                self._look_at_announced()
-        if self._too_large:
-            handler.fail(self._refusal())
-        elif self.body_complete and not self._begun:
-            self._begun = True
+                self._check_content_length()
+        if self._is_too_large:
+            handler.fail_request(self._too_large_error())
+        elif self.body_complete and not self._is_begun:
+            self._is_begun = True
             body, self._body = bytes(self._body), b""
-            handler.begin(body)
+            handler.take_body(body)
 
     def _is_answered(self) -> bool:
         return self.response_complete
 
-    def _look_at_announced(self) -> None:
+    def _check_content_length(self) -> None:
         content_length = next((value for name, value in self.headers if name == b"content-length"), b"0")
         if int(content_length) > self._connection.max_body_bytes:
-            self._too_large = True
+            self._is_too_large = True
         elif self.expects_continue:
             self._connection.send_continue()
 
-    def _refusal(self) -> RoundhouseError:
+    def _too_large_error(self) -> RoundhouseError:
         limit = self._connection.max_body_bytes
         return RoundhouseError("body_too_large", f"The body is larger than {limit} bytes, the most that is accepted.")
 
-    def lost(self) -> None:
+    def lose_client(self) -> None:
         """The connection is gone."""
         if not self.response_complete:
             self.response_complete = self.disconnected = True
             if self.handler is not None:
                 self.handler.client_gone()
 
-    def refuse(self, error: RoundhouseError) -> None:
+    def refuse_request(self, error: RoundhouseError) -> None:
         """The rest of the request will not be read."""
         self.keep_alive = False
         if self.response_complete:
@@ -179,7 +179,7 @@ class ClientCall:
         handler = self.handler or self._opener(self)
         if not self._is_answered():
             self.handler = handler
-            handler.fail(error)
+            handler.fail_request(error)
 
     # From the handler
 
@@ -201,12 +201,12 @@ class ClientCall:
         else:
             connection.transport.write(head)
             connection.transport.write(body)
-        self._complete()
+        self._finish_response()
 
-    def start(self, status: int, lines: bytes, first_part: bytes) -> None:
+    def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
         """Begin an answer whose length is not known."""
         connection = self._connection
-        if self._chunked:
+        if self._is_chunked:
             first_part = b"transfer-encoding: chunked\r\n%b\r\n%x\r\n%b\r\n" % (
                 b"" if self.keep_alive else _CLOSE,
                 len(first_part),
@@ -219,21 +219,21 @@ class ClientCall:
 
     def send_part(self, part: bytes) -> None:
         """A part of an answer that was started; not empty."""
-        self._connection.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if self._chunked else part)
+        self._connection.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if self._is_chunked else part)
 
-    def end(self, last_part: bytes = b"") -> None:
+    def end_response(self, last_part: bytes = b"") -> None:
         """End an answer that was started."""
-        if self._chunked:
+        if self._is_chunked:
             last_part = b"%x\r\n%b\r\n%b" % (len(last_part), last_part, _LAST_CHUNK) if last_part else _LAST_CHUNK
         if last_part:
             self._connection.transport.write(last_part)
-        self._complete()
+        self._finish_response()
 
     def break_off(self) -> None:
         """Leave an answer visibly unfinished: that is all that can be said in the middle of one that is no stream."""
         self.response_complete = True
         transport = self._connection.transport
-        if self._chunked or transport.is_closing():
+        if self._is_chunked or transport.is_closing():
             transport.close()
             return
         # Whose end is the connection's end looks complete after an orderly close.
@@ -242,9 +242,9 @@ class ClientCall:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         transport.abort()
 
-    def _complete(self) -> None:
+    def _finish_response(self) -> None:
         self.response_complete = True
-        self._connection.answered(self)
+        self._connection.finish_call(self)
 
 
 def status_line(status: int) -> bytes:

@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from controller.schema.errors import RoundhouseError
 from gateway.server.asgi import Header, error_headers
 from gateway.server.call import ClientCall, Handler, header_lines, status_line
-from gateway.server.request_reader import ClientLimits, Direct, RequestReader
+from gateway.server.request_reader import ClientLimits, InferenceRoutes, RequestReader
 
 AHEAD_BYTES: Final = 64 * 1024
 """So much is read beyond a request that is being served: while nothing is read, a client that leaves is not noticed."""
@@ -41,19 +41,19 @@ class ClientConnection(RequestReader):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        direct: Direct,
+        direct: InferenceRoutes,
         limits: ClientLimits,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop, direct=direct, limits=limits)
-        self._ahead = 0
+        self._bytes_ahead = 0
         """Bytes read since a request began to wait for others on this connection."""
-        self._deaf = False
-        self._serving: ClientCall | RequestResponseCycle | None = None
-        self._watch: asyncio.TimerHandle | None = None
+        self._ignores_input = False
+        self._current_call: ClientCall | RequestResponseCycle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._progress_at = 0.0
-        self._unsent = 0
+        self._unsent_bytes = 0
         """Bytes that waited for the client when last looked at."""
-        self._last_word: RoundhouseError | None = None
+        self._last_error: RoundhouseError | None = None
         """To be told when all that came before is answered."""
         self._default_headers: Sequence[Header] = ()
         self._default_lines = b""
@@ -64,40 +64,40 @@ class ClientConnection(RequestReader):
         """Begin to watch the time."""
         super().connection_made(transport)
         self._progress_at = self.loop.time()
-        self._watch = self.loop.call_later(self._limits.shortest_s, self._look_at_time)
+        self._timer = self.loop.call_later(self._limits.shortest_s, self._check_time)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever is being served; uvicorn tells only the request that was read last."""
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
-        current_call, self._serving = self._serving, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        current_call, self._current_call = self._current_call, None
         self.pipeline.clear()
         if isinstance(self.cycle, ClientCall):
             self.cycle = cast("RequestResponseCycle", None)  # uvicorn would wake its task, and it has none
         super().connection_lost(exc)
         if isinstance(current_call, ClientCall):
-            current_call.lost()
+            current_call.lose_client()
         elif current_call is not None and current_call is not self.cycle:
             current_call.disconnected = True
             current_call.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Read requests; serve the one whose turn it is."""
-        if self._deaf:
+        if self._ignores_input:
             return
         idle_bytes_before = self._idle_bytes
         error = self.read_requests(data)
         if not (idle_bytes_before and self._idle_bytes):
             self._progress_at = self.loop.time()  # only the first part of a head is progress: it has one time limit
         if error is not None:
-            self._refuse(error)
+            self._refuse_input(error)
         elif self.pipeline:
-            self._ahead += len(data)
-            if self._ahead > AHEAD_BYTES:
+            self._bytes_ahead += len(data)
+            if self._bytes_ahead > AHEAD_BYTES:
                 self.flow.pause_reading()
-        if isinstance(self._serving, ClientCall):
-            self._serving.go_on()
+        if isinstance(self._current_call, ClientCall):
+            self._current_call.serve_request()
 
     def _begin_call(
         self, opener: Callable[[ClientCall], Handler], method: bytes, path: bytes, query: bytes, *, is_modern: bool
@@ -108,15 +108,15 @@ class ClientConnection(RequestReader):
         previous_cycle, self.cycle = self.cycle, cast("RequestResponseCycle", call)
         # Who does not take the last answer is given no other.
         if (previous_cycle is None or previous_cycle.response_complete) and not self.flow.write_paused:
-            self._serving = call
+            self._current_call = call
         else:
             self.pipeline.appendleft((self.cycle, self.app))
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Start a request, perhaps one that waited for those before it on this connection."""
-        self._serving = cycle
+        self._current_call = cycle
         if isinstance(cycle, ClientCall):
-            cycle.go_on()
+            cycle.serve_request()
         else:
             super()._start_asgi_task(cycle, app)
 
@@ -134,7 +134,7 @@ class ClientConnection(RequestReader):
         """Ask the client for its body."""
         self.transport.write(_CONTINUE)
 
-    def answered(self, call: ClientCall) -> None:
+    def finish_call(self, call: ClientCall) -> None:
         """`call` is complete: close, linger, or go on with the next request."""
         if not call.body_complete:
             self._linger()
@@ -144,41 +144,43 @@ class ClientConnection(RequestReader):
 
     def on_response_complete(self) -> None:
         """Go on with the next request, or wait for it: the watch knows how long."""
-        self._serving = None
+        self._current_call = None
         self._progress_at = self.loop.time()
         self.server_state.total_requests += 1
         if self.pipeline:
-            self.loop.call_soon(self._next_in_line)  # not at once: refusals would nest as deep as the line is long
+            self.loop.call_soon(
+                self._start_next_request
+            )  # not at once: refusals would nest as deep as the line is long
         elif not self.transport.is_closing():
             self.flow.resume_reading()
-            if self._last_word is not None:
-                self._answer_nobody(self._last_word)
+            if self._last_error is not None:
+                self._answer_nobody(self._last_error)
 
-    def _next_in_line(self) -> None:
-        if self._serving is not None or self.flow.write_paused or self.transport.is_closing() or not self.pipeline:
+    def _start_next_request(self) -> None:
+        if self._current_call is not None or self.flow.write_paused or self.transport.is_closing() or not self.pipeline:
             return
         cycle, app = self.pipeline.pop()
         if not self.pipeline:
-            self._ahead = 0
+            self._bytes_ahead = 0
             self.flow.resume_reading()
         self._start_asgi_task(cycle, app)
 
     # Refusals
 
-    def _refuse(self, error: RoundhouseError) -> None:
+    def _refuse_input(self, error: RoundhouseError) -> None:
         """Say what is wrong with what is being read, when it is its turn, and read no more."""
-        if self._deaf or self.transport.is_closing():
+        if self._ignores_input or self.transport.is_closing():
             return
         cycle = self.cycle
         if not _is_incomplete(cycle):
-            self._refuse_after_all(error)  # a head is being read
+            self._refuse_in_turn(error)  # a head is being read
         elif cycle.response_complete:
             self._linger()
-        elif cycle is not self._serving:
+        elif cycle is not self._current_call:
             self.pipeline.popleft()
-            self._refuse_after_all(error)
+            self._refuse_in_turn(error)
         elif isinstance(cycle, ClientCall):
-            cycle.refuse(error)
+            cycle.refuse_request(error)
         else:
             cycle.disconnected = True  # it sends no more, and its application is told so
             cycle.message_event.set()
@@ -187,16 +189,16 @@ class ClientConnection(RequestReader):
             else:
                 self._answer_nobody(error)
 
-    def _refuse_after_all(self, error: RoundhouseError) -> None:
-        if self._serving is None and not self.pipeline:
+    def _refuse_in_turn(self, error: RoundhouseError) -> None:
+        if self._current_call is None and not self.pipeline:
             self._answer_nobody(error)
         else:
-            self._deaf = True
-            self._last_word = error
+            self._ignores_input = True
+            self._last_error = error
 
     def _answer_nobody(self, error: RoundhouseError) -> None:
         """Answer what is no request; it gets an id like one."""
-        request_id = self._direct.next_id()
+        request_id = self._direct.next_request_id()
         body = error.json_bytes(request_id)
         lines = header_lines([(b"x-request-id", request_id.encode()), *error_headers(error)])
         head = b"%bcontent-length: %d\r\nconnection: close\r\n\r\n" % (lines, len(body))
@@ -205,11 +207,11 @@ class ClientConnection(RequestReader):
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's own refusals."""
-        self._refuse(RoundhouseError("invalid_request", msg))
+        self._refuse_input(RoundhouseError("invalid_request", msg))
 
     def _linger(self) -> None:
         """Close once the client has stopped sending: closing earlier would take the answer from it."""
-        self._deaf = True
+        self._ignores_input = True
         if not self.transport.is_closing():
             self.flow.resume_reading()
             if self.transport.can_write_eof():
@@ -218,62 +220,62 @@ class ClientConnection(RequestReader):
 
     # Time
 
-    def _look_at_time(self) -> None:
+    def _check_time(self) -> None:
         """One timer per connection, set anew only when it fires."""
-        patience_s = self._patience()
+        patience_s = self._patience_s()
         left_s = self._progress_at + patience_s - self.loop.time()
         if left_s <= 0:
-            self._be_late()
+            self._handle_timeout()
             left_s = patience_s
         if not self.transport.is_closing() or self.transport.get_write_buffer_size():
-            self._watch = self.loop.call_later(max(min(left_s, self._limits.shortest_s), 0.01), self._look_at_time)
+            self._timer = self.loop.call_later(max(min(left_s, self._limits.shortest_s), 0.01), self._check_time)
 
-    def _patience(self) -> float:
-        is_idle = self._serving is None and not self._idle_bytes and not self.transport.get_write_buffer_size()
+    def _patience_s(self) -> float:
+        is_idle = self._current_call is None and not self._idle_bytes and not self.transport.get_write_buffer_size()
         return self._limits.keep_alive_s if is_idle and self.cycle is not None else self._limits.client_timeout_s
 
-    def _be_late(self) -> None:
+    def _handle_timeout(self) -> None:
         """End the connection if it is the client's turn."""
-        current_call = self._serving
+        current_call = self._current_call
         if self.flow.write_paused or (current_call is None and self.transport.get_write_buffer_size()):
-            self._look_at_unsent()
+            self._check_unsent()
         elif current_call is None:
             if self._idle_bytes:
-                self._refuse(self._late("headers"))
+                self._refuse_input(self._timeout_error("headers"))
             else:
                 self.transport.close()
         elif _is_incomplete(current_call):
-            self._refuse(self._late("body"))
+            self._refuse_input(self._timeout_error("body"))
 
-    def _look_at_unsent(self) -> None:
+    def _check_unsent(self) -> None:
         """End the connection if the client has taken nothing since the last look."""
         unsent_bytes = self.transport.get_write_buffer_size()
-        if 0 < self._unsent <= unsent_bytes:
+        if 0 < self._unsent_bytes <= unsent_bytes:
             self.transport.abort()
-        self._unsent = unsent_bytes
+        self._unsent_bytes = unsent_bytes
         self._progress_at = self.loop.time()
 
-    def _late(self, part: str) -> RoundhouseError:
+    def _timeout_error(self, part: str) -> RoundhouseError:
         limit_s = self._limits.client_timeout_s
         return RoundhouseError("request_timeout", f"The request's {part} did not go on for {limit_s:g} s.")
 
     def pause_writing(self) -> None:
         """The client takes less than it is sent."""
         self._progress_at = self.loop.time()
-        self._unsent = self.transport.get_write_buffer_size()
+        self._unsent_bytes = self.transport.get_write_buffer_size()
         super().pause_writing()
-        if isinstance(self._serving, ClientCall) and self._serving.handler is not None:
-            self._serving.handler.client_full()
+        if isinstance(self._current_call, ClientCall) and self._current_call.handler is not None:
+            self._current_call.handler.client_full()
 
     def resume_writing(self) -> None:
         """The client has taken what it was sent."""
         self._progress_at = self.loop.time()
-        self._unsent = 0
+        self._unsent_bytes = 0
         super().resume_writing()
-        if isinstance(self._serving, ClientCall) and self._serving.handler is not None:
-            self._serving.handler.client_ready()
-        elif self._serving is None and self.pipeline:
-            self.loop.call_soon(self._next_in_line)
+        if isinstance(self._current_call, ClientCall) and self._current_call.handler is not None:
+            self._current_call.handler.client_ready()
+        elif self._current_call is None and self.pipeline:
+            self.loop.call_soon(self._start_next_request)
 
 
 def _is_incomplete(cycle: RequestResponseCycle | ClientCall | None) -> bool:

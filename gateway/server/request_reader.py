@@ -41,16 +41,16 @@ class ClientLimits:
         return min(self.client_timeout_s, self.keep_alive_s)
 
 
-class Direct(Protocol):
+class InferenceRoutes(Protocol):
     """What serves requests without the web framework."""
 
-    def route(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
+    def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
         """What opens such a request; None: it goes through the framework. `path` is as sent, without its query."""
 
     def max_body_bytes(self) -> int:
         """Most bytes of a request's body."""
 
-    def next_id(self) -> str:
+    def next_request_id(self) -> str:
         """An id for the answer to what is no request."""
 
 
@@ -68,23 +68,23 @@ class RequestReader(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        direct: Direct,
+        direct: InferenceRoutes,
         limits: ClientLimits,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._direct = direct
         self._limits = limits
-        self._arrived = 0
+        self._read_bytes = 0
         """Bytes of this read."""
         self._idle_bytes = 0
         """Bytes since a request's head began, or since the last part of its body."""
-        self._head_slack = 0
+        self._head_slack_bytes = 0
         """Bytes that the head may have besides `_idle_bytes`: of the read in which it began."""
-        self._dropped = 0
+        self._dropped_bytes = 0
         """Bytes of the body of a request that was answered before its end."""
-        self._reading_head = True
-        self._upgrades = False
-        self._reason: RoundhouseError | None = None
+        self._is_reading_head = True
+        self._wants_upgrade = False
+        self._stop_error: RoundhouseError | None = None
         """Why the parser was stopped."""
 
     @abstractmethod
@@ -101,16 +101,16 @@ class RequestReader(HttpToolsProtocol):
 
     def read_requests(self, data: bytes) -> RoundhouseError | None:
         """Read on. What is wrong with the request that is being read; nothing may be read after it."""
-        self._arrived = len(data)
-        self._idle_bytes += self._arrived
+        self._read_bytes = len(data)
+        self._idle_bytes += self._read_bytes
         try:
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 self._read_without_upgrade(memoryview(data)[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            return self._reason or _unreadable(error)
-        return self._headers_too_large() if self._idle_bytes > self._limits.max_header_bytes else None
+            return self._stop_error or _unreadable_error(error)
+        return self._headers_too_large_error() if self._idle_bytes > self._limits.max_header_bytes else None
 
     def _read_without_upgrade(self, data: memoryview) -> None:
         """Go on as if no other protocol had been wished for. For the parser the request ended with such a head: so the
@@ -134,29 +134,29 @@ class RequestReader(HttpToolsProtocol):
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
-        self._reading_head = True
-        self._head_slack = self._arrived
+        self._is_reading_head = True
+        self._head_slack_bytes = self._read_bytes
 
     def on_headers_complete(self) -> None:
         """Decide who serves the request."""
         limit = self._limits.max_header_bytes
-        if self._idle_bytes + self._head_slack > limit and head_size(self.url, self.headers) > limit:
-            self._stop_reading(self._headers_too_large())
+        if self._idle_bytes + self._head_slack_bytes > limit and head_size(self.url, self.headers) > limit:
+            self._stop_reading(self._headers_too_large_error())
         method, version = self.parser.get_method(), self.parser.get_http_version()
-        self._upgrades = self.parser.should_upgrade()
-        if self._upgrades or version != "1.1":
+        self._wants_upgrade = self.parser.should_upgrade()
+        if self._wants_upgrade or version != "1.1":
             try:
                 check_protocol(method, version)
             except RoundhouseError as error:
                 self._stop_reading(error)
-            if self._upgrades:
+            if self._wants_upgrade:
                 return
-        self._reading_head = False
+        self._is_reading_head = False
         self._idle_bytes = 0
         if self.url[:1] != b"/":
             self.url, self.headers = in_origin_form(self.url, self.headers)
         path, _, query = self.url.partition(b"?")
-        opener = self._direct.route(method, path)
+        opener = self._direct.open_request(method, path)
         if opener is None:
             self._begin_framework()
         else:
@@ -179,7 +179,7 @@ class RequestReader(HttpToolsProtocol):
 
     def _stop_reading(self, reason: RoundhouseError) -> NoReturn:
         """End the parser's work, from within one of its callbacks."""
-        self._reason = reason
+        self._stop_error = reason
         raise _StopReadingError
 
     def on_body(self, body: bytes) -> None:
@@ -190,27 +190,27 @@ class RequestReader(HttpToolsProtocol):
             return
         super().on_body(body)
         if self.cycle.response_complete:
-            self._dropped += len(body)
-            if self._dropped > self.max_body_bytes:
+            self._dropped_bytes += len(body)
+            if self._dropped_bytes > self.max_body_bytes:
                 self._stop_reading(RoundhouseError("body_too_large", "The request was answered long ago."))
 
     def on_message_complete(self) -> None:
         """The end of a request."""
-        if self._upgrades:
+        if self._wants_upgrade:
             return  # it is read again
-        self._idle_bytes = self._dropped = 0
+        self._idle_bytes = self._dropped_bytes = 0
         if isinstance(self.cycle, ClientCall):
             self.cycle.body_complete = True
         else:
             super().on_message_complete()
 
-    def _headers_too_large(self) -> RoundhouseError:
+    def _headers_too_large_error(self) -> RoundhouseError:
         limit = self._limits.max_header_bytes
-        part = "request line and headers" if self._reading_head else "trailers"
+        part = "request line and headers" if self._is_reading_head else "trailers"
         return RoundhouseError("headers_too_large", f"The {part} are more than {limit} bytes.")
 
 
-def _unreadable(error: httptools.HttpParserError) -> RoundhouseError:
+def _unreadable_error(error: httptools.HttpParserError) -> RoundhouseError:
     if isinstance(error, httptools.HttpParserCallbackError):  # ours, not the client's
         logger.error("a request could not be read", exc_info=error.__context__)
         return RoundhouseError("internal_error", "The gateway failed on this request.")

@@ -16,10 +16,18 @@ from typing import Any, Final, NamedTuple
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
-from gateway.protocols.responses.response_object import failed
+from gateway.protocols.responses.response_object import fail_response
 from gateway.stored_responses.errors import not_continuable, previous_not_found, too_long
-from gateway.stored_responses.records import CONTINUABLE, Bounds, Found, History, Stored, StoredResponse, response_of
-from gateway.stored_responses.schema import opened, transaction
+from gateway.stored_responses.records import (
+    CONTINUABLE,
+    FoundResponse,
+    History,
+    HistoryBounds,
+    StoredResponse,
+    StoredTotals,
+    response_of,
+)
+from gateway.stored_responses.schema import open_database, transaction
 
 SWEPT_AT_ONCE: Final = 100
 """Responses: a longer transaction would keep requests waiting."""
@@ -74,31 +82,31 @@ DELETE FROM responses WHERE number IN
 """
 
 
-class FullError(DatabaseError):
+class DatabaseFullError(DatabaseError):
     """There is no room for the response, whatever else goes."""
 
 
-class _Link(NamedTuple):
+class _ChainLink(NamedTuple):
     """One response of a conversation."""
 
     number: int
     model: str
-    previous: str | None
+    previous_id: str | None
     status: str
     items: int
     bytes: int
 
 
-class Database:
+class ResponseDatabase:
     """An opened file. Belongs to one thread at a time."""
 
     def __init__(self, path: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
         """Open it. What was running when it was last closed has failed. `clock` gives Unix time. May raise OSError."""
         self._clock = clock
         self._retention_s = retention_s
-        self._db = opened(path)
+        self._db = open_database(path)
         try:
-            self._page_size = self._pragma("page_size")
+            self._page_size = self._read_pragma("page_size")
             self._max_pages = max_bytes // self._page_size
             [number] = self._db.execute("SELECT coalesce(max(number), 0) FROM responses").fetchone()
             self._next_number = number + 1
@@ -108,16 +116,16 @@ class Database:
             raise
 
     def _end_running(self) -> None:
-        error = RoundhouseError("gateway_stopping", RESTARTED).envelope().error.model_dump()
+        error = RoundhouseError("gateway_stopping", RESTARTED).build_envelope().error.model_dump()
         with transaction(self._db):
             for number, response in self._db.execute(_RUNNING).fetchall():
-                failed_response = json_bytes(failed(json.loads(response), [], error))
+                failed_response = json_bytes(fail_response(json.loads(response), [], error))
                 self._db.execute("UPDATE documents SET response = ? WHERE number = ?", (failed_response, number))
                 self._db.execute("UPDATE responses SET status = 'failed' WHERE number = ?", (number,))
 
     # What requests ask for
 
-    def save(self, *responses: StoredResponse) -> None:
+    def save_responses(self, *responses: StoredResponse) -> None:
         """Write responses, all or none, each instead of an earlier one of its id; each id once. What was used longest
         ago makes room; what they continue counts as used now. Many at once cost little more than one.
 
@@ -136,7 +144,7 @@ class Database:
                 response.model,
                 response.created_at,
                 now,
-                response.previous,
+                response.previous_id,
                 response.status,
             )
             rows.append((*row, response.items, response.items_size))
@@ -144,7 +152,7 @@ class Database:
         with transaction(self._db):
             self._execute("DELETE FROM responses WHERE (id) IN (VALUES {})", [(response.id,) for response in responses])
             continued_rows = [
-                (response.previous, response.tenant) for response in responses if response.previous is not None
+                (response.previous_id, response.tenant) for response in responses if response.previous_id is not None
             ]
             if continued_rows:
                 self._execute(_USE_CHAINS, continued_rows, self._cutoff(now), self._cutoff(now), now)
@@ -152,25 +160,27 @@ class Database:
             self._execute(_INSERT, rows)
             self._execute(_INSERT_DOCUMENTS, documents)
 
-    def find(self, tenant: str, response_id: str) -> Found | None:
+    def find_response(self, tenant: str, response_id: str) -> FoundResponse | None:
         """One response of a tenant."""
         row = self._db.execute(_FIND, (response_id, tenant, self._cutoff(self._clock()))).fetchone()
         if row is None:
             return None
         model, response, output = row
-        return Found(model, {**json.loads(response), "output": json.loads(output)})
+        return FoundResponse(model, {**json.loads(response), "output": json.loads(output)})
 
-    def input_of(self, tenant: str, response_id: str) -> tuple[str, list[Fields]] | None:
+    def list_input_items(self, tenant: str, response_id: str) -> tuple[str, list[Fields]] | None:
         """The own name of the model that made a response, and all items that it was made of: of the responses before
         it, as far as they are still stored, and its own input."""
-        chain = self._chain(tenant, response_id, self._clock())
+        chain = self._load_chain(tenant, response_id, self._clock())
         if not chain:
             return None
         last_link, *earlier_links = chain
         [own_input, _] = self._db.execute(_ITEMS, (last_link.number,)).fetchone()
-        return last_link.model, [*self._items(earlier_links), *json.loads(own_input)]
+        return last_link.model, [*self._load_items(earlier_links), *json.loads(own_input)]
 
-    def history(self, tenant: str, previous_id: str | None, references: Sequence[str], bounds: Bounds) -> History:
+    def load_history(
+        self, tenant: str, previous_id: str | None, references: Sequence[str], bounds: HistoryBounds
+    ) -> History:
         """What a request continues and refers to, which counts as used now.
 
         Raises:
@@ -179,12 +189,12 @@ class Database:
         """
         now = self._clock()
         with transaction(self._db):
-            chain = self._continued(tenant, previous_id, now, bounds) if previous_id is not None else []
-            self._use(chain, now)
-            referenced_items, models = self._referenced(tenant, references, now, bounds)
-            return History(chain[0].model if chain else None, tuple(self._items(chain)), referenced_items, models)
+            chain = self._continued_chain(tenant, previous_id, now, bounds) if previous_id is not None else []
+            self._mark_used(chain, now)
+            referenced_items, models = self._load_referenced(tenant, references, now, bounds)
+            return History(chain[0].model if chain else None, tuple(self._load_items(chain)), referenced_items, models)
 
-    def delete(self, tenant: str, response_id: str) -> bool:
+    def delete_response(self, tenant: str, response_id: str) -> bool:
         """Delete one response of a tenant. Whether there was one."""
         with transaction(self._db):
             cursor = self._db.execute(
@@ -195,14 +205,14 @@ class Database:
 
     # What time asks for
 
-    def sweep(self) -> bool:
+    def sweep_expired(self) -> bool:
         """Delete some of what is kept no longer, and give back some of what is free. Whether there is more to do."""
         with transaction(self._db):
             deleted_count = self._db.execute(_SWEEP, (self._cutoff(self._clock()), SWEPT_AT_ONCE)).rowcount
-        return self._shrink() or deleted_count == SWEPT_AT_ONCE
+        return self._shrink_file() or deleted_count == SWEPT_AT_ONCE
 
-    def _shrink(self) -> bool:
-        free_pages = self._pragma("freelist_count")
+    def _shrink_file(self) -> bool:
+        free_pages = self._read_pragma("freelist_count")
         if free_pages <= FREE_PAGES:
             return False
         # `execute` would take the first step alone, which is one page.
@@ -212,10 +222,10 @@ class Database:
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return False
 
-    def stored(self) -> Stored:
+    def count_stored(self) -> StoredTotals:
         """How much there is."""
         [responses] = self._db.execute("SELECT count(*) FROM responses").fetchone()
-        return Stored(responses, self._used_pages() * self._page_size)
+        return StoredTotals(responses, self._used_pages() * self._page_size)
 
     def close(self) -> None:
         """Close it; what was written is then in the one file."""
@@ -226,11 +236,11 @@ class Database:
     def _cutoff(self, now: float) -> float:
         return now - self._retention_s
 
-    def _pragma(self, name: str) -> int:
+    def _read_pragma(self, name: str) -> int:
         return int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
 
     def _used_pages(self) -> int:
-        return self._pragma("page_count") - self._pragma("freelist_count")
+        return self._read_pragma("page_count") - self._read_pragma("freelist_count")
 
     def _execute(self, statement: str, rows: Sequence[tuple[Any, ...]], *extra_values: Any) -> None:
         """One statement for all rows: SQLite gives up Python's lock for each, and waits for it again."""
@@ -240,23 +250,25 @@ class Database:
     def _make_room(self, size: int, responses: int) -> None:
         pages = size // self._page_size + 8 * responses  # a few for what is around each
         if pages > self._max_pages:
-            raise FullError("it is larger than all that may be stored")
+            raise DatabaseFullError("it is larger than all that may be stored")
         while self._used_pages() + pages > self._max_pages:
             if not self._db.execute(_EVICT).rowcount:
-                raise FullError("all that is stored still runs")
+                raise DatabaseFullError("all that is stored still runs")
 
-    def _chain(self, tenant: str, response_id: str, now: float, max_length: int = Bounds(0).responses) -> list[_Link]:
+    def _load_chain(
+        self, tenant: str, response_id: str, now: float, max_length: int = HistoryBounds(0).responses
+    ) -> list[_ChainLink]:
         """A response and those before it, the newest first, as far as they are stored."""
         parameters = {"id": response_id, "tenant": tenant, "cutoff": self._cutoff(now), "most": max_length}
-        return [_Link(*row) for row in self._db.execute(_CHAIN, parameters)]
+        return [_ChainLink(*row) for row in self._db.execute(_CHAIN, parameters)]
 
-    def _continued(self, tenant: str, previous_id: str, now: float, bounds: Bounds) -> list[_Link]:
-        chain = self._chain(tenant, previous_id, now, bounds.responses)
+    def _continued_chain(self, tenant: str, previous_id: str, now: float, bounds: HistoryBounds) -> list[_ChainLink]:
+        chain = self._load_chain(tenant, previous_id, now, bounds.responses)
         if not chain:
             raise previous_not_found(previous_id, previous_id)
         if chain[0].status not in CONTINUABLE:
             raise not_continuable(previous_id, chain[0].status)
-        earlier_id = chain[-1].previous
+        earlier_id = chain[-1].previous_id
         is_long = earlier_id is not None and len(chain) >= bounds.responses
         if (
             is_long
@@ -268,10 +280,10 @@ class Database:
             raise previous_not_found(previous_id, earlier_id)
         return chain
 
-    def _use(self, chain: Sequence[_Link], now: float) -> None:
+    def _mark_used(self, chain: Sequence[_ChainLink], now: float) -> None:
         self._db.executemany(_USE, ((now, link.number) for link in chain))
 
-    def _items(self, chain: Sequence[_Link]) -> list[Fields]:
+    def _load_items(self, chain: Sequence[_ChainLink]) -> list[Fields]:
         """Of these responses, the oldest first."""
         items: list[Fields] = []
         for link in reversed(chain):
@@ -279,8 +291,8 @@ class Database:
             items += json.loads(own_input) + json.loads(output)
         return items
 
-    def _referenced(
-        self, tenant: str, ids: Sequence[str], now: float, bounds: Bounds
+    def _load_referenced(
+        self, tenant: str, ids: Sequence[str], now: float, bounds: HistoryBounds
     ) -> tuple[dict[str, Fields], dict[str, str]]:
         """Items by their id, and the models whose responses they belong to."""
         items: dict[str, Fields] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from controller.schema.errors import RoundhouseError
-from gateway.stored_responses.records import RUNNING, Bounds
+from gateway.stored_responses.records import RUNNING, HistoryBounds
 
 _PREVIOUS = "previous_response_id"
 
@@ -19,7 +19,7 @@ def previous_not_found(response_id: str, missing_id: str) -> RoundhouseError:
     return RoundhouseError("previous_response_not_found", message, param=_PREVIOUS)
 
 
-def nothing_stored() -> RoundhouseError:
+def responses_not_stored() -> RoundhouseError:
     """A response is to be continued, and this gateway stores none."""
     message = "This gateway stores no responses (ROUNDHOUSE_RESPONSES_RETENTION_H is 0), so none can be continued."
     return RoundhouseError("previous_response_not_found", message, param=_PREVIOUS)
@@ -32,7 +32,7 @@ def not_continuable(response_id: str, status: str) -> RoundhouseError:
     return RoundhouseError("invalid_request", message, param=_PREVIOUS)
 
 
-def too_long(bounds: Bounds, param: str) -> RoundhouseError:
+def too_long(bounds: HistoryBounds, param: str) -> RoundhouseError:
     """What a request continues or refers to is more than a conversation may be."""
     message = (
         f"The stored conversation is longer than what may be continued: {bounds.responses} responses, {bounds.items} "

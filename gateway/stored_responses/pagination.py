@@ -8,14 +8,14 @@ from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 
 
-def page(items: Iterable[Fields], after: str | None, limit: int, *, is_ascending: bool) -> Fields:
+def paginate_items(items: Iterable[Fields], after: str | None, limit: int, *, is_ascending: bool) -> Fields:
     """A list object of the items that come after the one of that id; None: of the first ones. An id that occurs twice
     is listed once, where it was first. The items are given in ascending order.
 
     Raises:
         RoundhouseError: `invalid_request`: there is no item of that id.
     """
-    distinct_items = _distinct(items)
+    distinct_items = _distinct_items(items)
     if not is_ascending:
         distinct_items.reverse()
     start = 0
@@ -36,7 +36,7 @@ def page(items: Iterable[Fields], after: str | None, limit: int, *, is_ascending
     }
 
 
-def _distinct(items: Iterable[Fields]) -> list[Fields]:
+def _distinct_items(items: Iterable[Fields]) -> list[Fields]:
     seen_ids: set[str] = set()
     distinct_items = []
     for item in items:

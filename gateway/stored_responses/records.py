@@ -27,7 +27,7 @@ class StoredResponse:
     """The model's own name."""
     created_at: float
     """Unix time in seconds."""
-    previous: str | None
+    previous_id: str | None
     status: str
     response: bytes
     """The response object as JSON, its `output` empty."""
@@ -47,7 +47,7 @@ class StoredResponse:
             tenant=tenant,
             model=model,
             created_at=response["created_at"],
-            previous=response.get("previous_response_id"),
+            previous_id=response.get("previous_response_id"),
             status=response["status"],
             response=json_bytes({**response, "output": []}),
             input=json_bytes(input_items),
@@ -66,7 +66,7 @@ class StoredResponse:
         return len(self.response) + self.items_size
 
 
-class Found(NamedTuple):
+class FoundResponse(NamedTuple):
     """A stored response, read."""
 
     model: str
@@ -80,13 +80,13 @@ class History(NamedTuple):
     """The own name of the model that made the response which is continued; None: none is."""
     items: tuple[Fields, ...] = ()
     """Of the responses that it continues, input and output, the oldest first."""
-    referenced: Mapping[str, Fields] = {}
+    referenced_items: Mapping[str, Fields] = {}
     """Those of the items referred to that there are, by their id."""
     referred_models: Mapping[str, str] = {}
     """By such an id the own name of the model whose response it belongs to."""
 
 
-class Bounds(NamedTuple):
+class HistoryBounds(NamedTuple):
     """What one conversation may come to."""
 
     bytes: int
@@ -95,7 +95,7 @@ class Bounds(NamedTuple):
     responses: int = 2_000
 
 
-class Stored(NamedTuple):
+class StoredTotals(NamedTuple):
     """How much is stored."""
 
     responses: int = 0

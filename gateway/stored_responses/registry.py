@@ -13,9 +13,14 @@ from gateway.protocols.common.conversation import Fields
 from gateway.protocols.responses.context import ResponseContext
 from gateway.routing.live_routes import LiveRoutes
 from gateway.server.asgi import Header
-from gateway.stored_responses.errors import not_continuable, nothing_stored, previous_not_found, response_not_found
-from gateway.stored_responses.records import TOKEN_LENGTH, Bounds, History, StoredResponse, id_of, item_ids
-from gateway.stored_responses.request_options import Asked
+from gateway.stored_responses.errors import (
+    not_continuable,
+    previous_not_found,
+    response_not_found,
+    responses_not_stored,
+)
+from gateway.stored_responses.records import TOKEN_LENGTH, History, HistoryBounds, StoredResponse, id_of, item_ids
+from gateway.stored_responses.request_options import RequestOptions
 from gateway.stored_responses.store import ResponseStore
 from gateway.tenancy.api_keys import Caller
 
@@ -24,7 +29,7 @@ logger = logging.getLogger(__name__)
 OPEN_RESPONSES: Final = b"openresponses-version"
 
 
-class Run(Protocol):
+class ResponseRun(Protocol):
     """A response that is being made, and whose id somebody may know."""
 
     @property
@@ -43,34 +48,34 @@ class Run(Protocol):
     def response(self) -> Fields | None:
         """What it is now; None: nobody has been told of it yet."""
 
-    def settle(self) -> None:
+    def store_outcome(self) -> None:
         """Store it, if it is known by now what became of it."""
 
     def cancel(self) -> None:
         """End it. Harmless after its end."""
 
 
-class Responses:
+class StoredResponses:
     """All of a gateway's. Belongs to the event loop."""
 
     def __init__(
-        self, store: ResponseStore | None, live: LiveRoutes, bounds: Bounds, clock: Callable[[], float]
+        self, store: ResponseStore | None, live: LiveRoutes, bounds: HistoryBounds, clock: Callable[[], float]
     ) -> None:
         """`store` None: none are stored. `clock` gives Unix time."""
         self._store = store
         self._live = live
         self._bounds = bounds
         self._clock = clock
-        self._running: dict[str, Run] = {}
+        self._running: dict[str, ResponseRun] = {}
 
     # For requests that make them
 
     @property
-    def keeps(self) -> bool:
+    def stores_responses(self) -> bool:
         """Whether responses are stored here."""
         return self._store is not None
 
-    def context(self, headers: Sequence[Header]) -> ResponseContext:
+    def new_context(self, headers: Sequence[Header]) -> ResponseContext:
         """For a new response to a request with these headers."""
         token = secrets.token_hex(TOKEN_LENGTH // 2)
         return ResponseContext(
@@ -81,115 +86,115 @@ class Responses:
             is_open_responses=any(name == OPEN_RESPONSES for name, _ in headers),
         )
 
-    def history(self, caller: Caller, options: Asked) -> asyncio.Future[History]:
+    def load_history(self, caller: Caller, options: RequestOptions) -> asyncio.Future[History]:
         """What a request continues and refers to; see `Database.history`. Raises RoundhouseError, too."""
         if self._store is None:
-            if options.previous is not None:
-                raise nothing_stored()
+            if options.previous_id is not None:
+                raise responses_not_stored()
             empty_future: asyncio.Future[History] = asyncio.get_running_loop().create_future()
             empty_future.set_result(History())
             return empty_future
         if options.references:
             for run in list(self._running.values()):
-                run.settle()
-        if options.previous is not None:
-            run_before = self._run(caller, options.previous)
+                run.store_outcome()
+        if options.previous_id is not None:
+            run_before = self._find_run(caller, options.previous_id)
             if run_before is not None and run_before.response is not None:
-                raise not_continuable(options.previous, run_before.response["status"])
-        return self._store.history(caller.tenant, options.previous, options.references, self._bounds)
+                raise not_continuable(options.previous_id, run_before.response["status"])
+        return self._store.load_history(caller.tenant, options.previous_id, options.references, self._bounds)
 
-    def check_sees(self, caller: Caller, previous_id: str, history: History) -> None:
+    def check_visible(self, caller: Caller, previous_id: str, history: History) -> None:
         """Raises RoundhouseError `previous_response_not_found`: the key is not for the model that made it."""
-        if history.model is not None and not self._sees(caller, history.model):
+        if history.model is not None and not self._may_see(caller, history.model):
             raise previous_not_found(previous_id, previous_id)
 
-    def seen_of(self, caller: Caller, history: History) -> dict[str, Fields]:
+    def visible_items(self, caller: Caller, history: History) -> dict[str, Fields]:
         """Of the items referred to, those of models that the key is for; the others are as if they were not there."""
         models = history.referred_models
-        return {name: item for name, item in history.referenced.items() if self._sees(caller, models[name])}
+        return {name: item for name, item in history.referenced_items.items() if self._may_see(caller, models[name])}
 
-    def began(self, run: Run) -> None:
+    def register_run(self, run: ResponseRun) -> None:
         """It can be asked for from now on."""
         self._running[run.context.id] = run
 
-    def over(self, run: Run) -> None:
+    def unregister_run(self, run: ResponseRun) -> None:
         """It cannot be asked for any more, except where it is stored."""
         self._running.pop(run.context.id, None)
 
-    def save(self, run: Run, response: Fields) -> None:
+    def save_response(self, run: ResponseRun, response: Fields) -> None:
         """Store what it has come to. That it cannot be stored is said in the log."""
         try:
-            self._kept().save(_stored(run, response))
+            self._require_store().save_response(_stored_response(run, response))
         except RoundhouseError as error:
             logger.error("the response %s is not stored: %s", run.context.id, error)  # noqa: TRY400
 
-    def save_first(self, run: Run, response: Fields) -> asyncio.Future[None]:
+    def save_new_response(self, run: ResponseRun, response: Fields) -> asyncio.Future[None]:
         """Store what it is at its beginning, if that can be. Raises RoundhouseError `invalid_request`."""
-        return self._kept().save_first(_stored(run, response))
+        return self._require_store().save_new_response(_stored_response(run, response))
 
     # For requests that ask for them. Each raises RoundhouseError `response_not_found` or `response_store_failed`.
 
-    async def get(self, caller: Caller, response_id: str) -> Fields:
+    async def get_response(self, caller: Caller, response_id: str) -> Fields:
         """What it is now."""
-        run = self._run(caller, response_id)
+        run = self._find_run(caller, response_id)
         if run is not None and run.response is not None:
             return run.response
-        stored_response = await self._of(response_id).find(caller.tenant, response_id)
-        if stored_response is None or not self._sees(caller, stored_response.model):
+        stored_response = await self._store_of(response_id).find_response(caller.tenant, response_id)
+        if stored_response is None or not self._may_see(caller, stored_response.model):
             raise response_not_found(response_id)
         return stored_response.response
 
-    async def cancel(self, caller: Caller, response_id: str) -> Fields:
+    async def cancel_response(self, caller: Caller, response_id: str) -> Fields:
         """End it, if it is not over. What it is then."""
-        run = self._run(caller, response_id)
+        run = self._find_run(caller, response_id)
         if run is not None and run.response is not None:
             run.cancel()
-        return await self.get(caller, response_id)
+        return await self.get_response(caller, response_id)
 
-    async def delete(self, caller: Caller, response_id: str) -> None:
+    async def delete_response(self, caller: Caller, response_id: str) -> None:
         """Delete it, and end it before if it is not over."""
-        await self.cancel(caller, response_id)
-        if not await self._of(response_id).delete(caller.tenant, response_id):
+        await self.cancel_response(caller, response_id)
+        if not await self._store_of(response_id).delete_response(caller.tenant, response_id):
             raise response_not_found(response_id)
 
-    async def input_of(self, caller: Caller, response_id: str) -> list[Fields]:
+    async def list_input_items(self, caller: Caller, response_id: str) -> list[Fields]:
         """All items that it was made of, the oldest first: of those that it continues, and its own input."""
-        run = self._run(caller, response_id)
+        run = self._find_run(caller, response_id)
         if run is not None and run.response is not None:
             return [*run.context.history, *run.context.input_items]
-        model_and_items = await self._of(response_id).input_of(caller.tenant, response_id)
-        if model_and_items is None or not self._sees(caller, model_and_items[0]):
+        model_and_items = await self._store_of(response_id).list_input_items(caller.tenant, response_id)
+        if model_and_items is None or not self._may_see(caller, model_and_items[0]):
             raise response_not_found(response_id)
         return model_and_items[1]
 
     # Parts of these
 
-    def _run(self, caller: Caller, response_id: str) -> Run | None:
+    def _find_run(self, caller: Caller, response_id: str) -> ResponseRun | None:
         """One that runs, and is the caller's to see. One whose end is known is stored first, and runs no more: what
         its client was told, others may count on."""
         run = self._running.get(response_id)
         if run is not None:
-            run.settle()
+            run.store_outcome()
             run = self._running.get(response_id)
-        if run is None or run.tenant != caller.tenant or not self._sees(caller, run.model):
+        if run is None or run.tenant != caller.tenant or not self._may_see(caller, run.model):
             return None
         return run
 
-    def _sees(self, caller: Caller, model: str) -> bool:
+    def _may_see(self, caller: Caller, model: str) -> bool:
         route = self._live.current.models.get(model)
-        return caller.sees_name(model) if route is None else caller.sees(route)
+        return caller.may_see_name(model) if route is None else caller.may_see_model(route)
 
-    def _kept(self) -> ResponseStore:
+    def _require_store(self) -> ResponseStore:
         assert self._store is not None, "what is not stored is not saved"
         return self._store
 
-    def _of(self, response_id: str) -> ResponseStore:
+    def _store_of(self, response_id: str) -> ResponseStore:
         if self._store is None:
             raise response_not_found(response_id)
         return self._store
 
 
-def _stored(run: Run, response: Fields) -> StoredResponse:
+def _stored_response(run: ResponseRun, response: Fields) -> StoredResponse:
     try:
         return StoredResponse.of(run.tenant, run.model, response, run.context.input_items)
     except RecursionError:

@@ -43,7 +43,7 @@ class NewerDatabaseError(sqlite3.DatabaseError):
     """A newer Roundhouse wrote the file: it is neither read nor written."""
 
 
-def opened(path: Path) -> sqlite3.Connection:
+def open_database(path: Path) -> sqlite3.Connection:
     """The file, made if it is missing, readable by its owner alone, and locked: one gateway at a time has it, and the
     lock ends with its process. May raise sqlite3.Error and OSError."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
-from gateway.stored_responses.database import Database
-from gateway.stored_responses.records import Bounds, Found, History, Stored, StoredResponse
+from gateway.stored_responses.database import ResponseDatabase
+from gateway.stored_responses.records import FoundResponse, History, HistoryBounds, StoredResponse, StoredTotals
 from gateway.stored_responses.schema import NewerDatabaseError, is_damaged, move_aside
 
 T = TypeVar("T")
@@ -46,10 +46,10 @@ class StoreError(Exception):
     """The database cannot be had; the message says why, and what to do."""
 
 
-class _Job(NamedTuple):
+class _DatabaseJob(NamedTuple):
     """Something to be done whose answer somebody waits for."""
 
-    work: Callable[[Database], Any]
+    work: Callable[[ResponseDatabase], Any]
     answer: asyncio.Future[Any]
 
 
@@ -64,59 +64,59 @@ class ResponseStore:
             StoreError: it cannot be opened.
         """
         self._path = folder / FILE_NAME
-        self._open: Callable[[], Database] = lambda: Database(
+        self._open_database: Callable[[], ResponseDatabase] = lambda: ResponseDatabase(
             self._path, max_bytes=max_bytes, retention_s=retention_s, clock=clock
         )
-        self._database: Database | None = _first_opened(self._path, self._open)
-        self._jobs: queue.SimpleQueue[_Job | StoredResponse | None] = queue.SimpleQueue()
+        self._database: ResponseDatabase | None = _open_first(self._path, self._open_database)
+        self._jobs: queue.SimpleQueue[_DatabaseJob | StoredResponse | None] = queue.SimpleQueue()
         # What was asked for, and what is done of it. Each is written by one thread alone.
         self._jobs_asked = self._jobs_done = 0
         self._bytes_asked = self._bytes_done = 0
-        self.stored = Stored()
+        self.totals = StoredTotals()
         """As it was when last looked at."""
         self.failures = 0
         """How often the database has failed, or had no room."""
         self._unwritten: dict[str, StoredResponse] = {}
         """What the thread has collected."""
         self._write_at = math.inf
-        self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="responses", daemon=True)
         self._thread.start()
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """Requests that wait for the database."""
         return self._jobs_asked - self._jobs_done
 
-    def save(self, response: StoredResponse) -> None:
+    def save_response(self, response: StoredResponse) -> None:
         """Write a response, instead of an earlier one of its id. That it could not be written is said in the log."""
         if self._bytes_asked - self._bytes_done + response.size > MOST_UNWRITTEN_BYTES:
             self.failures += 1
-            _say_lost(response.id, "too much waits to be written")
+            _log_lost(response.id, "too much waits to be written")
         else:
             self._bytes_asked += response.size
             self._jobs.put(response)
 
-    def save_first(self, response: StoredResponse) -> asyncio.Future[None]:
+    def save_new_response(self, response: StoredResponse) -> asyncio.Future[None]:
         """The same, where somebody waits for it."""
-        return self._ask(lambda database: database.save(response))
+        return self._submit_job(lambda database: database.save_responses(response))
 
-    def find(self, tenant: str, response_id: str) -> asyncio.Future[Found | None]:
+    def find_response(self, tenant: str, response_id: str) -> asyncio.Future[FoundResponse | None]:
         """One response of a tenant."""
-        return self._ask(lambda database: database.find(tenant, response_id))
+        return self._submit_job(lambda database: database.find_response(tenant, response_id))
 
-    def input_of(self, tenant: str, response_id: str) -> asyncio.Future[tuple[str, list[Fields]] | None]:
+    def list_input_items(self, tenant: str, response_id: str) -> asyncio.Future[tuple[str, list[Fields]] | None]:
         """See Database."""
-        return self._ask(lambda database: database.input_of(tenant, response_id))
+        return self._submit_job(lambda database: database.list_input_items(tenant, response_id))
 
-    def history(
-        self, tenant: str, previous_id: str | None, references: Sequence[str], bounds: Bounds
+    def load_history(
+        self, tenant: str, previous_id: str | None, references: Sequence[str], bounds: HistoryBounds
     ) -> asyncio.Future[History]:
         """See Database."""
-        return self._ask(lambda database: database.history(tenant, previous_id, references, bounds))
+        return self._submit_job(lambda database: database.load_history(tenant, previous_id, references, bounds))
 
-    def delete(self, tenant: str, response_id: str) -> asyncio.Future[bool]:
+    def delete_response(self, tenant: str, response_id: str) -> asyncio.Future[bool]:
         """Delete one response of a tenant. Whether there was one."""
-        return self._ask(lambda database: database.delete(tenant, response_id))
+        return self._submit_job(lambda database: database.delete_response(tenant, response_id))
 
     async def close(self) -> None:
         """Do what was asked for, and close the database."""
@@ -125,24 +125,24 @@ class ResponseStore:
         if self._thread.is_alive():
             logger.error("%s hangs: what is not written yet is lost", self._path)
 
-    def _ask(self, work: Callable[[Database], T]) -> asyncio.Future[T]:
+    def _submit_job(self, work: Callable[[ResponseDatabase], T]) -> asyncio.Future[T]:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        if self.waiting >= MOST_WAITING:
+        if self.waiting_count >= MOST_WAITING:
             self.failures += 1
-            answer.set_exception(_failed("too many wait for it"))
+            answer.set_exception(_store_error("too many wait for it"))
         else:
             self._jobs_asked += 1
-            self._jobs.put(_Job(work, answer))
+            self._jobs.put(_DatabaseJob(work, answer))
         return answer
 
     # In the thread
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         sweep_at = time.monotonic()
         while True:
             now = time.monotonic()
             if now >= self._write_at:
-                self._write()
+                self._write_collected()
             if now >= sweep_at:
                 sweep_at = now if self._sweep() else now + SWEEP_EVERY_S
             try:
@@ -150,28 +150,28 @@ class ResponseStore:
             except queue.Empty:
                 continue
             if isinstance(job, StoredResponse):
-                self._collect(job)
+                self._collect_response(job)
                 continue
-            self._write()
+            self._write_collected()
             if job is None:
                 break
-            self._do(job)
+            self._do_job(job)
         if self._database is not None:
             self._database.close()
 
-    def _collect(self, response: StoredResponse) -> None:
+    def _collect_response(self, response: StoredResponse) -> None:
         if response.id in self._unwritten or len(self._unwritten) == WRITTEN_AT_ONCE:
-            self._write()
+            self._write_collected()
         if not self._unwritten:
             self._write_at = time.monotonic() + WRITE_WITHIN_S
         self._unwritten[response.id] = response
 
-    def _write(self) -> None:
+    def _write_collected(self) -> None:
         """All that was collected; one by one where that fails, so that none stands in the way of the others."""
         responses, self._unwritten, self._write_at = list(self._unwritten.values()), {}, math.inf
         try:
             if responses:
-                self._tried(lambda database: database.save(*responses))
+                self._run_work(lambda database: database.save_responses(*responses))
         except Exception:  # noqa: BLE001 - told of each
             for response in responses:
                 self._write_one(response)
@@ -179,33 +179,33 @@ class ResponseStore:
 
     def _write_one(self, response: StoredResponse) -> None:
         try:
-            self._tried(lambda database: database.save(response))
+            self._run_work(lambda database: database.save_responses(response))
         except Exception as error:  # noqa: BLE001 - told
             self.failures += 1
-            _say_lost(response.id, error)
+            _log_lost(response.id, error)
 
-    def _do(self, job: _Job) -> None:
+    def _do_job(self, job: _DatabaseJob) -> None:
         result, error = None, None
         try:
-            result = self._tried(job.work)
+            result = self._run_work(job.work)
         except RoundhouseError as refusal:
             error = refusal
         except (sqlite3.Error, OSError) as failure:
             self.failures += 1
             logger.error("the database of stored responses failed: %s", failure)  # noqa: TRY400
-            error = _failed(str(failure))
+            error = _store_error(str(failure))
             error.__cause__ = failure
         except Exception as failure:
             logger.exception("the database of stored responses failed")
-            error = _failed(repr(failure))
+            error = _store_error(repr(failure))
         self._jobs_done += 1
         with contextlib.suppress(RuntimeError):  # a loop that was closed waits for nothing
-            job.answer.get_loop().call_soon_threadsafe(_give, job.answer, result, error)
+            job.answer.get_loop().call_soon_threadsafe(_set_answer, job.answer, result, error)
 
-    def _tried(self, work: Callable[[Database], T]) -> T:
+    def _run_work(self, work: Callable[[ResponseDatabase], T]) -> T:
         """Work done; in a new database where the old one proves to be damaged."""
         if self._database is None:
-            self._database = self._open()
+            self._database = self._open_database()
         try:
             return work(self._database)
         except sqlite3.DatabaseError as error:
@@ -214,14 +214,14 @@ class ResponseStore:
             self._database.close()
             self._database = None
             _put_aside(self._path, error)
-        self._database = self._open()
+        self._database = self._open_database()
         return work(self._database)
 
     def _sweep(self) -> bool:
         """Whether there is more to do."""
         try:
-            has_more = self._tried(Database.sweep)
-            self.stored = self._tried(Database.stored)
+            has_more = self._run_work(ResponseDatabase.sweep_expired)
+            self.totals = self._run_work(ResponseDatabase.count_stored)
         except (sqlite3.Error, OSError) as error:
             self.failures += 1
             logger.error("the stored responses could not be tidied up: %s", error)  # noqa: TRY400
@@ -229,7 +229,7 @@ class ResponseStore:
         return has_more
 
 
-def _first_opened(path: Path, open_database: Callable[[], Database]) -> Database:
+def _open_first(path: Path, open_database: Callable[[], ResponseDatabase]) -> ResponseDatabase:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -246,7 +246,7 @@ def _first_opened(path: Path, open_database: Callable[[], Database]) -> Database
         raise StoreError(f"cannot keep responses in {path}: {reason}") from error
 
 
-def _give(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+def _set_answer(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
     if answer.done():
         return  # cancelled: nobody waits for it any more
     if error is None:
@@ -255,7 +255,7 @@ def _give(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> 
         answer.set_exception(error)
 
 
-def _say_lost(response_id: str, reason: object) -> None:
+def _log_lost(response_id: str, reason: object) -> None:
     logger.error("the response %s is not stored: %s", response_id, reason)
 
 
@@ -269,5 +269,5 @@ def _is_locked(error: Exception) -> bool:
     return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY
 
 
-def _failed(reason: str) -> RoundhouseError:
+def _store_error(reason: str) -> RoundhouseError:
     return RoundhouseError("response_store_failed", f"The database of stored responses failed: {reason}.")

@@ -47,55 +47,55 @@ class Caller:
     _models: tuple[tuple[str, ...], ...] | None = field(repr=False)
     """Per pattern its pieces between stars; None: every model."""
     _ranks: Mapping[str, int] = field(repr=False)
-    _usual_rank: int = field(repr=False)
-    _known: dict[str, tuple[tuple[str, ...], bool]] = field(default_factory=dict, repr=False)
+    _default_rank: int = field(repr=False)
+    _access_cache: dict[str, tuple[tuple[str, ...], bool]] = field(default_factory=dict, repr=False)
     """Model to the aliases it had when it was looked at, and whether the key is for it."""
 
     @classmethod
     def of(cls, key: Key) -> Caller:
         """Who sends this key."""
-        return _caller(key, key.name)
+        return _caller_of(key, key.name)
 
-    def needs(self, scope: KeyScope) -> None:
+    def require_scope(self, scope: KeyScope) -> None:
         """Raises RoundhouseError `scope_required`."""
         if scope not in self.scopes:
             raise RoundhouseError("scope_required", f"The key {self.name} lacks the scope `{scope}`.")
 
-    def may_use(self, route: ModelRoute) -> None:
+    def require_model(self, route: ModelRoute) -> None:
         """Raises RoundhouseError `model_not_allowed`."""
-        if self._models is not None and not self.sees(route):
+        if self._models is not None and not self.may_see_model(route):
             # Not the model's name: an alias must not tell what stands behind it.
             raise RoundhouseError("model_not_allowed", f"The key {self.name} is not for this model.", param="model")
 
-    def sees(self, route: ModelRoute) -> bool:
+    def may_see_model(self, route: ModelRoute) -> bool:
         """Whether the key is for the model, by its name or by an alias."""
         if self._models is None:
             return True
-        cache_entry = self._known.get(route.name)
+        cache_entry = self._access_cache.get(route.name)
         if cache_entry is not None and cache_entry[0] == route.aliases:
             return cache_entry[1]
-        is_allowed = any(map(self.sees_name, (route.name, *route.aliases)))
-        if len(self._known) >= REMEMBERED_MODELS:
-            self._known.clear()
-        self._known[route.name] = (route.aliases, is_allowed)
+        is_allowed = any(map(self.may_see_name, (route.name, *route.aliases)))
+        if len(self._access_cache) >= REMEMBERED_MODELS:
+            self._access_cache.clear()
+        self._access_cache[route.name] = (route.aliases, is_allowed)
         return is_allowed
 
-    def sees_name(self, name: str) -> bool:
+    def may_see_name(self, name: str) -> bool:
         """Whether the key is for a model by this name."""
         return self._models is None or any(_matches(pieces, name) for pieces in self._models)
 
-    def rank(self, service_tier: object) -> int:
+    def tier_rank(self, service_tier: object) -> int:
         """The place of a request that asks for this tier: 0 priority, 1 default, 2 flex.
 
         A tier that the key lacks counts as the next lower one that it has; where it has none below, as the next above.
         What names no tier (`auto`, unknown texts, other types, which the engine may refuse) counts as `default`.
         """
         if service_tier.__class__ is str:
-            return self._ranks.get(service_tier, self._usual_rank)
-        return self._usual_rank
+            return self._ranks.get(service_tier, self._default_rank)
+        return self._default_rank
 
 
-def _caller(key: Key, name: str | None) -> Caller:
+def _caller_of(key: Key, name: str | None) -> Caller:
     ranks = _ranks(key.service_tiers)
     return Caller(
         name=name,
@@ -108,10 +108,10 @@ def _caller(key: Key, name: str | None) -> Caller:
         tokens_per_minute=key.tokens_per_minute,
         concurrency=key.concurrency,
         is_limited=(key.requests_per_minute, key.tokens_per_minute, key.concurrency) != (None, None, None),
-        sha256=_bytes(key.sha256),
+        sha256=_digest_bytes(key.sha256),
         _models=None if key.models is None else tuple(tuple(model.split("*")) for model in key.models),
         _ranks=ranks,
-        _usual_rank=ranks["default"],
+        _default_rank=ranks["default"],
     )
 
 
@@ -147,7 +147,7 @@ _EVERYBODY: Final = Key(
 )
 
 
-def _bytes(digest: str) -> bytes:
+def _digest_bytes(digest: str) -> bytes:
     """A damaged digest is no secret's."""
     try:
         return bytes.fromhex(digest)
@@ -155,7 +155,7 @@ def _bytes(digest: str) -> bytes:
         return b""
 
 
-ANONYMOUS: Final = _caller(_EVERYBODY, None)
+ANONYMOUS: Final = _caller_of(_EVERYBODY, None)
 """Everybody, where no keys are declared."""
 
 
@@ -175,7 +175,7 @@ class KeyRing:
         """Index the keys of a table."""
         return cls(Caller.of(key) for key in keys)
 
-    def caller(self, headers: Sequence[tuple[bytes, bytes]], now_unix: float) -> Caller:
+    def authenticate_key(self, headers: Sequence[tuple[bytes, bytes]], now_unix: float) -> Caller:
         """Who sends a request with these headers, whose names are in lower case.
 
         Raises RoundhouseError `invalid_api_key`.
@@ -185,55 +185,55 @@ class KeyRing:
         secret: bytes | None = None
         for name, value in headers:
             if name == b"authorization" or name == b"x-api-key":
-                header_secret = _secret(name, value)
+                header_secret = _secret_of(name, value)
                 # Some clients send the same key in both headers; nobody needs one header twice.
-                if secret is not None and (header_secret != secret or _twice(headers)):
-                    raise _invalid("The request carries two keys.")
+                if secret is not None and (header_secret != secret or _has_repeated_header(headers)):
+                    raise _invalid_key_error("The request carries two keys.")
                 secret = header_secret
         if secret is None:
-            raise _invalid("The request carries no key.")
+            raise _invalid_key_error("The request carries no key.")
         digest = sha256(secret).digest()
         caller = self._by_digest.get(digest)
         if caller is None or not hmac.compare_digest(caller.sha256, digest):
-            raise _invalid("The request carries a key that is not known here.")
+            raise _invalid_key_error("The request carries a key that is not known here.")
         if caller.expires_at is not None and now_unix >= caller.expires_at:
-            raise _expired(caller)
+            raise _expired_key_error(caller)
         return caller
 
-    def renewed(self, caller: Caller, now_unix: float) -> Caller:
+    def renew_caller(self, caller: Caller, now_unix: float) -> Caller:
         """Whose a request is that came under an older table, by the key that it carried then.
 
         Raises RoundhouseError `invalid_api_key`: the key is no more, or there are keys now and it carried none.
         """
         if caller.name is None:
             if not self.is_empty:
-                raise _invalid("Keys have been declared while the request waited, and it carries none.")
+                raise _invalid_key_error("Keys have been declared while the request waited, and it carries none.")
             return caller
         current_caller = self.by_name.get(caller.name)
         if current_caller is None or not hmac.compare_digest(current_caller.sha256, caller.sha256):
-            raise _invalid(f"The key {caller.name} was revoked while the request waited.")
+            raise _invalid_key_error(f"The key {caller.name} was revoked while the request waited.")
         if current_caller.expires_at is not None and now_unix >= current_caller.expires_at:
-            raise _expired(current_caller)
+            raise _expired_key_error(current_caller)
         return current_caller
 
 
-def _expired(caller: Caller) -> RoundhouseError:
+def _expired_key_error(caller: Caller) -> RoundhouseError:
     expired_at = datetime.fromtimestamp(caller.expires_at or 0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return _invalid(f"The key {caller.name} expired at {expired_at}.")
+    return _invalid_key_error(f"The key {caller.name} expired at {expired_at}.")
 
 
-def _secret(name: bytes, value: bytes) -> bytes:
+def _secret_of(name: bytes, value: bytes) -> bytes:
     if name != b"authorization":
         return value.strip(b" \t")
     if value[:7].lower() != _BEARER:
-        raise _invalid("The Authorization header has another form than `Bearer SECRET`.")
+        raise _invalid_key_error("The Authorization header has another form than `Bearer SECRET`.")
     return value[7:].strip(b" \t")
 
 
-def _twice(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+def _has_repeated_header(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     names = [name for name, _ in headers if name in (b"authorization", b"x-api-key")]
     return len(names) != len(set(names))
 
 
-def _invalid(message: str) -> RoundhouseError:
+def _invalid_key_error(message: str) -> RoundhouseError:
     return RoundhouseError("invalid_api_key", message)

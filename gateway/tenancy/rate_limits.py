@@ -42,11 +42,11 @@ def estimated_tokens(body_bytes: int, fields: Mapping[str, Any]) -> int:
     for name in _BOUNDS:
         bound = fields.get(name)
         if bound.__class__ is int and 0 < bound <= MOST_TOKENS:
-            return tokens + bound * _answers(fields)
+            return tokens + bound * _answer_count(fields)
     return tokens
 
 
-def _answers(fields: Mapping[str, Any]) -> int:
+def _answer_count(fields: Mapping[str, Any]) -> int:
     for name in _COUNTS:
         count = fields.get(name)
         if count.__class__ is int and 0 < count <= MOST_ANSWERS:
@@ -77,22 +77,22 @@ def client_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
     return [(b"x-ratelimit-client", caller.client_id)] if caller.name is not None else []
 
 
-class Bucket:
+class TokenBucket:
     """So many per minute."""
 
-    __slots__ = ("at", "capacity", "level")
+    __slots__ = ("capacity", "level", "refilled_at")
 
     def __init__(self, capacity: int, now: float) -> None:
         self.capacity = capacity
         self.level = float(capacity)
-        self.at = now
+        self.refilled_at = now
 
     def refill(self, now: float) -> None:
         """Add what has come since."""
-        if now > self.at:
-            level = self.level + (now - self.at) * self.capacity / 60
+        if now > self.refilled_at:
+            level = self.level + (now - self.refilled_at) * self.capacity / 60
             self.level = level if level < self.capacity else float(self.capacity)
-            self.at = now
+            self.refilled_at = now
 
     def resize(self, capacity: int, now: float) -> None:
         """Let another limit hold: what was used up of the old one is used up of the new one in proportion."""
@@ -100,7 +100,7 @@ class Bucket:
         self.level *= capacity / self.capacity
         self.capacity = capacity
 
-    def wait(self, amount: float) -> float:
+    def wait_s(self, amount: float) -> float:
         """Seconds from the last refill until that much may be taken; 0: now. More than it ever holds may be taken when
         it is full."""
         if amount <= self.level:
@@ -109,69 +109,69 @@ class Bucket:
         return shortfall * 60 / self.capacity if shortfall > _DUST else 0.0
 
 
-class _State:
+class _KeyUsage:
     """One key's use."""
 
-    __slots__ = ("concurrency", "inflight", "is_gone", "requests", "tokens")
+    __slots__ = ("concurrency", "inflight", "is_gone", "request_bucket", "token_bucket")
 
     def __init__(self, caller: Caller, now: float) -> None:
         self.inflight = 0
         self.is_gone = False
         self.concurrency = caller.concurrency
-        self.requests = _bucket(None, caller.requests_per_minute, now)
-        self.tokens = _bucket(None, caller.tokens_per_minute, now)
+        self.request_bucket = _adapt_bucket(None, caller.requests_per_minute, now)
+        self.token_bucket = _adapt_bucket(None, caller.tokens_per_minute, now)
 
-    def adapt(self, caller: Caller, now: float) -> None:
+    def adapt_limits(self, caller: Caller, now: float) -> None:
         """Take the key's limits as they are now."""
         self.is_gone = False
         self.concurrency = caller.concurrency
-        self.requests = _bucket(self.requests, caller.requests_per_minute, now)
-        self.tokens = _bucket(self.tokens, caller.tokens_per_minute, now)
+        self.request_bucket = _adapt_bucket(self.request_bucket, caller.requests_per_minute, now)
+        self.token_bucket = _adapt_bucket(self.token_bucket, caller.tokens_per_minute, now)
 
 
-def _bucket(bucket: Bucket | None, capacity: int | None, now: float) -> Bucket | None:
+def _adapt_bucket(bucket: TokenBucket | None, capacity: int | None, now: float) -> TokenBucket | None:
     if capacity is None:
         return None
     if bucket is None:
-        return Bucket(capacity, now)
+        return TokenBucket(capacity, now)
     if bucket.capacity != capacity:
         bucket.resize(capacity, now)
     return bucket
 
 
-class Entry:
+class RateLimitEntry:
     """One request that was let in."""
 
-    __slots__ = ("_estimated", "_limits", "_name", "_state", "_tokens")
+    __slots__ = ("_estimated_tokens", "_limits", "_name", "_state", "_token_bucket")
 
-    def __init__(self, limits: Limits | None, name: str, state: _State | None, estimated_tokens: int) -> None:
+    def __init__(self, limits: RateLimits | None, name: str, state: _KeyUsage | None, estimated_tokens: int) -> None:
         self._limits = limits
         self._name = name
         self._state = state
-        self._tokens = state.tokens if state is not None else None
-        self._estimated = estimated_tokens
+        self._token_bucket = state.token_bucket if state is not None else None
+        self._estimated_tokens = estimated_tokens
 
-    def settle(
+    def settle_request(
         self, now: float, used_tokens: int | None, *, was_sent: bool, is_failed: bool, passed_tokens: int
     ) -> None:
         """The request is over. `was_sent`: an engine has seen it. `is_failed`: its answer is an error. `passed_tokens`:
         of an answer that have come, as far as they can be counted where the engine did not say how many it used."""
         if not was_sent:
-            self._give_back(now)
+            self._return_request(now)
         elif used_tokens is not None or is_failed:
-            self.leave(now, used_tokens or 0)
+            self.release_request(now, used_tokens or 0)
         else:  # it broke off, or its client left: leaving early must save nothing
-            self.leave(now, max(self._estimated, passed_tokens))
+            self.release_request(now, max(self._estimated_tokens, passed_tokens))
 
-    def _give_back(self, now: float) -> None:
+    def _return_request(self, now: float) -> None:
         state = self._state
         if state is not None:
-            if state.requests is not None:
-                state.requests.refill(now)
-                state.requests.level = min(float(state.requests.capacity), state.requests.level + 1)
-            self.leave(now, 0)
+            if state.request_bucket is not None:
+                state.request_bucket.refill(now)
+                state.request_bucket.level = min(float(state.request_bucket.capacity), state.request_bucket.level + 1)
+            self.release_request(now, 0)
 
-    def leave(self, now: float, used_tokens: int | None) -> None:
+    def release_request(self, now: float, used_tokens: int | None) -> None:
         """The request is over, and took that many tokens; None: not known, so what was estimated. Harmless when said
         again."""
         state = self._state
@@ -179,106 +179,108 @@ class Entry:
             return
         self._state = None
         state.inflight -= 1
-        if self._tokens is not None and used_tokens is not None:
-            tokens = self._tokens
+        if self._token_bucket is not None and used_tokens is not None:
+            tokens = self._token_bucket
             tokens.refill(now)
-            level = tokens.level + self._estimated - (max(0, used_tokens))
+            level = tokens.level + self._estimated_tokens - (max(0, used_tokens))
             tokens.level = level if level < tokens.capacity else float(tokens.capacity)
         if state.is_gone and not state.inflight and self._limits is not None:
-            self._limits.forget(self._name, state)
+            self._limits.forget_key(self._name, state)
 
 
-_FREE: Final = Entry(None, "", None, 0)
+_FREE: Final = RateLimitEntry(None, "", None, 0)
 """Of every request of a key without limits: leaving does nothing."""
 
 
-class Limits:
+class RateLimits:
     """What every key with limits has used up. Outlives routing tables: state goes by the key's name."""
 
     __slots__ = ("_states",)
 
     def __init__(self) -> None:
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, _KeyUsage] = {}
 
-    def follow(self, ring: KeyRing, now: float) -> None:
+    def follow_keys(self, ring: KeyRing, now: float) -> None:
         """Take the limits of a new table. Requests inside stay counted; keys that vanished are forgotten when nothing
         of them runs."""
         for name, state in list(self._states.items()):
             caller = ring.by_name.get(name)
             if caller is not None and caller.is_limited:
-                state.adapt(caller, now)
+                state.adapt_limits(caller, now)
             elif state.inflight:
                 state.is_gone = True
             else:
                 del self._states[name]
 
-    def enter(self, caller: Caller, estimated_tokens: int, now: float) -> Entry:
+    def admit_request(self, caller: Caller, estimated_tokens: int, now: float) -> RateLimitEntry:
         """Count a request that begins, waiting included. One that is refused uses nothing up.
 
         Raises RoundhouseError `rate_limit_exceeded`, which says when it would be let in, where that can be known.
         """
         if not caller.is_limited or caller.name is None:
             return _FREE
-        state = self._of(caller, now)
-        requests, tokens = state.requests, state.tokens
+        state = self._state_of(caller, now)
+        requests, tokens = state.request_bucket, state.token_bucket
         if state.concurrency is not None and state.inflight >= state.concurrency:
-            raise _refusal(caller, f"{state.concurrency} request(s) at a time", None)
+            raise _rate_limit_error(caller, f"{state.concurrency} request(s) at a time", None)
         requests_wait_s = tokens_wait_s = 0.0
         if requests is not None:
             requests.refill(now)
-            requests_wait_s = requests.wait(1)
+            requests_wait_s = requests.wait_s(1)
         if tokens is not None:
             tokens.refill(now)
-            tokens_wait_s = tokens.wait(estimated_tokens)
+            tokens_wait_s = tokens.wait_s(estimated_tokens)
         if requests_wait_s or tokens_wait_s:
             per_minute = (requests, "request(s)") if requests_wait_s >= tokens_wait_s else (tokens, "token(s)")
             assert per_minute[0] is not None
             limit_text = f"{per_minute[0].capacity} {per_minute[1]} per minute"
-            raise _refusal(caller, limit_text, max(requests_wait_s, tokens_wait_s))
+            raise _rate_limit_error(caller, limit_text, max(requests_wait_s, tokens_wait_s))
         if requests is not None:
             requests.level -= 1
         if tokens is not None:
             tokens.level -= estimated_tokens
         state.inflight += 1
-        return Entry(self, caller.name, state, estimated_tokens)
+        return RateLimitEntry(self, caller.name, state, estimated_tokens)
 
-    def lines(self, caller: Caller, now: float) -> bytes:
+    def header_lines(self, caller: Caller, now: float) -> bytes:
         """`headers` as they go over the wire."""
         if not caller.is_limited:
             return b""
-        state, lines = self._of(caller, now), ""
-        if state.requests is not None:
-            lines = _lines("requests", *_left(state.requests, now))
-        if state.tokens is not None:
-            lines += _lines("tokens", *_left(state.tokens, now))
+        state, lines = self._state_of(caller, now), ""
+        if state.request_bucket is not None:
+            lines = _bucket_lines("requests", *_bucket_state(state.request_bucket, now))
+        if state.token_bucket is not None:
+            lines += _bucket_lines("tokens", *_bucket_state(state.token_bucket, now))
         return lines.encode()
 
-    def headers(self, caller: Caller, now: float) -> list[tuple[bytes, bytes]]:
+    def response_headers(self, caller: Caller, now: float) -> list[tuple[bytes, bytes]]:
         """`x-ratelimit-*` of the limits per minute that the key has, as of now."""
         if not caller.is_limited or caller.name is None:
             return []
-        state = self._of(caller, now)
+        state = self._state_of(caller, now)
         headers: list[tuple[bytes, bytes]] = []
-        for bucket, names in ((state.requests, _REQUEST_HEADERS), (state.tokens, _TOKEN_HEADERS)):
+        for bucket, names in ((state.request_bucket, _REQUEST_HEADERS), (state.token_bucket, _TOKEN_HEADERS)):
             if bucket is not None:
-                headers += ((name, str(value).encode()) for name, value in zip(names, _left(bucket, now), strict=True))
+                headers += (
+                    (name, str(value).encode()) for name, value in zip(names, _bucket_state(bucket, now), strict=True)
+                )
         return headers
 
-    def inflight(self, name: str) -> int:
+    def count_inflight(self, name: str) -> int:
         """Requests of the key that are inside; 0 for one without limits."""
         state = self._states.get(name)
         return state.inflight if state is not None else 0
 
-    def forget(self, name: str, state: _State) -> None:
+    def forget_key(self, name: str, state: _KeyUsage) -> None:
         """Drop what is known of a key that is no longer declared."""
         if self._states.get(name) is state:
             del self._states[name]
 
-    def _of(self, caller: Caller, now: float) -> _State:
+    def _state_of(self, caller: Caller, now: float) -> _KeyUsage:
         assert caller.name is not None
         state = self._states.get(caller.name)
         if state is None:
-            state = self._states[caller.name] = _State(caller, now)
+            state = self._states[caller.name] = _KeyUsage(caller, now)
         return state
 
 
@@ -290,22 +292,22 @@ _REQUEST_HEADERS: Final = _header_names(b"requests")
 _TOKEN_HEADERS: Final = _header_names(b"tokens")
 
 
-def _left(bucket: Bucket, now: float) -> tuple[int, int, str]:
+def _bucket_state(bucket: TokenBucket, now: float) -> tuple[int, int, str]:
     """How much it holds at most, holds now, and when it is full."""
     bucket.refill(now)
     capacity, level = bucket.capacity, bucket.level
     remaining = int(level + _DUST) if level > 0 else 0
-    return capacity, remaining, span((capacity - level) * 60 / capacity)
+    return capacity, remaining, duration_text((capacity - level) * 60 / capacity)
 
 
-def _lines(unit: str, capacity: int, remaining: int, reset_text: str) -> str:
+def _bucket_lines(unit: str, capacity: int, remaining: int, reset_text: str) -> str:
     return (
         f"x-ratelimit-limit-{unit}: {capacity}\r\nx-ratelimit-remaining-{unit}: {remaining}\r\n"
         f"x-ratelimit-reset-{unit}: {reset_text}\r\n"
     )
 
 
-def _refusal(caller: Caller, limit: str, wait_s: float | None) -> RoundhouseError:
+def _rate_limit_error(caller: Caller, limit: str, wait_s: float | None) -> RoundhouseError:
     message = f"The key {caller.name} has reached its limit of {limit}."
     # Whole seconds, rounded up: who comes back at the time must be let in.
     return RoundhouseError(
@@ -313,7 +315,7 @@ def _refusal(caller: Caller, limit: str, wait_s: float | None) -> RoundhouseErro
     )
 
 
-def span(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """A time as OpenAI's headers have it: `20ms`, `12s`, `6m0s`, `1h0m0s`. Rounded up."""
     if seconds < 1:
         milliseconds = math.ceil(seconds * 1000 - _DUST)

@@ -12,20 +12,26 @@ import ssl
 
 from controller.schema.routing import Endpoint
 from gateway.upstream.connection import EngineCall, EngineConnection, EngineListener, Headers
-from gateway.upstream.errors import BrokenError, EngineDiedError, EngineFailureError, GarbledError, RefusedError
-from gateway.upstream.pool import Origin, Pool
+from gateway.upstream.errors import (
+    EngineBrokenError,
+    EngineDiedError,
+    EngineFailureError,
+    EngineGarbledError,
+    EngineRefusedError,
+)
+from gateway.upstream.pool import ConnectionPool, Origin
 from gateway.upstream.target import Target, head_of, target_of
 
 __all__ = [
-    "BrokenError",
+    "EngineBrokenError",
     "EngineCall",
     "EngineClient",
     "EngineDiedError",
     "EngineFailureError",
+    "EngineGarbledError",
     "EngineListener",
-    "GarbledError",
+    "EngineRefusedError",
     "Headers",
-    "RefusedError",
 ]
 
 logger = logging.getLogger(__name__)
@@ -35,7 +41,7 @@ _MAX_HEADS = 64
 _NEED_NO_BODY = ("GET", "DELETE")
 
 
-class _Route:
+class _EngineRoute:
     """What is known of an endpoint: made once, then looked up by the endpoint's identity."""
 
     __slots__ = ("endpoint", "heads", "origin", "target")
@@ -55,37 +61,37 @@ class EngineClient:
         connect_timeout_s: float,
         *,
         ssl_context: ssl.SSLContext | None = None,
-        pool: Pool[EngineConnection] | None = None,
+        pool: ConnectionPool[EngineConnection] | None = None,
     ) -> None:
         """`connect_timeout_s` covers name, TCP and TLS. Without `ssl_context`, the system's authorities are trusted."""
         self._connect_timeout_s = connect_timeout_s
         self._ssl_context = ssl_context
-        self._pool: Pool[EngineConnection] = pool or Pool()
-        self._routes: dict[int, _Route] = {}
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._pool: ConnectionPool[EngineConnection] = pool or ConnectionPool()
+        self._routes: dict[int, _EngineRoute] = {}
+        self._connect_tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     @property
     def open_connections(self) -> int:
         """Connections, idle or in use."""
-        return self._pool.open
+        return self._pool.open_count
 
     @property
     def idle_connections(self) -> int:
         """Connections that wait for a request."""
-        return self._pool.idle
+        return self._pool.idle_count
 
     @property
     def busy_connections(self) -> int:
         """Connections that carry a request."""
-        return self._pool.open - self._pool.idle
+        return self._pool.open_count - self._pool.idle_count
 
     @property
-    def connecting(self) -> int:
+    def connecting_requests(self) -> int:
         """Requests whose connection is coming about."""
-        return len(self._connecting)
+        return len(self._connect_tasks)
 
-    def send(
+    def send_request(
         self,
         endpoint: Endpoint,
         method: str,
@@ -109,65 +115,67 @@ class EngineClient:
         route = self._routes.get(id(endpoint))
         if route is None or route.endpoint is not endpoint:
             try:
-                route = self._learn(endpoint)
+                route = self._add_route(endpoint)
             except ValueError as error:
-                asyncio.get_running_loop().call_soon(call.fail, RefusedError(str(error)), None)
+                asyncio.get_running_loop().call_soon(call.fail_call, EngineRefusedError(str(error)), None)
                 return call
         head = route.heads.get((method, path)) or _head(route, method, path)
         if body or method not in _NEED_NO_BODY:
             head = b"%bcontent-length: %d\r\n%b\r\n" % (head, len(body), headers)
         else:
             head = b"%b%b\r\n" % (head, headers)
-        idle_connections = route.origin.idle
+        idle_connections = route.origin.idle_connections
         if idle_connections and not fresh:
-            idle_connections.pop().request(call, head, body)
+            idle_connections.pop().send_request(call, head, body)
         else:
-            self._connect(call, route.origin, head, body)
+            self._start_connecting(call, route.origin, head, body)
         return call
 
     async def close(self) -> None:
         """Cancel every request, and wait until every connection is closed. What is sent from now on is refused."""
         self._is_closed = True
-        tasks = list(self._connecting)
+        tasks = list(self._connect_tasks)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         await self._pool.close()
 
-    def _connect(self, call: EngineCall, origin: Origin[EngineConnection], head: bytes, body: bytes) -> None:
+    def _start_connecting(self, call: EngineCall, origin: Origin[EngineConnection], head: bytes, body: bytes) -> None:
         loop = asyncio.get_running_loop()
         if self._is_closed:
-            loop.call_soon(call.fail, RefusedError("the gateway is stopping"), None)
+            loop.call_soon(call.fail_call, EngineRefusedError("the gateway is stopping"), None)
             return
-        call.connecting = task = loop.create_task(self._carry(call, origin, head, body))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        call.connect_task = task = loop.create_task(self._connect_and_send(call, origin, head, body))
+        self._connect_tasks.add(task)
+        task.add_done_callback(self._connect_tasks.discard)
 
-    async def _carry(self, call: EngineCall, origin: Origin[EngineConnection], head: bytes, body: bytes) -> None:
+    async def _connect_and_send(
+        self, call: EngineCall, origin: Origin[EngineConnection], head: bytes, body: bytes
+    ) -> None:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                connection = await self._open(origin)
+                connection = await self._open_connection(origin)
         except TimeoutError as error:
-            call.fail(RefusedError(f"it accepted no connection within {self._connect_timeout_s:g} s"), error)
+            call.fail_call(EngineRefusedError(f"it accepted no connection within {self._connect_timeout_s:g} s"), error)
         except ssl.SSLError as error:
-            call.fail(RefusedError("its TLS certificate or handshake was not accepted"), error)
+            call.fail_call(EngineRefusedError("its TLS certificate or handshake was not accepted"), error)
         except (OSError, UnicodeError) as error:
-            call.fail(RefusedError(), error)
+            call.fail_call(EngineRefusedError(), error)
         except Exception as error:
             logger.exception("a connection to an engine could not be opened")
-            call.fail(RefusedError(), error)
+            call.fail_call(EngineRefusedError(), error)
         else:
-            call.connecting = None
+            call.connect_task = None
             if connection.is_lost:
-                call.fail(BrokenError(), None)
+                call.fail_call(EngineBrokenError(), None)
                 return
-            self._pool.opened(connection)
-            connection.request(call, head, body)
+            self._pool.add_connection(connection)
+            connection.send_request(call, head, body)
             if call.is_paused:
                 connection.pause()
 
-    async def _open(self, origin: Origin[EngineConnection]) -> EngineConnection:
+    async def _open_connection(self, origin: Origin[EngineConnection]) -> EngineConnection:
         tls, host, port = origin.address
         if tls and self._ssl_context is None:
             self._ssl_context = ssl.create_default_context()
@@ -176,17 +184,17 @@ class EngineClient:
         )
         return connection
 
-    def _learn(self, endpoint: Endpoint) -> _Route:
-        if len(self._routes) >= _MAX_ROUTES and not self._connecting:
+    def _add_route(self, endpoint: Endpoint) -> _EngineRoute:
+        if len(self._routes) >= _MAX_ROUTES and not self._connect_tasks:
             # Each routing table brings endpoints of its own. Those of old ones, with their tokens, must not add up.
             self._routes.clear()
             self._pool.forget_unused()
         target = target_of(endpoint)
-        route = self._routes[id(endpoint)] = _Route(endpoint, target, self._pool.origin(target.address))
+        route = self._routes[id(endpoint)] = _EngineRoute(endpoint, target, self._pool.origin_of(target.address))
         return route
 
 
-def _head(route: _Route, method: str, path: str) -> bytes:
+def _head(route: _EngineRoute, method: str, path: str) -> bytes:
     if len(route.heads) >= _MAX_HEADS:
         route.heads.clear()  # paths may hold what clients wrote
     head = route.heads[method, path] = head_of(route.target, method, path)

@@ -9,8 +9,8 @@ from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from gateway.upstream.errors import BrokenError, EngineDiedError, EngineFailureError, GarbledError
-from gateway.upstream.pool import Origin, Pool
+from gateway.upstream.errors import EngineBrokenError, EngineDiedError, EngineFailureError, EngineGarbledError
+from gateway.upstream.pool import ConnectionPool, Origin
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +41,13 @@ class EngineListener(Protocol):
 class EngineCall:
     """One request on its way. Good for nothing once it has ended, and harmless."""
 
-    __slots__ = ("connecting", "connection", "is_paused", "listener")
+    __slots__ = ("connect_task", "connection", "is_paused", "listener")
 
     def __init__(self, listener: EngineListener) -> None:
         self.listener: EngineListener | None = listener
         """None once it has ended."""
         self.connection: EngineConnection | None = None
-        self.connecting: asyncio.Task[None] | None = None
+        self.connect_task: asyncio.Task[None] | None = None
         self.is_paused = False
 
     def cancel(self) -> None:
@@ -56,9 +56,9 @@ class EngineCall:
         if self.connection is not None:
             self.connection.drop()
             self.connection = None
-        elif self.connecting is not None:
-            self.connecting.cancel()
-            self.connecting = None
+        elif self.connect_task is not None:
+            self.connect_task.cancel()
+            self.connect_task = None
 
     def pause(self) -> None:
         """Stop reading from the engine. What one read has already brought is still delivered, and the end with it."""
@@ -72,12 +72,12 @@ class EngineCall:
         if self.connection is not None:
             self.connection.resume()
 
-    def fail(self, failure: EngineFailureError, cause: BaseException | None) -> None:
+    def fail_call(self, failure: EngineFailureError, cause: BaseException | None) -> None:
         """End it, unless it has ended."""
         listener = self.listener
         if listener is None:
             return
-        self.listener = self.connection = self.connecting = None
+        self.listener = self.connection = self.connect_task = None
         failure.__cause__ = cause
         try:
             listener.engine_failed(failure)
@@ -89,25 +89,25 @@ class EngineConnection(asyncio.Protocol):
     """Delivers what each read brings of the one answer that is due. Anything else that comes closes it."""
 
     __slots__ = (
+        "_bytes_without_body",
         "_call",
         "_ends_at_eof",
         "_head",
         "_headers",
         "_is_complete",
         "_is_lost",
-        "_keeps",
+        "_keeps_alive",
         "_parser",
         "_parts",
         "_pool",
         "_status",
         "_transport",
-        "_without_body",
         "idle_round",
         "on_body",
         "origin",
     )
 
-    def __init__(self, origin: Origin[EngineConnection], pool: Pool[EngineConnection]) -> None:
+    def __init__(self, origin: Origin[EngineConnection], pool: ConnectionPool[EngineConnection]) -> None:
         self.origin = origin
         self.idle_round = 0
         self._pool = pool
@@ -121,10 +121,10 @@ class EngineConnection(asyncio.Protocol):
         self.on_body: Callable[[bytes], None] = self._parts.append
         self._status = 0
         """Of the final answer, once its head is parsed."""
-        self._keeps = False
+        self._keeps_alive = False
         self._ends_at_eof = False
         self._is_complete = False
-        self._without_body = 0
+        self._bytes_without_body = 0
         """Bytes of this answer since its last one of a body."""
         self._parser = HttpResponseParser(self)
 
@@ -133,13 +133,13 @@ class EngineConnection(asyncio.Protocol):
         """Whether it is closed or closing."""
         return self._is_lost
 
-    def request(self, call: EngineCall, head: bytes, body: bytes) -> None:
+    def send_request(self, call: EngineCall, head: bytes, body: bytes) -> None:
         """Send a request. The connection must be fresh, or come from the pool."""
         self._call = call
         call.connection = self
         self._status = 0
         self._is_complete = False
-        self._without_body = 0
+        self._bytes_without_body = 0
         if len(body) <= _ONE_PIECE_BYTES:
             self._transport.write(head + body)
         else:
@@ -182,10 +182,10 @@ class EngineConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as parser_error:
             error = parser_error
-        size = self._without_body + len(data)
-        self._without_body = 0 if self._parts else size
+        size = self._bytes_without_body + len(data)
+        self._bytes_without_body = 0 if self._parts else size
         if size > MAX_HEAD_BYTES and self._is_too_long():
-            self._fail(call, self._too_long(), error)
+            self._fail(call, self._too_long_error(), error)
             return
         try:
             self._deliver(call, error)
@@ -200,14 +200,14 @@ class EngineConnection(asyncio.Protocol):
         elif self._status and self._ends_at_eof:
             self._end(call, is_clean=False)
         else:
-            self._fail(call, self._broken_off(), None)
+            self._fail(call, self._broken_off_error(), None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
-        self._pool.lost(self)
+        self._pool.remove_connection(self)
         del self._parser  # which refers back to this
         if self._call is not None:
-            self._fail(self._call, self._broken_off(), exc)
+            self._fail(self._call, self._broken_off_error(), exc)
 
     # From the parser, in the middle of a read: nothing may be delivered here
 
@@ -227,8 +227,8 @@ class EngineConnection(asyncio.Protocol):
         if status >= 200:
             self._status = status
             self._head = headers
-            self._keeps = self._parser.should_keep_alive()
-            self._ends_at_eof = not self._keeps and _is_without_length(headers)
+            self._keeps_alive = self._parser.should_keep_alive()
+            self._ends_at_eof = not self._keeps_alive and _is_without_length(headers)
 
     def on_message_complete(self) -> None:
         if self._status:  # of the final answer, and not of an informational one before it
@@ -240,7 +240,7 @@ class EngineConnection(asyncio.Protocol):
     def _deliver(self, call: EngineCall, error: Exception | None) -> None:
         head = self._head
         if error is not None and not self._is_complete and (head is not None or not self._status):
-            self._fail(call, GarbledError(), error)
+            self._fail(call, EngineGarbledError(), error)
             return
         listener = call.listener
         assert listener is not None
@@ -264,10 +264,10 @@ class EngineConnection(asyncio.Protocol):
         transport = self._transport
         self._call = call.listener = call.connection = None
         # An answer may come before the whole request was sent, such as 413: the rest must not precede the next one.
-        if is_clean and self._keeps and not transport.get_write_buffer_size():
+        if is_clean and self._keeps_alive and not transport.get_write_buffer_size():
             if call.is_paused:
                 transport.resume_reading()
-            self._pool.keep(self)
+            self._pool.keep_idle(self)
         else:
             self.abort()
         assert listener is not None
@@ -279,24 +279,24 @@ class EngineConnection(asyncio.Protocol):
     def _fail(self, call: EngineCall, failure: EngineFailureError, cause: BaseException | None) -> None:
         self._call = None
         self.abort()
-        call.fail(failure, cause)
+        call.fail_call(failure, cause)
 
     def _close_unasked(self) -> None:
         # The peer ends an idle connection, or answers what nobody asked, which must not meet the next request.
-        self._pool.withdraw(self)
+        self._pool.withdraw_idle(self)
         self.abort()
 
-    def _broken_off(self) -> EngineFailureError:
-        if not self._status and not self._without_body:
-            return BrokenError()
+    def _broken_off_error(self) -> EngineFailureError:
+        if not self._status and not self._bytes_without_body:
+            return EngineBrokenError()
         if self._is_head_delivered():
             return EngineDiedError()
-        return GarbledError("it closed the connection before its answer's headers were complete")
+        return EngineGarbledError("it closed the connection before its answer's headers were complete")
 
-    def _too_long(self) -> EngineFailureError:
+    def _too_long_error(self) -> EngineFailureError:
         if self._is_head_delivered():
             return EngineDiedError("its answer's trailers are too long")
-        return GarbledError("its answer's headers are too long")
+        return EngineGarbledError("its answer's headers are too long")
 
     def _is_head_delivered(self) -> bool:
         return self._status != 0 and self._head is None

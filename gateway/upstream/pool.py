@@ -31,14 +31,14 @@ C = TypeVar("C", bound=Pooled)
 class Origin(Generic[C]):
     """One address and the connections to it that wait for a request, the newest last."""
 
-    __slots__ = ("address", "idle")
+    __slots__ = ("address", "idle_connections")
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self.idle: list[C] = []
+        self.idle_connections: list[C] = []
 
 
-class Pool(Generic[C]):
+class ConnectionPool(Generic[C]):
     """The connections of all origins. One timer serves them all, and only while some are idle.
 
     How long a connection is idle is counted in rounds of that timer: no clock is read per request.
@@ -54,16 +54,16 @@ class Pool(Generic[C]):
         self._all_lost: asyncio.Future[None] | None = None
 
     @property
-    def open(self) -> int:
+    def open_count(self) -> int:
         """Connections, idle or in use."""
         return len(self._open)
 
     @property
-    def idle(self) -> int:
+    def idle_count(self) -> int:
         """Connections that wait for a request."""
-        return sum(len(origin.idle) for origin in self._origins.values())
+        return sum(len(origin.idle_connections) for origin in self._origins.values())
 
-    def origin(self, address: Address) -> Origin[C]:
+    def origin_of(self, address: Address) -> Origin[C]:
         """The origin at an address."""
         origin = self._origins.get(address)
         if origin is None:
@@ -75,13 +75,13 @@ class Pool(Generic[C]):
         used_addresses = {connection.origin.address for connection in self._open}
         self._origins = {address: origin for address, origin in self._origins.items() if address in used_addresses}
 
-    def opened(self, connection: C) -> None:
+    def add_connection(self, connection: C) -> None:
         """Count a new connection, which is in use."""
         self._open.add(connection)
 
-    def keep(self, connection: C) -> None:
+    def keep_idle(self, connection: C) -> None:
         """Offer a connection for the next request."""
-        idle_connections = connection.origin.idle
+        idle_connections = connection.origin.idle_connections
         if len(idle_connections) >= self._keep_per_origin:
             connection.abort()
             return
@@ -90,15 +90,15 @@ class Pool(Generic[C]):
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._round_s, self._sweep)
 
-    def withdraw(self, connection: C) -> None:
+    def withdraw_idle(self, connection: C) -> None:
         """No longer offer a connection, because it is closing."""
-        idle_connections = connection.origin.idle
+        idle_connections = connection.origin.idle_connections
         if connection in idle_connections:
             idle_connections.remove(connection)
 
-    def lost(self, connection: C) -> None:
+    def remove_connection(self, connection: C) -> None:
         """A connection is closed."""
-        self.withdraw(connection)
+        self.withdraw_idle(connection)
         self._open.discard(connection)
         if self._all_lost is not None and not self._open and not self._all_lost.done():
             self._all_lost.set_result(None)
@@ -109,7 +109,7 @@ class Pool(Generic[C]):
             self._timer.cancel()
             self._timer = None
         for origin in self._origins.values():
-            origin.idle.clear()
+            origin.idle_connections.clear()
         for connection in self._open:
             connection.drop()
         if self._open:
@@ -120,7 +120,7 @@ class Pool(Generic[C]):
         self._round += 1
         has_idle = False
         for origin in self._origins.values():
-            idle_connections = origin.idle
+            idle_connections = origin.idle_connections
             old_count = 0
             while old_count < len(idle_connections) and idle_connections[old_count].idle_round <= self._round - 2:
                 idle_connections[old_count].abort()

@@ -24,7 +24,7 @@ from tests.support.llama_servers import program
 from tests.support.ports import free_port
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
-from worker.clockwork import make
+from worker.clockwork import make_model
 
 REQUESTS = 100
 CLIENTS = 8
@@ -44,7 +44,7 @@ def run() -> Iterable[Figure]:
 async def _run() -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="rh") as root:
         folder = Path(root)
-        make(folder / "clockwork.gguf")
+        make_model(folder / "clockwork.gguf")
         figures = []
         async with _roundhouse(folder / "stack") as (url, loads):
             figures += await _mixed("Roundhouse", url, loads)
@@ -72,7 +72,7 @@ async def _roundhouse(root: Path, engine: Mapping[str, Any] = LLAMA) -> AsyncIte
     stack = RoundhouseStack(
         root, "process", {"ROUNDHOUSE_ENGINES_MEMORY_MIB": "1000", "PATH": f"{app}:{os.environ['PATH']}"}
     )
-    make(stack.models / "clockwork.gguf")
+    make_model(stack.models / "clockwork.gguf")
     common = {"memory_mib": 600, "enabled": False, "autoload": True, "queue_limit": REQUESTS}
     stack.declare({name: {**engine, **common} for name in MODELS})
     await stack.open()

@@ -26,7 +26,7 @@ CHANGES: Final = (
     Change("engines/llama_server", "a flag is another", '"--kv-unified"', '"--kv-split"'),
     Change("engines/llama_cpp", "a flag is another", '("gguf_n_ctx", "--n-ctx")', '("gguf_n_ctx", "--context")'),
     Change("engines/vllm", "a flag is left out", '        "--disable-uvicorn-access-log",\n', ""),
-    Change("engines/vllm_serve", "another program", '(named or "vllm", "serve")', '(named or "vllm", "server")'),
+    Change("engines/vllm_serve", "another program", '(binary or "vllm", "serve")', '(binary or "vllm", "server")'),
     Change(
         "engines/exllamav3",
         "a flag is another",
@@ -94,8 +94,8 @@ CHANGES: Final = (
     Change(
         "state-folders/test_what_a_controller_kept_is_read",
         "records of replicas are looked for elsewhere",
-        'for path in ours if path.suffix == ".json"',
-        'for path in ours if path.suffix == ".record"',
+        'for path in own_paths if path.suffix == ".json"',
+        'for path in own_paths if path.suffix == ".record"',
     ),
     Change(
         "state-folders/test_what_a_gateway_kept_is_read",

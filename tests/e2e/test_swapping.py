@@ -18,7 +18,7 @@ from tests.support.llama_slots import make_endless
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
 from tests.support.wait import until
-from worker.clockwork import make
+from worker.clockwork import make_model
 
 pytestmark = pytest.mark.engines
 
@@ -33,7 +33,7 @@ TIMEOUT = aiohttp.ClientTimeout(total=120)
 async def stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
     runtime_fixture = ProcessRuntimeFixture()
     made = RoundhouseStack(folder, runtime_fixture.runtime, runtime_fixture.env() | ROOM)
-    make(made.models / "clockwork.gguf")
+    make_model(made.models / "clockwork.gguf")
     make_endless(made.models / "long.gguf")
     try:
         yield made

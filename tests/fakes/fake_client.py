@@ -24,7 +24,7 @@ class FakeConnection:
         """Note it."""
         self.asked_for_body += 1
 
-    def answered(self, call: ClientCall) -> None:
+    def finish_call(self, call: ClientCall) -> None:
         """Note it."""
         self.complete.append(call)
 

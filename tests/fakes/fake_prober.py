@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from controller.observe.health import Vitals
-from controller.observe.prober import Target
+from controller.observe.health import ProbedHealth
+from controller.observe.prober import ProbeTarget
 from controller.state import Health
 
 
@@ -15,7 +15,7 @@ class FakeProber:
     def __init__(self) -> None:
         self.ready: dict[str, float] = {}
 
-    def track(self, targets: Mapping[str, Target], keep: Collection[str]) -> None:
+    def track_targets(self, targets: Mapping[str, ProbeTarget], keep: Collection[str]) -> None:
         """Forget what is neither watched nor kept."""
         known = {*targets, *keep}
         self.ready = {name: since for name, since in self.ready.items() if name in known}
@@ -23,17 +23,17 @@ class FakeProber:
             if target.ready_since is not None:
                 self.ready.setdefault(name, target.ready_since)
 
-    async def first_round(self) -> None:
+    async def wait_for_first_round(self) -> None:
         """Nothing is asked."""
 
-    def vitals(self, name: str) -> Vitals:
+    def get_health(self, name: str) -> ProbedHealth:
         """As the test says."""
         since = self.ready.get(name)
         if since is None:
-            return Vitals()
-        return Vitals(health=Health.READY, ready_since=since, idle=True, probed_at=float("inf"))
+            return ProbedHealth()
+        return ProbedHealth(health=Health.READY, ready_since=since, idle=True, probed_at=float("inf"))
 
-    def nudge(self, name: str) -> None:
+    def probe_now(self, name: str) -> None:
         """There is nothing to hurry."""
 
     async def close(self) -> None:

@@ -42,26 +42,26 @@ class FakeRuntime:
         if self.unavailable is not None:
             raise RuntimeUnavailableError(self.unavailable)
 
-    async def list(self) -> list[SeenReplica]:
+    async def list_replicas(self) -> list[SeenReplica]:
         """What is in the table."""
         self._check()
         return list(self.replicas.values())
 
-    async def preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+    async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
         """As the test says."""
         self.calls.append(f"preflight {model}")
         self._check()
         error = self.preflight_error or (f"image {image} is missing" if self.missing_image else None)
         return PreflightResult(error is None, self._clock(), error, self.missing_image)
 
-    async def pull(self, image: str) -> None:
+    async def pull_image(self, image: str) -> None:
         """As the test says."""
         self.calls.append(f"pull {image}")
         if self.pull_error is not None:
             raise StartError(self.pull_error)
         self.missing_image = None
 
-    async def start(self, request: StartRequest) -> None:
+    async def start_replica(self, request: StartRequest) -> None:
         """Enter the table, when `hold` lets it."""
         self.calls.append(f"start {request.name}")
         await self.hold.wait()
@@ -87,13 +87,13 @@ class FakeRuntime:
             exit=Exit(code, log_tail=tail),
         )
 
-    async def stop(self, name: str, grace_s: float) -> None:
+    async def stop_replica(self, name: str, grace_s: float) -> None:
         """Leave the table."""
         self.calls.append(f"stop {name}")
         self._check()
         self.replicas.pop(name, None)
 
-    async def remove(self, name: str) -> None:
+    async def remove_replica(self, name: str) -> None:
         """Leave the table."""
         self.calls.append(f"remove {name}")
         self._check()
@@ -101,16 +101,16 @@ class FakeRuntime:
             raise RuntimeUnavailableError("device or resource busy")
         self.replicas.pop(name, None)
 
-    async def log_tail(self, name: str, lines: int = 50) -> str:
+    async def read_log_tail(self, name: str, lines: int = 50) -> str:
         """The last of `logs`, and where there is none, one line."""
         return "\n".join(self.logs[name][-lines:]) if name in self.logs else "last words"
 
-    async def logged(self, model: str) -> builtins.list[str]:
+    async def list_ended_logs(self, model: str) -> builtins.list[str]:
         """Those of `logs` that are in the table no more and whose names hold the model's."""
         self._check()
         return [name for name in reversed(self.logs) if name not in self.replicas and f"-{model}-" in name]
 
-    async def log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
+    async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
         """The cursor is how many lines were given."""
         self._check()
         if name not in self.logs:
@@ -120,25 +120,25 @@ class FakeRuntime:
         seen = self.replicas.get(name)
         return LogPart(tuple(written[begin:]), str(len(written)), seen is not None and seen.phase is not Phase.EXITED)
 
-    async def rendered(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
+    async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
         """As the test says, else as it runs."""
         self._check()
         return self.rendered_argv.get(replica.name, Rendered(replica.argv, replica.image_id))
 
-    async def gpus(self) -> tuple[Gpu, ...] | None:
+    async def read_gpus(self) -> tuple[Gpu, ...] | None:
         """As the test says."""
         return self.found_gpus
 
-    async def host_mib(self, name: str) -> int | None:
+    async def read_host_mib(self, name: str) -> int | None:
         """As the test says."""
         self._check()
         return self.held.get(name)
 
-    def gpu_error(self) -> str | None:
+    def get_gpu_error(self) -> str | None:
         """As the test says."""
         return self.gpu_reason
 
-    async def events(self) -> AsyncIterator[None]:
+    async def watch_events(self) -> AsyncIterator[None]:
         """None: tests run rounds themselves."""
         await asyncio.Event().wait()
         yield

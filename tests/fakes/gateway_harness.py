@@ -14,7 +14,7 @@ import aiohttp
 
 from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
-from gateway.__main__ import Server, listen, server_of
+from gateway.__main__ import Server, bind_listener, server_of
 from gateway.app import open_store
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import DEADLINE_S, FakeController
@@ -45,7 +45,7 @@ async def server_running(settings: GatewaySettings) -> AsyncIterator[tuple[str, 
     with tempfile.TemporaryDirectory(prefix="rh") as folder:
         if "state" not in settings.model_fields_set:
             settings = settings.model_copy(update={"state": Path(folder)})
-        listener = listen(settings.host, 0)
+        listener = bind_listener(settings.host, 0)
         server = server_of(settings, open_store(settings))
         setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the test runner's
         task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -17,7 +17,7 @@ from pathlib import Path
 from aiohttp import web
 
 from controller.cli.exit_codes import CommandError
-from controller.cli.output import say_error
+from controller.cli.output import print_error
 from controller.cli.up.announce import Announcer
 from controller.cli.up.run import CONTROLLER_ENDS, GATEWAY_ENDS, UpRun, lock_and_check, program_specs
 from controller.cli.up.supervisor import ChildSpec
@@ -100,7 +100,7 @@ def up() -> int:
     try:
         lock = lock_and_check(settings.state)
     except CommandError as error:
-        say_error(str(error))
+        print_error(str(error))
         return error.code
     try:
         return asyncio.run(UpRun(settings, specs, Announcer("--json" in sys.argv)).run())

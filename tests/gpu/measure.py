@@ -24,7 +24,7 @@ from tests.support.admin import AdminApi
 from tests.support.gguf_files import write_llama
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
-from worker.clockwork import make
+from worker.clockwork import make_model
 
 SMALL: Final[dict[str, Any]] = {"layers": 4, "width": 512, "heads": 8, "kv_heads": 2, "vocabulary": 32_000}
 LARGE: Final[dict[str, Any]] = SMALL | {"layers": 16, "width": 2048, "heads": 16, "kv_heads": 8, "inner": 8192}
@@ -61,7 +61,7 @@ async def _run(root: Path, shapes: Mapping[str, tuple[dict[str, Any], dict[str, 
         path = stack.models / f"{name}.gguf"
         write_llama(path, **shape)
         models[name] = device | fields | {"model_path": path.name, "enabled": False}
-    make(stack.models / "clockwork.gguf")
+    make_model(stack.models / "clockwork.gguf")
     stack.declare(models)
     await stack.open()
     try:

@@ -48,7 +48,7 @@ class AdmissionHarness:
     def table(self, *models: ModelRoute) -> list[Grant]:
         """A new table."""
         self.routes = routes_of(*models)
-        return list(self.admission.table(self.routes, self.now))
+        return list(self.admission.apply_table(self.routes, self.now))
 
     def come(
         self,
@@ -61,7 +61,7 @@ class AdmissionHarness:
     ) -> Ticket:
         """A new ticket, inside or waiting."""
         ticket = Ticket(None, model, tenant, weight, rank, prefix)
-        endpoint = self.admission.arrive(ticket, self.routes.models[model], self.now)
+        endpoint = self.admission.admit_ticket(ticket, self.routes.models[model], self.now)
         assert (endpoint is None) == (ticket.state == "waiting")
         if endpoint is not None:
             assert endpoint.replica == where(ticket)
@@ -69,7 +69,7 @@ class AdmissionHarness:
 
     def leave(self, ticket: Ticket) -> list[Grant]:
         """It leaves now."""
-        return list(self.admission.leave(ticket, self.now))
+        return list(self.admission.release_ticket(ticket, self.now))
 
 
 def where(ticket: Ticket) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from controller.engines import ENGINES
-from gateway.protocols.api_matrix import offered_paths, way_for
+from gateway.protocols.api_matrix import offered_paths, serving_option
 from gateway.protocols.common.request import InferenceRequest
 from tests.fakes.fake_controller import route
 
@@ -20,7 +20,7 @@ def native_apis(backend: str, **fields: Any) -> tuple[str, ...]:
     """What an engine of such a definition speaks itself."""
     needed = _NEEDED.get(backend, {"model_path": "m.gguf"})
     definition = ENGINES[backend].definition.model_validate({"backend": backend, **needed, **fields})
-    return ENGINES[backend].apis(definition)
+    return ENGINES[backend].list_apis(definition)
 
 
 def modes() -> list[tuple[str, ...]]:
@@ -43,7 +43,7 @@ def api_rows() -> list[str]:
         passed: list[str] = []
         translated: list[str] = []
         for path in offered_paths(made):
-            way = way_for(path, _ANY, made)
+            way = serving_option(path, _ANY, made)
             (passed if way.target is None else translated).append(f"`{path}`")
         name = f"`{backend}`" + "".join(f" with `{field}`" for field in mode)
         rows.append(f"| {name} | {', '.join(passed)} | {', '.join(translated)} |")

@@ -17,7 +17,7 @@ from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.scripted_model_file import make_scripted_model
 from tests.support.worker_process import Worker
-from worker.clockwork import make
+from worker.clockwork import make_model
 
 TOKEN = "replica-token"
 SWITCH = "{%- if enable_thinking is defined and not enable_thinking %}[THINK][/THINK]{% endif %}\n"
@@ -85,8 +85,8 @@ class Engine:
             [f"http://127.0.0.1:{self.workers[name].port}"],
             token=TOKEN,
             served_name=f"inner-{name}",
-            apis=engine.apis(definition),
-            capabilities=engine.capabilities(definition),
+            apis=engine.list_apis(definition),
+            capabilities=engine.derive_capabilities(definition),
             target_inflight=engine.target_inflight(definition),
         )
         more = {"backend": self.backend, "thinking_control": engine.thinking_control(definition)}
@@ -96,7 +96,7 @@ class Engine:
 def llama_server(kind: llama_servers.Kind, folder: Path, stack: ExitStack) -> Engine:
     """llama.cpp's own server."""
     llama_servers.needed(kind)
-    make(folder / "plain.gguf")
+    make_model(folder / "plain.gguf")
     clockwork_caller.make_caller(folder / "thinks.gguf")
     (folder / "thinks.jinja").write_text(clockwork_caller.TEMPLATE.rstrip() + SWITCH)
     (folder / "plain.jinja").write_text(HISTORY)
@@ -133,7 +133,7 @@ def worker(folder: Path, stack: ExitStack) -> Engine:
     require("llama_cpp", available, "llama-cpp-python is not installed (extra `llama-cpp`)")
     hidden = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
     make_scripted_model(folder / "thinks.gguf", SAYS, WORKERS, hidden=hidden)
-    make(folder / "plain.gguf")
+    make_model(folder / "plain.gguf")
     workers = {}
     for name in ("thinks", "plain"):
         port = free_port()

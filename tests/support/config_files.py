@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from textwrap import dedent
 
-from controller.config.parse import Parsed, parse
+from controller.config.parse import ParsedFolder, parse_folder
 from controller.config.read import FolderSnapshot, merge_order
 
 FOLDER = "desired-state"
@@ -21,11 +21,13 @@ def snapshot(files: dict[str, str | bytes]) -> FolderSnapshot:
     return FolderSnapshot(FOLDER, content)  # type: ignore[arg-type]
 
 
-def parse_text(text: str | bytes = "", **files: str | bytes) -> Parsed:
+def parse_text(text: str | bytes = "", **files: str | bytes) -> ParsedFolder:
     """What `models.yaml` with this text declares; further files by stem, `local="..."`."""
     all_files: dict[str, str | bytes] = {"models.yaml": text} if text else {}
     all_files.update({f"{stem}.yaml": content for stem, content in files.items()})
-    return parse(snapshot({name: dedent(c) if isinstance(c, str) else c for name, c in all_files.items()}), MODELS_ROOT)
+    return parse_folder(
+        snapshot({name: dedent(c) if isinstance(c, str) else c for name, c in all_files.items()}), MODELS_ROOT
+    )
 
 
 def problems_of(text: str | bytes = "", **files: str | bytes) -> list[str]:

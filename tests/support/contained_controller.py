@@ -46,24 +46,24 @@ async def main(told: dict[str, Any]) -> dict[str, Any]:
     reading = request("reader", LlamaServerDefinition(model_path="m.gguf", image=told["shell"], env={"BODY": body}))
     wanted = (answering, reading) if told["serve"] else (reading,)
     try:
-        preflights = [await runtime.preflight(each.served_name, each.definition, None) for each in wanted]
+        preflights = [await runtime.check_preflight(each.served_name, each.definition, None) for each in wanted]
         for each in wanted:
-            await runtime.start(each)
+            await runtime.start_replica(each)
         answer: dict[str, Any] = {"preflights": [each.error for each in preflights]}
         async with asyncio.timeout(60):
-            async for _ in runtime.events():
-                seen = {each.name: each for each in await runtime.list()}
+            async for _ in runtime.watch_events():
+                seen = {each.name: each for each in await runtime.list_replicas()}
                 if seen[reading.name].phase is Phase.EXITED:
                     break
-            answer["read"] = await runtime.log_tail(reading.name)
+            answer["read"] = await runtime.read_log_tail(reading.name)
             if told["serve"]:
                 engine = seen[answering.name]
-                answer |= {"name": engine.name, "base_url": engine.base_url, "gpus": await runtime.gpus()}
+                answer |= {"name": engine.name, "base_url": engine.base_url, "gpus": await runtime.read_gpus()}
                 answer["text"] = await asyncio.to_thread(complete, str(engine.base_url))
         return answer
     finally:
         for each in wanted:
-            await runtime.stop(each.name, 10)
+            await runtime.stop_replica(each.name, 10)
         await runtime.close()
 
 

@@ -16,10 +16,10 @@ import aiohttp
 import uvicorn
 
 from controller.api.app import create_app
-from controller.api.stopping import Stopping
+from controller.api.stopping import StopMiddleware
 from controller.assembly import Controller
 from controller.settings import ControllerSettings
-from controller.storage.state_dir import Store
+from controller.storage.state_dir import StateDir
 from tests.fakes.fake_runtime import FakeRuntime
 from tests.support.wait import until
 
@@ -40,13 +40,13 @@ async def running(root: Path, models: Mapping[str, Any]) -> AsyncIterator[Runnin
     (root / "desired" / "models.yaml").write_text(json.dumps({"models": models}))
     settings = ControllerSettings(desired=root / "desired", state=root / "state", models=root, runtime="process")
     runtime = FakeRuntime(time.time)
-    with contextlib.closing(Store.open(settings.state, "i")) as store:
+    with contextlib.closing(StateDir.open_folder(settings.state, "i")) as store:
         async with (
             aiohttp.ClientSession() as session,
             Controller(settings, store, runtime, session) as controller,
             _serving(controller) as url,
         ):
-            await until("the first observation", lambda: controller.plan() is not None)
+            await until("the first observation", lambda: controller.get_plan() is not None)
             yield Running(controller, runtime, url)
 
 
@@ -54,7 +54,7 @@ async def running(root: Path, models: Mapping[str, Any]) -> AsyncIterator[Runnin
 async def _serving(controller: Controller) -> AsyncIterator[str]:
     """As `python -m controller` serves it, until it was asked to end or the test is done with it."""
     listener = socket.create_server(("127.0.0.1", 0))
-    app = Stopping(create_app(controller, controller.registry), controller.ended)
+    app = StopMiddleware(create_app(controller, controller.registry), controller.wait_for_end)
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="websockets-sansio")
     )

@@ -9,24 +9,24 @@ from typing import Any
 
 import aiohttp
 
-from controller.admin.service import Desk
+from controller.admin.service import AdminService
 from controller.desired.resolve import Defaults
-from controller.desired.source import DesiredFiles
-from controller.journal.event_log import Journal
+from controller.desired.source import DesiredStateSource
+from controller.journal.event_log import EventLog
 from controller.observe.gateway_hub import GatewayHub
-from controller.observe.remote_health import Remotes
-from controller.reconcile.executor import Operations
-from controller.reconcile.operation_state import WorkingMemory
+from controller.observe.remote_health import RemoteHealth
+from controller.reconcile.executor import Executor
+from controller.reconcile.operation_state import OperationState
 from controller.reconcile.reconciler import Reconciler
 from controller.runtimes.base import StartRequest
 from controller.schema.keys import Key
 from controller.schema.routing import GatewayReport, ModelRoute, Stamp
 from controller.schema.status import ModelState
-from controller.sizing.estimator import Predictions
-from controller.sizing.history import ObservedMemory
+from controller.sizing.estimator import Estimator
+from controller.sizing.history import MemoryHistory
 from controller.status.reconcile_round import Round
 from controller.status.state_machine import LEGAL
-from controller.storage.state_dir import Store
+from controller.storage.state_dir import StateDir
 from tests.fakes.fake_prober import FakeProber
 from tests.fakes.fake_runtime import FakeRuntime
 
@@ -34,9 +34,9 @@ from tests.fakes.fake_runtime import FakeRuntime
 class AddressedRuntime(FakeRuntime):
     """Its engines have addresses."""
 
-    async def start(self, request: StartRequest) -> None:
+    async def start_replica(self, request: StartRequest) -> None:
         """As the fake does, with an address."""
-        await super().start(request)
+        await super().start_replica(request)
         self.replicas[request.name] = replace(self.replicas[request.name], base_url="http://engine")
 
 
@@ -48,15 +48,15 @@ class RecordingHub(GatewayHub):
     holds: frozenset[str] = frozenset()
     """Replicas that `slow` has a request inside of."""
 
-    def publish(self, models: tuple[ModelRoute, ...], keys: tuple[Key, ...] = ()) -> Stamp:
+    def publish_table(self, models: tuple[ModelRoute, ...], keys: tuple[Key, ...] = ()) -> Stamp:
         """As the hub does."""
         before = {route.name: route.state for route in self.table.models} if self.table else {}
         for route in models:
             was = before.get(route.name, route.state)
             assert route.state is was or route.state in LEGAL[was], f"{was} -> {route.state}"
             assert bool(route.endpoints) <= (route.state is ModelState.LOADED)
-        stamp = super().publish(models, keys)
-        self.report(GatewayReport(gateway_id="gw", stamp=stamp))
+        stamp = super().publish_table(models, keys)
+        self.take_report(GatewayReport(gateway_id="gw", stamp=stamp))
         self.slow_reports()
         return stamp
 
@@ -65,7 +65,7 @@ class RecordingHub(GatewayHub):
         known = next((view.report.stamp for view in self.views if view.report.gateway_id == "slow"), None)
         stamp = known if self.lags else self.table.stamp if self.table is not None else None
         if stamp is not None:
-            self.report(GatewayReport(gateway_id="slow", stamp=stamp, inflight=dict.fromkeys(self.holds, 1)))
+            self.take_report(GatewayReport(gateway_id="slow", stamp=stamp, inflight=dict.fromkeys(self.holds, 1)))
 
 
 class ControllerHarness:
@@ -78,17 +78,17 @@ class ControllerHarness:
             return time[0]
 
         wake = asyncio.Event()
-        self.store = Store.open(root / "state")
-        self.files = DesiredFiles(root / "desired", root, self.store, Defaults(), resync_s=1.0, clock=clock)
-        self.files.recover()
-        self.memory = WorkingMemory(loaded_once=set(self.files.memory.loaded_once))
+        self.store = StateDir.open_folder(root / "state")
+        self.files = DesiredStateSource(root / "desired", root, self.store, Defaults(), resync_s=1.0, clock=clock)
+        self.files.recover_last_good()
+        self.memory = OperationState(loaded_once=set(self.files.stored_state.loaded_once))
         self.hub = RecordingHub("i", self.store.next_epoch(), wake=wake.set, clock=clock)
-        self.hub.link_up("gw")
-        self.operations = Operations(
+        self.hub.open_link("gw")
+        self.operations = Executor(
             runtime, self.memory, instance="i", secret=b"s", stop_timeout_s=1.0, wake=wake.set, clock=clock
         )
         self.prober = FakeProber()
-        remotes = Remotes(session, interval_s=1.0, timeout_s=1.0, wake=wake.set)
+        remotes = RemoteHealth(session, interval_s=1.0, timeout_s=1.0, wake=wake.set)
         parts: dict[str, Any] = {"prober": self.prober}
         self.reconciler = Reconciler(
             desired=self.files,
@@ -99,21 +99,21 @@ class ControllerHarness:
             hub=self.hub,
             wake=wake,
             resync_s=1.0,
-            ready_before=self.files.memory.ready_since,
+            ready_before=self.files.stored_state.ready_since,
             clock=clock,
             on_round=self._told,
             **parts,
         )
-        self.taken = ObservedMemory()
-        self.journal = Journal(root / "state" / "journal.db", keep=100)
-        self.desk = Desk(
+        self.memory_history = MemoryHistory()
+        self.journal = EventLog(root / "state" / "journal.db", keep=100)
+        self.admin_service = AdminService(
             files=self.files,
             reconciler=self.reconciler,
             memory=self.memory,
             remotes=remotes,
             hub=self.hub,
-            predictions=Predictions(root, clock),
-            memory_history=self.taken,
+            predictions=Estimator(root, clock),
+            memory_history=self.memory_history,
             journal=self.journal,
             gpus=runtime,
             wake=wake.set,
@@ -122,12 +122,12 @@ class ControllerHarness:
 
     def _told(self, _before: Round | None, after: Round | None) -> None:
         if after is not None and self.hub.table is not None:
-            self.files.published(after.desired.revision, self.hub.table.stamp)
+            self.files.note_published(after.desired.revision, self.hub.table.stamp)
 
     def ask_for(self, model: str, at: float) -> bool:
         """A gateway that works by the current table tells of a request at `at`, by its clock."""
         stamp = self.hub.table.stamp if self.hub.table is not None else None
-        return self.files.ask_for(GatewayReport(gateway_id="gw", stamp=stamp, demand={model: at}))
+        return self.files.take_demand(GatewayReport(gateway_id="gw", stamp=stamp, demand={model: at}))
 
     def end(self) -> None:
         """As after SIGKILL, but for the lock."""

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 from controller.engines import ENGINES
 from controller.engines.base import Engine
 from controller.engines.load_fields import LoadField
@@ -88,7 +88,7 @@ def load_words(field: LoadField) -> str:
 
 def exit_rows() -> list[str]:
     """One row per exit code."""
-    return [row(f"`{code.value}`", code.name.lower(), code.meaning) for code in Exit]
+    return [row(f"`{code.value}`", code.name.lower(), code.meaning) for code in ExitCode]
 
 
 def row(*cells: str) -> str:

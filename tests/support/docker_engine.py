@@ -21,8 +21,8 @@ import requests
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.runtimes.base import Runtime, StartRequest
-from controller.runtimes.docker.container_spec import HostSide, container_config
-from controller.runtimes.docker.containers import create
+from controller.runtimes.docker.container_spec import HostContext, container_config
+from controller.runtimes.docker.containers import create_container
 from controller.runtimes.docker.runtime import DockerRuntime
 from controller.schema.desired import Definition
 from tests.support.docker_images import PREFIX, ensure_base, ensure_images
@@ -212,11 +212,11 @@ class DockerEngines:
     async def half_created(self, request: StartRequest) -> None:
         """A container that was created and not started."""
         runtime = self.runtime()
-        around = await runtime.surroundings()
-        launch, identity = await runtime._launch(request.served_name, request.definition, request.image)
-        host = HostSide(self.instance, self.network, around.published, around.models, 1)
+        around = await runtime.get_surroundings()
+        launch, identity = await runtime._render_launch(request.served_name, request.definition, request.image)
+        host = HostContext(self.instance, self.network, around.publishes_ports, around.models, 1)
         config = container_config(request, launch, identity, host, time.time())
-        create(self.client.api, request.name, config)
+        create_container(self.client.api, request.name, config)
 
     @contextlib.contextmanager
     def unreachable(self) -> Iterator[Runtime]:

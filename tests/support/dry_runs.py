@@ -8,15 +8,15 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from controller.config.parse import Parsed, parse
+from controller.config.parse import ParsedFolder, parse_folder
 from controller.config.read import read_folder
-from controller.desired.resolve import Declared, Defaults, resolve
-from controller.redaction.redactor import Concealment
-from controller.reports.dry_run import dry_run
+from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
+from controller.redaction.redactor import Redactor
+from controller.reports.dry_run import run_dry_run
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.schema.admin import DryRun, ModelChange, ProposedFiles
 from controller.schema.desired import Definition
-from controller.schema.override import Override, Rested
+from controller.schema.override import Evicted, Override
 from controller.state import (
     DesiredState,
     Health,
@@ -42,7 +42,7 @@ class Checks(FakeRuntime):
         self.down = False
         self.running = self.most = 0
 
-    async def preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+    async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
         """As the test says, and not at once."""
         self.calls.append(f"preflight {model}")
         if self.down:
@@ -63,19 +63,21 @@ class DryRunHarness:
     runtime: Checks = field(default_factory=Checks)
     overrides: dict[str, Override] = field(default_factory=dict)
     demand: dict[str, float] = field(default_factory=dict)
-    rested: dict[str, Rested] = field(default_factory=dict)
+    rested: dict[str, Evicted] = field(default_factory=dict)
     replicas: list[ObservedReplica] | None = None
-    concealment: Concealment = field(default_factory=lambda: Concealment(lambda name: name))
+    concealment: Redactor = field(default_factory=lambda: Redactor(lambda name: name))
 
-    def parsed(self) -> Parsed:
+    def parsed(self) -> ParsedFolder:
         """What is in force."""
-        return parse(read_folder(self.folder), Path("/srv/models"))
+        return parse_folder(read_folder(self.folder), Path("/srv/models"))
 
     def desired(self) -> DesiredState:
         """What is wanted."""
         found = self.parsed()
-        declared = {name: Declared(each, found.declared[name], 1.0) for name, each in found.definitions.items()}
-        return resolve(declared, self.overrides, self.demand, Defaults(), generation=7, evictions=self.rested)
+        declared = {
+            name: DeclaredModel(each, found.declared_models[name], 1.0) for name, each in found.definitions.items()
+        }
+        return resolve_desired(declared, self.overrides, self.demand, Defaults(), generation=7, evictions=self.rested)
 
     def running(self) -> list[ObservedReplica]:
         """Every wanted engine, ready."""
@@ -90,7 +92,7 @@ class DryRunHarness:
     async def with_files(self, **files: str | None) -> DryRun:
         """The dry run of these files, by stem."""
         replicas = self.running() if self.replicas is None else self.replicas
-        return await dry_run(
+        return await run_dry_run(
             ProposedFiles(files={f"{stem}.yaml": text and dedent(text) for stem, text in files.items()}),
             folder=self.folder,
             models_root=Path("/srv/models"),
@@ -100,7 +102,7 @@ class DryRunHarness:
             demand=self.demand,
             rested=self.rested,
             defaults=Defaults(),
-            declared_now=self.parsed().declared,
+            declared_now=self.parsed().declared_models,
             keys_now=self.parsed().declared_keys,
             runtime=self.runtime,
             concealment=self.concealment,
@@ -116,5 +118,5 @@ class DryRunHarness:
 
     def state(self, action: str, **statement: Any) -> None:
         """An operator's statement about `chat`."""
-        declared = self.parsed().declared["chat"]
-        self.overrides["chat"] = Override.stating(declared, model="chat", action=action, at=5.0, **statement)
+        declared = self.parsed().declared_models["chat"]
+        self.overrides["chat"] = Override.from_statement(declared, model="chat", action=action, at=5.0, **statement)

@@ -129,7 +129,7 @@ def post(
 ) -> Recorder:
     """Send a request; the recorder listens."""
     recorder = listener or Recorder()
-    recorder.call = client.send(
+    recorder.call = client.send_request(
         where, "POST", "/v1/chat/completions", b"x-request-id: req-1\r\n", body, recorder, fresh=fresh
     )
     assert not recorder.status, "nothing is told from inside send"
@@ -145,4 +145,4 @@ async def client_of(**options: Any) -> AsyncIterator[EngineClient]:
         yield client
     finally:
         await client.close()
-        assert (client.open_connections, client.idle_connections, client.connecting) == (0, 0, 0)
+        assert (client.open_connections, client.idle_connections, client.connecting_requests) == (0, 0, 0)

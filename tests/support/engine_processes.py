@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controller.runtimes.process.groups import START_ENV
-from controller.runtimes.process.records import Record
+from controller.runtimes.process.records import ReplicaRecord
 from controller.runtimes.process.spawn import INSTANCE_ENV, REPLICA_ENV
 from controller.runtimes.process.stat import PROC, Process, read_stat
 from tests.support.roundhouse_stack import RoundhouseStack
@@ -26,10 +26,10 @@ class EngineProcess:
     start_id: str
 
 
-def read_records(stack: RoundhouseStack) -> dict[str, Record]:
+def read_records(stack: RoundhouseStack) -> dict[str, ReplicaRecord]:
     """By replica name, as they are now. Raises OSError or ValueError for one that is being replaced."""
     paths = (stack.state / "replicas").glob("*.json")
-    return {path.stem: Record.model_validate_json(path.read_bytes()) for path in paths}
+    return {path.stem: ReplicaRecord.model_validate_json(path.read_bytes()) for path in paths}
 
 
 def signal_engine(stack: RoundhouseStack, replica: str, number: signal.Signals) -> None:
@@ -49,7 +49,7 @@ async def kill_engine(stack: RoundhouseStack, replica: str) -> None:
 def is_running(leader: Process | None) -> bool:
     """Whether this very process runs, and not another one of the same id. None is a start without a process."""
     stat = read_stat(leader.pid) if leader is not None else None
-    return stat is not None and not stat.ended and stat.process == leader
+    return stat is not None and not stat.has_ended and stat.process == leader
 
 
 def engine_processes(instance: str) -> list[EngineProcess]:
@@ -72,7 +72,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return {name: value for name, _, value in (entry.decode(errors="replace").partition("=") for entry in entries)}
 
 
-def what_is_wrong_with_engines(records: Mapping[str, Record], wanted: Counter[str]) -> list[str]:
+def what_is_wrong_with_engines(records: Mapping[str, ReplicaRecord], wanted: Counter[str]) -> list[str]:
     """Engines that are missing, doubled, orphaned or dead against `wanted`, replicas per model; empty: all is well."""
     found = []
     running = Counter(record.model for record in records.values())

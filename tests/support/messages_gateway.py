@@ -20,18 +20,18 @@ from tests.support.llama_servers import Kind, started
 from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.worker_process import Worker
-from worker.clockwork import make
+from worker.clockwork import make_model
 
 TOKEN = "replica-token"
 NATIVE = ("/v1/messages", "/v1/messages/count_tokens")
 TRANSLATED = ("/v1/chat/completions", "/v1/chat/completions/input_tokens")
-_OF_LLAMA_SERVER = LlamaServer().apis(LlamaServerDefinition.model_validate({"model_path": "m.gguf"}))
+_OF_LLAMA_SERVER = LlamaServer().list_apis(LlamaServerDefinition.model_validate({"model_path": "m.gguf"}))
 
 
 @contextlib.contextmanager
 def llama_servers(kind: Kind, folder: Path) -> Iterator[dict[str, Worker]]:
     """`plain` says the sentence, `caller` thinks and calls tools."""
-    make(folder / "plain.gguf")
+    make_model(folder / "plain.gguf")
     make_caller(folder / "caller.gguf")
     (folder / "caller.jinja").write_text(TEMPLATE)
     template = ("--chat-template-file", str(folder / "caller.jinja"))
@@ -45,7 +45,7 @@ def llama_servers(kind: Kind, folder: Path) -> Iterator[dict[str, Worker]]:
 def worker_of_ours(folder: Path) -> Iterator[Worker]:
     """Our own worker with llama-cpp-python, which says the sentence."""
     require("llama_cpp", importlib.util.find_spec("llama_cpp") is not None, "llama-cpp-python is not installed")
-    make(folder / "plain.gguf")
+    make_model(folder / "plain.gguf")
     port = free_port()
     args = ("--host", "127.0.0.1", "--port", str(port), "--served-name", "inner", "--model", str(folder / "plain.gguf"))
     with Worker(folder / "worker.log", port, "llama_cpp", *args) as worker:

@@ -36,7 +36,7 @@ def asked(engine: ModelRoute = LLAMA_SERVER, **fields: Any) -> InferenceRequest:
     """A request that was checked."""
     request = parse_request(json.dumps({**ASKED, **fields}).encode(), may_stream=True)
     request.id = "req-7"
-    MESSAGES_OVER_CHAT.check(request, engine)
+    MESSAGES_OVER_CHAT.check_request(request, engine)
     return request
 
 
@@ -54,11 +54,11 @@ def call(index: int, arguments: str, name: str | None = None) -> Delta:
 
 def streamed(*chunks: bytes, usage: Fields | None = USAGE, done: bytes = b"data: [DONE]\n\n", **fields: Any) -> bytes:
     """What the client gets of the engine's events."""
-    events = MESSAGES_OVER_CHAT.events(asked(stream=True, **fields))
+    events = MESSAGES_OVER_CHAT.open_stream(asked(stream=True, **fields))
     told = (
         b"" if usage is None else b"data: " + json.dumps({"id": "x", "choices": [], "usage": usage}).encode() + b"\n\n"
     )
-    out = b"".join([events.feed(each) for each in (*chunks, told, done)]) + events.finish()
+    out = b"".join([events.feed_data(each) for each in (*chunks, told, done)]) + events.finish_stream()
     assert events.is_complete
     checked_events(out)
     return out

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from controller.engines import engine_of
+from controller.engines import get_engine
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.runtimes.base import Runtime, StartRequest
-from controller.runtimes.process.records import Record
+from controller.runtimes.process.records import ReplicaRecord
 from controller.runtimes.process.runtime import ProcessRuntime
-from controller.runtimes.process.stat import read_stat, stats
+from controller.runtimes.process.stat import list_stats, read_stat
 from controller.schema.desired import Definition
 from tests.support.runtime_contract import request_for, running
 from tests.support.wait import DEADLINE_S
@@ -70,7 +70,7 @@ class ProcessEngines:
         self, definition: Definition, model: str = "m", *, attempt: int = 1, claims: Mapping[str, int] | None = None
     ) -> StartRequest:
         """A start of a model's first replica."""
-        assert engine_of(definition).runs
+        assert get_engine(definition).runs
         return request_for(self.instance, definition, None, model, attempt, claims)
 
     def unstartable(self) -> tuple[StartRequest, str]:
@@ -79,9 +79,9 @@ class ProcessEngines:
         Path(str(definition.llama_server_binary)).unlink()
         return self.request(definition), "cannot be started: No such file"
 
-    def record(self, name: str) -> Record:
+    def record(self, name: str) -> ReplicaRecord:
         """What the state folder says of a replica."""
-        return Record.model_validate_json(self.record_path(name).read_bytes())
+        return ReplicaRecord.model_validate_json(self.record_path(name).read_bytes())
 
     def record_path(self, name: str) -> Path:
         """Where it says so."""
@@ -122,7 +122,7 @@ class ProcessEngines:
         self._foreign[name] = process
         stat = read_stat(process.pid)
         assert stat is not None
-        record = Record(
+        record = ReplicaRecord(
             instance=OTHER_INSTANCE,
             name=name,
             model="m",
@@ -149,9 +149,9 @@ class ProcessEngines:
     async def half_created(self, request: StartRequest) -> None:
         """A record without a process, as it is written before the spawn."""
         runtime = self.runtime()
-        await runtime.start(request)
+        await runtime.start_replica(request)
         begun = self.record(request.name)
-        await runtime.stop(request.name, 0)
+        await runtime.stop_replica(request.name, 0)
         await runtime.close()
         intent = begun.model_copy(update={"pid": None, "start_ticks": None, "started_at": None})
         self.record_path(request.name).write_text(intent.model_dump_json())
@@ -191,7 +191,7 @@ class ProcessEngines:
 
 def _processes() -> Iterator[tuple[int, bytes, Path]]:
     """Processes that may be looked at: pid, environment, working folder."""
-    for stat in stats():
+    for stat in list_stats():
         entry = Path(f"/proc/{stat.process.pid}")
         try:
             yield stat.process.pid, (entry / "environ").read_bytes(), (entry / "cwd").readlink()
@@ -201,7 +201,7 @@ def _processes() -> Iterator[tuple[int, bytes, Path]]:
 
 def zombies() -> list[int]:
     """Our ended children that nobody reaped."""
-    return [each.process.pid for each in stats() if each.parent == os.getpid() and each.ended]
+    return [each.process.pid for each in list_stats() if each.parent == os.getpid() and each.has_ended]
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:

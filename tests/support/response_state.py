@@ -37,14 +37,14 @@ class Site:
     def store(self) -> ResponseStore:
         """The store, whose thread may be held."""
         server: Any = self.here.server
-        store: ResponseStore = server._gateway.inference._parts.responses._store
+        store: ResponseStore = server._gateway.inference._services.responses._store
         return store
 
     @property
     def running(self) -> dict[str, Any]:
         """Responses that are being made and may be asked for."""
         server: Any = self.here.server
-        running: dict[str, Any] = server._gateway.inference._parts.responses._running
+        running: dict[str, Any] = server._gateway.inference._services.responses._running
         return running
 
     async def make(self, said: str = "Hi", **fields: Any) -> Response:
@@ -73,8 +73,8 @@ class Site:
     async def held_store(self) -> AsyncIterator[None]:
         """The disk takes its time. One job waits then, and nothing that was asked for before."""
         go_on = threading.Event()
-        await self.store.find("", "")
-        self.store._ask(lambda _: go_on.wait())
+        await self.store.find_response("", "")
+        self.store._submit_job(lambda _: go_on.wait())
         self.let_go = go_on.set
         try:
             yield

@@ -17,11 +17,11 @@ from tests.support.llama_servers import Kind, started
 from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.worker_process import Worker
-from worker.clockwork import make
+from worker.clockwork import make_model
 
 TOKEN = "replica-token"
 _OF_WORKER = ("/v1/chat/completions", "/v1/chat/completions/input_tokens")
-_OF_LLAMA_SERVER = LlamaServer().apis(LlamaServerDefinition.model_validate({"model_path": "m.gguf"}))
+_OF_LLAMA_SERVER = LlamaServer().list_apis(LlamaServerDefinition.model_validate({"model_path": "m.gguf"}))
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def engines(kind: Kind, folder: Path) -> Iterator[dict[str, Worker]]:
     `worker`, our own with llama-cpp-python, which says the sentence too."""
     require("llama_cpp", importlib.util.find_spec("llama_cpp") is not None, "llama-cpp-python is not installed")
     port = free_port()
-    make(folder / "plain.gguf")
+    make_model(folder / "plain.gguf")
     make_caller(folder / "agent.gguf")
     (folder / "agent.jinja").write_text(AGENT_TEMPLATE)
     template = ("--chat-template-file", str(folder / "agent.jinja"))

@@ -138,7 +138,7 @@ def running(pid: int) -> bool:
 
 async def only(runtime: Runtime) -> SeenReplica:
     """The one replica that there is."""
-    (seen,) = await runtime.list()
+    (seen,) = await runtime.list_replicas()
     return seen
 
 
@@ -157,7 +157,7 @@ async def said(runtime: Runtime, name: str, text: str) -> None:
     """Return when the engine has written a text."""
 
     async def look() -> bool:
-        return text in await runtime.log_tail(name)
+        return text in await runtime.read_log_tail(name)
 
     await until(f"{text!r} in the log of {name}", look)
 
@@ -196,16 +196,16 @@ async def serve_and_end(engines: ContractEngines, definition: Definition, text: 
     """From preflight to the last process."""
     runtime = engines.runtime()
     request = engines.request(definition)
-    assert (await runtime.preflight("m", definition, request.image)).error is None
-    await runtime.start(request)
+    assert (await runtime.check_preflight("m", definition, request.image)).error is None
+    await runtime.start_replica(request)
     seen = await ready(runtime)
     assert await complete(seen, request.token) == (200, text)
     assert (await complete(seen, None))[0] == 401
-    assert request.token not in await runtime.log_tail(request.name, 400)
+    assert request.token not in await runtime.read_log_tail(request.name, 400)
     assert request.token not in " ".join(seen.argv)
     pids = engines.pids(request.name)
     assert pids
-    await runtime.stop(request.name, 30)
+    await runtime.stop_replica(request.name, 30)
     assert [pid for pid in pids if running(pid)] == []
 
 
@@ -223,7 +223,7 @@ class LogReader:
 
     async def read(self) -> list[str]:
         """All that was given so far, after one more question."""
-        part = await self.runtime.log_after(self.name, self.cursor, self.first)
+        part = await self.runtime.read_log_after(self.name, self.cursor, self.first)
         assert part is not None
         self.cursor, self.running = part.cursor, part.running
         self.parts += bool(part.lines)
@@ -234,7 +234,7 @@ class LogReader:
         """All, once nothing will follow."""
 
         async def look() -> bool:
-            await self.runtime.list()  # as the controller does: it sees the end, and cuts long logs
+            await self.runtime.list_replicas()  # as the controller does: it sees the end, and cuts long logs
             await self.read()
             return not self.running
 

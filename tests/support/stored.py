@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gateway.stored_responses.database import Database
+from gateway.stored_responses.database import ResponseDatabase
 from gateway.stored_responses.records import TOKEN_LENGTH, StoredResponse, id_of
 
 HOUR = 3600.0
@@ -75,6 +75,8 @@ def stored(
     return StoredResponse.of(tenant, model, made, [message(iid(name, "in"), asked)])
 
 
-def opened(folder: Path, clock: Clock, *, max_mib: float = 64, retention_h: float = 1) -> Database:
+def opened(folder: Path, clock: Clock, *, max_mib: float = 64, retention_h: float = 1) -> ResponseDatabase:
     """A database in this folder."""
-    return Database(folder / "responses.db", max_bytes=int(max_mib * MIB), retention_s=retention_h * HOUR, clock=clock)
+    return ResponseDatabase(
+        folder / "responses.db", max_bytes=int(max_mib * MIB), retention_s=retention_h * HOUR, clock=clock
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from controller.engines.stub import StubDefinition
 from controller.planning.actions import Start, Stop
-from controller.state import DesiredModel, DesiredState, Draining, Health, Phase, Statement, Use
+from controller.state import DesiredModel, DesiredState, Draining, Health, ModelTraffic, Phase, Statement
 from tests.support.world import World
 
 SLOTS = 2
@@ -84,7 +84,7 @@ class TrafficSimulator:
         names = self.world.desired.models
         queues = {name: self.waiting.get(name, deque()) for name in names}
         self.world.uses = {
-            name: Use(len(queue), queue[0] if queue else None, self.last_used.get(name))
+            name: ModelTraffic(len(queue), queue[0] if queue else None, self.last_used.get(name))
             for name, queue in queues.items()
         }
         self.world.inside = {
@@ -100,10 +100,10 @@ class TrafficSimulator:
                 self._check_stop(action)
         self.world.apply(made.actions)
         models = dict(self.world.desired.models)
-        for name in made.woken:
+        for name in made.reload_requested:
             statement = Statement("autoload", self.world.now, "asked for")
             models[name] = replace(models[name], replicas=1, demand_replicas=0, statement=statement)
-        for name, reason in made.rested.items():
+        for name, reason in made.evicted.items():
             statement = Statement("autoload", self.world.now, reason)
             models[name] = replace(models[name], replicas=0, demand_replicas=1, statement=statement)
         self.world.desired = replace(self.world.desired, models=models)

@@ -114,4 +114,4 @@ def start_worker(folder: Path, name: str, token: str, **fields: Any) -> VllmWork
         cache_dir=PurePosixPath(engine_cache()),
         executables={"python": str(programs() / "python")},
     )
-    return VllmWorker(folder / f"{port}.log", port, engine.render(definition, context), token)
+    return VllmWorker(folder / f"{port}.log", port, engine.render_command(definition, context), token)

@@ -21,7 +21,7 @@ from tests.support.scripted_model_file import Token, make_scripted_model
 from tests.support.scripted_models import CHAT, USER
 from tests.support.worker_process import Worker
 from worker.__main__ import parse_engine
-from worker.clockwork import CHAT_TEMPLATE, COMPLETION_TOKENS, CONTEXT, SENTENCE, make, make_vocabulary
+from worker.clockwork import CHAT_TEMPLATE, COMPLETION_TOKENS, CONTEXT, SENTENCE, make_model, make_vocabulary
 from worker.engine import Api
 from worker.errors import LoadError
 
@@ -189,7 +189,7 @@ def _fakes(folder: Path) -> Path:
     return site
 
 
-def make_model(
+def write_engine_model(
     engine: str,
     path: Path,
     says: Sequence[Token] = (),
@@ -204,7 +204,7 @@ def make_model(
         if says:
             make_scripted_model(path, says, template or "", hidden=hidden, **how)
         else:
-            make(path, **how)
+            make_model(path, **how)
     else:
         (make_ct2 if engine == "ct2" else make_hf)(path, says, template, hidden=hidden, **how)
     return path
@@ -233,7 +233,7 @@ def _demo_flags(engine: str, folder: Path) -> tuple[str, ...]:
         write_vocabulary(folder / "demo-vocab.txt")
         write_model(path.with_suffix(".onnx"))
         return ("--model", str(path.with_suffix(".onnx")), "--threads", "1")
-    make_model("llama_cpp" if engine == "llama_server" else engine, path)
+    write_engine_model("llama_cpp" if engine == "llama_server" else engine, path)
     return ("--model", str(path))
 
 
@@ -242,7 +242,7 @@ def busy_flags(engine: str, folder: Path) -> tuple[str, ...]:
     if engine == "stub":
         return ("--token-delay-ms", "20", "--text", " ".join([SENTENCE] * 800))
     if engine in ("ct2", "exllamav3"):
-        model = str(make_model(engine, folder / "endless", endless=True))
+        model = str(write_engine_model(engine, folder / "endless", endless=True))
         return ("--model", model, *(("--inter-threads", "2", "--intra-threads", "1") if engine == "ct2" else ()))
     if engine == "llama_cpp":
         return (*_demo_flags(engine, folder), "--n-ctx", "16384")
@@ -273,7 +273,7 @@ class Fleet:
         key = (tuple(says), template, flags, repr(how))
 
         def written(engine: str, folder: Path) -> tuple[str, ...]:
-            return ("--model", str(make_model(engine, folder / "says", says, template, **how)), *flags)
+            return ("--model", str(write_engine_model(engine, folder / "says", says, template, **how)), *flags)
 
         return self._shared(engine, key, written)
 

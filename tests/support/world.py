@@ -15,7 +15,7 @@ from controller.state import (
     Failure,
     Gpu,
     Health,
-    Need,
+    ModelTraffic,
     ObservedReplica,
     ObservedState,
     OpKind,
@@ -23,7 +23,7 @@ from controller.state import (
     Phase,
     PreflightResult,
     ReplicaKey,
-    Use,
+    Requirement,
 )
 
 
@@ -41,8 +41,8 @@ class World:
     loaded_once: frozenset[str] = frozenset()
     gpus: tuple[Gpu, ...] = ()
     host_mib: int | None = None
-    uses: dict[str, Use] = field(default_factory=dict)
-    needs: dict[str, Need] = field(default_factory=dict)
+    uses: dict[str, ModelTraffic] = field(default_factory=dict)
+    needs: dict[str, Requirement] = field(default_factory=dict)
     inside: dict[str, int | None] = field(default_factory=dict)
     """Replica to requests inside."""
     rested: dict[str, str] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class World:
                 name = f"{action.id.model}-{action.id.index}-{action.id.spec_hash}-{action.id.attempt}"
                 assert name not in self.replicas, f"{name} exists already"
                 failure = self.failures.get(action.id.key)
-                assert failure is None or not failure.waits(self.now), f"{name} starts before its backoff is over"
+                assert failure is None or not failure.must_wait(self.now), f"{name} starts before its backoff is over"
                 self.replicas[name] = ObservedReplica(
                     action.id, name, Phase.RUNNING, self.now, self.now, claims=action.claims, base_url="http://x"
                 )

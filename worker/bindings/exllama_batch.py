@@ -22,15 +22,15 @@ class Batch:
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator
-        self._asked: queue.SimpleQueue[tuple[Callable[[Any], object], Any]] = queue.SimpleQueue()
+        self._requested_actions: queue.SimpleQueue[tuple[Callable[[Any], object], Any]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="exllamav3", daemon=True).start()
 
-    def results(self, make: Callable[[Answers], Any], check: Callable[[], None]) -> Generator[dict[str, Any]]:
+    def iterate_results(self, make: Callable[[Answers], Any], check: Callable[[], None]) -> Generator[dict[str, Any]]:
         """The results of the job that `make` makes. Raises what the generator raised for it, or `check` in between;
         then, and when it is closed, the job is cancelled."""
         answers: Answers = queue.SimpleQueue()
         job = make(answers)
-        self._asked.put((self._generator.enqueue, job))
+        self._requested_actions.put((self._generator.enqueue, job))
         has_ended = False
         try:
             while not has_ended:
@@ -45,12 +45,12 @@ class Batch:
                 yield result
         finally:
             if not has_ended:
-                self._asked.put((self._generator.cancel, job))
+                self._requested_actions.put((self._generator.cancel, job))
 
     def _run(self) -> None:
         try:
             while True:
-                self._do_as_asked()
+                self._run_requests()
                 for result in self._generator.iterate():
                     result["job"].identifier.put(result.get("error", result))
         except Exception as error:  # noqa: BLE001 - the generator is of no more use, whatever it was
@@ -59,11 +59,11 @@ class Batch:
             sys.stderr.flush()
             os._exit(1)
 
-    def _do_as_asked(self) -> None:
+    def _run_requests(self) -> None:
         is_idle = not self._generator.num_remaining_jobs()
         while True:
             try:
-                action, job = self._asked.get(block=is_idle)
+                action, job = self._requested_actions.get(block=is_idle)
             except queue.Empty:
                 return
             try:

@@ -13,7 +13,7 @@ from worker.errors import LoadError
 
 
 @contextmanager
-def compiling(name: str) -> Iterator[None]:
+def lock_extension(name: str) -> Iterator[None]:
     """Held around the import. torch waits for ever for the `lock` file that a killed compile left in the extension's
     folder; a lock of ours ends with its process, so with it held, that file is nobody's. Raises LoadError."""
     own_root = os.environ.get("TORCH_EXTENSIONS_DIR")

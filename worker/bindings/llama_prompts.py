@@ -24,8 +24,8 @@ def file_template(
     chat_format = llama_cpp.llama_chat_format
     formatter = chat_format.Jinja2ChatFormatter(
         template=template,
-        bos_token=vocabulary.name(llama.token_bos()),
-        eos_token=vocabulary.name(llama.token_eos()),
+        bos_token=vocabulary.token_name(llama.token_bos()),
+        eos_token=vocabulary.token_name(llama.token_eos()),
     )
 
     def render(**template_variables: Any) -> str:
@@ -50,9 +50,9 @@ class LibraryFormat:
         self._name = name
         self._llama = llama
 
-    def prompt(self, request: ChatRequest) -> Prompt:
+    def render_prompt(self, request: ChatRequest) -> Prompt:
         """See Form."""
-        scribe = _Scribe(self._llama)
+        scribe = _PromptRecorder(self._llama)
         tools = request.offered_tools or None
         try:
             self._handler(llama=scribe, messages=messages_for(request, ""), tools=tools, stream=True)
@@ -66,7 +66,7 @@ class LibraryFormat:
         return Prompt(scribe.text.decode(), tokens, stops)
 
 
-class _Scribe:
+class _PromptRecorder:
     """In the place of a `Llama`: takes down what a chat format would let it complete."""
 
     verbose = False
@@ -111,7 +111,7 @@ class Forms:
             self._form if with_tools is None else file_template(llama_cpp, llama, vocabulary, with_tools, prompt_format)
         )
 
-    def of(self, request: ChatRequest) -> Form:
+    def choose_form(self, request: ChatRequest) -> Form:
         """The one for this request."""
         return self._with_tools if request.offered_tools else self._form
 

@@ -26,7 +26,7 @@ class LlamaVocabulary:
         )
         return tokens
 
-    def text(self, token: int, *, with_special: bool) -> bytes:
+    def token_text(self, token: int, *, with_special: bool) -> bytes:
         """What a token stands for; nothing for a special one, unless these are told too."""
         size = 64
         while True:
@@ -36,26 +36,26 @@ class LlamaVocabulary:
                 return buffer.raw[:length]
             size = -length
 
-    def texts(self, tokens: list[int]) -> list[bytes]:
+    def token_texts(self, tokens: list[int]) -> list[bytes]:
         """What each token stands for. Raises RequestError: there is no such token."""
-        self.check(tokens, "tokens")
-        return [self.text(token, with_special=True) for token in tokens]
+        self.check_tokens(tokens, "tokens")
+        return [self.token_text(token, with_special=True) for token in tokens]
 
-    def check(self, tokens: Iterable[int], place: str) -> None:
+    def check_tokens(self, tokens: Iterable[int], place: str) -> None:
         """Raises RequestError unless all are tokens of this model."""
         for token in tokens:
             if not 0 <= token < self._size:
                 raise RequestError(f"There is no token {token}: the model has {self._size}.", param=place)
 
-    def name(self, token: int) -> str:
+    def token_name(self, token: int) -> str:
         """A special token as templates write it; empty for none (-1)."""
         return "" if token < 0 else str(self._llama_cpp.llama_vocab_get_text(self._vocab, token).decode())
 
-    def ends(self, token: int) -> bool:
+    def is_end_token(self, token: int) -> bool:
         """Whether an answer ends with it."""
         return bool(self._llama_cpp.llama_vocab_is_eog(self._vocab, token))
 
-    def special_in(self, texts: Iterable[str]) -> frozenset[int]:
+    def special_tokens_in(self, texts: Iterable[str]) -> frozenset[int]:
         """The tokens of these texts."""
         return frozenset(
             token for text in texts for token in self.tokenize(text, add_special=False, parse_special=True)

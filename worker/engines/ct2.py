@@ -50,7 +50,7 @@ class CT2(HFEngine):
     """One `ctranslate2.Generator`, with as many workers as there are slots."""
 
     name = "CTranslate2"
-    takes = frozenset({"repeat_penalty"})
+    sampling_fields = frozenset({"repeat_penalty"})
 
     def __init__(self, args: Namespace) -> None:
         self.slots: int = args.inter_threads
@@ -58,7 +58,7 @@ class CT2(HFEngine):
         # Untyped on purpose: type checks must not depend on whether the extra is installed.
         self._generator: Any = None
 
-    def load(self) -> None:
+    def load_model(self) -> None:
         """Load the folder: the tokenizer first, whose faults are quickly seen."""
         args = self._args
         check_file(args.model / "model.bin")
@@ -89,27 +89,29 @@ class CT2(HFEngine):
             return
         names = json.loads(path.read_text(encoding="utf-8"))
         for number, name in enumerate(names):
-            token_name = self.vocabulary.name(number)
+            token_name = self.vocabulary.token_name(number)
             if token_name and token_name != name:
                 folder = self._args.tokenizer or self._args.model
                 raise LoadError(
                     f"the tokenizer in {folder} is not this model's: its token {number} is {token_name!r}, not {name!r}"
                 )
 
-    def make(self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job) -> Generator[int]:
+    def generate_tokens(
+        self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job
+    ) -> Generator[int]:
         """See HFEngine."""
         steps = self._generator.generate_tokens(
-            [self.vocabulary.name(token) for token in tokens],
+            [self.vocabulary.token_name(token) for token in tokens],
             max_length=limit or UNBOUNDED_ANSWER,
             end_token=[*self.vocabulary.end_tokens] or None,
-            **sampling(request, self.vocabulary.size),
+            **sampling_options(request, self.vocabulary.size),
         )
         with closing(steps):
             for step in steps:
                 yield step.token_id
 
 
-def sampling(request: GenerationRequest, size: int) -> dict[str, Any]:
+def sampling_options(request: GenerationRequest, size: int) -> dict[str, Any]:
     """What `generate_tokens` is told. Where the request says nothing it takes the most probable token, as the library
     does by itself. `size` is the vocabulary's. Raises RequestError."""
     requested_values = (request.temperature, request.top_p, request.top_k)

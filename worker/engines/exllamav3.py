@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from worker.bindings.exllama_batch import Answers, Batch
-from worker.bindings.extension_lock import compiling
+from worker.bindings.extension_lock import lock_extension
 from worker.engine import Job
 from worker.errors import LoadError
 from worker.hf.engine import HFEngine
@@ -58,7 +58,7 @@ class ExLlamaV3(HFEngine):
     """One `exllamav3.Generator`, which works on all slots' requests at once."""
 
     name = "ExLlamaV3"
-    takes = frozenset({"min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias"})
+    sampling_fields = frozenset({"min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias"})
     slots = 16
 
     def __init__(self, args: Namespace) -> None:
@@ -71,7 +71,7 @@ class ExLlamaV3(HFEngine):
         """Tokens for which a job is given pages at a time, so that one long answer does not keep others waiting; then
         it queues again. (`max_rq_tokens` of the library; ours is another thing.)"""
 
-    def load(self) -> None:
+    def load_model(self) -> None:
         """Load the folder: the tokenizer first, whose faults are quickly seen."""
         args = self._args
         check_file(args.model / "config.json")
@@ -79,19 +79,19 @@ class ExLlamaV3(HFEngine):
             raise LoadError(f"there are no weights (*.safetensors) in {args.model}")
         folder = HFFolder(args.model, args.model)
         for package in ("jinja2", "tokenizers"):
-            _imported(package)
+            _import_package(package)
         self.open_folder(folder, args.prompt_format)
-        torch = self._torch = _imported("torch")
+        torch = self._torch = _import_package("torch")
         if not torch.cuda.device_count():
             raise LoadError(_no_gpu(os.environ))
-        with compiling("exllamav3_ext"):
-            exllamav3 = self._exllamav3 = _imported("exllamav3")
+        with lock_extension("exllamav3_ext"):
+            exllamav3 = self._exllamav3 = _import_package("exllamav3")
         try:
             config = exllamav3.Config.from_directory(str(args.model))
             model = exllamav3.Model.from_config(config)
             size = args.cache_size or -(-config.max_position_embeddings // PAGE) * PAGE
             # Before the load, which allocates what is attached by then.
-            cache = exllamav3.Cache(model, max_num_tokens=size, max_batch_size=self.slots, **self._quantised())
+            cache = exllamav3.Cache(model, max_num_tokens=size, max_batch_size=self.slots, **self._quantization())
             model.load(tensor_p=args.tensor_parallel, max_batch_size=self.slots, callback=_tell_progress)
             tokenizer = exllamav3.Tokenizer.from_config(config)
             generator = exllamav3.Generator(model, cache, tokenizer, max_batch_size=self.slots)
@@ -103,7 +103,9 @@ class ExLlamaV3(HFEngine):
         self._reserved = min(MOST_RESERVED, max(PAGE, size // self.slots))
         self._batch = Batch(generator)
 
-    def make(self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job) -> Generator[int]:
+    def generate_tokens(
+        self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job
+    ) -> Generator[int]:
         """See HFEngine."""
         sampler = self._exllamav3.ComboSampler(**self._sampling(request))
 
@@ -118,14 +120,14 @@ class ExLlamaV3(HFEngine):
                 max_rq_tokens=self._reserved,
             )
 
-        with closing(self._batch.results(made, job.check)) as results:
+        with closing(self._batch.iterate_results(made, job.check_cancelled)) as results:
             for result in results:
                 # What it holds back for its own text (half a character, the end token) comes with the end.
                 for part in (result, result.get("held", {})):
                     if "token_ids" in part:
                         yield from part["token_ids"][0].tolist()
 
-    def _quantised(self) -> dict[str, Any]:
+    def _quantization(self) -> dict[str, Any]:
         if self._args.cache_quant is None:
             return {}
         k_bits, v_bits = self._args.cache_quant
@@ -135,7 +137,7 @@ class ExLlamaV3(HFEngine):
         settings = {option: getattr(request, field) for field, option in _SAMPLING.items()}
         if request.logit_bias:
             settings["logit_bias"] = {int(token): value for token, value in request.logit_bias.items()}
-            self.vocabulary.check(settings["logit_bias"], "logit_bias")
+            self.vocabulary.check_tokens(settings["logit_bias"], "logit_bias")
         return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -146,7 +148,7 @@ def _no_gpu(environment: Mapping[str, str]) -> str:
     return f"ExLlamaV3 sees none of the GPUs that it was given ({visible_gpus}): look after the driver"
 
 
-def _imported(name: str) -> Any:
+def _import_package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:

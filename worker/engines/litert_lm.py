@@ -20,7 +20,7 @@ from worker.errors import LoadError, RequestError
 from worker.partial_engine import PartialEngine
 from worker.preflight import check_file
 from worker.schema import ChatRequest
-from worker.text.chat_template import variables
+from worker.text.chat_template import build_variables
 
 MAGIC: Final = b"LITERTLM"
 BACKENDS: Final = ("cpu", "gpu")
@@ -57,7 +57,7 @@ def create(args: Namespace) -> LiteRTLM:
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldConversation:
     """A conversation that has ended well, and what it holds."""
 
     conversation: Any
@@ -81,9 +81,9 @@ class LiteRTLM(PartialEngine):
         self._sampler: Any = None
         """As the file has it; None: it says nothing."""
         self._tells_tools = False
-        self._held: _Held | None = None
+        self._held: _HeldConversation | None = None
 
-    def load(self) -> None:
+    def load_model(self) -> None:
         """Load the file. Why LiteRT-LM cannot, it writes to stderr alone."""
         args = self._args
         check_litertlm(args.model)
@@ -96,7 +96,7 @@ class LiteRTLM(PartialEngine):
             args.cache_dir.mkdir(parents=True, exist_ok=True)
         try:
             with library.ModelInfo(args.model) as info:
-                self._read(info)
+                self._read_info(info)
             self._engine = library.Engine(
                 str(args.model),
                 self._backend(args.backend),
@@ -106,12 +106,12 @@ class LiteRTLM(PartialEngine):
                 enable_benchmark=True,  # by its figures tokens are counted
             )
             # Few files say whether their model calls tools: their template does.
-            self._tells_tools = self._rendered([]) != self._rendered([PROBE_TOOL])
+            self._tells_tools = self._render_probe([]) != self._render_probe([PROBE_TOOL])
         except RuntimeError as error:
             where = f"with its computing on the {args.backend}"
             raise LoadError(f"LiteRT-LM cannot load {args.model} {where}: {error}; the log above says why") from None
 
-    def _read(self, info: Any) -> None:
+    def _read_info(self, info: Any) -> None:
         """What the file says about itself. Raises LoadError."""
         args = self._args
         if info.llm is None:
@@ -126,28 +126,28 @@ class LiteRTLM(PartialEngine):
         file_sampler = info.llm.default_sampler_params
         self._sampler = file_sampler if file_sampler.top_k or file_sampler.temperature else None
 
-    def _rendered(self, tools: list[dict[str, Any]]) -> str:
+    def _render_probe(self, tools: list[dict[str, Any]]) -> str:
         """What the file's template makes of a first message. Raises RuntimeError."""
-        with self._engine.create_conversation(tools=self._described(tools)) as conversation:
+        with self._engine.create_conversation(tools=self._describe_tools(tools)) as conversation:
             text: str = conversation.render_message_to_string("a")
         return text
 
-    def _described(self, tools: list[dict[str, Any]]) -> list[Any]:
+    def _describe_tools(self, tools: list[dict[str, Any]]) -> list[Any]:
         """Tools that the model is told of; it is the client that runs them."""
         return [type("Described", (self._library.Tool,), tool_methods(tool))() for tool in tools]
 
     def _backend(self, name: str) -> Any:
         return {"cpu": self._library.Backend.CPU, "gpu": self._library.Backend.GPU}[name]()
 
-    def chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
+    def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """Through the model's own chat template, in the conversation that is held where this one continues it."""
-        self._check(request)
+        self._check_request(request)
         messages = litert_messages.messages_for(request.messages, images=self._args.vision_backend is not None)
         if messages[-1]["role"] not in ("user", "tool"):
             place = f"messages[{len(messages) - 1}].role"
             raise RequestError("The last message must be the user's, or a tool's result.", param=place)
         penalties = self._penalties(request)
-        key = json.dumps([self._sampling(request), request.offered_tools, variables(request)], sort_keys=True)
+        key = json.dumps([self._sampling(request), request.offered_tools, build_variables(request)], sort_keys=True)
         previous, self._held = self._held, None
         if previous is not None and not (previous.key == key and previous.messages == messages[:-1]):
             previous.conversation.close()
@@ -159,8 +159,8 @@ class LiteRTLM(PartialEngine):
         )
         pieces: list[Piece] = []
         try:
-            job.check()
-            for piece in self._answer(conversation, stream, before, request, job):
+            job.check_cancelled()
+            for piece in self._stream_answer(conversation, stream, before, request, job):
                 pieces.append(piece)
                 yield piece
             is_complete = pieces[-1].finish_reason != "length" and job.completion_tokens < (
@@ -168,12 +168,12 @@ class LiteRTLM(PartialEngine):
             )
             # Of a thought, the cache holds what the template leaves out; of a cut answer, the end is missing.
             if is_complete and not any(piece.thought or _may_lack_calls(piece, request) for piece in pieces):
-                self._held = _Held(conversation, key, [*messages, litert_messages.answer_of(pieces)])
+                self._held = _HeldConversation(conversation, key, [*messages, litert_messages.answer_of(pieces)])
         finally:
             if self._held is None:
-                _end(conversation, stream)
+                _close_conversation(conversation, stream)
 
-    def _answer(
+    def _stream_answer(
         self, conversation: Any, stream: Generator[Any], before: int, request: ChatRequest, job: Job
     ) -> Generator[Piece]:
         """`before`: tokens that the conversation held already."""
@@ -181,8 +181,8 @@ class LiteRTLM(PartialEngine):
         has_thoughts, calls = False, 0
         for chunk in self._chunks(stream):
             if not texts:
-                job.count_prompt(before + conversation.get_benchmark_info().last_prefill_token_count)
-            job.check()
+                job.count_prompt_tokens(before + conversation.get_benchmark_info().last_prefill_token_count)
+            job.check_cancelled()
             piece = litert_messages.piece_of(chunk, calls, 1 if request.parallel_tool_calls is False else None)
             texts.append(piece.text + piece.thought)
             has_thoughts = has_thoughts or bool(piece.thought)
@@ -190,10 +190,10 @@ class LiteRTLM(PartialEngine):
             calls += len(piece.tool_calls)
             if piece != Piece():
                 yield piece
-        job.check()
+        job.check_cancelled()
         figures = conversation.get_benchmark_info()
         if not texts:
-            job.count_prompt(before + figures.last_prefill_token_count)
+            job.count_prompt_tokens(before + figures.last_prefill_token_count)
         token_count = figures.last_decode_token_count
         for _ in range(token_count - job.completion_tokens):  # a chunk may hold several, and the end has none
             job.count_token()
@@ -207,7 +207,7 @@ class LiteRTLM(PartialEngine):
                 yield message.to_json()
         except RuntimeError as error:
             if NOT_TAKEN in str(error):
-                raise _not_taken(error) from None
+                raise _conversation_error(error) from None
             if not any(words in str(error) for words in TOO_LONG):
                 raise
             raise RequestError(
@@ -229,20 +229,22 @@ class LiteRTLM(PartialEngine):
         sampling = self._sampling(request)
         seed = random.randrange(1 << 31) if sampling["seed"] is None else sampling["seed"]  # noqa: S311 - no secret
         has_sampling = any(value is not None for value in sampling.values())
-        sampler = library.SamplerConfig(**self._filled(sampling), seed=seed) if has_sampling or self._sampler else None
-        context = variables(request)
+        sampler = (
+            library.SamplerConfig(**self._fill_sampling(sampling), seed=seed) if has_sampling or self._sampler else None
+        )
+        context = build_variables(request)
         thinking = context.get("enable_thinking")
         try:
             return self._engine.create_conversation(
                 messages=earlier,
-                tools=self._described(request.offered_tools),
+                tools=self._describe_tools(request.offered_tools),
                 automatic_tool_calling=False,
                 extra_context=context,
                 thinking_config=None if thinking is None else library.ThinkingConfig(enable_thinking=bool(thinking)),
                 sampler_config=sampler,
             )
         except RuntimeError as error:
-            raise _not_taken(error) from None
+            raise _conversation_error(error) from None
 
     def _sampling(self, request: ChatRequest) -> dict[str, Any]:
         sampling = request.model_dump(include={"temperature", "top_p", "top_k", "seed"})
@@ -252,7 +254,7 @@ class LiteRTLM(PartialEngine):
             sampling["seed"] %= 1 << 31
         return sampling
 
-    def _filled(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    def _fill_sampling(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """Every figure: the library takes the likeliest token alone where `top_k` is missing."""
         defaults = {"top_k": TOP_K, "top_p": TOP_P, "temperature": TEMPERATURE}
         file_values = {name: getattr(self._sampler, name, None) for name in defaults}
@@ -274,7 +276,7 @@ class LiteRTLM(PartialEngine):
         except ValueError as error:
             raise RequestError(f"{error}", param="repeat_penalty") from None
 
-    def _check(self, request: ChatRequest) -> None:
+    def _check_request(self, request: ChatRequest) -> None:
         """Refuse what would be overlooked. Raises RequestError."""
         for name in UNKNOWN_SAMPLING:
             if getattr(request, name):
@@ -291,7 +293,7 @@ class LiteRTLM(PartialEngine):
                 raise RequestError(message, code="tools_unsupported", param="tool_choice")
 
 
-def _not_taken(error: RuntimeError) -> RequestError:
+def _conversation_error(error: RuntimeError) -> RequestError:
     return RequestError(f"The model takes no such conversation: {error}; the worker's log says why.", param="messages")
 
 
@@ -314,7 +316,7 @@ def _may_lack_calls(piece: Piece, request: ChatRequest) -> bool:
     return bool(piece.tool_calls) and request.parallel_tool_calls is False
 
 
-def _end(conversation: Any, stream: Generator[Any]) -> None:
+def _close_conversation(conversation: Any, stream: Generator[Any]) -> None:
     """Stop what a conversation is at, and forget it."""
     conversation.cancel_process()
     if inspect.getgeneratorstate(stream) != inspect.GEN_CREATED:

@@ -19,8 +19,16 @@ from worker.errors import LoadError, RequestError
 from worker.preflight import KV_CACHE_TYPES, check_gguf
 from worker.schema import ChatRequest, CompletionRequest, GenerationRequest
 from worker.text import grammars, tool_calls
-from worker.text.chat_template import variables
-from worker.text.prompt_form import PROMPT_FORMATS, Form, Prompt, calls_told, check_tools, shown_texts, thoughts_told
+from worker.text.chat_template import build_variables
+from worker.text.prompt_form import (
+    PROMPT_FORMATS,
+    Form,
+    Prompt,
+    check_tools,
+    separate_calls,
+    separate_reasoning,
+    shown_texts,
+)
 from worker.text.reasoning import is_open
 from worker.text.token_reader import TokenReader
 
@@ -63,7 +71,7 @@ def flash_attention(choice: str, type_v: str) -> bool:
     return choice == "on" or (choice == "auto" and type_v not in ("f32", "f16", "bf16"))
 
 
-def padded(n_ctx: int) -> int:
+def pad_context(n_ctx: int) -> int:
     """The context as llama.cpp will round it up. llama-cpp-python sizes its own buffers by what it is told."""
     return -(-n_ctx // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE
 
@@ -86,7 +94,7 @@ class LlamaCpp:
         self._vocabulary: LlamaVocabulary
         self._forms: Forms
 
-    def load(self) -> None:
+    def load_model(self) -> None:
         """Load the file. llama.cpp's log of it goes to stderr; the lines about single requests do not."""
         args = self._args
         check_gguf(args.model)
@@ -95,7 +103,7 @@ class LlamaCpp:
         except (ImportError, OSError, RuntimeError) as error:
             raise LoadError(f"llama-cpp-python cannot be used: {error} (it is the extra `llama-cpp`)") from None
         self._log = _Log(llama_cpp)
-        n_ctx = padded(args.n_ctx)
+        n_ctx = pad_context(args.n_ctx)
         # An embedding is made in one batch, which bounds the length of a text; a larger one needs more memory.
         batch = dict.fromkeys(("n_batch", "n_ubatch"), n_ctx or EMBEDDING_TOKENS) if args.embedding else {}
         try:
@@ -117,42 +125,42 @@ class LlamaCpp:
         if not args.embedding:
             formats = {"chat_format": args.chat_format, "prompt_format": args.prompt_format}
             self._forms = Forms(llama_cpp, self._llama, self._vocabulary, **formats)
-        self._log.quiet()
+        self._log.hide_info()
         self._llama.verbose = False
 
-    def chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
+    def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """Through the model's own chat template, or the format that was asked for."""
-        form = self._forms.of(request)
-        prompt = form.prompt(request)
-        must_call = tool_calls.forced(request)
+        form = self._forms.choose_form(request)
+        prompt = form.render_prompt(request)
+        must_call = tool_calls.forced_tools(request)
         if not must_call:
             check_tools(request, form)
         gbnf = self._grammar(request, form, prompt, must_call)
-        shown_tokens = self._vocabulary.special_in(shown_texts(request, form))
-        raw_pieces = self._generated(prompt.tokens, request, job, CHAT_TEMPERATURE, gbnf, shown_tokens)
-        pieces = thoughts_told(raw_pieces, form, prompt)
-        return _must_call(pieces, [*must_call]) if must_call else calls_told(pieces, request, form, call_id)
+        shown_tokens = self._vocabulary.special_tokens_in(shown_texts(request, form))
+        raw_pieces = self._stream_answer(prompt.tokens, request, job, CHAT_TEMPERATURE, gbnf, shown_tokens)
+        pieces = separate_reasoning(raw_pieces, form, prompt)
+        return _read_forced_calls(pieces, [*must_call]) if must_call else separate_calls(pieces, request, form, call_id)
 
-    def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
+    def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
         """The prompt as it is, without a template."""
         prompt = request.text_or_tokens
         tokens = self.tokenize(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else prompt
-        self._vocabulary.check(tokens, "prompt")
+        self._vocabulary.check_tokens(tokens, "prompt")
         if not tokens:
             raise RequestError("`prompt` is empty, and this model has no token to begin with.", param="prompt")
-        return self._generated(tokens, request, job, COMPLETION_TEMPERATURE, None, ())
+        return self._stream_answer(tokens, request, job, COMPLETION_TEMPERATURE, None, ())
 
-    def embed(self, texts: list[str], job: Job) -> list[list[float]]:
+    def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """The model's pooled vectors; the mean over tokens where the model pools nothing."""
         vectors = []
         for text in texts:
-            job.check()
+            job.check_cancelled()
             try:
                 vector, tokens = self._llama.embed(text, truncate=False, return_count=True)
             except ValueError as error:
                 raise RequestError(f"`input` is too long: {error}", param="input") from error
-            job.count_prompt(tokens)
-            vectors.append(unit(mean(vector) if vector and isinstance(vector[0], list) else vector))
+            job.count_prompt_tokens(tokens)
+            vectors.append(normalize_vector(mean_vector(vector) if vector and isinstance(vector[0], list) else vector))
         return vectors
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -161,15 +169,15 @@ class LlamaCpp:
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
         """See Engine."""
-        return self._vocabulary.texts(tokens)
+        return self._vocabulary.token_texts(tokens)
 
-    def prompt(self, request: ChatRequest) -> str:
+    def render_prompt(self, request: ChatRequest) -> str:
         """See Engine."""
-        return self._forms.of(request).prompt(request).text
+        return self._forms.choose_form(request).render_prompt(request).text
 
-    def count(self, request: ChatRequest) -> int:
+    def count_tokens(self, request: ChatRequest) -> int:
         """See Engine."""
-        return len(self._forms.of(request).prompt(request).tokens)
+        return len(self._forms.choose_form(request).render_prompt(request).tokens)
 
     def _grammar(
         self, request: ChatRequest, form: Form, prompt: Prompt, must_call: dict[str, dict[str, Any]]
@@ -177,20 +185,20 @@ class LlamaCpp:
         schema, place = grammars.schema_asked(request.response_format)
         if must_call:
             [*schemas], place = must_call.values(), "tools"
-            schema = schemas[0] if len(schemas) == 1 else grammars.one_of(must_call)
+            schema = schemas[0] if len(schemas) == 1 else grammars.any_call_schema(must_call)
         if schema is None:
             return None
         gbnf = grammars.gbnf_of(schema, place, self._llama_cpp.llama_grammar.json_schema_to_gbnf)
         if request.offered_tools and not must_call and form.markup:
-            gbnf = grammars.or_call(gbnf, form.markup.begin)
+            gbnf = grammars.allow_call(gbnf, form.markup.begin)
         if form.marks is not None:
             is_thinking = is_open(prompt.text, form.marks)
-            if is_thinking or variables(request).get("enable_thinking") is not False:
-                gbnf = grammars.after_thought(gbnf, form.marks, is_thinking=is_thinking)
+            if is_thinking or build_variables(request).get("enable_thinking") is not False:
+                gbnf = grammars.allow_reasoning(gbnf, form.marks, is_thinking=is_thinking)
         self._vocabulary.check_grammar(gbnf, place)
         return gbnf
 
-    def _generated(
+    def _stream_answer(
         self,
         tokens: list[int],
         request: GenerationRequest,
@@ -204,37 +212,37 @@ class LlamaCpp:
             message = f"The prompt has {len(tokens)} tokens, more than fit the context of {self._llama.n_ctx()}."
             raise RequestError(message, code="context_length_exceeded")
         limit = min(request.token_limit or room, room)
-        job.check()
+        job.check_cancelled()
         self._llama.set_seed(self._llama_cpp.LLAMA_DEFAULT_SEED if request.seed is None else request.seed)
         generated_tokens = self._llama.generate(
             tokens,
             temp=temperature if request.temperature is None else request.temperature,
             logits_processor=self._bias(request),
             grammar=None if gbnf is None else self._llama_cpp.LlamaGrammar.from_string(gbnf, verbose=False),
-            **sampling(request),
+            **sampling_options(request),
         )
         reader = TokenReader(self._vocabulary, shown_tokens)
         finish: FinishReason = "length"
         with closing(generated_tokens):
             for number, token in enumerate(generated_tokens, 1):
                 if number == 1:
-                    job.count_prompt(len(tokens))
+                    job.count_prompt_tokens(len(tokens))
                 job.count_token()
-                if self._vocabulary.ends(token):
+                if self._vocabulary.is_end_token(token):
                     finish = "stop"
                     break
-                if text := reader.feed(token):
+                if text := reader.feed_token(token):
                     yield Piece(text)
                 if number >= limit:
                     break
-                job.check()
-        yield Piece(reader.rest(), finish_reason=finish)
+                job.check_cancelled()
+        yield Piece(reader.flush_text(), finish_reason=finish)
 
     def _bias(self, request: GenerationRequest) -> Any:
         if not request.logit_bias:
             return None
         values = {int(token): value for token, value in request.logit_bias.items()}
-        self._vocabulary.check(values, "logit_bias")
+        self._vocabulary.check_tokens(values, "logit_bias")
 
         def biased(tokens: Any, logits: Any) -> Any:
             for token, value in values.items():
@@ -244,10 +252,10 @@ class LlamaCpp:
         return self._llama_cpp.LogitsProcessorList([biased])
 
 
-def _must_call(pieces: Generator[Piece], names: list[str]) -> Generator[Piece]:
+def _read_forced_calls(pieces: Generator[Piece], names: list[str]) -> Generator[Piece]:
     if len(names) == 1:
-        return tool_calls.called_by_name(pieces, names[0], call_id)
-    return tool_calls.called_as_json(pieces, call_id)
+        return tool_calls.split_forced_call(pieces, names[0], call_id)
+    return tool_calls.split_json_calls(pieces, call_id)
 
 
 class _Log:
@@ -265,7 +273,7 @@ class _Log:
         self._callback = llama_cpp.llama_log_callback(self._write)
         llama_cpp.llama_log_set(self._callback, None)
 
-    def quiet(self) -> None:
+    def hide_info(self) -> None:
         """Warnings and errors only."""
         self._least = self._WARNING
 
@@ -283,17 +291,17 @@ def cache_type(llama_cpp: Any, name: str) -> int:
     return int(getattr(llama_cpp, f"GGML_TYPE_{name.upper()}"))
 
 
-def sampling(request: GenerationRequest) -> dict[str, Any]:
+def sampling_options(request: GenerationRequest) -> dict[str, Any]:
     """The sampling fields that the request sets. What it leaves out, the library decides."""
     return request.model_dump(include=set(SAMPLING), exclude_none=True)
 
 
-def mean(vectors: list[list[float]]) -> list[float]:
+def mean_vector(vectors: list[list[float]]) -> list[float]:
     """The mean of token vectors: (tokens, width) to (width,)."""
     return [math.fsum(column) / len(vectors) for column in zip(*vectors, strict=True)]
 
 
-def unit(vector: list[float]) -> list[float]:
+def normalize_vector(vector: list[float]) -> list[float]:
     """The vector, scaled to Euclidean length 1."""
     length = math.hypot(*vector) or 1.0
     return [number / length for number in vector]

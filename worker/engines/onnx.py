@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from worker.engine import Api, Job
 from worker.errors import LoadError
-from worker.hf.embedding_tokenizer import EmbeddingTokenizer, find_tokenizer, load_tokenizer, positions
+from worker.hf.embedding_tokenizer import EmbeddingTokenizer, count_positions, find_tokenizer, load_tokenizer
 from worker.partial_engine import PartialEngine
 from worker.preflight import check_file
 
@@ -72,14 +72,14 @@ class Onnx(PartialEngine):
         self._width: int | None = None
         """Texts of a batch, and tokens of a text, where the model was exported for one number alone."""
 
-    def load(self) -> None:
+    def load_model(self) -> None:
         """Load tokenizer and file."""
         args = self._args
         check_file(args.model)
         path = args.tokenizer or find_tokenizer(args.model)
         try:
             self._np, runtime = importlib.import_module("numpy"), importlib.import_module("onnxruntime")
-            tokenizer = load_tokenizer(path, args.max_tokens, positions(args.model))
+            tokenizer = load_tokenizer(path, args.max_tokens, count_positions(args.model))
         except (ImportError, OSError) as error:
             raise LoadError(f"ONNX Runtime cannot be used: {error} (it is the extra `onnx`)") from None
         options = runtime.SessionOptions()
@@ -90,28 +90,28 @@ class Onnx(PartialEngine):
         except Exception as error:  # noqa: BLE001 - its exceptions have no base class of their own
             raise LoadError(f"ONNX Runtime cannot load {args.model}: {_plain(error)}") from None
         self._inputs = inputs_by_role(self._session.get_inputs())
-        self._output = chosen_output(self._session.get_outputs())
+        self._output = choose_output(self._session.get_outputs())
         self._rows, self._width = fixed_shape(self._inputs["ids"].shape)
         if self._width is not None and self._width < (tokenizer.max_tokens or self._width + 1):
             tokenizer = load_tokenizer(path, self._width)
         self._tokenizer = tokenizer
         self.context_length = tokenizer.max_tokens
 
-    def embed(self, texts: list[str], job: Job) -> list[list[float]]:
+    def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """One vector for each text, of length 1 unless told otherwise. Longer texts are cut."""
         vectors: list[list[float]] = []
         for begin in range(0, len(texts), WINDOW):
-            job.check()
-            vectors += self._embed(texts[begin : begin + WINDOW], job)
+            job.check_cancelled()
+            vectors += self._embed_window(texts[begin : begin + WINDOW], job)
         return vectors
 
-    def _embed(self, texts: list[str], job: Job) -> list[list[float]]:
+    def _embed_window(self, texts: list[str], job: Job) -> list[list[float]]:
         encodings = self._tokenizer.encode(texts)
         vectors: dict[int, list[float]] = {}
-        for batch in batches([len(encoding.ids) for encoding in encodings], self._rows):
-            job.check()
+        for batch in plan_batches([len(encoding.ids) for encoding in encodings], self._rows):
+            job.check_cancelled()
             batch_vectors = self._vectors([encodings[number] for number in batch])
-            job.count_prompt(sum(len(encodings[number].ids) for number in batch))
+            job.count_prompt_tokens(sum(len(encodings[number].ids) for number in batch))
             vectors.update(zip(batch, batch_vectors.tolist(), strict=True))
         return [vectors[number] for number in range(len(texts))]
 
@@ -139,7 +139,7 @@ class Onnx(PartialEngine):
         return vectors
 
 
-def batches(lengths: Sequence[int], rows: int | None) -> Iterator[list[int]]:
+def plan_batches(lengths: Sequence[int], rows: int | None) -> Iterator[list[int]]:
     """Numbers of the texts of each batch, the shortest texts first, so that little is padded; `rows` of them where the
     model takes no other number, else as many as have no more than BATCH_TOKENS together, and one at least."""
     batch: list[int] = []
@@ -164,7 +164,7 @@ def inputs_by_role(inputs: Sequence[Any]) -> dict[str, Any]:
     return {role: each for role, each in by_role.items() if role is not None}
 
 
-def chosen_output(outputs: Sequence[Any]) -> str:
+def choose_output(outputs: Sequence[Any]) -> str:
     """The output that is, or becomes, one vector for each text: one that the model has pooled itself, else its tokens'.
     Raises LoadError."""
     ranks: dict[str, int] = {each.name: len(each.shape or ()) for each in outputs}

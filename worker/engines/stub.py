@@ -42,7 +42,7 @@ class Stub:
     apis: frozenset[Api] = frozenset({"chat", "completions", "embeddings", "tokens", "prompts"})
 
     def __init__(self, text: str, *, token_delay_s: float = 0, load_s: float = 0, fail: str | None = None) -> None:
-        self._tokens = split(text)
+        self._tokens = split_words(text)
         self._token_delay_s = token_delay_s
         self._load_s = load_s
         self._fail = fail
@@ -50,7 +50,7 @@ class Stub:
         """Every word that was ever made a token, with its number."""
         self._lock = threading.Lock()
 
-    def load(self) -> None:
+    def load_model(self) -> None:
         """Take the time that was asked for and say how far it is, then fail if that was asked for."""
         for step in range(1, LOAD_STEPS + 1) if self._load_s else ():
             time.sleep(self._load_s / LOAD_STEPS)
@@ -59,25 +59,25 @@ class Stub:
         if self._fail is not None:
             raise LoadError(self._fail)
 
-    def chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
+    def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """The text, whatever was said."""
-        self._check(request)
-        return self._answer(request, self.count(request), job)
+        self._check_request(request)
+        return self._stream_answer(request, self.count_tokens(request), job)
 
-    def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
+    def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
         """The text, whatever the prompt."""
         prompt = request.text_or_tokens
-        return self._answer(request, count_words(prompt) if isinstance(prompt, str) else len(prompt), job)
+        return self._stream_answer(request, count_words(prompt) if isinstance(prompt, str) else len(prompt), job)
 
-    def embed(self, texts: list[str], job: Job) -> list[list[float]]:
+    def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """One vector for each text, the same for the same text."""
-        job.count_prompt(sum(count_words(text) for text in texts))
-        return [embedding(text) for text in texts]
+        job.count_prompt_tokens(sum(count_words(text) for text in texts))
+        return [make_embedding(text) for text in texts]
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Its words, numbered in the order in which they were first seen. None of them is special."""
         with self._lock:
-            return [self._words.setdefault(word, len(self._words)) for word in split(text)]
+            return [self._words.setdefault(word, len(self._words)) for word in split_words(text)]
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
         """The words."""
@@ -87,23 +87,23 @@ class Stub:
             raise RequestError(f"There is no token {unknown_ids[0]}: the stub has seen {len(words)}.", param="tokens")
         return [words[token].encode(errors="replace") for token in tokens]
 
-    def prompt(self, request: ChatRequest) -> str:
+    def render_prompt(self, request: ChatRequest) -> str:
         """What was said, a line for each text."""
         return "\n".join(text for message in request.messages for text in texts_of(message.content))
 
-    def count(self, request: ChatRequest) -> int:
+    def count_tokens(self, request: ChatRequest) -> int:
         """Words."""
-        return count_words(self.prompt(request))
+        return count_words(self.render_prompt(request))
 
-    def _check(self, request: ChatRequest) -> None:
+    def _check_request(self, request: ChatRequest) -> None:
         if request.offered_tools:
             raise RequestError("The stub calls no tools.", code="tools_unsupported", param="tools")
         if (request.response_format or {}).get("type", "text") != "text":
             message = "The stub answers its text, not JSON."
             raise RequestError(message, code="structured_output_unsupported", param="response_format")
 
-    def _answer(self, request: GenerationRequest, prompt_tokens: int, job: Job) -> Generator[Piece]:
-        job.count_prompt(prompt_tokens)
+    def _stream_answer(self, request: GenerationRequest, prompt_tokens: int, job: Job) -> Generator[Piece]:
+        job.count_prompt_tokens(prompt_tokens)
         tokens = self._tokens[: request.token_limit]
         for token in tokens:
             job.pause(self._token_delay_s)
@@ -112,7 +112,7 @@ class Stub:
         yield Piece(finish_reason="stop" if len(tokens) == len(self._tokens) else "length")
 
 
-def split(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The stub's tokens; together they are the text."""
     return re.findall(r"\s*\S+|\s+$", text)
 
@@ -130,7 +130,7 @@ def texts_of(content: object) -> list[str]:
     return [part["text"] for part in parts if isinstance(part.get("text"), str)]
 
 
-def embedding(text: str) -> list[float]:
+def make_embedding(text: str) -> list[float]:
     """A vector of length 1 made from a hash of the text: equal texts are equal, others unrelated."""
     digest = hashlib.shake_256(text.encode()).digest(2 * DIMENSIONS)
     numbers = [int.from_bytes(digest[at : at + 2], "big") / 32768 - 1 for at in range(0, len(digest), 2)]

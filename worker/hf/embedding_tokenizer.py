@@ -53,7 +53,7 @@ def find_tokenizer(model: Path) -> Path:
     )
 
 
-def positions(model: Path) -> int | None:
+def count_positions(model: Path) -> int | None:
     """Tokens that a model has positions for, by the `config.json` beside it; None: it does not say. Raises LoadError.
 
     RoBERTa and those built like it count positions from behind the padding token's number.

@@ -15,7 +15,7 @@ from worker.hf.vocabulary import HFVocabulary
 from worker.schema import ChatRequest, CompletionRequest, GenerationRequest
 from worker.text import tool_calls
 from worker.text.grammars import schema_asked
-from worker.text.prompt_form import calls_told, check_tools, shown_texts, thoughts_told
+from worker.text.prompt_form import check_tools, separate_calls, separate_reasoning, shown_texts
 from worker.text.token_reader import TokenReader
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class HFEngine:
 
     name: ClassVar[str]
     """As refusals call it."""
-    takes: ClassVar[Collection[str]]
+    sampling_fields: ClassVar[Collection[str]]
     """Those of `NEUTRAL` that it samples by."""
     apis: frozenset[Api] = frozenset({"chat", "completions", "tokens", "prompts"})
     context_length: int | None = None
@@ -66,35 +66,37 @@ class HFEngine:
         self.vocabulary = HFVocabulary(folder)
         self._forms = HFForms(folder, self.vocabulary, prompt_format)
 
-    def make(self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job) -> Generator[int]:
+    def generate_tokens(
+        self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job
+    ) -> Generator[int]:
         """Tokens as they are made, the end token included, `limit` at most. Raises RequestError before the first."""
         raise NotImplementedError
 
-    def chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
+    def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """Through the folder's chat template. Raises RequestError."""
-        form = self._forms.of(request)
+        form = self._forms.choose_form(request)
         if schema_asked(request.response_format)[0] is not None:
             message = f"{self.name} holds answers to no schema: ask for JSON in words."
             raise RequestError(message, code="structured_output_unsupported", param="response_format")
-        if tool_calls.forced(request):
+        if tool_calls.forced_tools(request):
             message = f"{self.name} cannot be made to call a tool: leave `tool_choice` at `auto`."
             raise RequestError(message, code="tools_unsupported", param="tool_choice")
         check_tools(request, form)
-        prompt = form.prompt(request)
-        shown_tokens = self.vocabulary.special_in(shown_texts(request, form))
-        pieces = thoughts_told(self._told(prompt.tokens, request, job, shown_tokens), form, prompt)
-        return calls_told(pieces, request, form, call_id)
+        prompt = form.render_prompt(request)
+        shown_tokens = self.vocabulary.special_tokens_in(shown_texts(request, form))
+        pieces = separate_reasoning(self._stream_answer(prompt.tokens, request, job, shown_tokens), form, prompt)
+        return separate_calls(pieces, request, form, call_id)
 
-    def complete(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
+    def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
         """The prompt as it is, without a template. Raises RequestError."""
         prompt = request.text_or_tokens
         tokens = self.tokenize(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else prompt
-        self.vocabulary.check(tokens, "prompt")
+        self.vocabulary.check_tokens(tokens, "prompt")
         if not tokens:
             raise RequestError("`prompt` is empty, and this model has no token to begin with.", param="prompt")
-        return self._told(tokens, request, job, ())
+        return self._stream_answer(tokens, request, job, ())
 
-    def embed(self, texts: list[str], job: Job) -> list[list[float]]:
+    def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """Not among `apis`."""
         raise RequestError(f"{self.name} makes no embeddings here.", code="not_supported")
 
@@ -104,17 +106,17 @@ class HFEngine:
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
         """See Engine."""
-        return self.vocabulary.texts(tokens)
+        return self.vocabulary.token_texts(tokens)
 
-    def prompt(self, request: ChatRequest) -> str:
+    def render_prompt(self, request: ChatRequest) -> str:
         """See Engine."""
-        return self._forms.of(request).prompt(request).text
+        return self._forms.choose_form(request).render_prompt(request).text
 
-    def count(self, request: ChatRequest) -> int:
+    def count_tokens(self, request: ChatRequest) -> int:
         """See Engine."""
-        return len(self._forms.of(request).prompt(request).tokens)
+        return len(self._forms.choose_form(request).render_prompt(request).tokens)
 
-    def _told(
+    def _stream_answer(
         self, tokens: list[int], request: GenerationRequest, job: Job, shown_tokens: Collection[int]
     ) -> Generator[Piece]:
         self._check_sampling(request)
@@ -125,31 +127,31 @@ class HFEngine:
                 message = f"The prompt has {len(tokens)} tokens, more than fit the context of {self.context_length}."
                 raise RequestError(message, code="context_length_exceeded")
             limit = min(limit or room, room)
-        return self._pieces(self.make(tokens, limit, request, job), len(tokens), job, shown_tokens)
+        return self._pieces(self.generate_tokens(tokens, limit, request, job), len(tokens), job, shown_tokens)
 
     def _pieces(
         self, generated_tokens: Generator[int], prompt_tokens: int, job: Job, shown_tokens: Collection[int]
     ) -> Generator[Piece]:
         reader = TokenReader(self.vocabulary, shown_tokens)
         finish: FinishReason = "length"
-        job.check()
+        job.check_cancelled()
         try:
             for number, token in enumerate(generated_tokens):
                 if number == 0:
-                    job.count_prompt(prompt_tokens)
+                    job.count_prompt_tokens(prompt_tokens)
                 job.count_token()
                 if token in self.vocabulary.end_tokens:
                     finish = "stop"
                     break
-                if text := reader.feed(token):
+                if text := reader.feed_token(token):
                     yield Piece(text)
-                job.check()
+                job.check_cancelled()
         finally:
             generated_tokens.close()
-        yield Piece(reader.rest(), finish_reason=finish)
+        yield Piece(reader.flush_text(), finish_reason=finish)
 
     def _check_sampling(self, request: GenerationRequest) -> None:
-        for name in sorted(NEUTRAL.keys() - {*self.takes}):
+        for name in sorted(NEUTRAL.keys() - {*self.sampling_fields}):
             value: Any = getattr(request, name)
             if value is not None and value != NEUTRAL[name]:
                 raise RequestError(f"{self.name} cannot sample by `{name}`: leave it out.", param=name)

@@ -43,7 +43,7 @@ class HFForms:
         if self._form is None and prompt_format is not None:
             raise LoadError(f"--prompt-format {prompt_format}: there is no chat template in {folder.path}")
 
-    def of(self, request: ChatRequest) -> TemplateForm:
+    def choose_form(self, request: ChatRequest) -> TemplateForm:
         """The one for this request. Raises RequestError where there is none."""
         form = self._with_tools if request.offered_tools else self._form
         if form is None:

@@ -22,8 +22,8 @@ class HFVocabulary:
 
     def __init__(self, folder: HFFolder) -> None:
         # Untyped on purpose: type checks must not depend on whether the extra is installed.
-        self._tokenizer: Any = _loaded(folder)
-        self._plain: Any = _loaded(folder)
+        self._tokenizer: Any = _load_tokenizer(folder)
+        self._plain: Any = _load_tokenizer(folder)
         self._plain.encode_special_tokens = True
         added_tokens = self._tokenizer.get_added_tokens_decoder()
         self._added: dict[int, bytes] = {number: token.content.encode() for number, token in added_tokens.items()}
@@ -42,42 +42,42 @@ class HFVocabulary:
         tokens: list[int] = tokenizer.encode(valid_text, add_special_tokens=add_special).ids
         return tokens
 
-    def text(self, token: int, *, with_special: bool) -> bytes:
+    def token_text(self, token: int, *, with_special: bool) -> bytes:
         """What a token stands for; nothing for a special one, unless these are told too."""
         if token in self._special and not with_special:
             return b""
         if token in self._added:
             return self._added[token]
-        name = self.name(token)
+        name = self.token_name(token)
         if self._bytes is not None:
             return bytes(self._bytes[letter] for letter in name if letter in self._bytes)
         if self._has_bytes and (byte := _BYTE.fullmatch(name)):
             return bytes.fromhex(byte[1])
         return name.replace(_SPACE, " ").encode()
 
-    def texts(self, tokens: list[int]) -> list[bytes]:
+    def token_texts(self, tokens: list[int]) -> list[bytes]:
         """What each token stands for. Raises RequestError: there is no such token."""
-        self.check(tokens, "tokens")
-        return [self.text(token, with_special=True) for token in tokens]
+        self.check_tokens(tokens, "tokens")
+        return [self.token_text(token, with_special=True) for token in tokens]
 
-    def check(self, tokens: Iterable[int], place: str) -> None:
+    def check_tokens(self, tokens: Iterable[int], place: str) -> None:
         """Raises RequestError unless all are tokens of this model."""
         for token in tokens:
             if not 0 <= token < self.size:
                 raise RequestError(f"There is no token {token}: the model has {self.size}.", param=place)
 
-    def name(self, token: int) -> str:
+    def token_name(self, token: int) -> str:
         """A token as the vocabulary writes it; empty for a number that none has."""
         return self._tokenizer.id_to_token(token) or ""
 
-    def special_in(self, texts: Iterable[str]) -> frozenset[int]:
+    def special_tokens_in(self, texts: Iterable[str]) -> frozenset[int]:
         """The tokens of these texts."""
         return frozenset(
             token for text in texts for token in self.tokenize(text, add_special=False, parse_special=True)
         )
 
 
-def _loaded(folder: HFFolder) -> Any:
+def _load_tokenizer(folder: HFFolder) -> Any:
     tokenizers = importlib.import_module("tokenizers")
     path = folder.path / TOKENIZER
     try:

@@ -77,7 +77,7 @@ def supervise(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
     os.close(log_write)
     os.close(ready_write)
-    first_error = _pass_on(log_read, error_in)
+    first_error = _relay_log(log_read, error_in)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, status = os.waitpid(pid, 0)
@@ -128,7 +128,7 @@ def _become_child(child: Callable[[int], None], ready: int, parent: int) -> NoRe
         os._exit(code)
 
 
-def _pass_on(log: int, find_error: Callable[[str], str | None]) -> str | None:
+def _relay_log(log: int, find_error: Callable[[str], str | None]) -> str | None:
     first_error = None
     with os.fdopen(log, "rb") as lines:
         for line in lines:

@@ -22,8 +22,8 @@ from typing import Any
 
 from worker.errors import LoadError, PortTakenError
 from worker.launchers.child_process import Ending, supervise
-from worker.launchers.llama_server_flags import Member, Setting, UsageError, Value, parse, value_of
-from worker.preflight import check_gguf, listen
+from worker.launchers.llama_server_flags import Member, Setting, UsageError, Value, parse_flags, value_of
+from worker.preflight import check_gguf, open_listener
 
 _FILES = ("model.path", "mmproj.path", "speculative.draft.mparams.path")
 _ERROR_LINE = re.compile(r"[\d.]+ E (?P<text>.+)|(?P<fatal>.*(GGML_ASSERT|terminate called|std::bad_alloc).*)")
@@ -33,8 +33,8 @@ _BIND_FAILED = "couldn't bind"
 def run(arguments: Sequence[str]) -> int:
     """Host the server until a signal: the exit code. Before a code other than 0, stderr's last line says why."""
     try:
-        settings = parse(arguments, os.environ)
-        preflight(settings)
+        settings = parse_flags(arguments, os.environ)
+        check_preflight(settings)
     except UsageError as error:
         return _fail(2, str(error))
     except LoadError as error:
@@ -42,11 +42,11 @@ def run(arguments: Sequence[str]) -> int:
     except PortTakenError as error:
         return _fail(3, str(error))
     ending = supervise(lambda ready: _host(settings, ready), first_error)
-    code, line = explain(ending, settings)
+    code, line = explain_ending(ending, settings)
     return _fail(code, line) if line else code
 
 
-def preflight(settings: Sequence[Setting]) -> None:
+def check_preflight(settings: Sequence[Setting]) -> None:
     """What can be seen before llama.cpp is asked. Raises LoadError or PortTakenError."""
     for attribute in _FILES:
         path = value_of(settings, attribute)
@@ -59,7 +59,7 @@ def preflight(settings: Sequence[Setting]) -> None:
     assert isinstance(port, int)
     assert isinstance(hosts, list)
     for host in hosts:
-        listen(str(host), port).close()
+        open_listener(str(host), port).close()
 
 
 def first_error(line: str) -> str | None:
@@ -70,7 +70,7 @@ def first_error(line: str) -> str | None:
     return " ".join((match["text"] or match["fatal"]).split())
 
 
-def explain(ending: Ending, settings: Sequence[Setting]) -> tuple[int, str | None]:
+def explain_ending(ending: Ending, settings: Sequence[Setting]) -> tuple[int, str | None]:
     """Exit code and, unless a signal asked for the end, one plain line."""
     if ending.asked_for:
         return 0, None
@@ -85,7 +85,7 @@ def explain(ending: Ending, settings: Sequence[Setting]) -> tuple[int, str | Non
     return 1, f"llama-server ended while {doing}{cause}"
 
 
-def apply(settings: Iterable[Setting], params: Any, xllamacpp: Any) -> None:
+def apply_settings(settings: Iterable[Setting], params: Any, xllamacpp: Any) -> None:
     """Put the settings into a `CommonParams`."""
     for setting in settings:
         *owners, name = setting.attribute.split(".")
@@ -106,7 +106,7 @@ def _native(value: Value, xllamacpp: Any) -> Any:
 def _host(settings: Sequence[Setting], ready: int) -> None:
     xllamacpp = importlib.import_module("xllamacpp")
     params = xllamacpp.CommonParams()
-    apply(settings, params, xllamacpp)
+    apply_settings(settings, params, xllamacpp)
     try:
         server = xllamacpp.Server(params)
     except RuntimeError:  # llama.cpp's log says why

@@ -178,7 +178,7 @@ DEFAULTS: Final = (Setting("n_parallel", -1),)
 _INSTEAD = "name a llama-server program instead (`llama_server_binary`, or llama-server on the PATH)"
 
 
-def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Setting, ...]:
+def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Setting, ...]:
     """The settings that a command line and LLAMA_API_KEY make; later ones win. Raises UsageError."""
     for name in sorted(environment):
         if name.startswith("LLAMA_ARG_"):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from worker.errors import LoadError, PortTakenError
 from worker.launchers.child_process import Ending, die_with_parent, kill_descendants, supervise
-from worker.preflight import listen, port_number
+from worker.preflight import open_listener, port_number
 
 AT_ONCE = signal.SIGUSR2
 """Ends vLLM while it loads, when SIGTERM may leave it hanging, and when its launcher is dead."""
@@ -34,7 +34,7 @@ _NO_CAUSE = re.compile(r"initialization failed|validation errors? for ")
 def run(arguments: Sequence[str]) -> int:
     """Host the server until a signal: the exit code. Before a code other than 0, stderr's last line says why."""
     try:
-        preflight(arguments)
+        check_preflight(arguments)
     except LoadError as error:
         return _fail(1, str(error))
     except PortTakenError as error:
@@ -42,12 +42,14 @@ def run(arguments: Sequence[str]) -> int:
     except ValueError as error:
         return _fail(2, f"--port: {error}")
     log = Log()
-    ending = supervise(lambda ready: _host(arguments), log.error_in, lambda: signal.SIGTERM if log.served else AT_ONCE)
-    code, line = explain(ending, has_served=log.served)
+    ending = supervise(
+        lambda ready: _host(arguments), log.find_error, lambda: signal.SIGTERM if log.has_served else AT_ONCE
+    )
+    code, line = explain_ending(ending, has_served=log.has_served)
     return _fail(code, line) if line else code
 
 
-def preflight(arguments: Sequence[str]) -> None:
+def check_preflight(arguments: Sequence[str]) -> None:
     """What can be seen before vLLM is asked. Raises LoadError, PortTakenError, or ValueError for what is no port."""
     if importlib.util.find_spec("vllm") is None:
         raise LoadError("No module named 'vllm': install the extra `vllm`")
@@ -58,10 +60,10 @@ def preflight(arguments: Sequence[str]) -> None:
     options, _ = parser.parse_known_args(arguments)
     if options.model.startswith("/") and not Path(options.model).exists():
         raise LoadError(f"there is no model {options.model}")
-    listen(options.host, port_number(options.port)).close()
+    open_listener(options.host, port_number(options.port)).close()
 
 
-def explain(ending: Ending, *, has_served: bool) -> tuple[int, str | None]:
+def explain_ending(ending: Ending, *, has_served: bool) -> tuple[int, str | None]:
     """Exit code and, unless a signal asked for the end, one plain line."""
     if ending.asked_for:
         return 0, None
@@ -78,13 +80,13 @@ class Log:
     """What vLLM writes: whether it has served, and the first error, which is the cause of the others."""
 
     def __init__(self) -> None:
-        self.served = False
+        self.has_served = False
 
-    def error_in(self, line: str) -> str | None:
+    def find_error(self, line: str) -> str | None:
         """The text of a line that names an exception of a load; what happens to requests later is not looked at."""
-        self.served = self.served or _STARTED in line
+        self.has_served = self.has_served or _STARTED in line
         match = _ERROR_LINE.match(line)
-        return None if match is None or self.served or _NO_CAUSE.search(line) else match["text"]
+        return None if match is None or self.has_served or _NO_CAUSE.search(line) else match["text"]
 
 
 def _host(arguments: Sequence[str]) -> None:

@@ -25,9 +25,9 @@ from worker.schema import (
     EmbeddingRequest,
     GenerationRequest,
     RequestT,
-    parse,
+    parse_request,
 )
-from worker.serving.response_stream import Reply, StreamReply, WholeReply, error_response, failure
+from worker.serving.response_stream import Reply, StreamReply, WholeReply, describe_failure, error_response
 from worker.serving.runner import Runner
 from worker.serving.text_routes import TextRoutes
 from worker.text import openai_objects
@@ -57,7 +57,7 @@ class Worker:
 
     async def metrics(self, request: Request) -> Answer:
         """Prometheus' text format."""
-        text = prometheus_text(self.counters.read())
+        text = prometheus_text(self.counters.read_figures())
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Answer:
@@ -78,7 +78,7 @@ class Worker:
             return refusal
         chat_request = await _read(request, ChatRequest)
         shape = ChatShape(f"chatcmpl-{uuid.uuid4().hex}", self._name, int(time.time()), chat_request.include_usage)
-        return self._generate(chat_request, shape, lambda job: self.engine.chat(chat_request, job))
+        return self._generate(chat_request, shape, lambda job: self.engine.stream_chat(chat_request, job))
 
     async def completions(self, request: Request) -> Answer:
         """`/v1/completions`."""
@@ -88,7 +88,9 @@ class Worker:
         shape = CompletionShape(
             f"cmpl-{uuid.uuid4().hex}", self._name, int(time.time()), completion_request.include_usage
         )
-        return self._generate(completion_request, shape, lambda job: self.engine.complete(completion_request, job))
+        return self._generate(
+            completion_request, shape, lambda job: self.engine.stream_completion(completion_request, job)
+        )
 
     async def embeddings(self, request: Request) -> Answer:
         """`/v1/embeddings`."""
@@ -101,10 +103,12 @@ class Worker:
         encoding = embedding_request.encoding_format or "float"
 
         def work(job: Job) -> Iterator[list[list[float]]]:
-            yield self.engine.embed(embedding_request.texts, job)
+            yield self.engine.embed_texts(embedding_request.texts, job)
 
         return WholeReply(
-            self.runner, work, lambda results, job: openai_objects.embeddings(results[0], self._name, encoding, job)
+            self.runner,
+            work,
+            lambda results, job: openai_objects.embeddings_object(results[0], self._name, encoding, job),
         )
 
     def _generate(self, request: GenerationRequest, shape: Shape, engine: Callable[[Job], Generator[Piece]]) -> Answer:
@@ -113,7 +117,7 @@ class Worker:
 
         if request.stream:
             return StreamReply(self.runner, work, shape, include_usage=request.include_usage)
-        return WholeReply(self.runner, work, shape.whole)
+        return WholeReply(self.runner, work, shape.whole_answer)
 
     def _refusal(self, api: Api) -> Response | None:
         if not self.ready:
@@ -139,7 +143,7 @@ def create_app(worker: Worker, token: str | None) -> Starlette:
         Route("/apply-template", worker.texts.apply_template, methods=["POST"]),
     ]
     middleware = [Middleware(BearerToken, token=token)] if token else []
-    handlers = {RequestError: _refused, HTTPException: _http_error, Exception: _bug}
+    handlers = {RequestError: _request_error, HTTPException: _http_error, Exception: _unexpected_error}
     return Starlette(routes=routes, middleware=middleware, exception_handlers=cast("Any", handlers))
 
 
@@ -161,15 +165,15 @@ class BearerToken:
 
 
 async def _read(request: Request, kind: type[RequestT]) -> RequestT:
-    return parse(kind, await request.body())
+    return parse_request(kind, await request.body())
 
 
 def _loading() -> Response:
     return error_response("The model is being loaded.", "model_loading", 503)
 
 
-async def _refused(request: Request, error: RequestError) -> Response:
-    return error_response(*failure(error))
+async def _request_error(request: Request, error: RequestError) -> Response:
+    return error_response(*describe_failure(error))
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
@@ -177,5 +181,5 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     return error_response(f"{error.detail}: {request.method} {request.url.path}", code, error.status_code)
 
 
-async def _bug(request: Request, error: Exception) -> Response:
+async def _unexpected_error(request: Request, error: Exception) -> Response:
     return error_response("The worker failed; its log says why.", "internal_error", 500)

@@ -27,11 +27,11 @@ _STOPPING = "This engine is stopping."
 def error_response(message: str, code: str, status: int, param: str | None = None) -> Response:
     """An error as a whole response."""
     headers = {503: {"retry-after": "5"}, 501: {"x-should-retry": "false"}}.get(status)
-    content = openai_objects.encode(openai_objects.error(message, code, status, param))
+    content = openai_objects.encode_json(openai_objects.error_object(message, code, status, param))
     return Response(content, status, headers, media_type="application/json")
 
 
-def failure(error: Exception) -> Failure:
+def describe_failure(error: Exception) -> Failure:
     """Message, code, HTTP status and parameter of what ended a run early."""
     if isinstance(error, RequestError):
         return str(error), error.code, _STATUS.get(error.code, 400), error.param
@@ -57,13 +57,13 @@ class Reply(abc.ABC, Generic[T]):
         if self._runner.stopping:
             await error_response(_STOPPING, "model_unloading", 503)(scope, receive, send)
             return
-        run = self._runner.start(self._work)
+        run = self._runner.start_run(self._work)
         watcher = asyncio.create_task(_cancel_when_gone(receive, run))
         try:
             await self._answer(run, scope, receive, send)
         finally:
             watcher.cancel()
-            self._runner.forget(run)
+            self._runner.forget_run(run)
 
     @abc.abstractmethod
     async def _answer(self, run: Run[T], scope: Scope, receive: Receive, send: Send) -> None: ...
@@ -86,9 +86,9 @@ class WholeReply(Reply[T]):
         try:
             pieces = [piece async for piece in run]
         except _FAILURES as error:
-            response = error_response(*failure(error))
+            response = error_response(*describe_failure(error))
         else:
-            response = Response(openai_objects.encode(self._build(pieces, run.job)), media_type="application/json")
+            response = Response(openai_objects.encode_json(self._build(pieces, run.job)), media_type="application/json")
         await response(scope, receive, send)
 
 
@@ -104,22 +104,22 @@ class StreamReply(Reply[Piece]):
         try:
             first = await anext(run, None)
         except _FAILURES as error:
-            await error_response(*failure(error))(scope, receive, send)
+            await error_response(*describe_failure(error))(scope, receive, send)
             return
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        opening = self._shape.opening()
-        start = openai_objects.event(opening) if opening else b""
+        opening = self._shape.opening_event()
+        start = openai_objects.encode_event(opening) if opening else b""
         if first is not None:
-            start += openai_objects.event(self._shape.chunk(first))
+            start += openai_objects.encode_event(self._shape.chunk_event(first))
         await _send_part(send, start)
         try:
             async for piece in run:
-                await _send_part(send, openai_objects.event(self._shape.chunk(piece)))
+                await _send_part(send, openai_objects.encode_event(self._shape.chunk_event(piece)))
         except _FAILURES as error:
-            last = openai_objects.event(openai_objects.error(*failure(error)))
+            last = openai_objects.encode_event(openai_objects.error_object(*describe_failure(error)))
         else:
-            last = openai_objects.event(self._shape.counts(run.job)) if self._include_usage else b""
+            last = openai_objects.encode_event(self._shape.counts_event(run.job)) if self._include_usage else b""
             last += openai_objects.DONE
         await send({"type": "http.response.body", "body": last})
 

@@ -33,9 +33,9 @@ class Run(Generic[T]):
         self._future: Future[None] | None = None
         self._cancelled = False
 
-    def submit(self, threads: ThreadPoolExecutor) -> None:
+    def submit_job(self, threads: ThreadPoolExecutor) -> None:
         """Queue the job for a slot."""
-        self._counters.queued()
+        self._counters.count_queued()
         self._future = threads.submit(self._execute)
 
     def cancel(self) -> None:
@@ -45,7 +45,7 @@ class Run(Generic[T]):
         self._cancelled = True
         self.job.cancel()
         if self._future is not None and self._future.cancel():
-            self._counters.withdrawn()
+            self._counters.count_withdrawn()
         self._items.put_nowait(JobCancelledError())
 
     def __aiter__(self) -> Run[T]:
@@ -59,7 +59,7 @@ class Run(Generic[T]):
         return item
 
     def _execute(self) -> None:
-        self._counters.started()
+        self._counters.count_started()
         end: Exception = StopAsyncIteration()
         try:
             for item in self._work(self.job):
@@ -70,7 +70,7 @@ class Run(Generic[T]):
             log.exception("the engine failed")
             end = EngineFailedError("The engine failed; its log says why.")
         finally:
-            self._counters.finished()
+            self._counters.count_finished()
         self._deliver(end)
 
     def _deliver(self, item: T | Exception) -> None:
@@ -86,23 +86,23 @@ class Runner:
         self._runs: set[Run[Any]] = set()
         self.stopping = False
 
-    def start(self, work: Work[T]) -> Run[T]:
+    def start_run(self, work: Work[T]) -> Run[T]:
         """Queue a job. The caller cancels the run when it no longer listens, and calls `forget` at the end."""
         run = Run(work, self._counters)
         self._runs.add(run)
-        run.submit(self._threads)
+        run.submit_job(self._threads)
         return run
 
-    def forget(self, run: Run[T]) -> None:
+    def forget_run(self, run: Run[T]) -> None:
         """The run is over for its caller; what is left of it is cancelled."""
         run.cancel()
         self._runs.discard(run)
 
-    async def call(self, function: Callable[[], None]) -> None:
+    async def call_function(self, function: Callable[[], None]) -> None:
         """Run a function in an engine thread, outside the figures (loading)."""
         await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
-    def stop(self) -> None:
+    def stop_runs(self) -> None:
         """Cancel every job; none may be started afterwards."""
         self.stopping = True
         for run in tuple(self._runs):

@@ -13,7 +13,7 @@ import uvloop
 
 from worker.engine import Engine
 from worker.errors import LoadError
-from worker.preflight import listen
+from worker.preflight import open_listener
 from worker.serving.app import Worker, create_app
 
 TOKEN_ENV = "ROUNDHOUSE_ENGINE_TOKEN"  # noqa: S105 - the variable's name, not its value
@@ -35,7 +35,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._worker.runner.stop()
+        self._worker.runner.stop_runs()
         await super().shutdown(sockets)
 
 
@@ -52,7 +52,7 @@ async def _serve(worker: Worker, listener: socket.socket, token: str | None) -> 
         timeout_graceful_shutdown=STOP_SECONDS,
     )
     server = _Server(config, worker)
-    load = asyncio.create_task(worker.runner.call(worker.engine.load))
+    load = asyncio.create_task(worker.runner.call_function(worker.engine.load_model))
 
     def loaded(task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is not None:
@@ -68,7 +68,7 @@ async def _serve(worker: Worker, listener: socket.socket, token: str | None) -> 
         load.cancel()
 
 
-def run(engine: Engine, args: Namespace) -> None:
+def run_server(engine: Engine, args: Namespace) -> None:
     """Serve until a signal; `args` has `host`, `port` and `served_name`. Raises LoadError or PortTakenError.
 
     Listens before it loads, so that `/health` answers meanwhile and a taken port is seen first.
@@ -76,7 +76,7 @@ def run(engine: Engine, args: Namespace) -> None:
     token = os.environ.get(TOKEN_ENV)
     if token == "":
         raise LoadError(f"{TOKEN_ENV} is set and empty: set a token, or unset it to serve without one")
-    listener = listen(args.host, args.port)
+    listener = open_listener(args.host, args.port)
     worker = Worker(engine, args.served_name)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(worker, listener, token))

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.engine import Api, Engine
-from worker.schema import ChatRequest, DetokenizeRequest, TokenizeRequest, parse
+from worker.schema import ChatRequest, DetokenizeRequest, TokenizeRequest, parse_request
 from worker.text import openai_objects
 from worker.text.openai_objects import Object
 
@@ -42,10 +42,10 @@ class TextRoutes:
         if refusal := self._refusal(api):
             return refusal
         content = await asyncio.to_thread(make, await request.body())
-        return Response(openai_objects.encode(content), media_type="application/json")
+        return Response(openai_objects.encode_json(content), media_type="application/json")
 
     def _tokenize(self, body: bytes) -> Object:
-        request = parse(TokenizeRequest, body)
+        request = parse_request(TokenizeRequest, body)
         tokens: list[int] = []
         for index, part in enumerate([request.content] if isinstance(request.content, str) else request.content):
             if isinstance(part, int):
@@ -59,14 +59,17 @@ class TextRoutes:
         return {"tokens": [{"id": id_, "piece": _piece(text)} for id_, text in zip(tokens, texts, strict=True)]}
 
     def _detokenize(self, body: bytes) -> Object:
-        texts = self._engine.token_texts(parse(DetokenizeRequest, body).tokens)
+        texts = self._engine.token_texts(parse_request(DetokenizeRequest, body).tokens)
         return {"content": b"".join(texts).decode(errors="replace")}
 
     def _apply_template(self, body: bytes) -> Object:
-        return {"prompt": self._engine.prompt(parse(ChatRequest, body))}
+        return {"prompt": self._engine.render_prompt(parse_request(ChatRequest, body))}
 
     def _input_tokens(self, body: bytes) -> Object:
-        return {"input_tokens": self._engine.count(parse(ChatRequest, body)), "object": "response.input_tokens"}
+        return {
+            "input_tokens": self._engine.count_tokens(parse_request(ChatRequest, body)),
+            "object": "response.input_tokens",
+        }
 
 
 def _piece(text: bytes) -> Any:

@@ -15,7 +15,7 @@ RESERVED: Final = frozenset(
 """Variables that are not the client's to set."""
 
 
-def variables(request: ChatRequest) -> dict[str, Any]:
+def build_variables(request: ChatRequest) -> dict[str, Any]:
     """The client's own, and those that say how much to think. Raises RequestError."""
     client_variables = request.chat_template_kwargs or {}
     if reserved_names := sorted(RESERVED & client_variables.keys()):
@@ -34,14 +34,14 @@ def variables(request: ChatRequest) -> dict[str, Any]:
 
 def messages_for(request: ChatRequest, template: str) -> list[dict[str, Any]]:
     """The conversation for this template. Raises RequestError."""
-    messages = [plain(message, number) for number, message in enumerate(request.messages)]
+    messages = [plain_message(message, number) for number, message in enumerate(request.messages)]
     if "developer" not in template:
         for message in messages:
             message["role"] = "system" if message["role"] == "developer" else message["role"]
     return messages
 
 
-def plain(message: Message, number: int = 0) -> dict[str, Any]:
+def plain_message(message: Message, number: int = 0) -> dict[str, Any]:
     """A message with one text as its content, calls whose arguments are objects (templates write them as JSON), and
     its thoughts, whatever their name, as `reasoning_content`. Raises RequestError for images and the like."""
     fields = message.model_dump(exclude_unset=True)

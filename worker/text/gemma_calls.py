@@ -20,13 +20,13 @@ def gemma_call(text: str) -> tuple[str, dict[str, Any]]:
     head = _HEAD.match(text)
     if head is None:
         raise ValueError("no `call:name{`")
-    reader = _Reader(text, head.end())
-    arguments = reader.value()
-    reader.end()
+    reader = _ValueReader(text, head.end())
+    arguments = reader.read_value()
+    reader.check_end()
     return head[1], arguments
 
 
-class _Reader:
+class _ValueReader:
     """Reads values from a place in a text on."""
 
     def __init__(self, text: str, position: int) -> None:
@@ -34,14 +34,14 @@ class _Reader:
         self._at = position
         self._depth = 0
 
-    def value(self) -> Any:
-        self._skip()
-        if self._takes(QUOTE):
-            return self._quoted()
-        if self._takes("{"):
-            return self._nested("}", {}, self._member)
-        if self._takes("["):
-            return self._nested("]", [], lambda items: items.append(self.value()))
+    def read_value(self) -> Any:
+        self._skip_space()
+        if self._take_mark(QUOTE):
+            return self._read_quoted()
+        if self._take_mark("{"):
+            return self._read_nested("}", {}, self._read_member)
+        if self._take_mark("["):
+            return self._read_nested("]", [], lambda items: items.append(self.read_value()))
         match = _BARE.match(self._text, self._at)
         if match is None:
             raise ValueError(f"no value at {self._at}")
@@ -51,58 +51,58 @@ class _Reader:
         except ValueError:
             return match[0].strip()
 
-    def end(self) -> None:
-        self._skip()
+    def check_end(self) -> None:
+        self._skip_space()
         if self._at != len(self._text):
             raise ValueError(f"more at {self._at}")
 
-    def _nested(self, closing_mark: str, container: Any, read_member: Any) -> Any:
+    def _read_nested(self, closing_mark: str, container: Any, read_member: Any) -> Any:
         self._depth += 1
         if self._depth > DEPTH:
             raise ValueError("too deep")
-        self._skip()
-        if not self._takes(closing_mark):
+        self._skip_space()
+        if not self._take_mark(closing_mark):
             read_member(container)
-            while self._more(closing_mark):
+            while self._has_more(closing_mark):
                 read_member(container)
         self._depth -= 1
         return container
 
-    def _more(self, closing_mark: str) -> bool:
-        self._skip()
-        if self._takes(closing_mark):
+    def _has_more(self, closing_mark: str) -> bool:
+        self._skip_space()
+        if self._take_mark(closing_mark):
             return False
-        if not self._takes(","):
+        if not self._take_mark(","):
             raise ValueError(f"no `,` or `{closing_mark}` at {self._at}")
         return True
 
-    def _member(self, members: dict[str, Any]) -> None:
-        self._skip()
-        if self._takes(QUOTE):
-            key = self._quoted()
-            self._skip()
-            if not self._takes(":"):
+    def _read_member(self, members: dict[str, Any]) -> None:
+        self._skip_space()
+        if self._take_mark(QUOTE):
+            key = self._read_quoted()
+            self._skip_space()
+            if not self._take_mark(":"):
                 raise ValueError(f"no `:` at {self._at}")
         else:
             match = _KEY.match(self._text, self._at)
             if match is None:
                 raise ValueError(f"no key at {self._at}")
             key, self._at = match[1], match.end()
-        members[key] = self.value()
+        members[key] = self.read_value()
 
-    def _quoted(self) -> str:
+    def _read_quoted(self) -> str:
         end = self._text.find(QUOTE, self._at)
         if end < 0:
             raise ValueError("a text is not closed")
         text, self._at = self._text[self._at : end], end + len(QUOTE)
         return text
 
-    def _takes(self, mark: str) -> bool:
+    def _take_mark(self, mark: str) -> bool:
         if not self._text.startswith(mark, self._at):
             return False
         self._at += len(mark)
         return True
 
-    def _skip(self) -> None:
+    def _skip_space(self) -> None:
         space = _SPACE.match(self._text, self._at)
         self._at = space.end() if space else self._at

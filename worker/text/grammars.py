@@ -50,7 +50,7 @@ def gbnf_of(schema: Mapping[str, Any], place: str, convert: Callable[[str], str]
     would make a grammar beyond all bounds, is refused with RequestError."""
     try:
         _check_counts(schema)
-        return _ANY.sub(lambda any_: _CHARACTER, convert(json.dumps(_with_shared(schema))))
+        return _ANY.sub(lambda any_: _CHARACTER, convert(json.dumps(_share_references(schema))))
     except (ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError) as error:
         reason = str(error) or type(error).__name__
         raise RequestError(f"`{place}` cannot be followed: {reason:.300}.", param=place) from error
@@ -68,30 +68,30 @@ def _check_counts(value: Any) -> None:
         _check_counts(inner)
 
 
-def _with_shared(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _share_references(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same schema, with all that local references lead to as definitions of unique names: the library knows a
     definition by the last part of its place, whatever else has that name, and none beside a reference at the root."""
-    name = _free("shared", json.dumps(schema))
+    name = _free_name("shared", json.dumps(schema))
     names: dict[str, str] = {}
     definitions: dict[str, Any] = {}
 
     def share(ref: str) -> str:
         if ref not in names:
             names[ref] = f"{name}-{len(names)}"
-            definitions[names[ref]] = _rebuilt(_target(schema, ref), share)
+            definitions[names[ref]] = _rebuild_schema(_target(schema, ref), share)
         return f"#/$defs/{names[ref]}"
 
-    root = _rebuilt(schema, share)
+    root = _rebuild_schema(schema, share)
     return {**({"anyOf": [root]} if "$ref" in root else root), "$defs": definitions} if definitions else schema
 
 
-def _rebuilt(value: Any, change: Callable[[str], str]) -> Any:
+def _rebuild_schema(value: Any, change: Callable[[str], str]) -> Any:
     """The same, with every local reference changed."""
     if isinstance(value, list):
-        return [_rebuilt(inner, change) for inner in value]
+        return [_rebuild_schema(inner, change) for inner in value]
     if not isinstance(value, dict):
         return value
-    new_object = {key: _rebuilt(inner, change) for key, inner in value.items()}
+    new_object = {key: _rebuild_schema(inner, change) for key, inner in value.items()}
     ref = value.get("$ref")
     return new_object | {"$ref": change(ref)} if isinstance(ref, str) and ref.startswith("#") else new_object
 
@@ -110,53 +110,53 @@ def _target(schema: Any, ref: str) -> Any:
     return schema
 
 
-def one_of(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def any_call_schema(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The schema of `{"name": TOOL, "arguments": {...}}` for any of these tools."""
     calls, definitions = [], dict[str, Any]()
     for name, schema in schemas.items():
         place = f"#/$defs/{len(definitions)}"
         call = {"name": {"const": name}, "arguments": {"$ref": place}}
         calls.append({"type": "object", "properties": call, "required": ["name", "arguments"]})
-        definitions[str(len(definitions))] = _rebuilt(schema, partial(_moved, place))
+        definitions[str(len(definitions))] = _rebuild_schema(schema, partial(_move_reference, place))
     return {"anyOf": calls, "$defs": definitions}
 
 
-def _moved(place: str, ref: str) -> str:
+def _move_reference(place: str, ref: str) -> str:
     return place + ref[1:]
 
 
-def or_call(gbnf: str, begin: str) -> str:
+def allow_call(gbnf: str, begin: str) -> str:
     """The same grammar for an answer in whose place there may be calls. What they hold, it leaves open."""
-    answer, inner = _renamed(gbnf)
+    answer, inner = _rename_root(gbnf)
     return f"root ::= {answer} | {_literal(begin)} .*\n{inner}"
 
 
-def _renamed(gbnf: str) -> tuple[str, str]:
+def _rename_root(gbnf: str) -> tuple[str, str]:
     """A new name of its root, and the grammar with it."""
-    answer = _free("answer", gbnf)
+    answer = _free_name("answer", gbnf)
     return answer, re.sub(r"^root(?=\s*::=)", answer, gbnf, flags=re.MULTILINE)
 
 
-def after_thought(gbnf: str, marks: Marks, *, is_thinking: bool) -> str:
+def allow_reasoning(gbnf: str, marks: Marks, *, is_thinking: bool) -> str:
     """The same grammar for an answer that may begin with a thought; where the prompt opened one, it goes on with it."""
-    (answer, inner), thought = _renamed(gbnf), _free("thought", gbnf)
+    (answer, inner), thought = _rename_root(gbnf), _free_name("thought", gbnf)
     thinking = f'{thought}-0 "\\n"? "\\n"? {answer}'
     root = thinking if is_thinking else f"{_literal(marks.begin)} {thinking} | {answer}"
-    return "\n".join((f"root ::= {root}", *_through(marks.end, thought), inner))
+    return "\n".join((f"root ::= {root}", *_rules_through(marks.end, thought), inner))
 
 
-def _free(name: str, gbnf: str) -> str:
+def _free_name(name: str, gbnf: str) -> str:
     while name in gbnf:
         name += "x"
     return name
 
 
-def _through(end: str, name: str) -> list[str]:
+def _rules_through(end: str, name: str) -> list[str]:
     """Rules for any text with `end` at its end and nowhere before. Rule N has seen the first N characters of `end`."""
     alphabet = dict.fromkeys(end)
     rules = []
     for seen_count in range(len(end)):
-        alternatives = [f"[^{''.join(map(_escaped, alphabet))}] {name}-0"]
+        alternatives = [f"[^{''.join(map(_escape_character, alphabet))}] {name}-0"]
         for character in alphabet:
             text = end[:seen_count] + character
             length = next(length for length in range(len(text), -1, -1) if end.startswith(text[len(text) - length :]))
@@ -167,8 +167,8 @@ def _through(end: str, name: str) -> list[str]:
 
 
 def _literal(text: str) -> str:
-    return f'"{"".join(map(_escaped, text))}"'
+    return f'"{"".join(map(_escape_character, text))}"'
 
 
-def _escaped(character: str) -> str:
+def _escape_character(character: str) -> str:
     return f"\\x{ord(character):02x}"

@@ -15,23 +15,23 @@ Object = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
 
 
-def event(content: Object) -> bytes:
+def encode_event(content: Object) -> bytes:
     """One server-sent event."""
-    return b"data: " + encode(content) + b"\n\n"
+    return b"data: " + encode_json(content) + b"\n\n"
 
 
-def encode(content: Object) -> bytes:
+def encode_json(content: Object) -> bytes:
     """Compact JSON, UTF-8. What that cannot hold (half of a surrogate pair) becomes `?`."""
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
-def usage(job: Job) -> Object:
+def usage_object(job: Job) -> Object:
     """Tokens as the engine counted them."""
     total = job.prompt_tokens + job.completion_tokens
     return {"prompt_tokens": job.prompt_tokens, "completion_tokens": job.completion_tokens, "total_tokens": total}
 
 
-def error(message: str, code: str, status: int, param: str | None = None) -> Object:
+def error_object(message: str, code: str, status: int, param: str | None = None) -> Object:
     """OpenAI's error form."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "code": code, "param": param}}
@@ -53,16 +53,16 @@ def merge_tool_calls(deltas: Iterable[Object]) -> list[Object]:
 class Shape(Protocol):
     """How one API words its answers."""
 
-    def opening(self) -> Object | None:
+    def opening_event(self) -> Object | None:
         """The event before the first piece, if there is one."""
 
-    def chunk(self, piece: Piece) -> Object:
+    def chunk_event(self, piece: Piece) -> Object:
         """A stream's event for one piece."""
 
-    def counts(self, job: Job) -> Object:
+    def counts_event(self, job: Job) -> Object:
         """A stream's last event, which holds token counts and no choice."""
 
-    def whole(self, pieces: Sequence[Piece], job: Job) -> Object:
+    def whole_answer(self, pieces: Sequence[Piece], job: Job) -> Object:
         """The answer to a request that does not stream."""
 
 
@@ -90,11 +90,11 @@ class _Envelope:
 class ChatShape(_Envelope):
     """`chat.completion` and `chat.completion.chunk`."""
 
-    def opening(self) -> Object | None:
+    def opening_event(self) -> Object | None:
         """The role comes first."""
         return self._chunk({"role": "assistant", "content": ""}, None)
 
-    def chunk(self, piece: Piece) -> Object:
+    def chunk_event(self, piece: Piece) -> Object:
         """Text as `delta.content`."""
         delta = _thought(piece.thought)
         if piece.text:
@@ -103,11 +103,11 @@ class ChatShape(_Envelope):
             delta["tool_calls"] = list(piece.tool_calls)
         return self._chunk(delta, piece.finish_reason, piece.stop_reason)
 
-    def counts(self, job: Job) -> Object:
+    def counts_event(self, job: Job) -> Object:
         """After the last chunk."""
-        return {**self.wrap("chat.completion.chunk", []), "usage": usage(job)}
+        return {**self.wrap("chat.completion.chunk", []), "usage": usage_object(job)}
 
-    def whole(self, pieces: Sequence[Piece], job: Job) -> Object:
+    def whole_answer(self, pieces: Sequence[Piece], job: Job) -> Object:
         """One message."""
         message: Object = {"role": "assistant", "content": "".join(piece.text for piece in pieces)}
         message |= _thought("".join(piece.thought for piece in pieces))
@@ -115,7 +115,7 @@ class ChatShape(_Envelope):
         if calls:
             message |= {"content": message["content"] or None, "tool_calls": calls}
         choice = {"index": 0, "message": message, "logprobs": None, **_end(*_end_of(pieces))}
-        return {**self.wrap("chat.completion", [choice]), "usage": usage(job)}
+        return {**self.wrap("chat.completion", [choice]), "usage": usage_object(job)}
 
     def _chunk(self, delta: Object, finish_reason: FinishReason | None, stop_reason: str | None = None) -> Object:
         choice = {"index": 0, "delta": delta, "logprobs": None, **_end(finish_reason, stop_reason)}
@@ -126,23 +126,23 @@ class ChatShape(_Envelope):
 class CompletionShape(_Envelope):
     """`text_completion`, streaming or not."""
 
-    def opening(self) -> Object | None:
+    def opening_event(self) -> Object | None:
         """Nothing."""
         return None
 
-    def chunk(self, piece: Piece) -> Object:
+    def chunk_event(self, piece: Piece) -> Object:
         """Text as `text`."""
         choice = _text_choice(piece.text, piece.finish_reason, piece.stop_reason)
         return self.wrap("text_completion", [choice])
 
-    def counts(self, job: Job) -> Object:
+    def counts_event(self, job: Job) -> Object:
         """After the last chunk."""
-        return {**self.wrap("text_completion", []), "usage": usage(job)}
+        return {**self.wrap("text_completion", []), "usage": usage_object(job)}
 
-    def whole(self, pieces: Sequence[Piece], job: Job) -> Object:
+    def whole_answer(self, pieces: Sequence[Piece], job: Job) -> Object:
         """One text."""
         text = "".join(piece.text for piece in pieces)
-        return {**self.wrap("text_completion", [_text_choice(text, *_end_of(pieces))]), "usage": usage(job)}
+        return {**self.wrap("text_completion", [_text_choice(text, *_end_of(pieces))]), "usage": usage_object(job)}
 
 
 def _text_choice(text: str, finish_reason: FinishReason | None, stop_reason: str | None) -> Object:
@@ -165,7 +165,7 @@ def _thought(text: str) -> Object:
     return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
-def embeddings(vectors: list[list[float]], model: str, encoding: Literal["float", "base64"], job: Job) -> Object:
+def embeddings_object(vectors: list[list[float]], model: str, encoding: Literal["float", "base64"], job: Job) -> Object:
     """`/v1/embeddings`: float32, little-endian, where base64 is asked for."""
     data = [
         {"object": "embedding", "index": index, "embedding": vector if encoding == "float" else _base64(vector)}

@@ -11,11 +11,11 @@ from worker.engine import Piece
 from worker.errors import RequestError
 from worker.schema import ChatRequest
 from worker.text import reasoning, tool_calls
-from worker.text.chat_template import messages_for, variables
-from worker.text.reasoning import Marks, is_open, separated
+from worker.text.chat_template import build_variables, messages_for
+from worker.text.reasoning import Marks, is_open, split_reasoning
 from worker.text.stop_strings import until_stop
 from worker.text.tool_calls import Markup
-from worker.text.translategemma import structured
+from worker.text.translategemma import structure_messages
 
 TRANSLATEGEMMA: Final = "translategemma_template"
 GENERIC: Final = "generic"
@@ -44,7 +44,7 @@ class Form(Protocol):
     tells_tools: bool
     """The model learns which tools there are."""
 
-    def prompt(self, request: ChatRequest) -> Prompt:
+    def render_prompt(self, request: ChatRequest) -> Prompt:
         """Raises RequestError."""
 
 
@@ -75,10 +75,10 @@ class TemplateForm:
         self.markup = tool_calls.markup_of(prompt_format, template)
         self.tells_tools = "tools" in template or self.markup is not None
 
-    def prompt(self, request: ChatRequest) -> Prompt:
+    def render_prompt(self, request: ChatRequest) -> Prompt:
         """See Form."""
-        messages = structured(request) if self._is_translategemma else messages_for(request, self._template)
-        template_variables = variables(request)
+        messages = structure_messages(request) if self._is_translategemma else messages_for(request, self._template)
+        template_variables = build_variables(request)
         try:
             text = self._render(messages=messages, tools=request.offered_tools or None, **template_variables)
         except self._raised as error:
@@ -101,24 +101,26 @@ def shown_texts(request: ChatRequest, form: Form) -> tuple[str, ...]:
     return (*texts, *form.markup.tokens) if request.offered_tools and form.markup else texts
 
 
-def thoughts_told(pieces: Generator[Piece], form: Form, prompt: Prompt) -> Generator[Piece]:
+def separate_reasoning(pieces: Generator[Piece], form: Form, prompt: Prompt) -> Generator[Piece]:
     """What the model made, up to the form's own stops, with thoughts apart from text."""
     if prompt.stops:
-        pieces = _quietly(until_stop(pieces, prompt.stops))
-    return separated(pieces, form.marks, is_thinking=is_open(prompt.text, form.marks)) if form.marks else pieces
+        pieces = _without_stop_reason(until_stop(pieces, prompt.stops))
+    return split_reasoning(pieces, form.marks, is_thinking=is_open(prompt.text, form.marks)) if form.marks else pieces
 
 
-def calls_told(
+def separate_calls(
     pieces: Generator[Piece], request: ChatRequest, form: Form, new_id: Callable[[], str]
 ) -> Generator[Piece]:
     """The pieces, with calls of tools apart from text where the request offers some."""
     if not request.offered_tools or not form.markup:
         return pieces
     schemas = tool_calls.schemas_of(request.offered_tools)
-    return tool_calls.called(pieces, form.markup, schemas, new_id, several=request.parallel_tool_calls is not False)
+    return tool_calls.split_calls(
+        pieces, form.markup, schemas, new_id, several=request.parallel_tool_calls is not False
+    )
 
 
-def _quietly(pieces: Generator[Piece]) -> Generator[Piece]:
+def _without_stop_reason(pieces: Generator[Piece]) -> Generator[Piece]:
     """A chat format's own stops are no news to a client."""
     with closing(pieces):
         for piece in pieces:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from worker.engine import Piece
-from worker.text.stop_strings import Finder
+from worker.text.stop_strings import StopStringFinder
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +39,25 @@ def is_open(prompt: str, marks: Marks) -> bool:
     return prompt.rstrip().endswith(marks.begin)
 
 
-class Splitter:
+class ReasoningSplitter:
     """Tells thought from text, piece by piece. White space around a thought is nobody's."""
 
     def __init__(self, marks: Marks, *, is_thinking: bool) -> None:
         self._marks = marks
         self._at: Literal["begin", "thought", "gap", "text"] = "thought" if is_thinking else "begin"
-        self._end = Finder(marks.end)
+        self._end = StopStringFinder(marks.end)
         self._held = ""
         """What may be a part of the begin mark, or white space before it; white space that may be a thought's last."""
         self._is_empty = True
 
-    def feed(self, text: str) -> tuple[str, str]:
+    def feed_text(self, text: str) -> tuple[str, str]:
         """The next parts of the thought and of the text, either of which may be empty."""
         thought = ""
         if self._at == "begin":
             text = self._begin(text)
         if self._at == "thought":
-            thought_text, end, text = self._end.feed(text)
-            thought = self._trimmed(thought_text)
+            thought_text, end, text = self._end.feed_text(text)
+            thought = self._trim_text(thought_text)
             if end is not None:
                 self._at, self._held = "gap", ""
         if self._at == "gap":
@@ -65,10 +65,10 @@ class Splitter:
             self._at = "text" if text else "gap"
         return thought, text
 
-    def rest(self) -> tuple[str, str]:
+    def flush_text(self) -> tuple[str, str]:
         """What was held back, where no more text comes."""
         if self._at == "thought":
-            return self._trimmed(self._end.rest()), ""
+            return self._trim_text(self._end.flush_text()), ""
         held_text, self._held = self._held, ""
         return "", held_text
 
@@ -85,7 +85,7 @@ class Splitter:
         self._at = "text"
         return text
 
-    def _trimmed(self, text: str) -> str:
+    def _trim_text(self, text: str) -> str:
         text = self._held + text
         trimmed_text = text.rstrip()
         self._held = text[len(trimmed_text) :]
@@ -95,14 +95,14 @@ class Splitter:
         return trimmed_text
 
 
-def separated(pieces: Generator[Piece], marks: Marks, *, is_thinking: bool) -> Generator[Piece]:
+def split_reasoning(pieces: Generator[Piece], marks: Marks, *, is_thinking: bool) -> Generator[Piece]:
     """The pieces of an answer, with what the model thinks in `thought` and without the marks."""
-    splitter = Splitter(marks, is_thinking=is_thinking)
+    splitter = ReasoningSplitter(marks, is_thinking=is_thinking)
     with closing(pieces):
         for piece in pieces:
-            thought, text = splitter.feed(piece.text)
+            thought, text = splitter.feed_text(piece.text)
             if piece.finish_reason is not None:
-                last_thought, last_text = splitter.rest()
+                last_thought, last_text = splitter.flush_text()
                 thought, text = thought + last_thought, text + last_text
             if thought or text or piece.finish_reason is not None:
                 yield replace(piece, thought=thought, text=text)

@@ -10,7 +10,7 @@ from typing import Protocol
 class TokenTexts(Protocol):
     """A vocabulary, as far as a reader needs it."""
 
-    def text(self, token: int, *, with_special: bool) -> bytes:
+    def token_text(self, token: int, *, with_special: bool) -> bytes:
         """What a token stands for; nothing for a special one, unless these are told too."""
 
 
@@ -22,10 +22,10 @@ class TokenReader:
         self._shown = shown_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def feed(self, token: int) -> str:
+    def feed_token(self, token: int) -> str:
         """What the token adds. Of special tokens only those that are shown have a text."""
-        return self._decoder.decode(self._vocabulary.text(token, with_special=token in self._shown))
+        return self._decoder.decode(self._vocabulary.token_text(token, with_special=token in self._shown))
 
-    def rest(self) -> str:
+    def flush_text(self) -> str:
         """What is left at the end: a character that was never finished."""
         return self._decoder.decode(b"", final=True)

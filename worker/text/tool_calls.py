@@ -13,7 +13,7 @@ from worker.engine import Piece
 from worker.errors import RequestError
 from worker.schema import ChatRequest, NamedTool
 from worker.text.gemma_calls import gemma_call
-from worker.text.stop_strings import Finder
+from worker.text.stop_strings import StopStringFinder
 
 Call = tuple[str, Any]
 """A tool's name and its arguments."""
@@ -30,7 +30,7 @@ class Markup:
     begin: str
     end: str | None
     """None: a call goes on to the next one, or to the end of the answer."""
-    read: Callable[[str, Schemas], list[Call]]
+    read_calls: Callable[[str, Schemas], list[Call]]
     """The calls between the marks. Raises ValueError: there are none."""
     tokens: tuple[str, ...]
     """Texts whose tokens must be told as text: some vocabularies hide them."""
@@ -45,7 +45,9 @@ def _qwen(body: str, schemas: Schemas) -> list[Call]:
         raise ValueError("no function, or not all of it")
     properties = schemas.get(function[1], {}).get("properties")
     fields = properties if isinstance(properties, dict) else {}
-    return [(function[1], {name: _typed(value, fields.get(name)) for name, value in _PARAMETER.findall(function[2])})]
+    return [
+        (function[1], {name: _parse_value(value, fields.get(name)) for name, value in _PARAMETER.findall(function[2])})
+    ]
 
 
 def _mistral(body: str, schemas: Schemas) -> list[Call]:
@@ -88,7 +90,7 @@ def _call_in(value: Any) -> Call:
     return value["name"], arguments
 
 
-def _typed(text: str, schema: Any) -> Any:
+def _parse_value(text: str, schema: Any) -> Any:
     if _may_be_text(text, schema):
         return text
     try:
@@ -118,7 +120,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-class _Reader:
+class _CallReader:
     """The text and the calls of one answer, piece by piece."""
 
     def __init__(self, markup: Markup, schemas: Schemas, new_id: Callable[[], str], most: int | None) -> None:
@@ -126,8 +128,8 @@ class _Reader:
         self._most = most
         self._schemas = schemas
         self._new_id = new_id
-        self._begin = Finder(markup.begin)
-        self._end = Finder(markup.end or markup.begin)
+        self._begin = StopStringFinder(markup.begin)
+        self._end = StopStringFinder(markup.end or markup.begin)
         self._body: list[str] | None = None
         """Of the call that is being read."""
         self._gap = ""
@@ -135,19 +137,19 @@ class _Reader:
         self._is_after_call = False
         self.count = 0
 
-    def feed(self, text: str) -> tuple[str, list[dict[str, Any]]]:
+    def feed_text(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         plain_text, calls = "", list[dict[str, Any]]()
         while text and not self.is_full:
             if self._body is None:
-                before, mark, text = self._begin.feed(text)
-                plain_text += self._spaced(before)
+                before, mark, text = self._begin.feed_text(text)
+                plain_text += self._trim_text(before)
                 if mark is not None:
                     self._body = []
             else:
-                before, mark, text = self._end.feed(text)
+                before, mark, text = self._end.feed_text(text)
                 self._body.append(before)
                 if mark is not None:
-                    plain_text += self._read("".join(self._body), mark, calls)
+                    plain_text += self._read_call("".join(self._body), mark, calls)
                     self._body = None if self._markup.end else []
         return plain_text, calls
 
@@ -156,20 +158,22 @@ class _Reader:
         """No more calls may follow."""
         return self._most is not None and self.count >= self._most
 
-    def rest(self) -> tuple[str, list[dict[str, Any]]]:
+    def flush_text(self) -> tuple[str, list[dict[str, Any]]]:
         """What was held back, where no more text comes. A call need not be closed."""
         calls: list[dict[str, Any]] = []
         if self._body is None:
-            plain_text = self._spaced(self._begin.rest())
+            plain_text = self._trim_text(self._begin.flush_text())
         else:
-            plain_text = self._read("".join(self._body) + self._end.rest(), "", calls)
+            plain_text = self._read_call("".join(self._body) + self._end.flush_text(), "", calls)
         return plain_text if self.count else plain_text + self._gap, calls
 
-    def _read(self, body: str, end: str, calls: list[dict[str, Any]]) -> str:
+    def _read_call(self, body: str, end: str, calls: list[dict[str, Any]]) -> str:
         try:
-            parsed_calls = [(name, encoded(arguments)) for name, arguments in self._markup.read(body, self._schemas)]
+            parsed_calls = [
+                (name, encode_arguments(arguments)) for name, arguments in self._markup.read_calls(body, self._schemas)
+            ]
         except (ValueError, RecursionError):
-            return self._spaced(self._markup.begin + body + (end if self._markup.end else ""))
+            return self._trim_text(self._markup.begin + body + (end if self._markup.end else ""))
         self._gap, self._is_after_call = "", True
         for name, arguments in parsed_calls[: self._most]:
             function = {"name": name, "arguments": arguments}
@@ -177,7 +181,7 @@ class _Reader:
             self.count += 1
         return ""
 
-    def _spaced(self, text: str) -> str:
+    def _trim_text(self, text: str) -> str:
         text = self._gap + text
         trimmed_text = text.rstrip()
         self._gap = text[len(trimmed_text) :]
@@ -187,18 +191,18 @@ class _Reader:
         return trimmed_text
 
 
-def called(
+def split_calls(
     pieces: Generator[Piece], markup: Markup, schemas: Schemas, new_id: Callable[[], str], *, several: bool
 ) -> Generator[Piece]:
     """The pieces of an answer, with calls in `tool_calls` instead of in the text, each in one part when it is complete.
     What looks like a call and is none stays text. Unless there may be several, the answer ends with the first."""
-    reader = _Reader(markup, schemas, new_id, None if several else 1)
+    reader = _CallReader(markup, schemas, new_id, None if several else 1)
     with closing(pieces):
         for piece in pieces:
-            text, calls = reader.feed(piece.text)
+            text, calls = reader.feed_text(piece.text)
             finish = piece.finish_reason
             if finish is not None and not reader.is_full:
-                last_text, last_calls = reader.rest()
+                last_text, last_calls = reader.flush_text()
                 text, calls = text + last_text, calls + last_calls
             if reader.is_full:
                 yield replace(piece, text=text, tool_calls=tuple(calls), finish_reason="tool_calls")
@@ -209,7 +213,7 @@ def called(
                 yield replace(piece, text=text, tool_calls=tuple(calls), finish_reason=finish)
 
 
-def called_by_name(pieces: Generator[Piece], name: str, new_id: Callable[[], str]) -> Generator[Piece]:
+def split_forced_call(pieces: Generator[Piece], name: str, new_id: Callable[[], str]) -> Generator[Piece]:
     """The pieces of an answer whose whole text is the arguments of a call of this tool."""
     part: dict[str, Any] = {"index": 0, "id": new_id(), "type": "function", "function": {"name": name, "arguments": ""}}
     with closing(pieces):
@@ -222,7 +226,7 @@ def called_by_name(pieces: Generator[Piece], name: str, new_id: Callable[[], str
             yield replace(piece, text="", tool_calls=calls, finish_reason=finish)
 
 
-def called_as_json(pieces: Generator[Piece], new_id: Callable[[], str]) -> Generator[Piece]:
+def split_json_calls(pieces: Generator[Piece], new_id: Callable[[], str]) -> Generator[Piece]:
     """The pieces of an answer whose whole text is `{"name": ..., "arguments": ...}`. What was cut short stays text."""
     parts = []
     with closing(pieces):
@@ -234,7 +238,7 @@ def called_as_json(pieces: Generator[Piece], new_id: Callable[[], str]) -> Gener
                 continue
             try:
                 name, value = _call_in(_json("".join(parts)))
-                arguments = encoded(value)
+                arguments = encode_arguments(value)
             except (ValueError, RecursionError):
                 yield replace(piece, text="".join(parts))
                 continue
@@ -243,7 +247,7 @@ def called_as_json(pieces: Generator[Piece], new_id: Callable[[], str]) -> Gener
             yield replace(piece, text="", tool_calls=(call,), finish_reason="tool_calls")
 
 
-def forced(request: ChatRequest) -> dict[str, dict[str, Any]]:
+def forced_tools(request: ChatRequest) -> dict[str, dict[str, Any]]:
     """The tools of which one must be called, with the schemas of their arguments. Raises RequestError."""
     tools = schemas_of(request.offered_tools)
     choice = request.tool_choice
@@ -257,7 +261,7 @@ def forced(request: ChatRequest) -> dict[str, dict[str, Any]]:
     return tools if choice == "required" else {}
 
 
-def encoded(arguments: Any) -> str:
+def encode_arguments(arguments: Any) -> str:
     """Arguments as the JSON text that clients get. Raises ValueError: a number is beyond all bounds."""
     return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 

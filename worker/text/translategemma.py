@@ -20,7 +20,7 @@ DETECT: Final = (
 """Goes before a text whose source language is left to the model."""
 
 
-def structured(request: ChatRequest) -> list[dict[str, Any]]:
+def structure_messages(request: ChatRequest) -> list[dict[str, Any]]:
     """The messages for the template. The languages are those of the text part, else those of the request.
 
     Raises:

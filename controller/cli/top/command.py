@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.cli.exit_codes import CommandError, Exit
+from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.options import ControllerUrl, Json, State
-from controller.cli.output import STATE_COLOURS, say, say_json, say_table, table_of
-from controller.cli.settings import controller_url, settings_of
+from controller.cli.output import STATE_COLOURS, print_json, print_line, print_table, table_of
+from controller.cli.settings import controller_url, read_settings
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -48,19 +48,19 @@ def top(
     if once or as_json or not sys.stdout.isatty():
         view = asyncio.run(_once(url, gateway_url, interval))
         if as_json:
-            say_json(view.as_json())
+            print_json(view.as_json())
         else:
             _print(view)
-        return Exit.DONE
+        return ExitCode.DONE
     with suppress(KeyboardInterrupt):  # the only way to end it
         asyncio.run(_live(url, gateway_url, interval))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
 def _gateway_url() -> str:
     from controller.settings import url_of
 
-    settings = settings_of()
+    settings = read_settings()
     return url_of(settings.host, settings.port)
 
 
@@ -69,9 +69,9 @@ async def _once(url: str, gateway: str, interval_s: float) -> TopView:
     from controller.cli.top.source import TopSource
 
     async with AdminClient(url) as client, TopSource(client, gateway) as source:
-        if await source.begin():
+        if await source.read_first_counters():
             await asyncio.sleep(interval_s)
-        return await source.look()
+        return await source.read_view()
 
 
 async def _live(url: str, gateway: str, interval_s: float) -> None:
@@ -82,7 +82,7 @@ async def _live(url: str, gateway: str, interval_s: float) -> None:
     from controller.cli.top.source import TopSource
 
     async with AdminClient(url) as client, TopSource(client, gateway) as source:
-        view, note = await source.look(), ""
+        view, note = await source.read_view(), ""
         with Live(_screen(view, note), screen=True, auto_refresh=False) as live:
             while True:
                 live.update(_screen(view, note), refresh=True)
@@ -93,7 +93,7 @@ async def _live(url: str, gateway: str, interval_s: float) -> None:
 async def _next(source: TopSource, view: TopView) -> tuple[TopView, str]:
     """The next look; or the last one, and why there is no newer."""
     try:
-        return await source.look(), ""
+        return await source.read_view(), ""
     except CommandError as error:
         return view, str(error)
 
@@ -113,8 +113,8 @@ def _print(view: TopView) -> None:
     from controller.cli.top.view import COLUMNS
 
     for line in (*view.gpu_lines(), *view.trouble_lines()):
-        say(line)
-    if view.seen.models:
-        say_table(COLUMNS, view.rows(), STATE_COLOURS)
+        print_line(line)
+    if view.listing.models:
+        print_table(COLUMNS, view.rows(), STATE_COLOURS)
     else:
-        say("no models are declared")
+        print_line("no models are declared")

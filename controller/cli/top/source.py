@@ -31,14 +31,16 @@ class TopSource:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def begin(self) -> bool:
+    async def read_first_counters(self) -> bool:
         """Take the first counters; whether there are any, so that a second look will know rates."""
         self._last = await self._sample()
         return self._last is not None
 
-    async def look(self) -> TopView:
+    async def read_view(self) -> TopView:
         """Everything now; rates since the last time. Raises as AdminClient."""
-        models, memory, sample = await asyncio.gather(self._client.models(), self._client.gpu_memory(), self._sample())
+        models, memory, sample = await asyncio.gather(
+            self._client.list_models(), self._client.get_gpu_memory(), self._sample()
+        )
         before, self._last = self._last, sample
         return TopView(models, memory, token_rates(before, sample))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.cli.gpu import gpu_label, mib_words
-from controller.cli.warnings import troubles
+from controller.cli.warnings import warning_lines
 from controller.schema.admin import AdminModel, AdminModels, GpuMemoryAnswer, ListContext
 
 COLUMNS = ("MODEL", "STATE", "READY", "IN FLIGHT", "QUEUE", "TOKENS/S", "MEMORY")
@@ -18,17 +18,17 @@ UNKNOWN = "-"
 class TopView:
     """One look at everything. `rates` is None while tokens per second are not known."""
 
-    seen: AdminModels
+    listing: AdminModels
     memory: GpuMemoryAnswer
     rates: Mapping[str, float] | None
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table, the busiest first."""
-        return [self._row(model) for model in sorted(self.seen.models, key=_busiest_first)]
+        return [self._row(model) for model in sorted(self.listing.models, key=_busiest_first)]
 
     def trouble_lines(self) -> list[str]:
         """What to know before the table is believed; none while all is well."""
-        return list(troubles(self.seen))
+        return list(warning_lines(self.listing))
 
     def gpu_lines(self) -> list[str]:
         """One line per GPU; none where there are no figures."""
@@ -37,9 +37,9 @@ class TopView:
     def as_json(self) -> dict[str, Any]:
         """The same for scripts."""
         return {
-            "models": [self._json(model) for model in sorted(self.seen.models, key=_busiest_first)],
+            "models": [self._json(model) for model in sorted(self.listing.models, key=_busiest_first)],
             "gpus": [gpu.model_dump(mode="json") for gpu in self.memory.gpus],
-            **self.seen.model_dump(mode="json", include=set(ListContext.model_fields)),
+            **self.listing.model_dump(mode="json", include=set(ListContext.model_fields)),
         }
 
     def _rate(self, model: AdminModel) -> float | None:

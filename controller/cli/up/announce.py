@@ -14,13 +14,13 @@ class Announcer:
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
 
-    def result(self, event: str, text: str, **details: Any) -> None:
+    def print_result(self, event: str, text: str, **details: Any) -> None:
         """Something that a script may wait for."""
         if self._as_json:
             typer.echo(json.dumps({"event": event, "message": text, **details}, ensure_ascii=False))
         else:
             typer.echo(text)
 
-    def note(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """About the work."""
         typer.echo(f"roundhouse: {text}", err=True)

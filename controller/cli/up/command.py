@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from controller.cli.exit_codes import CommandError, Exit
+from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.options import Desired, Json, Models, Runtime, State
-from controller.cli.settings import settings_of
+from controller.cli.settings import read_settings
 
 
 def up(
@@ -35,16 +35,16 @@ def up(
     (docs/settings.md), in the environment as ROUNDHOUSE_DESIRED and so on.
     """
     options = {"desired": desired, "state": state, "models": models, "runtime": runtime, "host": host, "port": port}
-    settings = settings_of(**options)
+    settings = read_settings(**options)
     check_folder(settings.desired)
 
     from controller.cli.up.announce import Announcer
-    from controller.cli.up.port_check import free_port
+    from controller.cli.up.port_check import check_port_free
     from controller.cli.up.run import UpRun, lock_and_check, program_specs  # aiohttp and the runtimes
 
     lock = lock_and_check(settings.state)
     try:
-        settings = settings.model_copy(update={"port": free_port(settings.host, settings.port)})
+        settings = settings.model_copy(update={"port": check_port_free(settings.host, settings.port)})
         run = UpRun(settings, program_specs(settings, os.environ), Announcer(as_json))
         return asyncio.run(run.run())
     finally:
@@ -55,4 +55,4 @@ def check_folder(desired: Path) -> None:
     """Raises CommandError when there is no such folder: a typing error, most likely."""
     if not desired.is_dir():
         hint = "--desired or ROUNDHOUSE_DESIRED names the folder of the desired-state files"
-        raise CommandError(f"there is no folder {desired}; {hint}", Exit.USAGE)
+        raise CommandError(f"there is no folder {desired}; {hint}", ExitCode.USAGE)

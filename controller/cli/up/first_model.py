@@ -25,7 +25,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
 """A request to try, by API, the best first."""
 
 
-class FirstModel:
+class FirstModelWatcher:
     """Announces each failed model once, and the first that is served; then it is done."""
 
     def __init__(
@@ -35,9 +35,9 @@ class FirstModel:
         self._gateway_url = gateway_url
         self._desired = desired
         self._models = models
-        self._say = announcer
-        self._failed: dict[str, str] = {}
-        self._told_empty = False
+        self._announcer = announcer
+        self._reported_errors: dict[str, str] = {}
+        self._is_empty_reported = False
 
     async def run(self) -> None:
         """Return when the first model was announced."""
@@ -48,52 +48,54 @@ class FirstModel:
         ):
             # Nobody tells this process of a change, so it asks: often for the seconds that matter, then less and less.
             pause_s = FIRST_POLL_S
-            while not await self._look(controller, gateway):
+            while not await self._check_models(controller, gateway):
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 1.05, LAST_POLL_S)
 
-    async def _look(self, controller: ControllerClient, gateway: aiohttp.ClientSession) -> bool:
+    async def _check_models(self, controller: ControllerClient, gateway: aiohttp.ClientSession) -> bool:
         try:
-            status = await controller.status()
+            status = await controller.get_status()
         except CommandError:
             return False  # it is starting, or being started again: the supervisor says so
-        self._tell_failures(status)
+        self._print_failures(status)
         if not any(model.state is ModelState.LOADED for model in status.models):
-            self._tell_empty(status)
+            self._print_empty(status)
             return False
-        choice = await self._served(gateway)
+        choice = await self._find_served(gateway)
         if choice is None:
             return False
         name, api = choice
-        self._say.result("ready", try_line(name, api, self._gateway_url), model=name, url=self._gateway_url)
-        self._say.result("hint", real_model_line(self._desired, self._models))
+        self._announcer.print_result("ready", try_line(name, api, self._gateway_url), model=name, url=self._gateway_url)
+        self._announcer.print_result("hint", real_model_line(self._desired, self._models))
         return True
 
-    def _tell_failures(self, status: ControllerStatus) -> None:
+    def _print_failures(self, status: ControllerStatus) -> None:
         for model in status.models:
             if model.state is not ModelState.FAILED:
-                self._failed.pop(model.name, None)
-            elif model.name not in self._failed:
-                self._failed[model.name] = model.last_error or "no reason is known"
-                self._say.note(f"{model.name} failed: {self._failed[model.name].splitlines()[0]}")
+                self._reported_errors.pop(model.name, None)
+            elif model.name not in self._reported_errors:
+                self._reported_errors[model.name] = model.last_error or "no reason is known"
+                self._announcer.print_note(f"{model.name} failed: {self._reported_errors[model.name].splitlines()[0]}")
 
-    def _tell_empty(self, status: ControllerStatus) -> None:
+    def _print_empty(self, status: ControllerStatus) -> None:
         is_empty = status.observed_at is not None and not any(model.wanted_replicas for model in status.models)
-        if is_empty and not self._told_empty and not status.desired_problems:
-            self._say.note(f"no model is to be loaded; {self._gateway_url} answers, and {self._desired} is watched")
-            self._told_empty = True
+        if is_empty and not self._is_empty_reported and not status.desired_problems:
+            self._announcer.print_note(
+                f"no model is to be loaded; {self._gateway_url} answers, and {self._desired} is watched"
+            )
+            self._is_empty_reported = True
 
-    async def _served(self, gateway: aiohttp.ClientSession) -> tuple[str, str] | None:
+    async def _find_served(self, gateway: aiohttp.ClientSession) -> tuple[str, str] | None:
         """A loaded model and an API that it offers, as the gateway says; None: none yet."""
         try:
             async with gateway.get(f"{self._gateway_url}/v1/models") as response:
                 models = (await response.json())["data"] if response.status == 200 else []
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError):
             return None
-        return first_choice(models)
+        return choose_first_model(models)
 
 
-def first_choice(models: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+def choose_first_model(models: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
     """Of the gateway's list the loaded model with the best API to try; None while one that is being loaded has a better
     one, or there is none."""
     for api in EXAMPLES:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 
-from controller.cli.exit_codes import CommandError, Exit
+from controller.cli.exit_codes import CommandError, ExitCode
 
 
-def free_port(host: str, port: int) -> int:
+def check_port_free(host: str, port: int) -> int:
     """The port, or a free one for 0, after binding it for a moment. Raises CommandError with one line."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -20,8 +20,10 @@ def free_port(host: str, port: int) -> int:
             probe.listen(1)
             return int(probe.getsockname()[1])
     except socket.gaierror as error:
-        raise CommandError(f"cannot listen on {host}: {error.strerror}; --host names the address", Exit.USAGE) from None
+        raise CommandError(
+            f"cannot listen on {host}: {error.strerror}; --host names the address", ExitCode.USAGE
+        ) from None
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         message = f"cannot listen on {host}:{port}: {reason}; choose another with --host or --port"
-        raise CommandError(message, Exit.ADDRESS_TAKEN) from None
+        raise CommandError(message, ExitCode.ADDRESS_TAKEN) from None

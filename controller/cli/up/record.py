@@ -12,8 +12,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from controller.cli.exit_codes import CommandError, Exit
-from controller.runtimes.process.stat import Process, alive, boot_id, read_stat
+from controller.cli.exit_codes import CommandError, ExitCode
+from controller.runtimes.process.stat import Process, boot_id, is_alive, read_stat
 from controller.schema.status import SCHEMA_VERSION
 from controller.storage.atomic_write import write_atomic
 
@@ -38,9 +38,9 @@ class ProcessRecord(BaseModel):
         """As /proc knows it."""
         return Process(self.pid, self.start_ticks)
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it still runs."""
-        return alive(self.process)
+        return is_alive(self.process)
 
 
 class UpRecord(BaseModel):
@@ -91,5 +91,5 @@ def lock_state(state: Path) -> int:
         owner = read_record(state).up
         process = f" (process {owner.pid})" if owner is not None else ""
         message = f"another `roundhouse up`{process} runs on state folder {state}; `roundhouse down` ends it"
-        raise CommandError(message, Exit.LOCKED) from None
+        raise CommandError(message, ExitCode.LOCKED) from None
     return descriptor

@@ -13,24 +13,24 @@ from typing import Final
 
 from controller.cli import stop_timeouts
 from controller.cli.client import ControllerClient
-from controller.cli.exit_codes import CommandError, Exit
-from controller.cli.orphans import stop_leftovers
+from controller.cli.exit_codes import CommandError, ExitCode
+from controller.cli.orphans import stop_orphans
 from controller.cli.up.announce import Announcer
-from controller.cli.up.first_model import FirstModel
+from controller.cli.up.first_model import FirstModelWatcher
 from controller.cli.up.record import ProcessRecord, UpRecord, lock_state, read_record, remove_record, write_record
-from controller.cli.up.supervisor import Child, ChildSpec, Ending, Fatal, Supervisor
+from controller.cli.up.supervisor import Child, ChildSpec, Ending, FatalExit, Supervisor
 from controller.settings import ControllerSettings, url_of
 
 CONTROLLER_ENDS: Final = {
-    2: Fatal(Exit.USAGE, "a setting is wrong"),
-    3: Fatal(Exit.ADDRESS_TAKEN, "its address is taken"),
-    4: Fatal(Exit.LOCKED, "the state folder is in use; `roundhouse down` ends what uses it"),
-    5: Fatal(Exit.FAILED, "the runtime does not answer", at_first_only=True),
+    2: FatalExit(ExitCode.USAGE, "a setting is wrong"),
+    3: FatalExit(ExitCode.ADDRESS_TAKEN, "its address is taken"),
+    4: FatalExit(ExitCode.LOCKED, "the state folder is in use; `roundhouse down` ends what uses it"),
+    5: FatalExit(ExitCode.FAILED, "the runtime does not answer", at_first_only=True),
 }
 """Exit codes of `python -m controller`."""
 GATEWAY_ENDS: Final = {
-    2: Fatal(Exit.USAGE, "a setting is wrong"),
-    3: Fatal(Exit.ADDRESS_TAKEN, "its address is taken; choose another with --host or --port"),
+    2: FatalExit(ExitCode.USAGE, "a setting is wrong"),
+    3: FatalExit(ExitCode.ADDRESS_TAKEN, "its address is taken; choose another with --host or --port"),
 }
 """Exit codes of `python -m gateway`."""
 
@@ -61,7 +61,7 @@ def lock_and_check(state: Path) -> int:
     lock = lock_state(state)
     try:
         live_children = [
-            f"{name} (process {child.pid})" for name, child in read_record(state).children.items() if child.alive()
+            f"{name} (process {child.pid})" for name, child in read_record(state).children.items() if child.is_alive()
         ]
     except CommandError:
         os.close(lock)
@@ -69,7 +69,7 @@ def lock_and_check(state: Path) -> int:
     if live_children:
         os.close(lock)
         message = f"an earlier `roundhouse up` left its {' and '.join(live_children)}; `roundhouse down` ends that"
-        raise CommandError(message, Exit.LOCKED)
+        raise CommandError(message, ExitCode.LOCKED)
     return lock
 
 
@@ -78,52 +78,54 @@ class UpRun:
 
     def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer) -> None:
         self._settings = settings
-        self._say = announcer
-        self._supervisor = Supervisor(specs, say=announcer.note, on_change=self._record)
-        self._told = asyncio.Event()
-        self._forced = asyncio.Event()
+        self._announcer = announcer
+        self._supervisor = Supervisor(specs, say=announcer.print_note, on_change=self._record)
+        self._stop_event = asyncio.Event()
+        self._force_event = asyncio.Event()
 
-    async def run(self) -> Exit:
+    async def run(self) -> ExitCode:
         """Until Ctrl-C, SIGTERM, SIGHUP, or an end of a child that a new start cannot mend."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
         watch_task = asyncio.create_task(self._first_model().run())
-        ending = await self._supervisor.run(self._told)
+        ending = await self._supervisor.run(self._stop_event)
         watch_task.cancel()
         with suppress(asyncio.CancelledError):
             await watch_task
         if ending.words is not None:
-            self._say.note(f"{ending.words}; stopping everything")
+            self._announcer.print_note(f"{ending.words}; stopping everything")
         code = await self._end(ending)
-        self._say.note("stopped")
+        self._announcer.print_note("stopped")
         return code
 
-    def _first_model(self) -> FirstModel:
+    def _first_model(self) -> FirstModelWatcher:
         settings = self._settings
         gateway_url = url_of(settings.host, settings.port)
-        return FirstModel(settings.controller_url, gateway_url, settings.desired, settings.models, self._say)
+        return FirstModelWatcher(
+            settings.controller_url, gateway_url, settings.desired, settings.models, self._announcer
+        )
 
     def _record(self, pids: Mapping[str, int]) -> None:
         children = {name: record for name, pid in pids.items() if (record := ProcessRecord.of(pid)) is not None}
         write_record(self._settings.state, UpRecord(up=ProcessRecord.of(os.getpid()), children=children))
 
     def _on_signal(self) -> None:
-        if self._told.is_set():
-            self._forced.set()
+        if self._stop_event.is_set():
+            self._force_event.set()
         else:
-            self._say.note("stopping: running requests may finish; Ctrl-C again does not wait")
-            self._told.set()
+            self._announcer.print_note("stopping: running requests may finish; Ctrl-C again does not wait")
+            self._stop_event.set()
 
-    async def _end(self, ending: Ending) -> Exit:
+    async def _end(self, ending: Ending) -> ExitCode:
         """End the children in order, then what is left of the engines."""
-        self._told.set()
+        self._stop_event.set()
         orderly_task = asyncio.create_task(self._end_in_order())
-        forced_task = asyncio.create_task(self._forced.wait())
+        forced_task = asyncio.create_task(self._force_event.wait())
         await asyncio.wait([orderly_task, forced_task], return_when=asyncio.FIRST_COMPLETED)
         forced_task.cancel()
         if not orderly_task.done():
-            self._say.note("forced: killing the controller and the gateway, then stopping the engines")
+            self._announcer.print_note("forced: killing the controller and the gateway, then stopping the engines")
             orderly_task.cancel()
             with suppress(asyncio.CancelledError):
                 await orderly_task
@@ -131,18 +133,18 @@ class UpRun:
                 child.kill()
         else:
             orderly_task.result()
-        await self._supervisor.finished()
+        await self._supervisor.wait_until_ended()
         return await self._end_engines(ending)
 
     async def _end_in_order(self) -> None:
         # The gateway first: its running requests need the engines.
         gateway, controller = self._supervisor.children.get("gateway"), self._supervisor.children.get("controller")
         if gateway is not None:
-            gateway.signal(signal.SIGTERM)
-            await self._ended(gateway, stop_timeouts.of_gateway())
+            gateway.send_signal(signal.SIGTERM)
+            await self._wait_or_kill(gateway, stop_timeouts.gateway_stop_timeout_s())
         if controller is not None and controller.pid is not None:
             await self._ask_to_end(controller)
-            await self._ended(controller, stop_timeouts.of_controller(self._settings))
+            await self._wait_or_kill(controller, stop_timeouts.controller_stop_timeout_s(self._settings))
 
     async def _ask_to_end(self, controller: Child) -> None:
         try:
@@ -150,25 +152,25 @@ class UpRun:
                 await client.shut_down(stop_engines=True)
         except CommandError:
             # Not listening yet, or not any more. What it leaves running is stopped afterwards.
-            controller.signal(signal.SIGTERM)
+            controller.send_signal(signal.SIGTERM)
 
-    async def _ended(self, child: Child, within_s: float) -> None:
-        if not await child.ended(within_s):
-            self._say.note(f"the {child.spec.name} did not end within {within_s:g} s and is killed")
+    async def _wait_or_kill(self, child: Child, within_s: float) -> None:
+        if not await child.ends_within(within_s):
+            self._announcer.print_note(f"the {child.spec.name} did not end within {within_s:g} s and is killed")
             child.kill()
-            await child.ended(within_s)
+            await child.ends_within(within_s)
 
-    async def _end_engines(self, ending: Ending) -> Exit:
+    async def _end_engines(self, ending: Ending) -> ExitCode:
         """Nothing is left to do after a controller that ended as asked; after any other its engines may run."""
-        grace_s = stop_timeouts.FORCED_S if self._forced.is_set() else self._settings.stop_timeout_s
-        locked_by_another = ending.exit is Exit.LOCKED
+        grace_s = stop_timeouts.FORCED_S if self._force_event.is_set() else self._settings.stop_timeout_s
+        locked_by_another = ending.exit is ExitCode.LOCKED
         if not locked_by_another:
             try:
-                engine_names = await stop_leftovers(self._settings, grace_s=grace_s, lock_wait_s=stop_timeouts.MARGIN_S)
+                engine_names = await stop_orphans(self._settings, grace_s=grace_s, lock_wait_s=stop_timeouts.MARGIN_S)
             except CommandError as error:
-                self._say.note(f"engines may still run ({error}): `roundhouse down` stops them")
-                return ending.exit or Exit.FAILED
+                self._announcer.print_note(f"engines may still run ({error}): `roundhouse down` stops them")
+                return ending.exit or ExitCode.FAILED
             if engine_names:
-                self._say.note(f"stopped what the controller left: {', '.join(engine_names)}")
+                self._announcer.print_note(f"stopped what the controller left: {', '.join(engine_names)}")
         remove_record(self._settings.state)
         return ending.exit

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 
 FIRST_DELAY_S: Final = 0.5
 MAX_DELAY_S: Final = 30.0
@@ -25,10 +25,10 @@ _STDERR: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Fatal:
+class FatalExit:
     """What an exit code of a child means that starting it again cannot help."""
 
-    exit: Exit
+    exit: ExitCode
     words: str
     at_first_only: bool = False
     """True: only when the child never ran before; later it may pass."""
@@ -41,14 +41,14 @@ class ChildSpec:
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
-    fatal: Mapping[int, Fatal] = field(default_factory=dict)
+    fatal: Mapping[int, FatalExit] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
     """Why everything ends, and what `up` then exits with."""
 
-    exit: Exit
+    exit: ExitCode
     words: str | None = None
 
 
@@ -66,9 +66,9 @@ class Child:
         self.exit_code: int | None = None
         """Of the last process that ended."""
         self._say = say
-        self._started = on_start
+        self._on_start = on_start
         self._process: Process | None = None
-        self._ending = asyncio.Event()
+        self._end_event = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
@@ -80,19 +80,19 @@ class Child:
         """Keep it running. Returns why everything must end, or None when this child was told to."""
         loop = asyncio.get_running_loop()
         failures = starts = 0
-        while not self._ending.is_set():
+        while not self._end_event.is_set():
             started_at = loop.time()
             code = await self._run_once()
             starts += 1
-            if self._ending.is_set():
+            if self._end_event.is_set():
                 break
             if (ending := self._ending_of(code, first=starts == 1)) is not None:
                 return ending
             failures = 1 if loop.time() - started_at >= STABLE_S else failures + 1
             delay = restart_delay_s(failures)
-            self._say(f"the {self.spec.name} {how_ended(code)}; it is started again in {delay:g} s")
+            self._say(f"the {self.spec.name} {ending_words(code)}; it is started again in {delay:g} s")
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), delay)
+                await asyncio.wait_for(self._end_event.wait(), delay)
         return None
 
     async def _run_once(self) -> int:
@@ -103,26 +103,26 @@ class Child:
         except OSError as error:
             self._say(f"the {self.spec.name} cannot be started: {error.strerror or error}")
             return 1
-        if self._ending.is_set():
+        if self._end_event.is_set():
             # Everything was told to end while this one was being started: nobody knew it to tell it so.
             self.kill()
-        self._started()
+        self._on_start()
         self.exit_code = await self._process.wait()
         return self.exit_code
 
     def _ending_of(self, code: int, *, first: bool) -> Ending | None:
         if code == 0:
-            return Ending(Exit.DONE, f"the {self.spec.name} was told to end")
+            return Ending(ExitCode.DONE, f"the {self.spec.name} was told to end")
         fatal = self.spec.fatal.get(code)
         if fatal is None or (fatal.at_first_only and not first):
             return None
         return Ending(fatal.exit, f"the {self.spec.name} ended: {fatal.words}")
 
-    def begin_end(self) -> None:
+    def ask_to_end(self) -> None:
         """From now on it is not started again."""
-        self._ending.set()
+        self._end_event.set()
 
-    def signal(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """To the process itself, if it runs."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
@@ -134,7 +134,7 @@ class Child:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    async def ended(self, within_s: float) -> bool:
+    async def ends_within(self, within_s: float) -> bool:
         """Whether it ends within that time."""
         if self._process is None:
             return True
@@ -145,7 +145,7 @@ class Child:
         return True
 
 
-def how_ended(code: int) -> str:
+def ending_words(code: int) -> str:
     """An exit code in words."""
     if code >= 0:
         return f"ended with exit code {code}"
@@ -162,12 +162,12 @@ class Supervisor:
         self, specs: Sequence[ChildSpec], *, say: Callable[[str], None], on_change: Callable[[Mapping[str, int]], None]
     ) -> None:
         """`on_change` takes the running children's pids by name after every start."""
-        self._changed = on_change
-        self.children = {spec.name: Child(spec, say=say, on_start=self._started) for spec in specs}
+        self._on_change = on_change
+        self.children = {spec.name: Child(spec, say=say, on_start=self._report_pids) for spec in specs}
         self._tasks: list[asyncio.Task[Ending | None]] = []
 
-    def _started(self) -> None:
-        self._changed({name: child.pid for name, child in self.children.items() if child.pid is not None})
+    def _report_pids(self) -> None:
+        self._on_change({name: child.pid for name, child in self.children.items() if child.pid is not None})
 
     async def run(self, stop_event: asyncio.Event) -> Ending:
         """Run all of them until `stop_event` is set or one ends for good. They still run then: end them."""
@@ -176,11 +176,11 @@ class Supervisor:
         done_tasks, _ = await asyncio.wait([*self._tasks, stop_task], return_when=asyncio.FIRST_COMPLETED)
         stop_task.cancel()
         for child in self.children.values():
-            child.begin_end()
+            child.ask_to_end()
         endings = [ending for task in self._tasks if task in done_tasks and (ending := task.result()) is not None]
         # Of several that ended at once the failure is the news.
-        return max(endings, key=lambda ending: ending.exit, default=Ending(Exit.DONE))
+        return max(endings, key=lambda ending: ending.exit, default=Ending(ExitCode.DONE))
 
-    async def finished(self) -> None:
+    async def wait_until_ended(self) -> None:
         """Wait until no child runs any more."""
         await asyncio.gather(*self._tasks)

@@ -35,7 +35,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class RefusedError(RuntimeUnavailableError):
+class DaemonRefusedError(RuntimeUnavailableError):
     """The daemon answered with an error. `status` is the HTTP status, `message` the daemon's own sentence.
 
     Who expects it catches it; uncaught, it means that the daemon does not do its work.
@@ -58,7 +58,7 @@ class Daemon:
         self._url = url
         self._timeout_s = timeout_s
         self._threads = threads
-        self._free = asyncio.Semaphore(threads)
+        self._free_threads = asyncio.Semaphore(threads)
         self._lock = threading.Lock()
         self._client: docker.APIClient | None = None
         self._closed = False
@@ -72,17 +72,17 @@ class Daemon:
         """Run `work` with the client in a thread. Raises RuntimeUnavailableError; RefusedError is one of its kind."""
         try:
             async with asyncio.timeout(2 * self._timeout_s):
-                await self._free.acquire()
-                return await detached(partial(self.run, work), "docker", on_end=self._free.release)
+                await self._free_threads.acquire()
+                return await copy_detached(partial(self.run, work), "docker", on_end=self._free_threads.release)
         except TimeoutError:
             raise RuntimeUnavailableError(f"the Docker daemon at {self.url} does not answer: it hangs") from None
 
     def run(self, work: Callable[[docker.APIClient], T]) -> T:
         """Run `work` in this thread, its errors as those of `call`."""
         try:
-            return work(self._connected())
+            return work(self._get_client())
         except APIError as error:
-            raise refusal(error) from error
+            raise refused_error_of(error) from error
         except (DockerException, requests.RequestException, OSError) as error:
             self._disconnect()
             raise self._unavailable(error) from error
@@ -93,7 +93,7 @@ class Daemon:
         settings.update(timeout=self._timeout_s, max_pool_size=self._threads)
         client = docker.APIClient(**settings, version=NEWEST_API)
         try:
-            version = negotiated(client.version(api_version=False))
+            version = negotiate_version(client.version(api_version=False))
         except BaseException:
             client.close()
             raise
@@ -107,7 +107,7 @@ class Daemon:
         self._closed = True
         self._disconnect()
 
-    def _connected(self) -> docker.APIClient:
+    def _get_client(self) -> docker.APIClient:
         with self._lock:
             if self._closed:
                 raise RuntimeUnavailableError("the connection to the Docker daemon was closed")
@@ -126,12 +126,12 @@ class Daemon:
         return RuntimeUnavailableError(f"the Docker daemon at {self.url} does not answer: {plain_reason(error)}")
 
 
-def refusal(error: APIError) -> RefusedError:
+def refused_error_of(error: APIError) -> DaemonRefusedError:
     """The daemon's refusal as one of ours."""
-    return RefusedError(error.status_code or 0, (error.explanation or str(error)).strip())
+    return DaemonRefusedError(error.status_code or 0, (error.explanation or str(error)).strip())
 
 
-def negotiated(server: Mapping[str, Any]) -> str:
+def negotiate_version(server: Mapping[str, Any]) -> str:
     """The API version to speak, by what `GET /version` says. Raises RuntimeUnavailableError when there is none."""
     newest, oldest = str(server.get("ApiVersion", "")), str(server.get("MinAPIVersion") or OLDEST_API)
     if not newest:
@@ -164,7 +164,7 @@ def plain_reason(error: BaseException) -> str:
     return str(error)
 
 
-async def detached(work: Callable[[], T], name: str, *, on_end: Callable[[], None] | None = None) -> T:
+async def copy_detached(work: Callable[[], T], name: str, *, on_end: Callable[[], None] | None = None) -> T:
     """Run `work` in a thread of its own that does not keep the program from ending.
 
     `on_end` is called in the event loop when the thread is done, which is later than this returns if it is cancelled.

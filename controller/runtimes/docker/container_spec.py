@@ -15,7 +15,7 @@ from typing import Any, Final
 from controller.engines.base import Launch, RenderContext
 from controller.runtimes.base import StartRequest
 from controller.runtimes.docker.labels import CACHE_ROLE, own_labels, write_labels
-from controller.runtimes.docker.user import Identity
+from controller.runtimes.docker.user import UserIdentity
 
 PORT: Final = 8000
 """Where every engine listens, in its container."""
@@ -31,12 +31,12 @@ _MIB: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class HostSide:
+class HostContext:
     """What all containers of one runtime share."""
 
     instance: str
     network: str
-    published: bool
+    publishes_ports: bool
     """True: engines are reached by a port on 127.0.0.1; false: by their container's name on the network."""
     models: Mapping[str, Any]
     """The models folder as the daemon must be told of it: `Type` and `Source` of a mount."""
@@ -48,12 +48,12 @@ class HostSide:
         return f"rh-{self.instance}-cache"
 
 
-def cache_dir(identity: Identity) -> PurePosixPath:
+def cache_dir(identity: UserIdentity) -> PurePosixPath:
     """A user's own folder in the cache volume, as its engines see it."""
     return CACHE / str(identity.uid)
 
 
-def render_context(served_name: str, identity: Identity, images: Mapping[str, str]) -> RenderContext:
+def render_context(served_name: str, identity: UserIdentity, images: Mapping[str, str]) -> RenderContext:
     """The world as an engine in a container sees it."""
     return RenderContext(
         runtime="docker",
@@ -67,7 +67,7 @@ def render_context(served_name: str, identity: Identity, images: Mapping[str, st
 
 
 def container_config(
-    request: StartRequest, launch: Launch, identity: Identity, host: HostSide, now: float
+    request: StartRequest, launch: Launch, identity: UserIdentity, host: HostContext, now: float
 ) -> dict[str, Any]:
     """The whole container: what it runs, and all that it may not do."""
     assert launch.image is not None, "preflight refuses a definition without an image"
@@ -83,12 +83,12 @@ def container_config(
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": _host_config(request, launch, identity, host),
     }
-    if host.published:
+    if host.publishes_ports:
         config["ExposedPorts"] = {f"{PORT}/tcp": {}}
     return config
 
 
-def hardened(cap_add: tuple[str, ...] = ()) -> dict[str, Any]:
+def hardened_host_config(cap_add: tuple[str, ...] = ()) -> dict[str, Any]:
     """The restrictions that every container of ours has, as part of its HostConfig."""
     return {
         "CapDrop": ["ALL"],
@@ -119,7 +119,7 @@ def cache_folder_archive(uid: int, gid: int) -> bytes:
     return archive.getvalue()
 
 
-def _environment(request: StartRequest, launch: Launch, identity: Identity) -> list[str]:
+def _environment(request: StartRequest, launch: Launch, identity: UserIdentity) -> list[str]:
     home = str(cache_dir(identity))
     env = {
         "HOME": home,
@@ -137,16 +137,16 @@ def _environment(request: StartRequest, launch: Launch, identity: Identity) -> l
     return [*variables, "CUDA_VISIBLE_DEVICES", *gpu_variables]
 
 
-def _host_config(request: StartRequest, launch: Launch, identity: Identity, host: HostSide) -> dict[str, Any]:
+def _host_config(request: StartRequest, launch: Launch, identity: UserIdentity, host: HostContext) -> dict[str, Any]:
     config: dict[str, Any] = {
-        **hardened(identity.cap_add),
+        **hardened_host_config(identity.cap_add),
         "PidsLimit": PIDS_LIMIT,
         "NetworkMode": host.network,
         "Mounts": [_models_mount(host), _cache_mount(host)],
         "Tmpfs": {"/tmp": f"rw,nosuid,nodev,exec,mode=1777,size={TMP_BYTES}"},  # noqa: S108 - the container's own
         "LogConfig": bounded_log(host.log_mib),
     }
-    if host.published:
+    if host.publishes_ports:
         config["PortBindings"] = {f"{PORT}/tcp": [{"HostIp": "127.0.0.1", "HostPort": ""}]}
     if launch.shm_bytes is not None:
         config["ShmSize"] = launch.shm_bytes
@@ -161,11 +161,11 @@ def _host_config(request: StartRequest, launch: Launch, identity: Identity, host
     return config
 
 
-def _models_mount(host: HostSide) -> dict[str, Any]:
+def _models_mount(host: HostContext) -> dict[str, Any]:
     return {**host.models, "Target": str(MODELS), "ReadOnly": True}
 
 
-def _cache_mount(host: HostSide) -> dict[str, Any]:
+def _cache_mount(host: HostContext) -> dict[str, Any]:
     # NoCopy: else the first image's /cache would decide who may write to the volume.
     options = {"NoCopy": True, "Labels": own_labels(host.instance, CACHE_ROLE)}
     return {"Type": "volume", "Source": host.cache_volume, "Target": str(CACHE), "VolumeOptions": options}

@@ -11,7 +11,7 @@ import docker
 from docker.errors import APIError, NotFound
 
 from controller.runtimes.base import StartError
-from controller.runtimes.docker.client import refusal
+from controller.runtimes.docker.client import refused_error_of
 from controller.runtimes.docker.container_spec import CACHE, cache_folder_archive
 from controller.runtimes.docker.error_messages import start_error
 from controller.runtimes.docker.inspect import phase_of
@@ -39,7 +39,7 @@ def own_containers(client: docker.APIClient, instance: str) -> list[Inspected]:
 
 def find_replica(client: docker.APIClient, instance: str, name: str) -> Inspected | None:
     """The replica of this name; None when there is none, or when what has the name is not ours to touch."""
-    container = inspect(client, name)
+    container = inspect_container(client, name)
     if container is None:
         return None
     if not is_own_replica(container, instance):
@@ -48,7 +48,7 @@ def find_replica(client: docker.APIClient, instance: str, name: str) -> Inspecte
     return container
 
 
-def inspect(client: docker.APIClient, name: str) -> Inspected | None:
+def inspect_container(client: docker.APIClient, name: str) -> Inspected | None:
     """A container by its exact name or its id; None when there is none."""
     try:
         container: Inspected = client.inspect_container(name)
@@ -69,7 +69,7 @@ def is_own_replica(container: Inspected, instance: str) -> bool:
     return True
 
 
-def create(client: docker.APIClient, name: str, config: Mapping[str, Any]) -> str:
+def create_container(client: docker.APIClient, name: str, config: Mapping[str, Any]) -> str:
     """Create a container; its id."""
     response: Mapping[str, Any] = client.create_container_from_config(dict(config), name)  # type: ignore[no-untyped-call]
     return str(response["Id"])
@@ -80,7 +80,7 @@ def start_replica(client: docker.APIClient, instance: str, name: str, config: Ma
 
     Raises StartError, after which nothing of it is left.
     """
-    container = _create(client, instance, name, config)
+    container = _create_or_find(client, instance, name, config)
     if phase_of(container) is not Phase.CREATED:
         return
     container_id = str(container["Id"])
@@ -89,7 +89,7 @@ def start_replica(client: docker.APIClient, instance: str, name: str, config: Ma
         _make_cache_folder(client, container_id, int(uid), int(gid or uid))
         client.start(container_id)
     except APIError as error:
-        refused_error = refusal(error)
+        refused_error = refused_error_of(error)
         with suppress(APIError):
             client.remove_container(container_id, v=True)
         raise start_error(refused_error.message, str(config["Image"])) from error
@@ -107,19 +107,19 @@ def _make_cache_folder(client: docker.APIClient, container_id: str, uid: int, gi
         client.put_archive(container_id, str(CACHE), archive)
 
 
-def _create(client: docker.APIClient, instance: str, name: str, config: Mapping[str, Any]) -> Inspected:
+def _create_or_find(client: docker.APIClient, instance: str, name: str, config: Mapping[str, Any]) -> Inspected:
     try:
-        container_id = create(client, name, config)
+        container_id = create_container(client, name, config)
     except APIError as error:
         if error.status_code != 409:
-            raise start_error(refusal(error).message, str(config["Image"])) from error
-        return _with_that_name(client, instance, name, refusal(error).message)
+            raise start_error(refused_error_of(error).message, str(config["Image"])) from error
+        return _find_by_name(client, instance, name, refused_error_of(error).message)
     container: Inspected = client.inspect_container(container_id)
     return container
 
 
-def _with_that_name(client: docker.APIClient, instance: str, name: str, message: str) -> Inspected:
-    container = inspect(client, name)
+def _find_by_name(client: docker.APIClient, instance: str, name: str, message: str) -> Inspected:
+    container = inspect_container(client, name)
     if container is None:
         raise StartError(f"the container {name} is just being removed (Docker: {message})")
     if not is_own_replica(container, instance):
@@ -129,7 +129,7 @@ def _with_that_name(client: docker.APIClient, instance: str, name: str, message:
     return container
 
 
-def forget(client: docker.APIClient, container_id: str) -> None:
+def remove_container(client: docker.APIClient, container_id: str) -> None:
     """Remove an ended container and its anonymous volumes. One that is gone, or going, is no error."""
     try:
         client.remove_container(container_id, v=True)

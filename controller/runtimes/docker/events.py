@@ -37,7 +37,7 @@ class EventWatch:
         self._stream: CancellableStream[dict[str, Any]] | None = None
         self._thread = threading.Thread(target=self._listen, name="docker-events", daemon=True)
 
-    async def wakeups(self) -> AsyncIterator[None]:
+    async def watch_wakeups(self) -> AsyncIterator[None]:
         """One per event or more, and one whenever the connection was made or lost: what was missed is to be read."""
         self._thread.start()
         try:

@@ -11,9 +11,9 @@ from typing import Any, Final
 import docker
 from docker.errors import APIError
 
-from controller.runtimes.docker.client import Daemon, RefusedError, refusal
-from controller.runtimes.docker.container_spec import bounded_log, hardened
-from controller.runtimes.docker.containers import Inspected, create, inspect, labels_of
+from controller.runtimes.docker.client import Daemon, DaemonRefusedError, refused_error_of
+from controller.runtimes.docker.container_spec import bounded_log, hardened_host_config
+from controller.runtimes.docker.containers import Inspected, create_container, inspect_container, labels_of
 from controller.runtimes.docker.error_messages import no_gpu_support
 from controller.runtimes.docker.inspect import phase_of
 from controller.runtimes.docker.labels import PROBE_ROLE, is_own, own_labels
@@ -58,12 +58,12 @@ class GpuProbe:
         self._clock = clock
         self._name = f"rh-{instance}-gpu-probe"
         self._lock = asyncio.Lock()
-        self._begun = False
-        self._worked = False
+        self._is_begun = False
+        self._has_worked = False
         self._failures = 0
         self._not_before = clock()
         self._line = ""
-        self._new_at = 0.0
+        self._line_changed_at = 0.0
         self._problem: str | None = None
         self._absence: str | None = None
 
@@ -74,83 +74,85 @@ class GpuProbe:
             return f"the GPUs cannot be read now: {self._problem}"
         return self._absence
 
-    async def read(self) -> tuple[Gpu, ...] | None:
+    async def read_gpus(self) -> tuple[Gpu, ...] | None:
         """The GPUs; empty: there are none; None: there were some and they cannot be read now."""
         async with self._lock:
-            if not self._begun:
+            if not self._is_begun:
                 # What an earlier controller left may be of another image.
                 await self._daemon.call(self._remove)
-                self._begun = True
+                self._is_begun = True
             if self._clock() < self._not_before:
-                return self._unread()
-            container = await self._daemon.call(lambda client: inspect(client, self._name))
+                return self._report_unread()
+            container = await self._daemon.call(lambda client: inspect_container(client, self._name))
             if container is None:
-                return await self._first_reading()
-            return await self._reading_of(container)
+                return await self._await_first_reading()
+            return await self._read_container(container)
 
     async def close(self) -> None:
         """Remove the probe: without a controller it serves nobody."""
         async with self._lock:
-            if self._begun:
+            if self._is_begun:
                 await self._daemon.call(self._remove)
 
-    async def _first_reading(self) -> tuple[Gpu, ...] | None:
+    async def _await_first_reading(self) -> tuple[Gpu, ...] | None:
         try:
             await self._daemon.call(self._start)
-        except RefusedError as error:
+        except DaemonRefusedError as error:
             if no_gpu_support(error.message):
-                self._worked, self._problem = False, None
+                self._has_worked, self._problem = False, None
                 self._absence = f"this Docker Engine has no NVIDIA support: {error.message}"
                 self._not_before = self._clock() + ABSENT_RECHECK_S
                 return ()
-            return await self._failed(error.message)
-        self._line, self._new_at = "", self._clock()
+            return await self._record_failure(error.message)
+        self._line, self._line_changed_at = "", self._clock()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + FIRST_READING_S
         while loop.time() < deadline:
-            container = await self._daemon.call(lambda client: inspect(client, self._name))
-            if container is None or phase_of(container) is not Phase.RUNNING or await self._last_line(container):
+            container = await self._daemon.call(lambda client: inspect_container(client, self._name))
+            if container is None or phase_of(container) is not Phase.RUNNING or await self._read_last_line(container):
                 break
             await asyncio.sleep(0.1)
-        return self._unread() if container is None else await self._reading_of(container)
+        return self._report_unread() if container is None else await self._read_container(container)
 
-    async def _reading_of(self, container: Inspected) -> tuple[Gpu, ...] | None:
+    async def _read_container(self, container: Inspected) -> tuple[Gpu, ...] | None:
         if not is_own(labels_of(container), self._instance, PROBE_ROLE):
-            return await self._failed(f"the name {self._name} is taken by a container that is not of this Roundhouse")
-        line = await self._last_line(container)
+            return await self._record_failure(
+                f"the name {self._name} is taken by a container that is not of this Roundhouse"
+            )
+        line = await self._read_last_line(container)
         if phase_of(container) is not Phase.RUNNING:
-            return await self._failed(f"the probe ended with exit code {container['State'].get('ExitCode')}")
+            return await self._record_failure(f"the probe ended with exit code {container['State'].get('ExitCode')}")
         if line != self._line:
-            self._line, self._new_at = line, self._clock()
-        elif (silent_s := self._clock() - self._new_at) > STALE_S:
-            return await self._failed(f"the probe has said nothing for {silent_s:.0f} s")
+            self._line, self._line_changed_at = line, self._clock()
+        elif (silent_s := self._clock() - self._line_changed_at) > STALE_S:
+            return await self._record_failure(f"the probe has said nothing for {silent_s:.0f} s")
         _, _, text = line.partition(" ")
         if not text:
-            return self._unread()
+            return self._report_unread()
         try:
             reading = Reading.from_line(text)
         except ValueError as error:
-            return await self._failed(str(error))
+            return await self._record_failure(str(error))
         self._failures = 0
         if reading.gpus is None:
-            return self._unread(reading.error)
-        self._worked, self._problem = self._worked or bool(reading.gpus), None
+            return self._report_unread(reading.error)
+        self._has_worked, self._problem = self._has_worked or bool(reading.gpus), None
         self._absence = None if reading.gpus else reading.error or "no NVIDIA GPU was found"
         return reading.gpus
 
-    async def _failed(self, problem: str) -> tuple[Gpu, ...] | None:
+    async def _record_failure(self, problem: str) -> tuple[Gpu, ...] | None:
         await self._daemon.call(self._remove)
         self._failures += 1
         self._not_before = self._clock() + min(MAX_BACKOFF_S, 2.0 ** min(self._failures, 10))
-        return self._unread(problem)
+        return self._report_unread(problem)
 
-    def _unread(self, problem: str | None = None) -> tuple[Gpu, ...] | None:
+    def _report_unread(self, problem: str | None = None) -> tuple[Gpu, ...] | None:
         if problem is not None and problem != self._problem:
             self._problem = problem
             log.warning("the GPUs cannot be read: %s", problem)
-        return None if self._worked else ()
+        return None if self._has_worked else ()
 
-    async def _last_line(self, container: Inspected) -> str:
+    async def _read_last_line(self, container: Inspected) -> str:
         """The time that the daemon wrote down, a space, the probe's line; empty before its first."""
 
         def work(client: docker.APIClient) -> str:
@@ -168,7 +170,7 @@ class GpuProbe:
             "Labels": own_labels(self._instance, PROBE_ROLE),
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": {
-                **hardened(),
+                **hardened_host_config(),
                 "NetworkMode": "none",
                 # The library names the processes that use a GPU by the host's numbers.
                 "PidMode": "host",
@@ -178,14 +180,14 @@ class GpuProbe:
                 "DeviceRequests": [dict(each) for each in self._devices],
             },
         }
-        container_id = create(client, self._name, config)
+        container_id = create_container(client, self._name, config)
         try:
             client.start(container_id)
         except APIError as error:
             client.remove_container(container_id, force=True, v=True)
-            raise refusal(error) from error
+            raise refused_error_of(error) from error
 
     def _remove(self, client: docker.APIClient) -> None:
-        container = inspect(client, self._name)
+        container = inspect_container(client, self._name)
         if container is not None and is_own(labels_of(container), self._instance, PROBE_ROLE):
             client.remove_container(str(container["Id"]), force=True, v=True)

@@ -10,14 +10,14 @@ import docker
 from docker.errors import APIError, DockerException, NotFound
 from docker.utils import parse_repository_tag
 
-from controller.runtimes.docker.client import refusal
+from controller.runtimes.docker.client import refused_error_of
 from controller.runtimes.docker.error_messages import pull_error
 
 BUILT_HERE = "roundhouse/"
 """Prefix of the images that `make images` builds."""
 
 
-def image_is_there(client: docker.APIClient, image: str) -> bool:
+def is_image_present(client: docker.APIClient, image: str) -> bool:
     """Whether an image can be run without pulling it."""
     return image_id(client, image) is not None
 
@@ -36,7 +36,7 @@ def is_built_here(image: str) -> bool:
     return image.startswith(BUILT_HERE)
 
 
-def pull(client: docker.APIClient, image: str, stop_event: threading.Event) -> None:
+def pull_image(client: docker.APIClient, image: str, stop_event: threading.Event) -> None:
     """Fetch an image until it is there or `stop_event` is set. Raises StartError."""
     repository, tag = parse_repository_tag(image)
     try:
@@ -46,6 +46,6 @@ def pull(client: docker.APIClient, image: str, stop_event: threading.Event) -> N
             if "error" in progress:
                 raise pull_error(str(progress["error"]), image)
     except APIError as error:
-        raise pull_error(refusal(error).message, image) from error
+        raise pull_error(refused_error_of(error).message, image) from error
     except DockerException as error:  # of the credentials' store
         raise pull_error(str(error), image) from error

@@ -12,8 +12,16 @@ from docker.errors import APIError
 
 from controller.runtimes.base import LogPart
 from controller.runtimes.docker.inspect import parse_time, phase_of
-from controller.runtimes.ended_logs import KeptLogs
-from controller.runtimes.logs import EXIT_LINES, PART_BYTES, Given, kept_part, last_lines, plain_lines, plain_tail
+from controller.runtimes.ended_logs import EndedLogs
+from controller.runtimes.logs import (
+    EXIT_LINES,
+    PART_BYTES,
+    LogMark,
+    ended_log_part,
+    last_lines,
+    plain_lines,
+    plain_tail,
+)
 from controller.state import Phase
 
 READ_LINES: Final = 400
@@ -39,7 +47,7 @@ class ExitTails:
     def __init__(self) -> None:
         self._tails: dict[tuple[str, str], str] = {}
 
-    def tail(self, client: docker.APIClient, container: Mapping[str, Any]) -> str:
+    def read_tail(self, client: docker.APIClient, container: Mapping[str, Any]) -> str:
         """The last lines of an ended container."""
         # The time of its end is part of the key: somebody may start it again by hand.
         key = (str(container["Id"]), str((container.get("State") or {}).get("FinishedAt")))
@@ -53,41 +61,41 @@ class ExitTails:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DockerLogCursor:
     """Where a follower is: the latest time that the daemon wrote before a line given, and how many with that time."""
 
     time: str = ""
     """RFC 3339 with nine digits, which sort as text; empty: nothing was given."""
     count: int = 0
-    given: Given = field(default_factory=Given)
+    mark: LogMark = field(default_factory=LogMark)
 
     @classmethod
-    def parse(cls, cursor: str | None) -> Place | None:
+    def parse(cls, cursor: str | None) -> DockerLogCursor | None:
         """None: at the beginning, or the text is no cursor of ours."""
         match = re.fullmatch(r"([\d:.TZ-]{30}|)_(\d{1,9})_(\S+)", cursor or "", re.ASCII)
-        mark = Given.parse(match[3]) if match else None
+        mark = LogMark.parse(match[3]) if match else None
         if match is None or mark is None or (match[1] and parse_time(match[1]) is None):
             return None
         return cls(match[1], int(match[2]), mark)
 
     def __str__(self) -> str:
-        return f"{self.time}_{self.count}_{self.given}"
+        return f"{self.time}_{self.count}_{self.mark}"
 
-    def since(self) -> float | None:
+    def filter_since(self) -> float | None:
         """For the daemon's filter, which includes it: never later than `time`, which has more digits than a float."""
         moment = parse_time(f"{self.time[:26]}Z") if self.time else None
         return None if moment is None else moment - 1e-5
 
-    def then(self, records: Sequence[Record]) -> Place:
+    def cursor_after(self, records: Sequence[LogRecord]) -> DockerLogCursor:
         """The place after these records, which were all given."""
         latest = max((each.time for each in records), default="")
         if not latest:
             return self
         count = sum(1 for each in records if each.time == latest)
-        mark = self.given.then(b"".join(each.data for each in records))
-        return Place(latest, count + (self.count if latest == self.time else 0), mark)
+        mark = self.mark.mark_after(b"".join(each.data for each in records))
+        return DockerLogCursor(latest, count + (self.count if latest == self.time else 0), mark)
 
-    def after(self, records: Sequence[Record]) -> list[Record]:
+    def records_after(self, records: Sequence[LogRecord]) -> list[LogRecord]:
         """Those of the records that were not given yet."""
         new_records, seen_count = [], 0
         for each in records:
@@ -99,56 +107,60 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LogRecord:
     """One line, with its end where it has one."""
 
     time: str
     data: bytes
 
 
-def records_in(data: bytes) -> list[Record]:
+def parse_records(data: bytes) -> list[LogRecord]:
     """Output with timestamps, as lines with the time of their first record."""
-    return [_record(line) for line in re.findall(rb"[^\n]*\n|[^\n]+", data)]
+    return [_parse_record(line) for line in re.findall(rb"[^\n]*\n|[^\n]+", data)]
 
 
-def _record(line: bytes) -> Record:
+def _parse_record(line: bytes) -> LogRecord:
     match = _TIME.match(line)
     if match is None:
-        return Record("", line)
+        return LogRecord("", line)
     remainder, parts = line[match.end() :], []
     while len(remainder) > _RECORD_BYTES and (inner := _TIME.match(remainder, _RECORD_BYTES)):
         parts.append(remainder[:_RECORD_BYTES])
         remainder = remainder[inner.end() :]
-    return Record(match[1].decode(), b"".join([*parts, remainder]))
+    return LogRecord(match[1].decode(), b"".join([*parts, remainder]))
 
 
-def log_part(client: docker.APIClient, container: Mapping[str, Any], cursor: str | None, lines: int) -> LogPart | None:
+def read_log_part(
+    client: docker.APIClient, container: Mapping[str, Any], cursor: str | None, lines: int
+) -> LogPart | None:
     """What a container wrote after `cursor`, at first its last lines: whole ones, each once. Blocks.
 
     None: it is being removed and nothing was read yet; what it wrote was kept before that.
     """
-    log_cursor = Place.parse(cursor)
+    log_cursor = DockerLogCursor.parse(cursor)
     has_ended = phase_of(container) is Phase.EXITED
     # At first more than was asked for: a long line is several records, and the last one may be unfinished.
-    limits: dict[str, Any] = {"tail": 2 * lines + 1} if log_cursor is None else {"since": log_cursor.since()}
+    limits: dict[str, Any] = {"tail": 2 * lines + 1} if log_cursor is None else {"since": log_cursor.filter_since()}
     try:
         data: bytes = client.logs(
             str(container["Id"]), stdout=True, stderr=True, stream=False, timestamps=True, **limits
         )
     except APIError:  # it is being removed: the rest comes with the next look
         return None if log_cursor is None else LogPart((), cursor or "", running=True)
-    new_records = (log_cursor or Place()).after(records_in(data))
-    part_records = _fitting(new_records, has_ended=has_ended, max_bytes=len(data) if log_cursor is None else PART_BYTES)
+    new_records = (log_cursor or DockerLogCursor()).records_after(parse_records(data))
+    part_records = _fitting_records(
+        new_records, has_ended=has_ended, max_bytes=len(data) if log_cursor is None else PART_BYTES
+    )
     text = b"".join(each.data for each in part_records)
     part_lines = last_lines(text[-PART_BYTES:], lines) if log_cursor is None else tuple(plain_lines(text[:PART_BYTES]))
     return LogPart(
         part_lines,
-        str((log_cursor or Place()).then(part_records)),
+        str((log_cursor or DockerLogCursor()).cursor_after(part_records)),
         running=not has_ended or len(part_records) < len(new_records),
     )
 
 
-def _fitting(records: Sequence[Record], *, has_ended: bool, max_bytes: int) -> Sequence[Record]:
+def _fitting_records(records: Sequence[LogRecord], *, has_ended: bool, max_bytes: int) -> Sequence[LogRecord]:
     """The whole lines among the first `max_bytes`; one at least, so that it goes on after a line that is longer."""
     if records and not has_ended and not records[-1].data.endswith(b"\n") and len(records[-1].data) < PART_BYTES:
         records = records[:-1]
@@ -160,10 +172,12 @@ def _fitting(records: Sequence[Record], *, has_ended: bool, max_bytes: int) -> S
     return records
 
 
-def saved_part(ended_logs: KeptLogs, name: str, cursor: str | None, lines: int) -> LogPart | None:
+def read_ended_part(ended_logs: EndedLogs, name: str, cursor: str | None, lines: int) -> LogPart | None:
     """The same of a container that is gone; None: nothing is known of it."""
-    log_cursor, data = Place.parse(cursor), ended_logs.read(name)
+    log_cursor, data = DockerLogCursor.parse(cursor), ended_logs.read_log(name)
     if data is None:
         return LogPart((), str(log_cursor), running=False) if log_cursor else None
-    mark = log_cursor.given if log_cursor else None
-    return kept_part(data, mark, lines, str(Place(log_cursor.time if log_cursor else "", 0, Given.of(data))))
+    mark = log_cursor.mark if log_cursor else None
+    return ended_log_part(
+        data, mark, lines, str(DockerLogCursor(log_cursor.time if log_cursor else "", 0, LogMark.of(data)))
+    )

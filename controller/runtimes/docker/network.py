@@ -11,7 +11,7 @@ import docker
 from docker.errors import APIError
 
 from controller.runtimes.base import StartError
-from controller.runtimes.docker.client import refusal
+from controller.runtimes.docker.client import refused_error_of
 from controller.runtimes.docker.error_messages import start_error
 from controller.runtimes.docker.labels import NETWORK_ROLE, is_own, own_labels
 
@@ -24,12 +24,12 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
     Ours lets nothing out: no address translation, so an engine's packets find no way back from elsewhere. It is not
     an internal network, for on those the daemon publishes no ports.
     """
-    networks = _named(client, name)
+    networks = _find_networks(client, name)
     if not networks:
         if not publishes_ports:
             raise StartError(f"Docker network {name} is missing: `docker compose up` creates it")
         _create_network(client, name, instance)
-        networks = _named(client, name)
+        networks = _find_networks(client, name)
     # The daemon gives two controllers at once two networks of one name, and then starts nothing on either (seen on
     # 20.10, although it was told to check). All keep the oldest.
     for extra_network in networks[1:]:
@@ -46,7 +46,7 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
 def remove_network(client: docker.APIClient, name: str, instance: str) -> None:
     """Remove the network of engines if this instance made it and nobody uses it."""
     try:
-        for network in _named(client, name):
+        for network in _find_networks(client, name):
             details: Mapping[str, Any] = client.inspect_network(network["Id"])
             if is_own(details.get("Labels"), instance, NETWORK_ROLE) and not details.get("Containers"):
                 client.remove_network(str(network["Id"]))
@@ -54,7 +54,7 @@ def remove_network(client: docker.APIClient, name: str, instance: str) -> None:
         log.debug("network %s stays: %s", name, error)
 
 
-def _named(client: docker.APIClient, name: str) -> list[Mapping[str, Any]]:
+def _find_networks(client: docker.APIClient, name: str) -> list[Mapping[str, Any]]:
     """The networks of exactly this name, the oldest first. The daemon's own filter takes parts of names as well."""
     networks: list[Mapping[str, Any]] = client.networks(names=[name])
     return sorted((each for each in networks if each["Name"] == name), key=lambda each: (each["Created"], each["Id"]))
@@ -67,4 +67,4 @@ def _create_network(client: docker.APIClient, name: str, instance: str) -> None:
         client.create_network(name, driver="bridge", options=options, labels=labels, check_duplicate=True)
     except APIError as error:
         if error.status_code != 409:  # another controller was first
-            raise start_error(refusal(error).message, None) from error
+            raise start_error(refused_error_of(error).message, None) from error

@@ -14,32 +14,32 @@ from typing import Final
 
 import docker
 
-from controller.engines import engine_of
+from controller.engines import get_engine
 from controller.engines.base import Launch
 from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
-from controller.runtimes.docker.client import Daemon, RefusedError, detached
-from controller.runtimes.docker.container_spec import HostSide, container_config, render_context
+from controller.runtimes.docker.client import Daemon, DaemonRefusedError, copy_detached
+from controller.runtimes.docker.container_spec import HostContext, container_config, render_context
 from controller.runtimes.docker.containers import (
     Inspected,
     find_replica,
-    forget,
     labels_of,
     own_containers,
+    remove_container,
     start_replica,
 )
 from controller.runtimes.docker.error_messages import start_error
 from controller.runtimes.docker.events import EventWatch
 from controller.runtimes.docker.gpus import GpuProbe
-from controller.runtimes.docker.images import image_id, image_is_there, is_built_here, pull
+from controller.runtimes.docker.images import image_id, is_built_here, is_image_present, pull_image
 from controller.runtimes.docker.inspect import phase_of, seen_replica
 from controller.runtimes.docker.labels import REPLICA_ROLE, ROLE, UnreadableLabelsError, is_own, own_filter
-from controller.runtimes.docker.logs import ExitTails, log_part, read_log, saved_part
-from controller.runtimes.docker.memory import host_mib, pids_of
+from controller.runtimes.docker.logs import ExitTails, read_ended_part, read_log, read_log_part
+from controller.runtimes.docker.memory import container_host_mib, pids_of
 from controller.runtimes.docker.network import ensure_network, remove_network
-from controller.runtimes.docker.self_inspect import DockerSetupError, Surroundings, look_around
-from controller.runtimes.docker.stop import end
-from controller.runtimes.docker.user import UNPRIVILEGED, Identity, choose_identity, entries_to_read
-from controller.runtimes.ended_logs import KeptLogs
+from controller.runtimes.docker.self_inspect import DockerSetupError, Surroundings, inspect_surroundings
+from controller.runtimes.docker.stop import stop_container
+from controller.runtimes.docker.user import UNPRIVILEGED, UserIdentity, choose_identity, entries_to_read
+from controller.runtimes.ended_logs import EndedLogs
 from controller.runtimes.gpu_owners import GpuOwners
 from controller.runtimes.logs import plain_tail
 from controller.runtimes.model_files import check_files
@@ -80,7 +80,7 @@ async def open_docker(
         docker_url=docker_url,
     )
     try:
-        await runtime.surroundings()
+        await runtime.get_surroundings()
     except BaseException:
         await runtime.close()
         raise
@@ -111,47 +111,50 @@ class DockerRuntime:
         self._models = models
         self._images = images
         self._network = engines_network
-        self._making_network = asyncio.Lock()
+        self._network_lock = asyncio.Lock()
         self._log_mib = log_mib
         # Looking must not wait behind starting, which may take long: each has its own threads.
-        self._looks = Daemon(docker_url, timeout_s=LOOK_TIMEOUT_S, threads=4)
-        self._acts = Daemon(docker_url, timeout_s=ACT_TIMEOUT_S, threads=12)
+        self._read_daemon = Daemon(docker_url, timeout_s=LOOK_TIMEOUT_S, threads=4)
+        self._write_daemon = Daemon(docker_url, timeout_s=ACT_TIMEOUT_S, threads=12)
         self._nvml = nvml or NvmlReader()
-        self._probe = GpuProbe(self._acts, instance, images.get("controller", "roundhouse/controller:latest"))
-        self._probed = False
+        self._probe = GpuProbe(self._write_daemon, instance, images.get("controller", "roundhouse/controller:latest"))
+        self._uses_probe = False
         self._owners = GpuOwners(self._processes)
         self._tails = ExitTails()
-        self._saved = KeptLogs(state / "logs" / "ended")
+        self._ended_logs = EndedLogs(state / "logs" / "ended")
         self._watches: set[EventWatch] = set()
-        self._pulls: set[threading.Event] = set()
-        self._unreadable: set[str] = set()
-        self._around: Surroundings | None = None
-        self._around_lock = asyncio.Lock()
+        self._pull_stops: set[threading.Event] = set()
+        self._unreadable_ids: set[str] = set()
+        self._surroundings: Surroundings | None = None
+        self._surroundings_lock = asyncio.Lock()
 
-    async def surroundings(self) -> Surroundings:
+    async def get_surroundings(self) -> Surroundings:
         """Where this controller is, as the daemon sees it; asked once."""
-        async with self._around_lock:
-            if self._around is None:
+        async with self._surroundings_lock:
+            if self._surroundings is None:
                 models, network = self._models, self._network
-                self._around = await self._looks.call(lambda client: look_around(client, models, network))
-            return self._around
+                self._surroundings = await self._read_daemon.call(
+                    lambda client: inspect_surroundings(client, models, network)
+                )
+            return self._surroundings
 
     # Seeing
 
-    async def list(self) -> list[SeenReplica]:
+    async def list_replicas(self) -> list[SeenReplica]:
         """Every replica of this instance, in any phase."""
-        publishes_ports = (await self.surroundings()).published
+        publishes_ports = (await self.get_surroundings()).publishes_ports
 
         def look(client: docker.APIClient) -> list[tuple[Inspected, str]]:
             containers = [each for each in own_containers(client, self._instance) if _is_replica(each, self._instance)]
             self._tails.keep_only({str(each["Id"]) for each in containers})
             exited_phase = Phase.EXITED
             return [
-                (each, self._tails.tail(client, each) if phase_of(each) is exited_phase else "") for each in containers
+                (each, self._tails.read_tail(client, each) if phase_of(each) is exited_phase else "")
+                for each in containers
             ]
 
         replicas: list[SeenReplica] = []
-        for container, log_tail in await self._looks.call(look):
+        for container, log_tail in await self._read_daemon.call(look):
             try:
                 replicas.append(seen_replica(container, log_tail, publishes_ports=publishes_ports))
             except UnreadableLabelsError as error:
@@ -159,51 +162,53 @@ class DockerRuntime:
         return replicas
 
     def _report_unreadable(self, container: Inspected, error: UnreadableLabelsError) -> None:
-        if container["Id"] not in self._unreadable:
-            self._unreadable.add(container["Id"])
+        if container["Id"] not in self._unreadable_ids:
+            self._unreadable_ids.add(container["Id"])
             log.warning("container %s is left alone, its labels cannot be read: %s", container["Name"], error)
 
-    async def log_tail(self, name: str, lines: int = 50) -> str:
+    async def read_log_tail(self, name: str, lines: int = 50) -> str:
         """The engine's last log lines, also of one that was removed; empty when there are none."""
 
         def read(client: docker.APIClient) -> bytes | None:
             container = find_replica(client, self._instance, name)
             return None if container is None else read_log(client, container["Id"], max(lines, 400))
 
-        data = await self._looks.call(read)
-        return plain_tail((self._saved.read(name) or b"") if data is None else data, lines)
+        data = await self._read_daemon.call(read)
+        return plain_tail((self._ended_logs.read_log(name) or b"") if data is None else data, lines)
 
-    async def logged(self, model: str) -> builtins.list[str]:
+    async def list_ended_logs(self, model: str) -> builtins.list[str]:
         """Names of the model's replicas that are gone and whose logs are kept, the newest first."""
-        return await asyncio.to_thread(self._saved.names, self._instance, model)
+        return await asyncio.to_thread(self._ended_logs.list_names, self._instance, model)
 
-    async def log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
+    async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
         """What the engine wrote after `cursor`; a cursor that cannot be read counts as none."""
         if not is_replica_name(self._instance, name):
             return None
 
         def read(client: docker.APIClient) -> LogPart | None:
             container = find_replica(client, self._instance, name)
-            return None if container is None else log_part(client, container, cursor, lines)
+            return None if container is None else read_log_part(client, container, cursor, lines)
 
-        part = await self._looks.call(read)
-        return part or await asyncio.to_thread(saved_part, self._saved, name, cursor, lines)
+        part = await self._read_daemon.call(read)
+        return part or await asyncio.to_thread(read_ended_part, self._ended_logs, name, cursor, lines)
 
-    async def rendered(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
+    async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
         """What it would be started with now; an image that is not there has no id."""
         try:
-            launch, _ = await self._launch(replica.id.model, definition, image)
+            launch, _ = await self._render_launch(replica.id.model, definition, image)
         except (ValueError, TypeError, KeyError, AssertionError, OSError, StartError):
             return None
         image_name = launch.image
-        return Rendered(launch.argv, image_name and await self._looks.call(lambda client: image_id(client, image_name)))
+        return Rendered(
+            launch.argv, image_name and await self._read_daemon.call(lambda client: image_id(client, image_name))
+        )
 
-    async def gpus(self) -> tuple[Gpu, ...] | None:
+    async def read_gpus(self) -> tuple[Gpu, ...] | None:
         """The host's GPUs: by NVIDIA's library, or by the probe where a container keeps the library from us."""
-        surroundings = await self.surroundings()
-        gpus = await asyncio.to_thread(self._nvml.read)
-        self._probed = gpus == () and surroundings.container_id is not None
-        return await self._owners.named(await self._probe.read() if self._probed else gpus)
+        surroundings = await self.get_surroundings()
+        gpus = await asyncio.to_thread(self._nvml.read_gpus)
+        self._uses_probe = gpus == () and surroundings.container_id is not None
+        return await self._owners.name_owners(await self._probe.read_gpus() if self._uses_probe else gpus)
 
     async def _processes(self) -> dict[str, builtins.list[int]]:
         def look(client: docker.APIClient) -> dict[str, builtins.list[int]]:
@@ -211,27 +216,27 @@ class DockerRuntime:
             running_containers = (each for each in containers if phase_of(each) is Phase.RUNNING)
             return {str(each["Name"]).removeprefix("/"): pids_of(client, each["Id"]) for each in running_containers}
 
-        return await self._looks.call(look)
+        return await self._read_daemon.call(look)
 
-    async def host_mib(self, name: str) -> int | None:
+    async def read_host_mib(self, name: str) -> int | None:
         """Main memory that a container holds, in MiB; None: it does not run, or the daemon does not say."""
 
         def look(client: docker.APIClient) -> int | None:
             container = find_replica(client, self._instance, name)
-            return None if container is None else host_mib(client, container["Id"])
+            return None if container is None else container_host_mib(client, container["Id"])
 
-        return await self._looks.call(look)
+        return await self._read_daemon.call(look)
 
-    def gpu_error(self) -> str | None:
+    def get_gpu_error(self) -> str | None:
         """Why there are no figures of GPUs."""
-        return self._probe.reason if self._probed else self._nvml.reason
+        return self._probe.reason if self._uses_probe else self._nvml.reason
 
-    async def events(self) -> AsyncIterator[None]:
+    async def watch_events(self) -> AsyncIterator[None]:
         """Yields whenever a container of ours may have changed, and when the daemon was lost or found."""
-        watch = EventWatch(self._acts.connect, [*own_filter(self._instance), f"{ROLE}={REPLICA_ROLE}"])
+        watch = EventWatch(self._write_daemon.connect, [*own_filter(self._instance), f"{ROLE}={REPLICA_ROLE}"])
         self._watches.add(watch)
         try:
-            async for event in watch.wakeups():
+            async for event in watch.watch_wakeups():
                 yield event
         finally:
             await watch.close()
@@ -239,17 +244,17 @@ class DockerRuntime:
 
     # Before a start
 
-    async def preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
+    async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
         """Whether a replica could be started: its files and its image are there, and the definition renders."""
-        image = image or engine_of(definition).image(definition, self._images)
-        error = await asyncio.to_thread(self._wrong_with, model, definition)
+        image = image or get_engine(definition).resolve_image(definition, self._images)
+        error = await asyncio.to_thread(self._find_problem, model, definition)
         if error is None and image is None:
             error = f"no container image is known for {model}: set its `image`"
         if error is not None or image is None:
             return PreflightResult(False, time.time(), error)
         try:
-            is_there = await self._looks.call(lambda client: image_is_there(client, image))
-        except RefusedError as refused_error:
+            is_there = await self._read_daemon.call(lambda client: is_image_present(client, image))
+        except DaemonRefusedError as refused_error:
             return PreflightResult(False, time.time(), str(start_error(refused_error.message, image)))
         if not is_there and is_built_here(image):
             return PreflightResult(False, time.time(), f"image {image} is missing: `make images` builds it")
@@ -257,63 +262,71 @@ class DockerRuntime:
             return PreflightResult(False, time.time(), f"image {image} is missing", missing_image=image)
         return PreflightResult(True, time.time())
 
-    def _wrong_with(self, model: str, definition: Definition) -> str | None:
-        engine = engine_of(definition)
+    def _find_problem(self, model: str, definition: Definition) -> str | None:
+        engine = get_engine(definition)
         try:
-            if problem := check_files(self._models, engine.files(definition)):
+            if problem := check_files(self._models, engine.list_files(definition)):
                 return problem
-            engine.render(definition, render_context(model, Identity(UNPRIVILEGED, UNPRIVILEGED), self._images))
+            engine.render_command(
+                definition, render_context(model, UserIdentity(UNPRIVILEGED, UNPRIVILEGED), self._images)
+            )
         except (ValueError, TypeError, KeyError) as error:
             return f"the definition of {model} cannot be turned into a command line: {error}"
         return None
 
-    async def pull(self, image: str) -> None:
+    async def pull_image(self, image: str) -> None:
         """Fetch an image, however long that takes. Raises StartError with the registry's own reason."""
         stop_event = threading.Event()
-        self._pulls.add(stop_event)
+        self._pull_stops.add(stop_event)
         try:
-            await detached(lambda: self._acts.run(lambda client: pull(client, image, stop_event)), f"pull {image}")
+            await copy_detached(
+                lambda: self._write_daemon.run(lambda client: pull_image(client, image, stop_event)), f"pull {image}"
+            )
         finally:
             stop_event.set()
-            self._pulls.discard(stop_event)
+            self._pull_stops.discard(stop_event)
 
     # Starting and ending
 
-    async def start(self, request: StartRequest) -> None:
+    async def start_replica(self, request: StartRequest) -> None:
         """Start a replica; one of that name that exists is not started twice."""
-        surroundings = await self.surroundings()
-        host = HostSide(self._instance, self._network, surroundings.published, surroundings.models, self._log_mib)
-        launch, identity = await self._launch(request.served_name, request.definition, request.image)
+        surroundings = await self.get_surroundings()
+        host = HostContext(
+            self._instance, self._network, surroundings.publishes_ports, surroundings.models, self._log_mib
+        )
+        launch, identity = await self._render_launch(request.served_name, request.definition, request.image)
         if launch.image is None:
             raise StartError(f"no container image is known for {request.served_name}: set its `image`", permanent=True)
         config = container_config(request, launch, identity, host, time.time())
 
         # One at a time: the daemon takes two networks of one name, and then starts nothing on either (seen on 20.10).
-        async with self._making_network:
-            await self._acts.call(
+        async with self._network_lock:
+            await self._write_daemon.call(
                 lambda client: ensure_network(
-                    client, self._network, self._instance, publishes_ports=surroundings.published
+                    client, self._network, self._instance, publishes_ports=surroundings.publishes_ports
                 )
             )
-        await self._acts.call(lambda client: start_replica(client, self._instance, request.name, config))
+        await self._write_daemon.call(lambda client: start_replica(client, self._instance, request.name, config))
 
-    async def _launch(self, model: str, definition: Definition, image: str | None) -> tuple[Launch, Identity]:
-        engine = engine_of(definition)
-        paths = [check.path for check in engine.files(definition)]
+    async def _render_launch(
+        self, model: str, definition: Definition, image: str | None
+    ) -> tuple[Launch, UserIdentity]:
+        engine = get_engine(definition)
+        paths = [check.path for check in engine.list_files(definition)]
         identity = choose_identity(await asyncio.to_thread(entries_to_read, self._models, paths))
-        launch = engine.render(definition, render_context(model, identity, self._images))
+        launch = engine.render_command(definition, render_context(model, identity, self._images))
         return replace(launch, image=image or launch.image), identity
 
-    async def stop(self, name: str, grace_s: float) -> None:
+    async def stop_replica(self, name: str, grace_s: float) -> None:
         """End a replica and forget it. Its whole process tree ends with its container."""
         container = await self._find(name)
         if container is None:
             return
         if phase_of(container) is Phase.RUNNING:
-            await end(self._looks, container, grace_s)
+            await stop_container(self._read_daemon, container, grace_s)
         await self._forget(name, str(container["Id"]))
 
-    async def remove(self, name: str) -> None:
+    async def remove_replica(self, name: str) -> None:
         """Forget a replica that has ended or never began. One that runs is left as it is."""
         container = await self._find(name)
         if container is None:
@@ -324,28 +337,28 @@ class DockerRuntime:
         await self._forget(name, str(container["Id"]))
 
     async def _find(self, name: str) -> Inspected | None:
-        return await self._looks.call(lambda client: find_replica(client, self._instance, name))
+        return await self._read_daemon.call(lambda client: find_replica(client, self._instance, name))
 
     async def _forget(self, name: str, container_id: str) -> None:
-        data = await self._looks.call(lambda client: read_log(client, container_id))
-        await asyncio.to_thread(self._saved.save, name, data)
-        await self._acts.call(lambda client: forget(client, container_id))
+        data = await self._read_daemon.call(lambda client: read_log(client, container_id))
+        await asyncio.to_thread(self._ended_logs.save_log, name, data)
+        await self._write_daemon.call(lambda client: remove_container(client, container_id))
 
     async def close(self) -> None:
         """Release connections and what serves only a running controller. Engines run on."""
-        for stop_event in tuple(self._pulls):
+        for stop_event in tuple(self._pull_stops):
             stop_event.set()
         for watch in tuple(self._watches):
             await watch.close()
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._probe.close()
-                await self._looks.call(lambda client: remove_network(client, self._network, self._instance))
+                await self._read_daemon.call(lambda client: remove_network(client, self._network, self._instance))
         except (RuntimeUnavailableError, TimeoutError) as error:
             log.debug("left behind on close: %s", error)
         self._nvml.close()
-        self._looks.close()
-        self._acts.close()
+        self._read_daemon.close()
+        self._write_daemon.close()
 
 
 def _is_replica(container: Inspected, instance: str) -> bool:

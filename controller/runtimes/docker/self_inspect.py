@@ -31,18 +31,18 @@ class Surroundings:
     """Where the controller is. `container_id` None: not in a container of this daemon."""
 
     container_id: str | None
-    published: bool
+    publishes_ports: bool
     """Whether engines must publish a port on 127.0.0.1 to be reached."""
     models: Mapping[str, Any]
     """The models folder as the daemon must be told of it: `Type` and `Source` of a mount."""
 
 
-def look_around(client: docker.APIClient, models: Path, network: str) -> Surroundings:
+def inspect_surroundings(client: docker.APIClient, models: Path, network: str) -> Surroundings:
     """Ask the daemon. Blocks. Raises DockerSetupError, or docker-py's errors."""
     own_container = _inspect_self(client)
     if own_container is None:
         _refuse_unknown_container(client)
-        return Surroundings(None, published=True, models={"Type": "bind", "Source": str(models.resolve())})
+        return Surroundings(None, publishes_ports=True, models={"Type": "bind", "Source": str(models.resolve())})
     networks = own_container["NetworkSettings"]["Networks"] or {}
     is_on_host_network = "host" in networks
     if not is_on_host_network and network not in networks:
@@ -51,7 +51,7 @@ def look_around(client: docker.APIClient, models: Path, network: str) -> Surroun
             "it could not reach the engines: add it there, or set ROUNDHOUSE_ENGINES_NETWORK"
         )
     mount = host_mount(own_container.get("Mounts") or [], PurePosixPath(models.absolute()))
-    return Surroundings(str(own_container["Id"]), published=is_on_host_network, models=mount)
+    return Surroundings(str(own_container["Id"]), publishes_ports=is_on_host_network, models=mount)
 
 
 def own_container_ids(mountinfo: str, hostname: str) -> list[str]:

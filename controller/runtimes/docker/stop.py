@@ -9,8 +9,8 @@ import asyncio
 from typing import Final
 
 from controller.runtimes.base import RuntimeUnavailableError
-from controller.runtimes.docker.client import Daemon, RefusedError
-from controller.runtimes.docker.containers import Inspected, inspect
+from controller.runtimes.docker.client import Daemon, DaemonRefusedError
+from controller.runtimes.docker.containers import Inspected, inspect_container
 from controller.runtimes.docker.inspect import phase_of
 from controller.state import Phase
 
@@ -20,13 +20,13 @@ FIRST_POLL_S: Final = 0.05
 MAX_POLL_S: Final = 0.5
 
 
-async def end(daemon: Daemon, container: Inspected, grace_s: float) -> None:
+async def stop_container(daemon: Daemon, container: Inspected, grace_s: float) -> None:
     """Return when the container has ended. Raises RuntimeUnavailableError when it does not."""
     container_id = str(container["Id"])
     signal = str(container["Config"].get("StopSignal") or "SIGTERM")
     for each, wait_s in ((signal, grace_s), ("SIGKILL", KILL_WAIT_S)):
         await _kill(daemon, container_id, each)
-        if await _ended(daemon, container_id, wait_s):
+        if await _wait_for_end(daemon, container_id, wait_s):
             return
     raise RuntimeUnavailableError(f"container {container['Name']} does not end, not even by SIGKILL")
 
@@ -34,16 +34,16 @@ async def end(daemon: Daemon, container: Inspected, grace_s: float) -> None:
 async def _kill(daemon: Daemon, container_id: str, signal: str) -> None:
     try:
         await daemon.call(lambda client: client.kill(container_id, signal))
-    except RefusedError as refused_error:
+    except DaemonRefusedError as refused_error:
         if refused_error.status not in {404, 409}:  # gone, or not running
             raise
 
 
-async def _ended(daemon: Daemon, container_id: str, wait_s: float) -> bool:
+async def _wait_for_end(daemon: Daemon, container_id: str, wait_s: float) -> bool:
     loop = asyncio.get_running_loop()
     deadline, pause_s = loop.time() + wait_s, FIRST_POLL_S
     while True:
-        container = await daemon.call(lambda client: inspect(client, container_id))
+        container = await daemon.call(lambda client: inspect_container(client, container_id))
         if container is None or phase_of(container) is not Phase.RUNNING:
             return True
         if loop.time() >= deadline:

@@ -17,7 +17,7 @@ _LOOKED_AT: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FileEntry:
     """A file or folder that an engine must read."""
 
     uid: int
@@ -32,7 +32,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class UserIdentity:
     """A container's user and the capabilities it has beyond none."""
 
     uid: int
@@ -45,7 +45,7 @@ class Identity:
         return f"{self.uid}:{self.gid}"
 
 
-def choose_identity(entries: Sequence[Entry]) -> Identity:
+def choose_identity(entries: Sequence[FileEntry]) -> UserIdentity:
     """The models' owner where that is not root, else the unprivileged user, else root: the first that can read all.
 
     Only when no single user can, root gets DAC_OVERRIDE: root without capabilities cannot read others' files.
@@ -53,27 +53,27 @@ def choose_identity(entries: Sequence[Entry]) -> Identity:
     owners = dict.fromkeys((entry.uid, entry.gid) for entry in entries if entry.uid != 0)
     for uid, gid in (*owners, (UNPRIVILEGED, UNPRIVILEGED), (0, 0)):
         if all(entry.readable_by(uid, gid) for entry in entries):
-            return Identity(uid, gid)
-    return Identity(0, 0, ("DAC_OVERRIDE",))
+            return UserIdentity(uid, gid)
+    return UserIdentity(0, 0, ("DAC_OVERRIDE",))
 
 
-def entries_to_read(models_root: Path, paths: Iterable[str]) -> list[Entry]:
+def entries_to_read(models_root: Path, paths: Iterable[str]) -> list[FileEntry]:
     """What must be readable for these declared paths: themselves, all below them, and the folders down to them.
 
     In the order: the models first, then the folders around them, so that a model's own owner is preferred. What does
     not exist is left out: that is preflight's to say.
     """
     root = models_root.resolve()
-    model_entries: dict[Path, Entry] = {}
-    folder_entries: dict[Path, Entry] = {}
+    model_entries: dict[Path, FileEntry] = {}
+    folder_entries: dict[Path, FileEntry] = {}
     for path in paths:
         target = (root / path).resolve()
         for each in (target, *islice(_below(target), _LOOKED_AT)):
-            _look(each, model_entries)
+            _add_entry(each, model_entries)
         for folder in target.parents:
             if folder.is_relative_to(root):
-                _look(folder, folder_entries)
-    _look(root, folder_entries)
+                _add_entry(folder, folder_entries)
+    _add_entry(root, folder_entries)
     return [*model_entries.values(), *folder_entries.values()]
 
 
@@ -83,9 +83,9 @@ def _below(target: Path) -> Iterator[Path]:
             yield Path(folder, name)
 
 
-def _look(path: Path, entries: dict[Path, Entry]) -> None:
+def _add_entry(path: Path, entries: dict[Path, FileEntry]) -> None:
     try:
         status = path.stat()
     except OSError:
         return
-    entries[path] = Entry(status.st_uid, status.st_gid, status.st_mode)
+    entries[path] = FileEntry(status.st_uid, status.st_gid, status.st_mode)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from controller.runtimes.process.stat import Process, alive
+from controller.runtimes.process.stat import Process, is_alive
 
 POLL_S: Final = 0.05
 """How often a process is looked at where the kernel, or a seccomp filter, gives no pidfds."""
@@ -27,28 +27,28 @@ class ExitWatch:
         self._fds: dict[Process, int] = {}
         self._timers: dict[Process, asyncio.Handle] = {}
 
-    def add(self, process: Process) -> None:
+    def add_process(self, process: Process) -> None:
         """Watch a process; one that is watched already is watched once."""
         if process in self._fds or process in self._timers:
             return
         try:
             fd = os.pidfd_open(process.pid)
         except ProcessLookupError:
-            self._soon(process)
+            self._report_soon(process)
             return
         except OSError as error:
             if error.errno not in NO_PIDFDS:
                 raise
             self._poll(process)
             return
-        if not alive(process):  # ended, or the pid is somebody else's by now
+        if not is_alive(process):  # ended, or the pid is somebody else's by now
             os.close(fd)
-            self._soon(process)
+            self._report_soon(process)
             return
         self._fds[process] = fd
-        self._loop.add_reader(fd, self._ended, process)
+        self._loop.add_reader(fd, self._report_exit, process)
 
-    def discard(self, process: Process) -> None:
+    def discard_process(self, process: Process) -> None:
         """Watch it no longer."""
         if (fd := self._fds.pop(process, None)) is not None:
             self._loop.remove_reader(fd)
@@ -59,16 +59,18 @@ class ExitWatch:
     def close(self) -> None:
         """Watch nothing any longer."""
         for process in (*self._fds, *self._timers):
-            self.discard(process)
+            self.discard_process(process)
 
-    def _soon(self, process: Process) -> None:
-        self._timers[process] = self._loop.call_soon(self._ended, process)
+    def _report_soon(self, process: Process) -> None:
+        self._timers[process] = self._loop.call_soon(self._report_exit, process)
 
     def _poll(self, process: Process) -> None:
-        self._timers[process] = self._loop.call_later(POLL_S, self._poll if alive(process) else self._ended, process)
+        self._timers[process] = self._loop.call_later(
+            POLL_S, self._poll if is_alive(process) else self._report_exit, process
+        )
 
-    def _ended(self, process: Process) -> None:
-        self.discard(process)
+    def _report_exit(self, process: Process) -> None:
+        self.discard_process(process)
         self._on_exit(process)
 
 
@@ -78,7 +80,7 @@ async def wait_any(processes: Iterable[Process], timeout_s: float) -> None:
     watch = ExitWatch(lambda _: end_event.set())
     try:
         for process in processes:
-            watch.add(process)
+            watch.add_process(process)
         async with asyncio.timeout(timeout_s):
             await end_event.wait()
     except TimeoutError:

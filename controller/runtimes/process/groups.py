@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from controller.runtimes.process.exit_watch import NO_PIDFDS, wait_any
-from controller.runtimes.process.stat import PROC, Process, alive, read_stat, stats
+from controller.runtimes.process.stat import PROC, Process, is_alive, list_stats, read_stat
 
 START_ENV: Final = "ROUNDHOUSE_START"
 """Environment variable of an engine that holds its start id."""
@@ -30,7 +30,7 @@ RESCAN_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ReplicaMark:
     """What a replica's processes are known by."""
 
     start_id: str
@@ -40,41 +40,41 @@ class Mark:
     """None: not known, the start was interrupted."""
 
 
-def members(mark: Mark, known_processes: Collection[Process] = ()) -> list[Process]:
+def group_members(mark: ReplicaMark, known_processes: Collection[Process] = ()) -> list[Process]:
     """Every process of a replica that runs, `known_processes` of its own included.
 
     A process that is about to end shows no mark any longer, and may still hold memory; so in the session, which it
     still shows, it counts. Should the session be somebody else's by now, no harm is done: it is ending anyway.
     """
-    stats_by_pid = {stat.process.pid: stat for stat in stats()}
+    stats_by_pid = {stat.process.pid: stat for stat in list_stats()}
     session_id = mark.leader.pid if mark.leader else None
     holder = stats_by_pid.get(session_id) if session_id is not None else None
     is_leader_alive = holder is not None and holder.process == mark.leader
     processes = []
     for stat in stats_by_pid.values():
-        if stat.ended or stat.process.pid == os.getpid():
+        if stat.has_ended or stat.process.pid == os.getpid():
             continue
         pid = stat.process.pid
         in_session = session_id is not None and stat.session == session_id
         if (
             stat.process in known_processes
-            or (in_session and (is_leader_alive or stat.exiting or _at_home(pid, mark)))
-            or _marked(pid, mark.start_id)
+            or (in_session and (is_leader_alive or stat.is_exiting or _uses_own_files(pid, mark)))
+            or _has_start_id(pid, mark.start_id)
         ):
             processes.append(stat.process)
     return processes
 
 
-def find_leader(mark: Mark) -> Process | None:
+def find_leader(mark: ReplicaMark) -> Process | None:
     """The engine of an interrupted start: the process with its start id that leads a session."""
-    for process in members(mark):
+    for process in group_members(mark):
         stat = read_stat(process.pid)
         if stat is not None and stat.process == process and stat.session == process.pid:
             return process
     return None
 
 
-def _marked(pid: int, start_id: str) -> bool:
+def _has_start_id(pid: int, start_id: str) -> bool:
     try:
         environ = (PROC / str(pid) / "environ").read_bytes()
     except OSError:  # it ended meanwhile, or it is another user's
@@ -82,7 +82,7 @@ def _marked(pid: int, start_id: str) -> bool:
     return f"{START_ENV}={start_id}".encode() in environ.split(b"\0")
 
 
-def _at_home(pid: int, mark: Mark) -> bool:
+def _uses_own_files(pid: int, mark: ReplicaMark) -> bool:
     for link, target in (("cwd", mark.work_dir), ("fd/1", mark.log), ("fd/2", mark.log)):
         try:
             if (PROC / str(pid) / link).readlink() == target:
@@ -92,7 +92,7 @@ def _at_home(pid: int, mark: Mark) -> bool:
     return False
 
 
-def send(process: Process, signum: signal.Signals) -> None:
+def send_signal(process: Process, signum: signal.Signals) -> None:
     """Signal exactly this process: nothing happens when it is gone, even if its pid was given out again.
 
     Raises PermissionError when it belongs to another user.
@@ -104,11 +104,11 @@ def send(process: Process, signum: signal.Signals) -> None:
     except OSError as error:
         if error.errno not in NO_PIDFDS:
             raise
-        if alive(process):
+        if is_alive(process):
             os.kill(process.pid, signum)
         return
     try:
-        if alive(process):
+        if is_alive(process):
             signal.pidfd_send_signal(fd, signum)
     except ProcessLookupError:
         return
@@ -116,7 +116,7 @@ def send(process: Process, signum: signal.Signals) -> None:
         os.close(fd)
 
 
-async def end(mark: Mark, grace_s: float, reap: Callable[[], object]) -> None:
+async def end_processes(mark: ReplicaMark, grace_s: float, reap: Callable[[], object]) -> None:
     """End every process of a replica: SIGTERM, after `grace_s` SIGKILL. Returns when all are gone, however long it
     takes: a process that is stuck in a driver still holds its memory.
 
@@ -127,7 +127,7 @@ async def end(mark: Mark, grace_s: float, reap: Callable[[], object]) -> None:
     signum = signal.SIGTERM
     known_processes: set[Process] = set()
     signalled_processes: set[Process] = set()
-    while live_processes := await asyncio.to_thread(members, mark, known_processes):
+    while live_processes := await asyncio.to_thread(group_members, mark, known_processes):
         known_processes.update(live_processes)
         if signum is signal.SIGTERM and loop.time() >= deadline:
             signum = signal.SIGKILL
@@ -135,7 +135,7 @@ async def end(mark: Mark, grace_s: float, reap: Callable[[], object]) -> None:
         # What an engine starts to clean up behind itself is left to it, as long as it lives.
         if not signalled_processes or mark.leader not in live_processes:
             for process in set(live_processes) - signalled_processes:
-                send(process, signum)
+                send_signal(process, signum)
             signalled_processes.update(live_processes)
         wait_s = deadline - loop.time() if signum is signal.SIGTERM else RESCAN_S
         await wait_any(live_processes, max(0.0, wait_s))

@@ -10,15 +10,22 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from controller.engines import engine_of
+from controller.engines import get_engine
 from controller.engines.base import Launch, RenderContext
 from controller.runtimes.base import Rendered, StartError, StartRequest
 from controller.runtimes.model_files import check_files
 from controller.runtimes.nvml import NvmlReader
-from controller.runtimes.process.logs import Logs
+from controller.runtimes.process.logs import ProcessLogs
 from controller.runtimes.process.preflight import check_program
-from controller.runtimes.process.records import Record, Records
-from controller.runtimes.process.spawn import Child, free_port, inherited, marks, spawn, visible_gpus
+from controller.runtimes.process.records import Records, ReplicaRecord
+from controller.runtimes.process.spawn import (
+    Child,
+    find_free_port,
+    inherited_environment,
+    mark_variables,
+    spawn_engine,
+    visible_gpus,
+)
 from controller.runtimes.process.stat import Process, boot_id, read_stat
 from controller.schema.desired import Definition
 from controller.state import Gpu
@@ -31,7 +38,7 @@ class Launcher:
         self,
         instance: str,
         records: Records,
-        logs: Logs,
+        logs: ProcessLogs,
         nvml: NvmlReader,
         *,
         work: Path,
@@ -44,21 +51,21 @@ class Launcher:
         self._records = records
         self._logs = logs
         self._nvml = nvml
-        self._work = work
-        self._cache = cache
+        self._work_dir = work
+        self._cache_dir = cache
         self._models = models
         self._host = host
         for folder in (work, cache):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         program_paths = {"python": python, "llama-server": shutil.which("llama-server")}
         self._executables = {name: path for name, path in program_paths.items() if path}
-        self._choosing = threading.Lock()
+        self._port_lock = threading.Lock()
 
-    def preflight(self, model: str, definition: Definition) -> str | None:
+    def check_preflight(self, model: str, definition: Definition) -> str | None:
         """Why an engine could not be started; None: it could."""
-        engine = engine_of(definition)
+        engine = get_engine(definition)
         try:
-            if problem := check_files(self._models, engine.files(definition)):
+            if problem := check_files(self._models, engine.list_files(definition)):
                 return problem
             return check_program(self._render(definition, model, port=1).argv)
         except (ValueError, TypeError, KeyError) as error:
@@ -66,33 +73,33 @@ class Launcher:
         except OSError as error:
             return f"the program of {model} cannot be looked at: {error}"
 
-    def rendered(self, record: Record, definition: Definition) -> Rendered | None:
+    def render_replica(self, record: ReplicaRecord, definition: Definition) -> Rendered | None:
         """What a replica would be started with now, at its own address; None: the definition does not render."""
         try:
             return Rendered(self._render(definition, record.model, record.port, record.host).argv)
         except (ValueError, TypeError, KeyError, AssertionError):
             return None
 
-    def start(self, request: StartRequest, children: MutableMapping[str, Child]) -> Process | None:
+    def start_replica(self, request: StartRequest, children: MutableMapping[str, Child]) -> Process | None:
         """Start an engine, our child from then on; None: there is a record of that name. Raises StartError."""
         try:
-            gpu_env = visible_gpus(self._claimed(request.gpus))
-            with self._choosing:
-                record, launch = self._intent(request)
-                if not self._records.create(record):
+            gpu_env = visible_gpus(self._claimed_gpus(request.gpus))
+            with self._port_lock:
+                record, launch = self._prepare_start(request)
+                if not self._records.create_record(record):
                     return None
             try:
                 return self._spawn(record, launch, request.token, gpu_env, children)
             except BaseException:
-                self._undo(request.name)
+                self._undo_start(request.name)
                 raise
         except OSError as error:
             raise StartError(f"{request.name} cannot be started: {error}") from error
 
-    def _intent(self, request: StartRequest) -> tuple[Record, Launch]:
-        port = free_port(self._host, {record.port for record in self._records.all()})
+    def _prepare_start(self, request: StartRequest) -> tuple[ReplicaRecord, Launch]:
+        port = find_free_port(self._host, {record.port for record in self._records.read_records()})
         launch = self._render(request.definition, request.served_name, port)
-        record = Record(
+        record = ReplicaRecord(
             instance=self._instance,
             name=request.name,
             model=request.id.model,
@@ -111,33 +118,33 @@ class Launcher:
 
     def _spawn(
         self,
-        record: Record,
+        record: ReplicaRecord,
         launch: Launch,
         token: str,
         gpu_env: Mapping[str, str],
         children: MutableMapping[str, Child],
     ) -> Process:
-        work_dir = self._work / record.name
+        work_dir = self._work_dir / record.name
         work_dir.mkdir(mode=0o700, exist_ok=True)
-        env = inherited(os.environ) | dict(launch.env) | dict(gpu_env)
-        env |= marks(self._instance, record.name, record.start_id)
+        env = inherited_environment(os.environ) | dict(launch.env) | dict(gpu_env)
+        env |= mark_variables(self._instance, record.name, record.start_id)
         if launch.token_env is not None:
             env[launch.token_env] = token
-        log_fd = self._logs.open(record.name)
+        log_fd = self._logs.open_log(record.name)
         try:
-            child = spawn(launch.argv, env, work_dir, log_fd)
+            child = spawn_engine(launch.argv, env, work_dir, log_fd)
         finally:
             os.close(log_fd)
         stat = read_stat(child.pid)
         assert stat is not None, "a child that was not reaped has its entry"
         children[record.name] = child
-        self._records.begun(record.name, stat.process)
+        self._records.note_started(record.name, stat.process)
         return stat.process
 
-    def _undo(self, name: str) -> None:
-        self._logs.retire(name)
-        shutil.rmtree(self._work / name, ignore_errors=True)
-        self._records.remove(name)
+    def _undo_start(self, name: str) -> None:
+        self._logs.retire_log(name)
+        shutil.rmtree(self._work_dir / name, ignore_errors=True)
+        self._records.remove_record(name)
 
     def _render(self, definition: Definition, served_name: str, port: int, host: str | None = None) -> Launch:
         context = RenderContext(
@@ -146,15 +153,15 @@ class Launcher:
             models_root=PurePosixPath(self._models),
             host=host or self._host,
             port=port,
-            cache_dir=PurePosixPath(self._cache),
+            cache_dir=PurePosixPath(self._cache_dir),
             executables=self._executables,
         )
-        return engine_of(definition).render(definition, context)
+        return get_engine(definition).render_command(definition, context)
 
-    def _claimed(self, uuids: Sequence[str]) -> list[Gpu]:
+    def _claimed_gpus(self, uuids: Sequence[str]) -> list[Gpu]:
         if not uuids:
             return []
-        gpus = self._nvml.read()
+        gpus = self._nvml.read_gpus()
         if gpus is None:
             raise StartError(f"the GPUs cannot be read: {self._nvml.error}")
         by_uuid = {gpu.uuid: gpu for gpu in gpus}

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 from controller.runtimes.base import LogPart
-from controller.runtimes.ended_logs import KEPT_BYTES, KeptLogs
+from controller.runtimes.ended_logs import KEPT_BYTES, EndedLogs
 from controller.runtimes.logs import (
     PART_BYTES,
     TAIL_LINES,
-    Given,
-    kept_part,
+    LogMark,
+    ended_log_part,
     last_lines,
     plain_lines,
     plain_tail,
     tail_bytes,
-    whole,
+    whole_lines,
 )
 from controller.storage.atomic_write import write_atomic
 
@@ -30,25 +30,25 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessLogCursor:
     """Where a follower is: in which file, told by when the log was last cut (0: never), how far, and after what."""
 
     cut_at: int
     offset: int
-    given: Given
+    mark: LogMark
 
     @classmethod
-    def parse(cls, cursor: str | None) -> Place | None:
+    def parse(cls, cursor: str | None) -> ProcessLogCursor | None:
         """None: at the beginning, or the text is no cursor of ours."""
         match = re.fullmatch(r"(\d{1,20})_(\d{1,18})_(\S+)", cursor or "", re.ASCII)
-        mark = Given.parse(match[3]) if match else None
+        mark = LogMark.parse(match[3]) if match else None
         return cls(int(match[1]), int(match[2]), mark) if match and mark else None
 
     def __str__(self) -> str:
-        return f"{self.cut_at}_{self.offset}_{self.given}"
+        return f"{self.cut_at}_{self.offset}_{self.mark}"
 
 
-class Logs:
+class ProcessLogs:
     """The folder of logs. Engines append (O_APPEND) and are never told of what is done here.
 
     An engine's open log carries a lock (flock) that its children share, from before they exist: a log that can be
@@ -57,28 +57,28 @@ class Logs:
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._folder = folder
-        self._limit = limit_bytes
+        self._limit_bytes = limit_bytes
         # Nobody reads on while a log is cut: the copy would be taken for new lines.
-        self._moving = threading.Lock()
+        self._cut_lock = threading.Lock()
         ended_folder = folder / "ended"
         for each in (folder, ended_folder):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.kept = KeptLogs(ended_folder)
+        self.ended_logs = EndedLogs(ended_folder)
 
-    def path(self, name: str) -> Path:
+    def log_path(self, name: str) -> Path:
         """Where an engine writes."""
         return self._folder / f"{name}.log"
 
-    def open(self, name: str) -> int:
+    def open_log(self, name: str) -> int:
         """A file descriptor for an engine's stdout and stderr, locked."""
-        fd = os.open(self.path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.log_path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return fd
 
-    def written_to(self, name: str) -> bool:
+    def is_written_to(self, name: str) -> bool:
         """Whether some process still holds the log as its output."""
         try:
-            with self.path(name).open("rb") as file:
+            with self.log_path(name).open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
@@ -86,105 +86,117 @@ class Logs:
             return True
         return False
 
-    def bound(self, name: str) -> None:
+    def bound_log(self, name: str) -> None:
         """Keep the last part of a log that has grown too long, half of the limit, beside a new empty one.
 
         Lines written while it is copied are lost.
         """
-        path = self.path(name)
+        path = self.log_path(name)
         try:
-            if path.stat().st_size <= self._limit:
+            if path.stat().st_size <= self._limit_bytes:
                 return
         except FileNotFoundError:
             return
-        with self._moving:
-            _write(self._earlier(name), _last(path, self._limit // 2))
+        with self._cut_lock:
+            _write(self._earlier_path(name), _read_last_bytes(path, self._limit_bytes // 2))
             os.truncate(path, 0)
 
-    def tail(self, name: str, lines: int = TAIL_LINES) -> str:
+    def read_tail(self, name: str, lines: int = TAIL_LINES) -> str:
         """The last lines, also of a replica that is gone."""
         return plain_tail(self._last_bytes(name, 4 * tail_bytes(lines)), lines)
 
-    def retire(self, name: str) -> None:
+    def retire_log(self, name: str) -> None:
         """Keep a tail of an ended replica's log, and no more."""
-        with self._moving:
-            self.kept.save(name, self._current_bytes(name, KEPT_BYTES))
-            self._earlier(name).unlink(missing_ok=True)
-            self.path(name).unlink(missing_ok=True)
+        with self._cut_lock:
+            self.ended_logs.save_log(name, self._current_bytes(name, KEPT_BYTES))
+            self._earlier_path(name).unlink(missing_ok=True)
+            self.log_path(name).unlink(missing_ok=True)
 
-    def after(self, name: str, cursor: str | None, lines: int, *, has_ended: bool) -> LogPart | None:
+    def read_after(self, name: str, cursor: str | None, lines: int, *, has_ended: bool) -> LogPart | None:
         """What was written after `cursor`, at first the last lines. `has_ended`: nothing will be written any more.
 
         Whole lines, each once. A line that is being written while the log is cut may be torn. None: there is no log.
         """
-        log_cursor = Place.parse(cursor)
-        with self._moving:
+        log_cursor = ProcessLogCursor.parse(cursor)
+        with self._cut_lock:
             try:
-                with self.path(name).open("rb") as file:
-                    return self._part(name, file, log_cursor, lines, has_ended=has_ended)
+                with self.log_path(name).open("rb") as file:
+                    return self._read_part(name, file, log_cursor, lines, has_ended=has_ended)
             except FileNotFoundError:
-                return self._kept_part(name, log_cursor, lines)
+                return self._read_ended_part(name, log_cursor, lines)
 
-    def _part(self, name: str, file: BinaryIO, log_cursor: Place | None, lines: int, *, has_ended: bool) -> LogPart:
+    def _read_part(
+        self, name: str, file: BinaryIO, log_cursor: ProcessLogCursor | None, lines: int, *, has_ended: bool
+    ) -> LogPart:
         cut_at = self._cut_at(name)
         if log_cursor is None:
-            data = _last_of(file, PART_BYTES)
+            data = _last_bytes_of(file, PART_BYTES)
             end = file.tell()  # it grows meanwhile
             if len(data) == end:
-                data = _last(self._earlier(name), PART_BYTES - end) + data
-            part = whole(data, has_ended=has_ended)
+                data = _read_last_bytes(self._earlier_path(name), PART_BYTES - end) + data
+            part = whole_lines(data, has_ended=has_ended)
             offset = max(0, end - (len(data) - len(part)))
-            return LogPart(last_lines(part, lines), str(Place(cut_at, offset, Given.of(part))), not has_ended)
+            return LogPart(
+                last_lines(part, lines), str(ProcessLogCursor(cut_at, offset, LogMark.of(part))), not has_ended
+            )
         size = file.seek(0, os.SEEK_END)
         if log_cursor.cut_at != cut_at or log_cursor.offset > size:
-            part = whole(log_cursor.given.rest_of(_last(self._earlier(name), PART_BYTES)), has_ended=False)
-            return LogPart(tuple(plain_lines(part)), str(Place(cut_at, 0, log_cursor.given.then(part))), running=True)
+            part = whole_lines(
+                log_cursor.mark.rest_of(_read_last_bytes(self._earlier_path(name), PART_BYTES)), has_ended=False
+            )
+            return LogPart(
+                tuple(plain_lines(part)),
+                str(ProcessLogCursor(cut_at, 0, log_cursor.mark.mark_after(part))),
+                running=True,
+            )
         file.seek(log_cursor.offset)
-        part = whole(file.read(PART_BYTES + 1), has_ended=has_ended)
+        part = whole_lines(file.read(PART_BYTES + 1), has_ended=has_ended)
         offset = log_cursor.offset + len(part)
         # Behind a cut, what was given before it need not be what stands before this.
-        mark = log_cursor.given.then(part) if log_cursor.offset or not part else Given.of(part)
-        cursor = str(Place(cut_at, offset, mark))
+        mark = log_cursor.mark.mark_after(part) if log_cursor.offset or not part else LogMark.of(part)
+        cursor = str(ProcessLogCursor(cut_at, offset, mark))
         return LogPart(tuple(plain_lines(part)), cursor, running=not has_ended or offset < size)
 
-    def _kept_part(self, name: str, log_cursor: Place | None, lines: int) -> LogPart | None:
-        data = self.kept.read(name)
+    def _read_ended_part(self, name: str, log_cursor: ProcessLogCursor | None, lines: int) -> LogPart | None:
+        data = self.ended_logs.read_log(name)
         if data is None:
             return LogPart((), str(log_cursor), running=False) if log_cursor else None
-        return kept_part(data, log_cursor.given if log_cursor else None, lines, str(Place(0, 0, Given.of(data))))
+        return ended_log_part(
+            data, log_cursor.mark if log_cursor else None, lines, str(ProcessLogCursor(0, 0, LogMark.of(data)))
+        )
 
     def _cut_at(self, name: str) -> int:
         try:
-            return self._earlier(name).stat().st_mtime_ns
+            return self._earlier_path(name).stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
     def _last_bytes(self, name: str, count: int) -> bytes:
         # A name comes again: what an earlier engine of that name wrote is not of the one that is there.
-        if self.path(name).exists():
+        if self.log_path(name).exists():
             return self._current_bytes(name, count)
-        return (self.kept.read(name) or b"")[-count:]
+        return (self.ended_logs.read_log(name) or b"")[-count:]
 
     def _current_bytes(self, name: str, count: int) -> bytes:
-        data = _last(self.path(name), count)
+        data = _read_last_bytes(self.log_path(name), count)
         if len(data) < count:
-            data = _last(self._earlier(name), count - len(data)) + data
+            data = _read_last_bytes(self._earlier_path(name), count - len(data)) + data
         return data
 
-    def _earlier(self, name: str) -> Path:
+    def _earlier_path(self, name: str) -> Path:
         return self._folder / f"{name}.log.1"
 
 
-def _last(path: Path, count: int) -> bytes:
+def _read_last_bytes(path: Path, count: int) -> bytes:
     """At most the last `count` bytes; where that is not the whole file, from the start of a line."""
     try:
         with path.open("rb") as file:
-            return _last_of(file, count)
+            return _last_bytes_of(file, count)
     except FileNotFoundError:
         return b""
 
 
-def _last_of(file: BinaryIO, count: int) -> bytes:
+def _last_bytes_of(file: BinaryIO, count: int) -> bytes:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - count))
     data = file.read(count)

@@ -11,7 +11,7 @@ from controller.runtimes.process.stat import Process, read_stat
 _MIB = 2**20
 
 
-def host_mib(processes: Iterable[Process]) -> int | None:
+def process_host_mib(processes: Iterable[Process]) -> int | None:
     """MiB that the processes hold together, mapped model files included; None: none of them can be looked at.
 
     What they share counts once (PSS). But not less than the largest of them holds (RSS): the half of a model file that
@@ -19,12 +19,12 @@ def host_mib(processes: Iterable[Process]) -> int | None:
     """
     pss_bytes, largest_rss = 0, 0
     for process in processes:
-        rss, pss = _held(process)
+        rss, pss = _held_bytes(process)
         pss_bytes, largest_rss = pss_bytes + pss, max(largest_rss, rss)
     return -(-max(pss_bytes, largest_rss) // _MIB) or None
 
 
-def _held(process: Process) -> tuple[int, int]:
+def _held_bytes(process: Process) -> tuple[int, int]:
     """Bytes of RSS and PSS; zeros: it has ended, or it is not ours to look at."""
     try:
         ps_process = psutil.Process(process.pid)

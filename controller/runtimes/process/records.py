@@ -21,7 +21,7 @@ SCHEMA_VERSION: Final = 1
 log = logging.getLogger(__name__)
 
 
-class Record(BaseModel):
+class ReplicaRecord(BaseModel):
     """A replica's start. Written before the engine is spawned, and again with its pid. Holds no secret."""
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -71,7 +71,7 @@ class Records:
         self._instance = instance
         self._lock = threading.Lock()
 
-    def all(self) -> list[Record]:
+    def read_records(self) -> list[ReplicaRecord]:
         """Every record of this instance.
 
         Raises RuntimeUnavailableError when one cannot be read, and OSError when the folder cannot: it is unknown then.
@@ -79,12 +79,12 @@ class Records:
         with self._lock:
             return [record for path in self._paths() if (record := self._read(path)) is not None]
 
-    def get(self, name: str) -> Record | None:
+    def read_record(self, name: str) -> ReplicaRecord | None:
         """None: there is none, or it is another instance's."""
         with self._lock:
             return self._read(self._path(name))
 
-    def create(self, record: Record) -> bool:
+    def create_record(self, record: ReplicaRecord) -> bool:
         """Whether it was new; an existing one is left as it is."""
         with self._lock:
             path = self._path(record.name)
@@ -93,7 +93,7 @@ class Records:
             write_atomic(path, record.model_dump_json(indent=1).encode())
             return True
 
-    def update(self, name: str, **changes: Any) -> Record | None:
+    def update_record(self, name: str, **changes: Any) -> ReplicaRecord | None:
         """Change a record that still exists; returns it as it is now.
 
         Should it not be writable, as on a full disk, it is returned changed and stays as it was: it is what can be seen
@@ -112,11 +112,11 @@ class Records:
                 log.warning("%s cannot be written: %s", path, error.strerror or error)
             return changed_record
 
-    def begun(self, name: str, leader: Process) -> Record | None:
+    def note_started(self, name: str, leader: Process) -> ReplicaRecord | None:
         """The engine runs."""
-        return self.update(name, pid=leader.pid, start_ticks=leader.start_ticks, started_at=time.time())
+        return self.update_record(name, pid=leader.pid, start_ticks=leader.start_ticks, started_at=time.time())
 
-    def remove(self, name: str) -> None:
+    def remove_record(self, name: str) -> None:
         """Forget a replica."""
         with self._lock:
             path = self._path(name)
@@ -133,9 +133,9 @@ class Records:
             raise ValueError(f"{name!r} is not a replica of instance {self._instance}")
         return self._folder / f"{name}.json"
 
-    def _read(self, path: Path) -> Record | None:
+    def _read(self, path: Path) -> ReplicaRecord | None:
         try:
-            record = Record.model_validate_json(path.read_bytes())
+            record = ReplicaRecord.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             if not self._folder.is_dir():  # as on a volume that is not mounted: nobody knows what runs
                 raise

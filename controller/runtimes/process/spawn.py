@@ -30,14 +30,14 @@ _INHERITED: Final = frozenset(
 _PORT_TRIES: Final = 32
 
 
-def inherited(controller: Mapping[str, str]) -> dict[str, str]:
+def inherited_environment(controller: Mapping[str, str]) -> dict[str, str]:
     """The part of the controller's environment that engines may see."""
     kept_variables = {key: value for key, value in controller.items() if key in _INHERITED or key.startswith("LC_")}
     # What a Python engine prints to a file would else be held back, and be lost when it is killed.
     return {"PYTHONUNBUFFERED": "1"} | kept_variables
 
 
-def marks(instance: str, name: str, start_id: str) -> dict[str, str]:
+def mark_variables(instance: str, name: str, start_id: str) -> dict[str, str]:
     """What an engine's processes are found by."""
     return {INSTANCE_ENV: instance, REPLICA_ENV: name, START_ENV: start_id}
 
@@ -49,7 +49,7 @@ def visible_gpus(gpus: Sequence[Gpu]) -> dict[str, str]:
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(names)}
 
 
-def free_port(host: str, taken_ports: Collection[int]) -> int:
+def find_free_port(host: str, taken_ports: Collection[int]) -> int:
     """A port that nothing listens on and that no other engine was given. Raises StartError.
 
     Somebody else may take it before the engine does: the engine then says so and ends, and is started anew.
@@ -65,7 +65,7 @@ def free_port(host: str, taken_ports: Collection[int]) -> int:
     raise StartError(f"no port is free on {host}")
 
 
-def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: int) -> Child:
+def spawn_engine(argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: int) -> Child:
     """Start a program that leads its own session and has no tie to us: it survives our death. Raises StartError."""
     try:
         # The runtime reaps it, perhaps long after this object: Popen would complain on being dropped.

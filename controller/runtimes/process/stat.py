@@ -29,9 +29,9 @@ class Stat:
     process: Process
     parent: int
     session: int
-    ended: bool
+    has_ended: bool
     """Nothing of it runs. A zombie whose other threads still run has not ended: they hold its memory."""
-    exiting: bool
+    is_exiting: bool
     """It, or its main thread, is past the point where it still shows an environment, a folder or open files."""
 
 
@@ -53,7 +53,7 @@ def read_stat(pid: int) -> Stat | None:
     return Stat(Process(pid, int(start_ticks)), int(parent), int(session), has_ended, bool(int(flags) & _PF_EXITING))
 
 
-def stats() -> Iterator[Stat]:
+def list_stats() -> Iterator[Stat]:
     """Every process that there is."""
     with os.scandir(PROC) as entries:
         pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
@@ -62,7 +62,7 @@ def stats() -> Iterator[Stat]:
             yield stat
 
 
-def alive(process: Process) -> bool:
+def is_alive(process: Process) -> bool:
     """Whether it runs; a zombie does not."""
     stat = read_stat(process.pid)
-    return stat is not None and stat.process == process and not stat.ended
+    return stat is not None and stat.process == process and not stat.has_ended

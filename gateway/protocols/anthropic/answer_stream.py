@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gateway.protocols.common import errors
 from gateway.protocols.common.conversation import Answer, Call, Fields, Finish, Tokens
-from gateway.protocols.common.event_text import quoted
+from gateway.protocols.common.event_text import quote_text
 
 _STOP_REASONS: Final[dict[Finish, str]] = {
     "stop": "end_turn",
@@ -69,27 +69,27 @@ class MessagesWriter:
         """What came before the open call was whole."""
         self._is_refused = False
 
-    def begin(self, answer_id: str) -> bytes:
+    def begin_answer(self, answer_id: str) -> bytes:
         """See AnswerWriter. What the engine counts is known at the end only."""
         usage = {"input_tokens": 0, "output_tokens": 0}
         return _event("message_start", {"message": self._message(answer_id, [], None, None, usage)})
 
-    def text(self, text: str, logprobs: list[Fields] | None) -> bytes:
+    def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
         """See AnswerWriter."""
-        opening_events = b"" if self._kind == "text" else self._opened("text", text)
-        return b"" if opening_events is None else opening_events + self._delta_start + quoted(text) + _DELTA_END
+        opening_events = b"" if self._kind == "text" else self._open_or_queue("text", text)
+        return b"" if opening_events is None else opening_events + self._delta_start + quote_text(text) + _DELTA_END
 
-    def thought(self, text: str) -> bytes:
+    def write_reasoning(self, text: str) -> bytes:
         """See AnswerWriter."""
-        opening_events = b"" if self._kind == "thinking" else self._opened("thinking", text)
-        return b"" if opening_events is None else opening_events + self._delta_start + quoted(text) + _DELTA_END
+        opening_events = b"" if self._kind == "thinking" else self._open_or_queue("thinking", text)
+        return b"" if opening_events is None else opening_events + self._delta_start + quote_text(text) + _DELTA_END
 
-    def refusal(self, text: str) -> bytes:
+    def write_refusal(self, text: str) -> bytes:
         """See AnswerWriter. It is text, and the reason why the message ends."""
         self._is_refused = True
-        return self.text(text, None)
+        return self.write_text(text, None)
 
-    def call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
+    def write_tool_call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
         """See AnswerWriter."""
         call = self._calls.get(index)
         out = b""
@@ -98,26 +98,26 @@ class MessagesWriter:
             if self._must_wait:
                 self._waiting.append(call)
             else:
-                out = self._begun(call)
+                out = self._begin_block(call)
         if not arguments:
             return out
         call.parts.append(arguments)
         if call is not self._call:
             return out
-        out += self._delta_start + quoted(arguments) + _DELTA_END
-        return out + self._released() if self._waiting and call.is_whole else out
+        out += self._delta_start + quote_text(arguments) + _DELTA_END
+        return out + self._release_blocks() if self._waiting and call.is_whole else out
 
-    def end(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
+    def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
         """See AnswerWriter."""
         delta = {"stop_reason": self._stop_reason(finish, stop_sequence), "stop_sequence": stop_sequence}
         last = _event("message_delta", {"delta": delta, "usage": _usage(tokens)}) + _event("message_stop", {})
-        return self._released(is_end=True) + self._closed() + last
+        return self._release_blocks(is_end=True) + self._close_block() + last
 
-    def failure(self, error: Fields) -> bytes:
+    def fail_answer(self, error: Fields) -> bytes:
         """See AnswerWriter."""
-        return b"event: error\n" + errors.as_event(errors.anthropic_body(errors.encoded({"error": error}), None))
+        return b"event: error\n" + errors.as_event(errors.anthropic_body(errors.encode_json({"error": error}), None))
 
-    def whole(self, answer: Answer) -> Fields:
+    def build_answer(self, answer: Answer) -> Fields:
         """See AnswerWriter."""
         self._is_refused = bool(answer.refusal)
         blocks: list[Fields] = []
@@ -153,27 +153,27 @@ class MessagesWriter:
         """Blocks do not overlap, and to the open one something may still be added."""
         return bool(self._waiting) or (self._call is not None and not self._call.is_whole)
 
-    def _opened(self, kind: str, text: str) -> bytes | None:
+    def _open_or_queue(self, kind: str, text: str) -> bytes | None:
         """A block begins; None: it waits, and so does its text."""
         if not self._must_wait:
-            return self._begun(_Block(_BEGINNINGS[kind]))
+            return self._begin_block(_Block(_BEGINNINGS[kind]))
         if not self._waiting or self._waiting[-1].kind != kind:
             self._waiting.append(_Block(_BEGINNINGS[kind]))
         self._waiting[-1].parts.append(text)
         return None
 
-    def _released(self, *, is_end: bool = False) -> bytes:
+    def _release_blocks(self, *, is_end: bool = False) -> bytes:
         """What has waited, up to the next call that is not whole."""
         out = []
         while self._waiting and (is_end or self._call is None or self._call.is_whole):
             block = self._waiting.pop(0)
-            out.append(self._begun(block))
+            out.append(self._begin_block(block))
             if text := "".join(block.parts):
-                out.append(self._delta_start + quoted(text) + _DELTA_END)
+                out.append(self._delta_start + quote_text(text) + _DELTA_END)
         return b"".join(out)
 
-    def _begun(self, block: _Block) -> bytes:
-        closing_events = self._closed()
+    def _begin_block(self, block: _Block) -> bytes:
+        closing_events = self._close_block()
         self._index += 1
         self._kind = kind = block.kind
         self._call = block if kind == "tool_use" else None
@@ -182,7 +182,7 @@ class MessagesWriter:
         self._delta_start = b"event: content_block_delta\ndata: " + start
         return closing_events + _event("content_block_start", {"index": self._index, "content_block": block.beginning})
 
-    def _closed(self) -> bytes:
+    def _close_block(self) -> bytes:
         if self._kind is None:
             return b""
         # Thoughts are signed, so that they can be trusted when they come back; nobody here signs or checks.
@@ -195,7 +195,7 @@ class MessagesWriter:
 
 
 def _event(kind: str, fields: Fields) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), errors.encoded({"type": kind, **fields}))
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), errors.encode_json({"type": kind, **fields}))
 
 
 def _tool_use(call_id: str, name: str, arguments: Any) -> Fields:
@@ -209,7 +209,7 @@ def _input(call: Call) -> Fields:
 
 
 def _json(text: str) -> Any:
-    return errors.decoded(text.encode(errors="replace"))
+    return errors.decode_json(text.encode(errors="replace"))
 
 
 def _usage(reported_tokens: Tokens | None) -> Fields:

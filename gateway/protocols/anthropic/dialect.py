@@ -7,15 +7,15 @@ from typing import Any, ClassVar, Final
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
-from gateway.protocols.anthropic.stream_collector import MessagesGathering
+from gateway.protocols.anthropic.stream_collector import MessagesCollector
 from gateway.protocols.common import bodies, errors, usage
-from gateway.protocols.common.dialect import Events, Gathering, Usage
+from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
 from gateway.protocols.common.event_reader import Fields
-from gateway.protocols.common.passthrough import SpokenDialect
+from gateway.protocols.common.passthrough import PassthroughDialect
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.common.sse import data_of
 from gateway.protocols.common.stream_compat import differs_as_stream, wants_probabilities
-from gateway.protocols.common.streams import PassingEvents
+from gateway.protocols.common.streams import PassthroughStream
 
 _STOP: Final = re.compile(rb'"type"\s*:\s*"message_stop"')
 _ERROR_NAME: Final = re.compile(rb"(?:^|\n)event: ?error\r?\n")
@@ -23,7 +23,7 @@ _NO_THREADS: Final = {"error_code": "thread_unsupported_request"}
 """By it the agents of Anthropic's packages know that they are to send the whole conversation each time."""
 
 
-class MessagesEvents(PassingEvents):
+class MessagesStream(PassthroughStream):
     """A stream on its way through. Input is counted at its start, output at its end."""
 
     __slots__ = ("_told",)
@@ -35,56 +35,56 @@ class MessagesEvents(PassingEvents):
         super().__init__()
         self._told: Fields = {}
 
-    def failure(self, error: RoundhouseError, request_id: str) -> bytes:
+    def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
         """An error event; nothing more where the stream was complete."""
         return b"" if self.is_complete else as_error_event(own_body(error, request_id))
 
-    def _seen(self, event: bytes) -> bytes:
+    def _filter_event(self, event: bytes) -> bytes:
         if self._usage_mark in event:
-            fields = errors.decoded(data_of(event))
-            counts = usage_told(fields) if isinstance(fields, dict) else None
+            fields = errors.decode_json(data_of(event))
+            counts = usage_fields(fields) if isinstance(fields, dict) else None
             if counts is not None:
                 self._told |= counts
                 self.usage = usage.usage_of(self._told)
         if self._error_mark in event and _ERROR_NAME.search(event):
-            return _in_form(event)
+            return _complete_error_event(event)
         return event
 
-    def _ends(self, event: bytes) -> bool:
+    def _is_last(self, event: bytes) -> bool:
         return _STOP.search(event) is not None
 
     def _is_error(self, event: bytes) -> bool:
-        return _ERROR_NAME.search(event) is not None or errors.is_anthropic(errors.decoded(data_of(event)))
+        return _ERROR_NAME.search(event) is not None or errors.is_anthropic(errors.decode_json(data_of(event)))
 
 
-class MessagesDialect(SpokenDialect):
+class MessagesDialect(PassthroughDialect):
     """Messages, and the counting of their tokens."""
 
     id_header: bytes | None = b"request-id"
     heartbeat: bytes = b'event: ping\ndata: {"type": "ping"}\n\n'
 
-    def takes(self, request: InferenceRequest) -> bool:
+    def can_serve(self, request: InferenceRequest) -> bool:
         """See Dialect. `thinking` as a word is nobody's but ours."""
         return not isinstance(request.fields.get("thinking"), str)
 
-    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+    def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
         if as_stream:
             return bodies.as_stream(request, route.served_name, ask_for_usage=False)
         return bodies.as_named(request, route.served_name)
 
-    def events(self, request: InferenceRequest) -> Events:
+    def open_stream(self, request: InferenceRequest) -> EventStream:
         """See Dialect."""
-        return MessagesEvents()
+        return MessagesStream()
 
-    def gathering(self, request: InferenceRequest) -> Gathering | None:
+    def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """None for what `differs_as_stream` says."""
         fields = request.fields
         if differs_as_stream(fields) or wants_probabilities(fields):
             return None
-        return MessagesGathering(request.model)
+        return MessagesCollector(request.model)
 
-    def usage_in(self, body: bytes) -> Usage | None:
+    def find_usage(self, body: bytes) -> Usage | None:
         """See Dialect."""
         return usage.usage_in(body)
 
@@ -92,9 +92,9 @@ class MessagesDialect(SpokenDialect):
         """See Dialect."""
         return own_body(error, request_id)
 
-    def engine_error(self, status: int, body: bytes, request_id: str) -> bytes:
+    def engine_error_body(self, status: int, body: bytes, request_id: str) -> bytes:
         """See Dialect."""
-        if errors.is_anthropic(errors.decoded(body)):
+        if errors.is_anthropic(errors.decode_json(body)):
             return body
         return errors.anthropic_body(errors.engine_body(status, body, request_id), request_id)
 
@@ -108,10 +108,10 @@ MESSAGES: Final = MessagesDialect()
 
 def own_body(error: RoundhouseError, request_id: str | None) -> bytes:
     """An error of ours in Anthropic's form."""
-    envelope = error.envelope(request_id).model_dump()
+    envelope = error.build_envelope(request_id).model_dump()
     if error.param == "thread":
         envelope["error"]["details"] = _NO_THREADS
-    return errors.anthropic_body(errors.encoded(envelope), request_id)
+    return errors.anthropic_body(errors.encode_json(envelope), request_id)
 
 
 def as_error_event(body: bytes) -> bytes:
@@ -119,18 +119,18 @@ def as_error_event(body: bytes) -> bytes:
     return b"event: error\n" + errors.as_event(body)
 
 
-def usage_told(fields: Fields) -> Fields | None:
+def usage_fields(fields: Fields) -> Fields | None:
     """The counts that an event tells: those of `message_start` stand in its message."""
     message = fields.get("message")
     counts = (message if isinstance(message, dict) else fields).get("usage")
     return {name: value for name, value in counts.items() if value is not None} if isinstance(counts, dict) else None
 
 
-def _in_form(event: bytes) -> bytes:
+def _complete_error_event(event: bytes) -> bytes:
     data = data_of(event)
-    fields: Any = errors.decoded(data)
+    fields: Any = errors.decode_json(data)
     if errors.is_anthropic(fields):
         return event
     error = fields.get("error", fields) if isinstance(fields, dict) else {"message": data.decode(errors="replace")}
-    envelope = errors.engine_body(errors.status_of(error), errors.encoded({"error": error}), None)
+    envelope = errors.engine_body(errors.status_of(error), errors.encode_json({"error": error}), None)
     return as_error_event(errors.anthropic_body(envelope, None))

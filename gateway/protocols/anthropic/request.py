@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from gateway.protocols.anthropic.turns import turns_of
+from gateway.protocols.anthropic.turns import read_turns
 from gateway.protocols.common.conversation import Fields, OutputFormat, Prompt, Tool, ToolChoice
-from gateway.protocols.common.field_reader import count, field, needed, one_of, optional, text, wrong
+from gateway.protocols.common.field_reader import (
+    field_error,
+    optional_count,
+    optional_field,
+    require_choice,
+    require_field,
+    require_text,
+    require_value,
+)
 
 _REFUSED: Final = {
     "container": "code runs on Anthropic's servers",
@@ -39,7 +47,7 @@ Thinking = Literal["enabled", "disabled"]
 _MODES: Final[dict[str, Thinking | None]] = {"default": None, "enabled": "enabled", "disabled": "disabled"}
 
 
-def prompt_of(fields: Fields, *, needs_limit: bool = True) -> Prompt:
+def read_prompt(fields: Fields, *, needs_limit: bool = True) -> Prompt:
     """What a decoded request asks for. `needs_limit`: `max_tokens` must be there, as Anthropic demands it.
 
     Raises:
@@ -48,16 +56,16 @@ def prompt_of(fields: Fields, *, needs_limit: bool = True) -> Prompt:
     """
     for name, why in _REFUSED.items():
         if fields.get(name):
-            raise wrong(name, f"cannot be used here: {why}")
-    max_tokens = count(fields, "max_tokens", 0)
+            raise field_error(name, f"cannot be used here: {why}")
+    max_tokens = optional_count(fields, "max_tokens", 0)
     if max_tokens is None and needs_limit:
-        raise wrong("max_tokens", "is missing: the most tokens that the answer may have")
+        raise field_error("max_tokens", "is missing: the most tokens that the answer may have")
     tools = _tools(fields)
     choice, parallel = _tool_choice(fields, tools)
     thinking, thinking_tokens = _thinking(fields.get("thinking"))
     effort, output_format = _output(fields)
     return Prompt(
-        turns=turns_of(fields),
+        turns=read_turns(fields),
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=parallel,
@@ -67,53 +75,53 @@ def prompt_of(fields: Fields, *, needs_limit: bool = True) -> Prompt:
         thinking=thinking,
         thinking_tokens=thinking_tokens,
         effort=effort,
-        passed=_passed(fields),
+        passed_fields=_passed_fields(fields),
     )
 
 
-def _passed(fields: Fields) -> Fields:
+def _passed_fields(fields: Fields) -> Fields:
     passed_fields = {name: value for name, value in fields.items() if name not in _NOT_PASSED}
-    user = (optional(fields, "metadata", dict) or {}).get("user_id")
+    user = (optional_field(fields, "metadata", dict) or {}).get("user_id")
     if isinstance(user, str) and user:
         passed_fields.setdefault("user", user)
     return passed_fields
 
 
 def _stop(fields: Fields) -> tuple[str, ...]:
-    sequences = optional(fields, "stop_sequences", list) or ()
-    return tuple([text(each, f"stop_sequences[{number}]") for number, each in enumerate(sequences)])
+    sequences = optional_field(fields, "stop_sequences", list) or ()
+    return tuple([require_text(each, f"stop_sequences[{number}]") for number, each in enumerate(sequences)])
 
 
 def _tools(fields: Fields) -> tuple[Tool, ...]:
-    declarations = optional(fields, "tools", list) or ()
+    declarations = optional_field(fields, "tools", list) or ()
     return tuple([_tool(each, f"tools[{number}]") for number, each in enumerate(declarations)])
 
 
 def _tool(declaration: Any, place: str) -> Tool:
-    tool: Fields = needed(declaration, dict, place)
+    tool: Fields = require_value(declaration, dict, place)
     kind = tool.get("type")
     if kind not in (None, "custom"):
         why = "a tool of Anthropic's own, which no model here knows: declare it with a `name` and an `input_schema`"
-        raise wrong(f"{place}.type", f"cannot be {kind!r:.60}, {why}")
+        raise field_error(f"{place}.type", f"cannot be {kind!r:.60}, {why}")
     at = f"{place}."
     return Tool(
-        field(tool, "name", str, place),
-        optional(tool, "description", str, at),
-        field(tool, "input_schema", dict, place),
-        optional(tool, "strict", bool, at),
+        require_field(tool, "name", str, place),
+        optional_field(tool, "description", str, at),
+        require_field(tool, "input_schema", dict, place),
+        optional_field(tool, "strict", bool, at),
     )
 
 
 def _tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> tuple[ToolChoice | None, bool | None]:
     """The choice, and whether several calls may come at once where the request says so."""
-    choice = optional(fields, "tool_choice", dict)
+    choice = optional_field(fields, "tool_choice", dict)
     if choice is None:
         return None, None
-    kind = _CHOICES[one_of(choice.get("type"), _CHOICES, "tool_choice.type")]
+    kind = _CHOICES[require_choice(choice.get("type"), _CHOICES, "tool_choice.type")]
     name = None
     if kind == "named":
-        name = one_of(choice.get("name"), [tool.name for tool in tools], "tool_choice.name")
-    is_single = optional(choice, "disable_parallel_tool_use", bool, "tool_choice.")
+        name = require_choice(choice.get("name"), [tool.name for tool in tools], "tool_choice.name")
+    is_single = optional_field(choice, "disable_parallel_tool_use", bool, "tool_choice.")
     return ToolChoice(kind, name), None if is_single is None else not is_single
 
 
@@ -123,24 +131,24 @@ def _thinking(setting: Any) -> tuple[Thinking | None, int | None]:
     if setting is None:
         return None, None
     if isinstance(setting, str):
-        return _MODES[one_of(setting, _MODES, "thinking")], None
-    thinking: Fields = needed(setting, dict, "thinking")
-    kind = field(thinking, "type", str, "thinking")
-    tokens = optional(thinking, "budget_tokens", int, "thinking.")
+        return _MODES[require_choice(setting, _MODES, "thinking")], None
+    thinking: Fields = require_value(setting, dict, "thinking")
+    kind = require_field(thinking, "type", str, "thinking")
+    tokens = optional_field(thinking, "budget_tokens", int, "thinking.")
     if tokens is not None and tokens < 1:
-        raise wrong("thinking.budget_tokens", f"must be at least 1; it is {tokens}")
+        raise field_error("thinking.budget_tokens", f"must be at least 1; it is {tokens}")
     return _MODES.get(kind), tokens
 
 
 def _output(fields: Fields) -> tuple[str | None, OutputFormat | None]:
     """Effort and form. `output_format` is what the form was called before `output_config`."""
-    config: Fields = optional(fields, "output_config", dict) or {}
+    config: Fields = optional_field(fields, "output_config", dict) or {}
     effort_word = config.get("effort")
-    effort = None if effort_word is None else _EFFORTS[one_of(effort_word, _EFFORTS, "output_config.effort")]
-    place, output_format = "output_config.format", optional(config, "format", dict, "output_config.")
+    effort = None if effort_word is None else _EFFORTS[require_choice(effort_word, _EFFORTS, "output_config.effort")]
+    place, output_format = "output_config.format", optional_field(config, "format", dict, "output_config.")
     if output_format is None:
-        place, output_format = "output_format", optional(fields, "output_format", dict)
+        place, output_format = "output_format", optional_field(fields, "output_format", dict)
     if output_format is None:
         return effort, None
-    one_of(output_format.get("type"), ("json_schema",), f"{place}.type")
-    return effort, OutputFormat(field(output_format, "schema", dict, place), place=place)
+    require_choice(output_format.get("type"), ("json_schema",), f"{place}.type")
+    return effort, OutputFormat(require_field(output_format, "schema", dict, place), place=place)

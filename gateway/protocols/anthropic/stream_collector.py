@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from gateway.protocols.chat.stream_collector import grown
+from gateway.protocols.chat.stream_collector import merge_values
 from gateway.protocols.common import usage
-from gateway.protocols.common.event_reader import Fields, GatheredEvents
+from gateway.protocols.common.event_reader import EventCollector, Fields
 
 _UNKNOWN_ID: Final = "msg_unknown"
 _PARTS: Final = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
 """Type of a delta to its field, whose strings are joined."""
 
 
-class MessagesGathering(GatheredEvents):
+class MessagesCollector(EventCollector):
     """Content blocks by their index."""
 
     __slots__ = ("_blocks", "_is_stopped", "_message", "_model", "_usage")
@@ -28,7 +28,7 @@ class MessagesGathering(GatheredEvents):
         self._blocks: dict[int, _Block] = {}
         self._is_stopped = False
 
-    def _take(self, fields: Fields) -> None:
+    def _take_event(self, fields: Fields) -> None:
         kind = fields.get("type")
         if kind == "content_block_delta":
             self._add_delta(fields.get("index"), fields.get("delta"))
@@ -39,15 +39,15 @@ class MessagesGathering(GatheredEvents):
                 self._blocks[index] = _Block(block)
         elif kind == "message_start" and isinstance(fields.get("message"), dict):
             self._message |= fields["message"]
-            self._count(fields["message"].get("usage"))
+            self._note_usage(fields["message"].get("usage"))
         elif kind == "message_delta":
             if isinstance(fields.get("delta"), dict):
                 self._message |= fields["delta"]
-            self._count(fields.get("usage"))
+            self._note_usage(fields.get("usage"))
         elif kind == "message_stop":
             self._is_stopped = True
         elif kind == "error":
-            self._failed(fields.get("error"))
+            self._take_error(fields.get("error"))
 
     def _add_delta(self, index: Any, delta: Any) -> None:
         if not isinstance(index, int) or not isinstance(delta, dict):
@@ -55,19 +55,19 @@ class MessagesGathering(GatheredEvents):
         block = self._blocks.get(index)
         if block is None:
             block = self._blocks[index] = _Block({})
-        block.add(delta)
+        block.add_delta(delta)
 
-    def _count(self, counts: Any) -> None:
+    def _note_usage(self, counts: Any) -> None:
         if isinstance(counts, dict):
             self._usage |= {name: value for name, value in counts.items() if value is not None}
             self.usage = usage.usage_of(self._usage)
 
-    def _answer(self) -> Any:
+    def _build_answer(self) -> Any:
         if not self._is_stopped:
             return None
         # llama-server leaves `message_start` out where the first token is the beginning of a character.
         start = {"id": _UNKNOWN_ID, "type": "message", "role": "assistant", "content": [], "model": self._model}
-        content = [self._blocks[index].whole() for index in sorted(self._blocks)]
+        content = [self._blocks[index].build_block() for index in sorted(self._blocks)]
         return {**start, **self._message, "content": content, "usage": {"input_tokens": 0, **self._usage}}
 
 
@@ -80,7 +80,7 @@ class _Block:
         self._fields = start
         self._texts: dict[str, list[str]] = {}
 
-    def add(self, delta: Fields) -> None:
+    def add_delta(self, delta: Fields) -> None:
         """Take a part of it."""
         name = _PARTS.get(str(delta.get("type")))
         if name is not None and isinstance(delta.get(name), str):
@@ -88,11 +88,11 @@ class _Block:
             return
         for field, value in delta.items():
             if field == "citation":
-                self._fields["citations"] = grown(self._fields.get("citations") or [], [value])
+                self._fields["citations"] = merge_values(self._fields.get("citations") or [], [value])
             elif field != "type":
-                self._fields[field] = grown(self._fields.get(field), value)
+                self._fields[field] = merge_values(self._fields.get(field), value)
 
-    def whole(self) -> Fields:
+    def build_block(self) -> Fields:
         """The block as a blocking answer has it."""
         block = dict(self._fields)
         for name in ("text", "thinking"):

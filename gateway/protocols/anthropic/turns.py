@@ -21,7 +21,15 @@ from gateway.protocols.common.conversation import (
     Turn,
     User,
 )
-from gateway.protocols.common.field_reader import field, found, needed, none_of, one_of, optional, wrong
+from gateway.protocols.common.field_reader import (
+    choice_error,
+    describe_value,
+    field_error,
+    optional_field,
+    require_choice,
+    require_field,
+    require_value,
+)
 
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -30,7 +38,7 @@ _BILLING: Final = re.compile(r"x-anthropic-billing-header:(?:[ \t]*[\w.-]+=[^;\s
 engine would have the prompt's beginning in its cache."""
 
 
-def turns_of(fields: Fields) -> tuple[Turn, ...]:
+def read_turns(fields: Fields) -> tuple[Turn, ...]:
     """`system` and `messages` of a request. Several messages of one role are one turn, as Anthropic takes them; what
     tools gave back stands before what the user says with it.
 
@@ -38,9 +46,9 @@ def turns_of(fields: Fields) -> tuple[Turn, ...]:
         RoundhouseError: `invalid_request`, or `modality_unsupported` for a document that is no text.
     """
     turns: list[Turn] = list(_system(fields.get("system"), "system"))
-    messages = needed(fields.get("messages"), list, "messages")
+    messages = require_value(fields.get("messages"), list, "messages")
     if not messages:
-        raise wrong("messages", "must not be empty")
+        raise field_error("messages", "must not be empty")
     for number, message in enumerate(messages):
         for turn in _message(message, f"messages[{number}]"):
             _add(turns, turn)
@@ -62,7 +70,7 @@ def _add(turns: list[Turn], turn: Turn) -> None:
 
 
 def _message(value: Any, place: str) -> Iterable[Turn]:
-    message: Fields = needed(value, dict, place)
+    message: Fields = require_value(value, dict, place)
     role, content = message.get("role"), message.get("content")
     if role == "user":
         return _user(content, place)
@@ -70,7 +78,7 @@ def _message(value: Any, place: str) -> Iterable[Turn]:
         return (_assistant(content, place),)
     if role == "system":
         return _system(content, f"{place}.content", place)
-    raise none_of(role, ("user", "assistant", "system"), f"{place}.role")
+    raise choice_error(role, ("user", "assistant", "system"), f"{place}.role")
 
 
 def _system(content: Any, place: str, turn_place: str = "system") -> Iterator[System]:
@@ -84,8 +92,8 @@ def _system(content: Any, place: str, turn_place: str = "system") -> Iterator[Sy
 
 
 def _text_only(block: Fields, place: str) -> str:
-    one_of(block["type"], ("text",), f"{place}.type")
-    return field(block, "text", str, place)
+    require_choice(block["type"], ("text",), f"{place}.type")
+    return require_field(block, "text", str, place)
 
 
 def _user(content: Any, place: str) -> Iterator[Turn]:
@@ -101,7 +109,7 @@ def _user(content: Any, place: str) -> Iterator[Turn]:
         else:
             parts.extend(_parts(block, block_place))
     if empty:
-        raise wrong(f"{place}.content", "must not be empty")
+        raise field_error(f"{place}.content", "must not be empty")
     if parts:
         yield User(tuple(parts), place)
 
@@ -115,27 +123,27 @@ def _assistant(content: Any, place: str) -> Assistant:
     for block, block_place in _blocks(content, f"{place}.content"):
         match block["type"]:
             case "text":
-                texts.append(field(block, "text", str, block_place))
+                texts.append(require_field(block, "text", str, block_place))
             case "thinking":
-                thoughts.append(field(block, "thinking", str, block_place))
+                thoughts.append(require_field(block, "thinking", str, block_place))
             case "tool_use":
                 calls.append(_call(block, block_place))
             case "redacted_thinking":
                 pass  # encrypted for Anthropic's models
             case kind:
-                raise none_of(kind, ("text", "thinking", "redacted_thinking", "tool_use"), f"{block_place}.type")
+                raise choice_error(kind, ("text", "thinking", "redacted_thinking", "tool_use"), f"{block_place}.type")
     return Assistant("".join(texts), "\n\n".join(thoughts), tuple(calls), place=place)
 
 
 def _call(block: Fields, place: str) -> Call:
-    arguments: Fields = field(block, "input", dict, place)
-    return Call(field(block, "id", str, place), field(block, "name", str, place), _ENCODE(arguments))
+    arguments: Fields = require_field(block, "input", dict, place)
+    return Call(require_field(block, "id", str, place), require_field(block, "name", str, place), _ENCODE(arguments))
 
 
 def _tool_result(block: Fields, place: str) -> ToolResult:
     content = block.get("content")
     parts = (Text(""),) if content is None else _content(content, f"{place}.content")
-    return ToolResult(field(block, "tool_use_id", str, place), parts, block.get("is_error") is True, place)
+    return ToolResult(require_field(block, "tool_use_id", str, place), parts, block.get("is_error") is True, place)
 
 
 def _content(content: Any, place: str) -> tuple[Part, ...]:
@@ -147,29 +155,29 @@ def _content(content: Any, place: str) -> tuple[Part, ...]:
 def _parts(block: Fields, place: str) -> tuple[Part, ...]:
     kind = block["type"]
     if kind == "text":
-        return (Text(field(block, "text", str, place)),)
+        return (Text(require_field(block, "text", str, place)),)
     if kind == "image":
-        source: Fields = field(block, "source", dict, place)
+        source: Fields = require_field(block, "source", dict, place)
         return (Image(_image_url(source, f"{place}.source"), place=place),)
     if kind == "document":
         return _document(block, place)
-    raise none_of(kind, ("text", "image", "document"), f"{place}.type")
+    raise choice_error(kind, ("text", "image", "document"), f"{place}.type")
 
 
 def _image_url(source: Fields, place: str) -> str:
-    if one_of(source.get("type"), ("base64", "url"), f"{place}.type") == "url":
-        return field(source, "url", str, place)
-    return f"data:{field(source, 'media_type', str, place)};base64,{field(source, 'data', str, place)}"
+    if require_choice(source.get("type"), ("base64", "url"), f"{place}.type") == "url":
+        return require_field(source, "url", str, place)
+    return f"data:{require_field(source, 'media_type', str, place)};base64,{require_field(source, 'data', str, place)}"
 
 
 def _document(block: Fields, place: str) -> tuple[Part, ...]:
     """A text, after its title and context where it has them."""
-    heading = [Text(text) for name in ("title", "context") if (text := optional(block, name, str, f"{place}."))]
-    source: Fields = field(block, "source", dict, place)
+    heading = [Text(text) for name in ("title", "context") if (text := optional_field(block, name, str, f"{place}."))]
+    source: Fields = require_field(block, "source", dict, place)
     place = f"{place}.source"
     kind = source.get("type")
     if kind == "text":
-        return (*heading, Text(field(source, "data", str, place)))
+        return (*heading, Text(require_field(source, "data", str, place)))
     if kind == "content":
         return (*heading, *_content(source.get("content"), f"{place}.content"))
     message = f"No model here reads documents of the type {kind!r:.60}: send their text (a source of the type `text`)."
@@ -179,9 +187,9 @@ def _document(block: Fields, place: str) -> tuple[Part, ...]:
 def _blocks(content: Any, place: str) -> Iterator[tuple[Fields, str]]:
     """Each with its place; all have a type."""
     if not isinstance(content, list):
-        raise wrong(place, f"must be a string or an array of blocks; {found(content)}")
+        raise field_error(place, f"must be a string or an array of blocks; {describe_value(content)}")
     for number, block in enumerate(content):
         block_place = f"{place}[{number}]"
         if type(block) is not dict or type(block.get("type")) is not str:
-            field(needed(block, dict, block_place), "type", str, block_place)
+            require_field(require_value(block, dict, block_place), "type", str, block_place)
         yield block, block_place

@@ -35,10 +35,10 @@ _FINISHES: dict[str, Finish] = {
 }
 
 
-def written(prompt: Prompt) -> Fields:
+def write_request(prompt: Prompt) -> Fields:
     """The fields of a chat completion request, without `model` and `stream`. How thinking is asked for is not among
     them: that is the engine's (`thinking.fields_for`)."""
-    fields: Fields = {**prompt.passed, "messages": _messages(prompt.turns)}
+    fields: Fields = {**prompt.passed_fields, "messages": _messages(prompt.turns)}
     if prompt.tools:
         fields["tools"] = [_tool(tool) for tool in prompt.tools]
         if prompt.tool_choice is not None:

@@ -10,35 +10,35 @@ from typing import Final
 
 from controller.schema.routing import ModelRoute
 from gateway.protocols.chat import engine_request, reasoning
-from gateway.protocols.chat.stream_collector import OpenAIGathering
+from gateway.protocols.chat.stream_collector import OpenAICollector
 from gateway.protocols.common import bodies
-from gateway.protocols.common.dialect import Events, Gathering
+from gateway.protocols.common.dialect import EventStream, StreamCollector
 from gateway.protocols.common.envelope import EnvelopeDialect
-from gateway.protocols.common.openai_events import OpenAIEvents, as_events
+from gateway.protocols.common.openai_events import OpenAIStream, as_events
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.common.stream_compat import differs_as_stream, wants_probabilities
 
 
-class ChatEvents(OpenAIEvents):
+class ChatStream(OpenAIStream):
     """Of chat completions: what the model thinks is told under both of its names."""
 
     __slots__ = ()
 
-    def feed(self, chunk: bytes) -> bytes:
+    def feed_data(self, chunk: bytes) -> bytes:
         """See Events."""
-        events = super().feed(chunk)
-        return reasoning.in_events(events) if reasoning.MARK in events else events
+        events = super().feed_data(chunk)
+        return reasoning.alias_in_events(events) if reasoning.MARK in events else events
 
 
-class ChatGathering(OpenAIGathering):
+class ChatCollector(OpenAICollector):
     """The same, in a blocking answer made of a stream."""
 
     __slots__ = ()
 
-    def result(self) -> tuple[int, bytes] | None:
+    def build_result(self) -> tuple[int, bytes] | None:
         """See Gathering."""
-        result = super().result()
-        return result if result is None else (result[0], reasoning.in_body(result[1]))
+        result = super().build_result()
+        return result if result is None else (result[0], reasoning.alias_in_body(result[1]))
 
 
 class OpenAIDialect(EnvelopeDialect):
@@ -49,33 +49,33 @@ class OpenAIDialect(EnvelopeDialect):
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat
 
-    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+    def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
         if self._is_chat:
-            request = engine_request.for_engine(request, route)
+            request = engine_request.adapt_request(request, route)
         if as_stream:
             return bodies.as_stream(request, route.served_name, ask_for_usage=True)
         if request.stream and not request.wants_usage:
             return bodies.with_usage(request, route.served_name)
         return bodies.as_named(request, route.served_name)
 
-    def events(self, request: InferenceRequest) -> Events:
+    def open_stream(self, request: InferenceRequest) -> EventStream:
         """See Dialect."""
-        stream_class = ChatEvents if self._is_chat else OpenAIEvents
+        stream_class = ChatStream if self._is_chat else OpenAIStream
         return stream_class(strip_usage=not request.wants_usage)
 
-    def gathering(self, request: InferenceRequest) -> Gathering | None:
+    def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """None, beside what `differs_as_stream` says, where probabilities are asked for and a stream of llama-server
         lacks some: chat has none for tokens without text, such as the last one; completions have those of a stop string
         too, which a blocking answer has not."""
         fields = request.fields
         if differs_as_stream(fields) or (wants_probabilities(fields) and (self._is_chat or fields.get("stop"))):
             return None
-        return ChatGathering(is_chat=True) if self._is_chat else OpenAIGathering(is_chat=False)
+        return ChatCollector(is_chat=True) if self._is_chat else OpenAICollector(is_chat=False)
 
-    def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
+    def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """See Dialect."""
-        return reasoning.in_body if self._is_chat else None
+        return reasoning.alias_in_body if self._is_chat else None
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
         """See Dialect."""

@@ -7,8 +7,8 @@ from typing import Final, cast
 
 from controller.schema.routing import ModelRoute
 from gateway.protocols.chat import llama_server, thinking
-from gateway.protocols.chat.reasoning import in_message
-from gateway.protocols.chat.tool_choice import narrowed
+from gateway.protocols.chat.reasoning import alias_in_message
+from gateway.protocols.chat.tool_choice import narrow_tools
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.request import InferenceRequest
@@ -17,7 +17,7 @@ _REMOTE: Final = "openai_remote"
 """It may be OpenAI itself, which knows what is said in its own words, and refuses what it does not know."""
 
 
-def for_engine(request: InferenceRequest, route: ModelRoute) -> InferenceRequest:
+def adapt_request(request: InferenceRequest, route: ModelRoute) -> InferenceRequest:
     """The request as the model's engine understands it; the same one where nothing must change. Raises RoundhouseError.
 
     - `thinking` and `reasoning_effort: none` as `route.thinking_control` says;
@@ -27,23 +27,23 @@ def for_engine(request: InferenceRequest, route: ModelRoute) -> InferenceRequest
     fields = request.fields
     engine_fields = fields
     if "thinking" in fields or "reasoning_effort" in fields:
-        engine_fields = thought_of(engine_fields, route)
+        engine_fields = adapt_thinking(engine_fields, route)
     messages = fields.get("messages")
     if isinstance(messages, list) and route.backend != _REMOTE:
         for message in messages:
             if (
                 isinstance(message, dict)
                 and ("reasoning" in message or "reasoning_content" in message)
-                and in_message(message) is not message
+                and alias_in_message(message) is not message
             ):
-                engine_fields = engine_fields | {"messages": [in_message(each) for each in messages]}
+                engine_fields = engine_fields | {"messages": [alias_in_message(each) for each in messages]}
                 break
     if "tool_choice" in fields and route.backend != _REMOTE:
-        engine_fields = narrowed(engine_fields, names_one=route.backend == llama_server.BACKEND)
+        engine_fields = narrow_tools(engine_fields, names_one=route.backend == llama_server.BACKEND)
     return request if engine_fields is fields else replace(request, raw=json_bytes(engine_fields), fields=engine_fields)
 
 
-def in_own_words(fields: Fields, route: ModelRoute) -> Fields:
+def adapt_fields(fields: Fields, route: ModelRoute) -> Fields:
     """The fields of a chat completion that was written here, as the model's engine knows them.
 
     - the limit of tokens by `route.max_tokens_field`;
@@ -57,7 +57,7 @@ def in_own_words(fields: Fields, route: ModelRoute) -> Fields:
     return fields
 
 
-def thought_of(fields: Fields, route: ModelRoute) -> Fields:
+def adapt_thinking(fields: Fields, route: ModelRoute) -> Fields:
     """The fields with `thinking` and `reasoning_effort: none` in the words of the model's engine."""
     control, word, effort = route.thinking_control, fields.get("thinking"), fields.get("reasoning_effort")
     mode = cast("thinking.Asked", word) if isinstance(word, str) and word != "default" else None
@@ -71,4 +71,4 @@ def thought_of(fields: Fields, route: ModelRoute) -> Fields:
         return fields  # the word is the engine's own
     if dropped_names:
         fields = {name: value for name, value in fields.items() if name not in dropped_names}
-    return thinking.applied(fields, mode, control)
+    return thinking.apply_thinking(fields, mode, control)

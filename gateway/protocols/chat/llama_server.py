@@ -14,7 +14,7 @@ def fields_for(prompt: Prompt) -> Fields:
     Whether a stream repeats what it goes on with differs between versions, unless it is told to; a blocking answer
     always does."""
     fields: Fields = {}
-    if repeated(prompt) is not None:
+    if repeated_turn(prompt) is not None:
         fields["echo"] = True
     if prompt.stop:
         fields["verbose"] = True
@@ -23,7 +23,7 @@ def fields_for(prompt: Prompt) -> Fields:
     return fields
 
 
-def repeated(prompt: Prompt) -> Assistant | None:
+def repeated_turn(prompt: Prompt) -> Assistant | None:
     """What an answer goes on with, and so begins with once more."""
     last = prompt.turns[-1] if prompt.turns else None
     return last if isinstance(last, Assistant) and not last.calls else None

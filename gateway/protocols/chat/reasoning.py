@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from gateway.protocols.common.errors import decoded, encoded
+from gateway.protocols.common.errors import decode_json, encode_json
 from gateway.protocols.common.sse import data_of, split_events
 
 MARK: Final = b'"reasoning'
@@ -19,21 +19,21 @@ _THOUGHT: Final = re.compile(rb'"(reasoning(?:_content)?)"\s*:\s*("[^"\\]*(?:\\.
 _NULL: Final = re.compile(rb'("(reasoning(?:_content)?)"\s*:\s*)null')
 
 
-def in_events(events: bytes) -> bytes:
+def alias_in_events(events: bytes) -> bytes:
     """Whole events of a stream, each thought under both names. Texts stay as they are, byte for byte."""
     if _has_one_name(events):
-        return _THOUGHT.sub(_doubled, events)
+        return _THOUGHT.sub(_add_alias, events)
     return b"".join([_event(event) for event in split_events(events)])
 
 
-def in_body(body: bytes) -> bytes:
+def alias_in_body(body: bytes) -> bytes:
     """The same for a blocking answer."""
     if MARK not in body:
         return body
-    return _THOUGHT.sub(_doubled, body) if _has_one_name(body) else _json(body)
+    return _THOUGHT.sub(_add_alias, body) if _has_one_name(body) else _json(body)
 
 
-def in_message(message: Any) -> Any:
+def alias_in_message(message: Any) -> Any:
     """A message, or a part of one, with both names where it has one; else itself."""
     if not isinstance(message, dict):
         return message
@@ -48,7 +48,7 @@ def _has_one_name(text: bytes) -> bool:
     return not (b'"reasoning"' in text and b'"reasoning_content"' in text)
 
 
-def _doubled(match: re.Match[bytes]) -> bytes:
+def _add_alias(match: re.Match[bytes]) -> bytes:
     other_name = b"reasoning" if match[1] == b"reasoning_content" else b"reasoning_content"
     return b'%b,"%b":%b' % (match[0], other_name, match[2])
 
@@ -66,13 +66,13 @@ def _event(event: bytes) -> bytes:
 
 def _json(text: bytes) -> bytes:
     """Of an engine that says both, one of which may be null."""
-    fields = decoded(text)
+    fields = decode_json(text)
     choices = fields.get("choices") if isinstance(fields, dict) else None
     is_changed = False
     for choice in choices if isinstance(choices, list) else ():
         for name in ("message", "delta"):
             message = choice.get(name) if isinstance(choice, dict) else None
-            if (new_message := in_message(message)) is not message:
+            if (new_message := alias_in_message(message)) is not message:
                 choice[name] = new_message
                 is_changed = True
-    return encoded(fields) if is_changed else text
+    return encode_json(fields) if is_changed else text

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.protocols.common.event_reader import Fields, GatheredEvents
-from gateway.protocols.common.usage import Tally
+from gateway.protocols.common.event_reader import EventCollector, Fields
+from gateway.protocols.common.usage import UsageTally
 
 _STREAMS_ONLY = ("prompt_progress", "obfuscation")
 """Fields that a blocking answer has not."""
 
 
-class OpenAIGathering(GatheredEvents):
+class OpenAICollector(EventCollector):
     """Choices by their index. Fields beside them are taken over, the last one of a name."""
 
     __slots__ = ("_choices", "_ended_last", "_is_chat", "_tally", "_top", "_usages")
@@ -24,11 +24,11 @@ class OpenAIGathering(GatheredEvents):
         self._usages: dict[int, Any] = {}
         """By the choice that ended before. llama-server tells it of each, and a blocking answer has the first one's."""
         self._ended_last = 0
-        self._tally = Tally()
+        self._tally = UsageTally()
 
-    def _take(self, fields: Fields) -> None:
+    def _take_event(self, fields: Fields) -> None:
         if fields.get("error") is not None:
-            self._failed(fields["error"])
+            self._take_error(fields["error"])
             return
         choices = fields.pop("choices", None)
         usage = fields.pop("usage", None)
@@ -36,30 +36,30 @@ class OpenAIGathering(GatheredEvents):
         if isinstance(choices, list):
             for choice in choices:
                 if isinstance(choice, dict):
-                    self._add(choice)
+                    self._add_choice(choice)
         if usage is not None:
             self._usages[self._ended_last] = usage
-            self._tally.note(usage, choices)
+            self._tally.note_usage(usage, choices)
             self.usage = self._tally.usage
 
-    def _add(self, choice: Fields) -> None:
+    def _add_choice(self, choice: Fields) -> None:
         index = choice.get("index", 0)
         if not isinstance(index, int):
             return
         open_choice = self._choices.get(index)
         if open_choice is None:
             open_choice = self._choices[index] = _Choice(index)
-        open_choice.add(choice)
+        open_choice.add_part(choice)
         if choice.get("finish_reason") is not None:
             self._ended_last = index
 
-    def _answer(self) -> Any:
+    def _build_answer(self) -> Any:
         if not self._is_done:
             return None
         top = {name: value for name, value in self._top.items() if name not in _STREAMS_ONLY}
         if self._is_chat:
             top["object"] = "chat.completion"
-        choices = [self._choices[index].whole(is_chat=self._is_chat) for index in sorted(self._choices)]
+        choices = [self._choices[index].build_choice(is_chat=self._is_chat) for index in sorted(self._choices)]
         answer = {"choices": choices, **top}
         if self._usages:
             answer["usage"] = self._usages[min(self._usages)]
@@ -80,7 +80,7 @@ class _Choice:
         """Number of a call to its index and what came of it."""
         self._numbers = CallNumbers()
 
-    def add(self, choice: Fields) -> None:
+    def add_part(self, choice: Fields) -> None:
         """Take one event's part of the choice."""
         for name, value in choice.items():
             if name == "delta":
@@ -90,7 +90,7 @@ class _Choice:
                 if isinstance(value, str):
                     _append(self._texts, name, value)
             elif name == "logprobs" and isinstance(value, dict):
-                self._fields[name] = grown(self._fields.get(name), value)
+                self._fields[name] = merge_values(self._fields.get(name), value)
             elif value is not None or name not in self._fields:
                 self._fields[name] = value
 
@@ -105,15 +105,15 @@ class _Choice:
                     if isinstance(call, dict):
                         self._add_call(call)
             else:
-                self._message[name] = grown(self._message.get(name), value)
+                self._message[name] = merge_values(self._message.get(name), value)
 
     def _add_call(self, call: Fields) -> None:
         number = self._numbers.number_of(call)
         if number not in self._calls:
             self._calls[number] = _index_of(call), _ToolCall()
-        self._calls[number][1].add(call)
+        self._calls[number][1].add_part(call)
 
-    def whole(self, *, is_chat: bool) -> Fields:
+    def build_choice(self, *, is_chat: bool) -> Fields:
         """The choice as a blocking answer has it."""
         texts = {name: "".join(parts) for name, parts in self._texts.items()}
         if not is_chat:
@@ -121,7 +121,7 @@ class _Choice:
         message: Fields = {"role": "assistant", **self._message, "content": "", **texts}
         if self._calls:
             calls = sorted(self._calls.values(), key=lambda entry: entry[0])
-            message["tool_calls"] = [call.whole() for _, call in calls]
+            message["tool_calls"] = [call.build_call() for _, call in calls]
         return {**self._fields, "message": message}
 
 
@@ -165,7 +165,7 @@ class _ToolCall:
         self._fields: Fields = {"type": "function"}
         self._function: dict[str, list[str]] = {"name": [], "arguments": []}
 
-    def add(self, call: Fields) -> None:
+    def add_part(self, call: Fields) -> None:
         """Take one event's part of the call."""
         for name, value in call.items():
             if name == "function" and isinstance(value, dict):
@@ -175,7 +175,7 @@ class _ToolCall:
             elif name != "index" and value not in (None, ""):
                 self._fields[name] = value
 
-    def whole(self) -> Fields:
+    def build_call(self) -> Fields:
         """The call as a message has it."""
         return {**self._fields, "function": {name: "".join(parts) for name, parts in self._function.items()}}
 
@@ -188,13 +188,13 @@ def _append(texts: dict[str, list[str]], name: str, value: str) -> None:
         parts.append(value)
 
 
-def grown(old: Any, new: Any) -> Any:
+def merge_values(old: Any, new: Any) -> Any:
     """A value after one more part of it: texts and lists grow, objects field by field; of all else the last counts."""
     if new is None:
         return old
     if isinstance(old, dict) and isinstance(new, dict):
         for name, value in new.items():
-            old[name] = grown(old.get(name), value)
+            old[name] = merge_values(old.get(name), value)
         return old
     if isinstance(old, list) and isinstance(new, list):
         old.extend(new)

@@ -10,7 +10,7 @@ from gateway.protocols.common.conversation import Fields
 Asked = Literal["enabled", "disabled"]
 
 
-def applied(fields: Fields, mode: Asked | None, control: ThinkingControl | None) -> Fields:
+def apply_thinking(fields: Fields, mode: Asked | None, control: ThinkingControl | None) -> Fields:
     """Chat completion fields that ask an engine to think or not; `fields` themselves where nothing is asked.
 
     - `chat_template_kwargs`: `enable_thinking` of the chat template, as llama-server and vLLM take it;

@@ -8,7 +8,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 
 
-def narrowed(fields: Fields, *, names_one: bool) -> Fields:
+def narrow_tools(fields: Fields, *, names_one: bool) -> Fields:
     """Chat completion fields that offer only the tools which `tool_choice` leaves; themselves where it leaves all.
 
     - `{"type": "allowed_tools"}`, which is OpenAI's alone: those tools, and the mode as the choice;

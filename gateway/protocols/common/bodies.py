@@ -23,14 +23,14 @@ def as_named(request: InferenceRequest, served_name: str) -> bytes:
     """The body for an engine that calls the model `served_name`; the original bytes where that is its name."""
     if request.model == served_name or not request.names_model:
         return request.raw
-    new_body = _replaced(request.raw, b'"model"', _MODEL, b'"model":' + json.dumps(served_name).encode())
+    new_body = _replace_field(request.raw, b'"model"', _MODEL, b'"model":' + json.dumps(served_name).encode())
     return new_body if new_body is not None else json_bytes(request.fields | {"model": served_name})
 
 
 def with_usage(request: InferenceRequest, served_name: str) -> bytes:
     """The same, with `stream_options.include_usage`."""
     if "stream_options" not in request.fields:
-        return _inserted(as_named(request, served_name), b'"stream_options":{"include_usage":true},')
+        return _insert_fields(as_named(request, served_name), b'"stream_options":{"include_usage":true},')
     return json_bytes(_renamed_fields(request, served_name) | {"stream_options": _options(request)})
 
 
@@ -42,21 +42,21 @@ def as_stream(request: InferenceRequest, served_name: str, *, ask_for_usage: boo
         return json_bytes(_renamed_fields(request, served_name) | new_fields)
     options = b'"stream_options":{"include_usage":true},' if ask_for_usage else b""
     if "stream" not in fields:
-        return _inserted(as_named(request, served_name), b'"stream":true,' + options)
-    raw = _replaced(as_named(request, served_name), b'"stream"', _STREAM, b'"stream":true')
+        return _insert_fields(as_named(request, served_name), b'"stream":true,' + options)
+    raw = _replace_field(as_named(request, served_name), b'"stream"', _STREAM, b'"stream":true')
     if raw is None:
         raw = json_bytes(_renamed_fields(request, served_name) | {"stream": True})
-    return _inserted(raw, options) if options else raw
+    return _insert_fields(raw, options) if options else raw
 
 
-def _inserted(raw: bytes, fields: bytes) -> bytes:
+def _insert_fields(raw: bytes, fields: bytes) -> bytes:
     position = raw.index(b"{") + 1
     if raw[position:].lstrip()[:1] == b"}":
         fields = fields[:-1]
     return raw[:position] + fields + raw[position:]
 
 
-def _replaced(raw: bytes, name: bytes, pattern: re.Pattern[bytes], field: bytes) -> bytes | None:
+def _replace_field(raw: bytes, name: bytes, pattern: re.Pattern[bytes], field: bytes) -> bytes | None:
     # A field of the body has this name. If the bytes hold it once, unescaped, it can be no other; a quote inside of a
     # string has a backslash in front.
     if raw.count(name) != 1 or _ESCAPED_LETTER in raw:

@@ -122,12 +122,15 @@ def _is_form(value: Any) -> bool:
 def _check_parts(messages: list[Any], capabilities: Capabilities, model: str) -> None:
     for number, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, list) and (refused_part := _foreign(content, capabilities.modalities)) is not None:
+        if (
+            isinstance(content, list)
+            and (refused_part := _find_refused_part(content, capabilities.modalities)) is not None
+        ):
             modality, place = refused_part
             raise _no_modality(modality, f"messages[{number}].content{place}", capabilities, model)
 
 
-def _foreign(parts: list[Any], modalities: Sequence[Modality]) -> tuple[Modality, str] | None:
+def _find_refused_part(parts: list[Any], modalities: Sequence[Modality]) -> tuple[Modality, str] | None:
     """What the first part holds that is not taken, and the part's place."""
     for number, part in enumerate(parts):
         if not isinstance(part, dict) or part.get("type") == "text":
@@ -136,7 +139,9 @@ def _foreign(parts: list[Any], modalities: Sequence[Modality]) -> tuple[Modality
         if modality is not None:
             if modality not in modalities:
                 return modality, f"[{number}]"
-        elif (inner := _inner(part)) is not None and (refused_part := _foreign(inner[0], modalities)) is not None:
+        elif (inner := _inner_parts(part)) is not None and (
+            refused_part := _find_refused_part(inner[0], modalities)
+        ) is not None:
             return refused_part[0], f"[{number}]{inner[1]}{refused_part[1]}"
     return None
 
@@ -154,7 +159,7 @@ def _has_pages(source: Any) -> bool:
     return isinstance(source, dict) and source.get("type") in ("base64", "url")
 
 
-def _inner(part: dict[str, Any]) -> tuple[list[Any], str] | None:
+def _inner_parts(part: dict[str, Any]) -> tuple[list[Any], str] | None:
     """The parts within one of Anthropic's, and where they are: of a tool's result, or of a document made of parts."""
     content, place = part.get("content"), ".content"
     if part.get("type") == "document":

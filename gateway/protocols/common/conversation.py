@@ -142,7 +142,7 @@ class Prompt:
     """Most tokens to think, for engines that can be told."""
     effort: str | None = None
     """How much to think, in OpenAI's words (`reasoning_effort`)."""
-    passed: Mapping[str, Any] = field(default_factory=dict)
+    passed_fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields that mean the same to a chat completion (sampling, `user`, ...), and those that no family knows, which
     may be the engine's own."""
 
@@ -179,27 +179,27 @@ class Answer:
 class AnswerWriter(Protocol):
     """One answer in the client's family: as a stream, event by event, or whole. Holds the state of its stream."""
 
-    def begin(self, answer_id: str) -> bytes:
+    def begin_answer(self, answer_id: str) -> bytes:
         """The first events. Called once, before the others, when the engine's first event is there. `answer_id` is
         the engine's own name for the answer (`Answer.id`)."""
 
-    def text(self, text: str, logprobs: list[Fields] | None) -> bytes:
+    def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
         """A part of the text, not empty."""
 
-    def thought(self, text: str) -> bytes:
+    def write_reasoning(self, text: str) -> bytes:
         """A part of the thoughts, not empty."""
 
-    def refusal(self, text: str) -> bytes:
+    def write_refusal(self, text: str) -> bytes:
         """A part of a refusal, not empty."""
 
-    def call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
+    def write_tool_call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
         """A part of a call: its id and name once, then parts of its arguments. Engines count calls from 0."""
 
-    def end(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
+    def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
         """The last events. `tokens` None: the engine did not tell."""
 
-    def failure(self, error: Fields) -> bytes:
+    def fail_answer(self, error: Fields) -> bytes:
         """The last events of a stream that fails, perhaps before it began. `error` has every field of our envelope."""
 
-    def whole(self, answer: Answer) -> Fields:
+    def build_answer(self, answer: Answer) -> Fields:
         """The body of a blocking answer. Of a stream that was written before, nothing is said."""

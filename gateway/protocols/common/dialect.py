@@ -27,21 +27,21 @@ class Usage(NamedTuple):
     completion: int = 0
 
 
-class Events(Protocol):
+class EventStream(Protocol):
     """One stream on its way through: whole events only, its usage noted, its end known."""
 
     @property
     def usage(self) -> Usage | None:
         """Tokens, as far as the engine has told."""
 
-    def feed(self, chunk: bytes) -> bytes:
+    def feed_data(self, chunk: bytes) -> bytes:
         """What to pass on now: whole events, as many as `chunk` completes. Perhaps nothing.
 
         Raises:
             EventTooLongError: an event does not end within `HOLD_LIMIT` bytes.
         """
 
-    def finish(self) -> bytes:
+    def finish_stream(self) -> bytes:
         """What is still to be passed on once the engine's stream is over, its closing event included where the
         family demands one and the engine's last event was an error. Perhaps nothing."""
 
@@ -49,25 +49,25 @@ class Events(Protocol):
     def is_complete(self) -> bool:
         """Whether the stream ended as the family says it must: with its last event, or with an error."""
 
-    def failure(self, error: RoundhouseError, request_id: str) -> bytes:
+    def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
         """The last events of a stream that ends here with `error`, in the family's form."""
 
 
-class Gathering(Protocol):
+class StreamCollector(Protocol):
     """A blocking answer in the making, from the events of a stream."""
 
     @property
     def usage(self) -> Usage | None:
         """Tokens, as far as the engine has told."""
 
-    def feed(self, chunk: bytes) -> None:
+    def feed_data(self, chunk: bytes) -> None:
         """Take bytes of the stream, cut anywhere.
 
         Raises:
             EventTooLongError: an event does not end within `HOLD_LIMIT` bytes.
         """
 
-    def result(self) -> tuple[int, bytes] | None:
+    def build_result(self) -> tuple[int, bytes] | None:
         """Status and body of the blocking answer; None: the stream broke off before its end. An error event gives
         the error's status (500 where it has none) and body as the engine would have answered a blocking call."""
 
@@ -82,41 +82,41 @@ class Dialect(Protocol):
     may_flow: bool
     """A blocking answer that is too long to hold may pass as it is, whatever `whole` would make of it."""
 
-    def takes(self, request: InferenceRequest) -> bool:
+    def can_serve(self, request: InferenceRequest) -> bool:
         """Whether this way of serving the family can do what the request asks for. Where not, the next way is
         looked at (`ways.WAYS`)."""
 
-    def check(self, request: InferenceRequest, route: ModelRoute) -> None:
+    def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """Refuse what the model does not take. Called before all that follows, once for each version of the route.
 
         Raises:
             RoundhouseError: `invalid_request`, or what the model cannot do.
         """
 
-    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+    def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """The bytes for an engine of the model; the original ones where nothing must change.
 
         `as_stream`: the client asked for a blocking answer, and the engine is to be asked for a stream.
         """
 
-    def events(self, request: InferenceRequest) -> Events:
+    def open_stream(self, request: InferenceRequest) -> EventStream:
         """For a stream that the client asked for."""
 
-    def gathering(self, request: InferenceRequest) -> Gathering | None:
+    def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """For a blocking answer made of a stream; None: what this request asks for cannot be made of one, so that
         it must go as it is."""
 
-    def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
+    def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """What makes the client's body of an engine's blocking answer, where that must change. Errors never come by
         it. It may raise RoundhouseError, which is answered instead."""
 
-    def usage_in(self, body: bytes) -> Usage | None:
+    def find_usage(self, body: bytes) -> Usage | None:
         """The usage that a blocking answer tells, without decoding the rest of it."""
 
     def error_body(self, error: RoundhouseError, request_id: str) -> bytes:
         """An error of ours, as JSON in the family's form."""
 
-    def engine_error(self, status: int, body: bytes, request_id: str) -> bytes:
+    def engine_error_body(self, status: int, body: bytes, request_id: str) -> bytes:
         """An engine's own error answer, as JSON in the family's form: as it is where it has that already, and every
         field of our envelope (code a string of ours, status the number) where the form is OpenAI's."""
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common import errors, usage
 from gateway.protocols.common.dialect import Usage
-from gateway.protocols.common.passthrough import SpokenDialect
+from gateway.protocols.common.passthrough import PassthroughDialect
 
 
-class EnvelopeDialect(SpokenDialect):
+class EnvelopeDialect(PassthroughDialect):
     """Their part of a `Dialect`."""
 
     heartbeat: bytes = b": ka\n\n"
 
-    def usage_in(self, body: bytes) -> Usage | None:
+    def find_usage(self, body: bytes) -> Usage | None:
         """See Dialect."""
         return usage.usage_in(body)
 
@@ -21,6 +21,6 @@ class EnvelopeDialect(SpokenDialect):
         """See Dialect."""
         return errors.own_body(error, request_id)
 
-    def engine_error(self, status: int, body: bytes, request_id: str) -> bytes:
+    def engine_error_body(self, status: int, body: bytes, request_id: str) -> bytes:
         """See Dialect."""
         return errors.engine_body(status, body, request_id)

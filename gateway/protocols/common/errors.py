@@ -37,19 +37,19 @@ _UNSEEN: Final = re.compile(r"(?is)<(script|style|head)\b.*?</\1>|<[^>]*>")
 
 def own_body(error: RoundhouseError, request_id: str) -> bytes:
     """Our envelope."""
-    return encoded(error.envelope(request_id).model_dump())
+    return encode_json(error.build_envelope(request_id).model_dump())
 
 
 def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
     """An engine's error answer as our envelope; as it is where it is one already."""
     # What nests deeper is not sure to be written, or read once more where the stack is higher: it is taken as text.
-    fields: Any = decoded(body) if body.count(b"{") + body.count(b"[") <= _MOST_BRACKETS else None
+    fields: Any = decode_json(body) if body.count(b"{") + body.count(b"[") <= _MOST_BRACKETS else None
     if is_envelope(fields) and fields["error"]["status"] == client_status(status):
         return body
-    return encoded(completed(status, fields if isinstance(fields, dict) else {}, body, request_id))
+    return encode_json(complete_error(status, fields if isinstance(fields, dict) else {}, body, request_id))
 
 
-def completed(status: int, fields: Fields, body: bytes, request_id: str | None) -> Fields:
+def complete_error(status: int, fields: Fields, body: bytes, request_id: str | None) -> Fields:
     """The engine's error with every field of our envelope. Its further fields stay, and its code where that is text."""
     error = fields.get("error")
     if not (isinstance(error, dict) and isinstance(error.get("message"), str)):
@@ -87,7 +87,7 @@ def anthropic_body(envelope: bytes, request_id: str | None) -> bytes:
     if status == 501:
         kind = "invalid_request_error"  # what the client asked for is not there: asking again is no use
     ordered_fields = {"type": kind, "message": error["message"]} | {k: v for k, v in error.items() if k != "type"}
-    return encoded({"type": "error", "error": ordered_fields, "request_id": request_id or own_request_id})
+    return encode_json({"type": "error", "error": ordered_fields, "request_id": request_id or own_request_id})
 
 
 def is_anthropic(fields: Any) -> bool:
@@ -126,10 +126,10 @@ def as_event(body: bytes) -> bytes:
 
 def as_text(error: Any) -> str:
     """What an engine tells of an error where that is no object."""
-    return error if isinstance(error, str) else encoded(error).decode()
+    return error if isinstance(error, str) else encode_json(error).decode()
 
 
-def decoded(body: bytes) -> Any:
+def decode_json(body: bytes) -> Any:
     """JSON, or None where it is none."""
     try:
         return json.loads(body)
@@ -137,7 +137,7 @@ def decoded(body: bytes) -> Any:
         return None
 
 
-def encoded(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """An answer's JSON; an error of its own where the value is nested too deeply to be written."""
     try:
         return json_bytes(value)

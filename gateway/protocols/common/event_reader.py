@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Final
 
 from gateway.protocols.common.dialect import Usage
-from gateway.protocols.common.errors import encoded, status_of
+from gateway.protocols.common.errors import encode_json, status_of
 from gateway.protocols.common.sse import EventCutter
 
 Fields = dict[str, Any]
@@ -28,25 +28,25 @@ class EventReader(EventCutter, ABC):
         self.usage: Usage | None = None
 
     @abstractmethod
-    def _take(self, fields: Fields) -> None:
+    def _take_event(self, fields: Fields) -> None:
         """Note what an event says."""
 
     @abstractmethod
-    def _failed(self, error: Any) -> None:
+    def _take_error(self, error: Any) -> None:
         """An error came, as the engine tells it."""
 
-    def _read_all(self, events: bytes) -> None:
+    def _read_events(self, events: bytes) -> None:
         text = events.decode("utf-8", "replace")
         if "\r" in text:
             text = text.replace("\r\n", "\n")
         for event in text.split("\n\n"):
             if event:
                 try:
-                    self._read(event)
+                    self._read_event(event)
                 except RecursionError:
                     continue  # JSON of a thousand levels: no engine's
 
-    def _read(self, event: str) -> None:
+    def _read_event(self, event: str) -> None:
         # Nearly always one line has data, the last one, and it holds an object.
         start = 0 if event.startswith("data:") else event.find("\ndata:") + 1
         opening = start + 6 if event.startswith(" ", start + 5) else start + 5
@@ -61,9 +61,9 @@ class EventReader(EventCutter, ABC):
                 return
         if event.startswith(_ERROR_STARTS):
             error = fields.get("error")
-            self._failed(error if isinstance(error, dict) else fields)
+            self._take_error(error if isinstance(error, dict) else fields)
         else:
-            self._take(fields)
+            self._take_event(fields)
 
     def _read_slowly(self, event: str) -> Any:
         lines = [line.split(":", 1) for line in event.split("\n") if line.startswith(("data:", "error:"))]
@@ -77,7 +77,7 @@ class EventReader(EventCutter, ABC):
             return None
 
 
-class GatheredEvents(EventReader):
+class EventCollector(EventReader):
     """A blocking answer in the making."""
 
     __slots__ = ("_failure",)
@@ -86,25 +86,25 @@ class GatheredEvents(EventReader):
         super().__init__()
         self._failure: tuple[int, bytes] | None = None
 
-    def feed(self, chunk: bytes) -> None:
+    def feed_data(self, chunk: bytes) -> None:
         """See Gathering."""
-        if events := self._cut(chunk):
-            self._read_all(events)
+        if events := self._cut_events(chunk):
+            self._read_events(events)
 
-    def result(self) -> tuple[int, bytes] | None:
+    def build_result(self) -> tuple[int, bytes] | None:
         """See Gathering."""
         if held_events := self._take_held():
-            self._read_all(held_events)
+            self._read_events(held_events)
         if self._failure is not None:
             return self._failure
-        answer = self._answer()
-        return None if answer is None else (200, encoded(answer))
+        answer = self._build_answer()
+        return None if answer is None else (200, encode_json(answer))
 
     @abstractmethod
-    def _answer(self) -> Any:
+    def _build_answer(self) -> Any:
         """The body of the blocking answer; None: the stream is not at its end."""
 
-    def _failed(self, error: Any) -> None:
+    def _take_error(self, error: Any) -> None:
         """It is the answer, as the engine would have given it to a blocking call."""
         if self._failure is None:
-            self._failure = status_of(error), encoded({"error": error})
+            self._failure = status_of(error), encode_json({"error": error})

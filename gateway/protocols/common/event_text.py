@@ -5,7 +5,7 @@ from __future__ import annotations
 from json.encoder import encode_basestring, encode_basestring_ascii
 
 
-def quoted(text: str) -> bytes:
+def quote_text(text: str) -> bytes:
     """A string as JSON. UTF-8, unless it holds half a surrogate pair: then ASCII, which can write that."""
     try:
         return encode_basestring(text).encode()

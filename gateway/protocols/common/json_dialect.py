@@ -6,24 +6,24 @@ from typing import Final
 
 from controller.schema.routing import ModelRoute
 from gateway.protocols.common import bodies
-from gateway.protocols.common.dialect import Events, Gathering
+from gateway.protocols.common.dialect import EventStream, StreamCollector
 from gateway.protocols.common.envelope import EnvelopeDialect
-from gateway.protocols.common.openai_events import OpenAIEvents, as_events
+from gateway.protocols.common.openai_events import OpenAIStream, as_events
 from gateway.protocols.common.request import InferenceRequest
 
 
-class PlainDialect(EnvelopeDialect):
+class JsonDialect(EnvelopeDialect):
     """One body there, one back."""
 
-    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+    def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
         return bodies.as_named(request, route.served_name)
 
-    def events(self, request: InferenceRequest) -> Events:
+    def open_stream(self, request: InferenceRequest) -> EventStream:
         """See Dialect. For an engine that streams where none is known to: it passes."""
-        return OpenAIEvents(strip_usage=False)
+        return OpenAIStream(strip_usage=False)
 
-    def gathering(self, request: InferenceRequest) -> Gathering | None:
+    def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """Never: there are no streams."""
         return None
 
@@ -32,4 +32,4 @@ class PlainDialect(EnvelopeDialect):
         return as_events(body)
 
 
-PLAIN: Final = PlainDialect()
+PLAIN: Final = JsonDialect()

@@ -9,21 +9,21 @@ from gateway.protocols.common.capabilities import check_capabilities
 from gateway.protocols.common.request import InferenceRequest
 
 
-class SpokenDialect:
+class PassthroughDialect:
     """Their part of a `Dialect`."""
 
     id_header: bytes | None = None
 
     may_flow: bool = False
 
-    def takes(self, request: InferenceRequest) -> bool:
+    def can_serve(self, request: InferenceRequest) -> bool:
         """See Dialect."""
         return True
 
-    def check(self, request: InferenceRequest, route: ModelRoute) -> None:
+    def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """See Dialect."""
         check_capabilities(request.fields, route.capabilities, route.name)
 
-    def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
+    def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """See Dialect."""
         return None

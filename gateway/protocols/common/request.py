@@ -29,7 +29,7 @@ class InferenceRequest:
     """Path and query for the engine."""
     prompt: Prompt | None = None
     """What is asked for in no family's form, once a translation has read it."""
-    repeated: Assistant | None = None
+    repeated_turn: Assistant | None = None
     """What the engine will say again before it goes on with it."""
     state: Any = None
     """What a route group keeps with its requests."""

@@ -17,7 +17,7 @@ class EventCutter:
     def __init__(self) -> None:
         self._held = b""
 
-    def _cut(self, chunk: bytes) -> bytes:
+    def _cut_events(self, chunk: bytes) -> bytes:
         """The events that `chunk` completes, in one piece; the rest is held.
 
         Raises:

@@ -12,7 +12,7 @@ from gateway.protocols.common.sse import EventCutter, last_event, split_events
 _COMMENT = 0x3A  # ":"; a field's name begins with a letter, which is greater
 
 
-class PassingEvents(EventCutter, ABC):
+class PassthroughStream(EventCutter, ABC):
     """Passes whole events on. Those that hold a mark are looked at, and the last ones are kept for the end.
 
     A quote inside of a JSON string has a backslash in front, so a mark in quotes is never in what a model says.
@@ -28,37 +28,37 @@ class PassingEvents(EventCutter, ABC):
         self._last = b""
         self.usage: Usage | None = None
 
-    def feed(self, chunk: bytes) -> bytes:
+    def feed_data(self, chunk: bytes) -> bytes:
         """See Events."""
-        events = chunk if not self._held and chunk.endswith(b"\n\n") else self._cut(chunk)
+        events = chunk if not self._held and chunk.endswith(b"\n\n") else self._cut_events(chunk)
         if self._usage_mark in events or self._error_mark in events:
-            return self._look(events)
+            return self._filter_events(events)
         if events:
             if events[0] > _COMMENT:
                 self._last = events
             else:
-                self._keep(events)
+                self._keep_last(events)
         return events
 
-    def finish(self) -> bytes:
+    def finish_stream(self) -> bytes:
         """See Events."""
         held_event = self._take_held()
-        if held_event and (self._ends(held_event) or self._is_error(held_event)):
-            held_event = self._seen(held_event)
+        if held_event and (self._is_last(held_event) or self._is_error(held_event)):
+            held_event = self._filter_event(held_event)
             self._last = held_event or self._last
             return held_event
         return b""
 
-    def _look(self, events: bytes) -> bytes:
+    def _filter_events(self, events: bytes) -> bytes:
         passed_events = []
         for event in split_events(events):
-            passed_event = self._seen(event)
+            passed_event = self._filter_event(event)
             if passed_event:
-                self._keep(passed_event)
+                self._keep_last(passed_event)
                 passed_events.append(passed_event)
         return b"".join(passed_events)
 
-    def _keep(self, events: bytes) -> None:
+    def _keep_last(self, events: bytes) -> None:
         if events[0] > _COMMENT:
             self._last = events
         else:
@@ -68,18 +68,18 @@ class PassingEvents(EventCutter, ABC):
     def is_complete(self) -> bool:
         """See Events."""
         last = last_event(self._last)
-        return self._ends(last) or self._is_error(last)
+        return self._is_last(last) or self._is_error(last)
 
     @abstractmethod
-    def failure(self, error: RoundhouseError, request_id: str) -> bytes:
+    def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
         """See Events."""
 
     @abstractmethod
-    def _seen(self, event: bytes) -> bytes:
+    def _filter_event(self, event: bytes) -> bytes:
         """Note what an event says; what to pass on in its place."""
 
     @abstractmethod
-    def _ends(self, event: bytes) -> bool:
+    def _is_last(self, event: bytes) -> bool:
         """Whether a stream ends with it as it should."""
 
     @abstractmethod

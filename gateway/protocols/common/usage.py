@@ -41,14 +41,14 @@ def usage_of(value: Any) -> Usage | None:
     return Usage(_count(prompt_tokens), _count(value.get("completion_tokens")))
 
 
-def added(sum_: Usage | None, usage: Usage) -> Usage:
+def add_usage(sum_: Usage | None, usage: Usage) -> Usage:
     """Usage of one more answer to the same prompt."""
     if sum_ is None:
         return usage
     return Usage(max(sum_.prompt, usage.prompt), sum_.completion + usage.completion)
 
 
-class Tally:
+class UsageTally:
     """Usage of an OpenAI stream, event by event.
 
     An event without choices tells the whole, once, or (llama-server) once for each choice. One with choices tells its
@@ -62,15 +62,15 @@ class Tally:
         self._ended: Usage | None = None
         self.usage: Usage | None = None
 
-    def note(self, value: Any, choices: Any) -> None:
+    def note_usage(self, value: Any, choices: Any) -> None:
         """Take the `usage` and the `choices` of an event."""
         usage = usage_of(value)
         if usage is None:
             return
         if not choices:
-            self.usage = self._whole = added(self._whole, usage)
+            self.usage = self._whole = add_usage(self._whole, usage)
         elif self._whole is None:
-            self.usage = added(self._ended, usage)
+            self.usage = add_usage(self._ended, usage)
             if isinstance(choices, list) and isinstance(choices[0], dict) and choices[0].get("finish_reason"):
                 self._ended = self.usage
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 from gateway.protocols.common.conversation import Answer, Fields, Finish, Prompt, Text, Tokens, User
-from gateway.protocols.common.event_text import quoted
-from gateway.protocols.common.field_reader import count, found, needed, one_of, wrong
+from gateway.protocols.common.event_text import quote_text
+from gateway.protocols.common.field_reader import (
+    describe_value,
+    field_error,
+    optional_count,
+    require_choice,
+    require_value,
+)
 from gateway.protocols.common.json_bytes import json_bytes
 
 _NEVER: Final = ("echo", "suffix", "logprobs", "best_of", "n")
@@ -19,30 +25,32 @@ _READ: Final = frozenset(
 _DONE: Final = b"data: [DONE]\n\n"
 
 
-def read(fields: Fields) -> Prompt:
+def read_prompt(fields: Fields) -> Prompt:
     """What is asked for.
 
     Raises:
         RoundhouseError: `invalid_request`, also for what a chat cannot answer; `param` is the field.
     """
     for name in _NEVER:
-        if _asks(name, fields.get(name)):
-            raise wrong(name, f"cannot be had: this model's engine knows conversations alone; {found(fields[name])}")
+        if _is_unsupported(name, fields.get(name)):
+            raise field_error(
+                name, f"cannot be had: this model's engine knows conversations alone; {describe_value(fields[name])}"
+            )
     passed_fields = {name: value for name, value in fields.items() if name not in _READ}
     thinking: Literal["enabled", "disabled"] | None = None
     if isinstance(passed_fields.get("thinking"), str):  # anything else is the engine's own
-        mode = one_of(passed_fields.pop("thinking"), ("default", "enabled", "disabled"), "thinking")
+        mode = require_choice(passed_fields.pop("thinking"), ("default", "enabled", "disabled"), "thinking")
         thinking = "enabled" if mode == "enabled" else "disabled" if mode == "disabled" else None
     return Prompt(
         turns=(User((Text(_prompt(fields.get("prompt"))),), place="prompt"),),
-        max_tokens=count(fields, "max_tokens", 0),
+        max_tokens=optional_count(fields, "max_tokens", 0),
         stop=_stop(fields.get("stop")),
         thinking=thinking,
-        passed=passed_fields,
+        passed_fields=passed_fields,
     )
 
 
-def _asks(name: str, value: Any) -> bool:
+def _is_unsupported(name: str, value: Any) -> bool:
     """Whether a value asks for more than one completion that is nothing but its text."""
     if name in ("best_of", "n"):
         return value is not None and value != 1
@@ -56,13 +64,15 @@ def _prompt(value: Any) -> str:
     if isinstance(prompt, str) and prompt:
         return prompt
     kinds = "one string that is not empty: this model's engine knows conversations alone"
-    raise wrong("prompt", f"must be {kinds}; {found(value)}")
+    raise field_error("prompt", f"must be {kinds}; {describe_value(value)}")
 
 
 def _stop(value: Any) -> tuple[str, ...]:
     if value is None or isinstance(value, str):
         return (value,) if value else ()
-    return tuple(needed(each, str, f"stop[{number}]") for number, each in enumerate(needed(value, list, "stop")))
+    return tuple(
+        require_value(each, str, f"stop[{number}]") for number, each in enumerate(require_value(value, list, "stop"))
+    )
 
 
 class CompletionWriter:
@@ -78,39 +88,39 @@ class CompletionWriter:
         self._before = b"data: " + envelope.removesuffix(b"]}") + b'{"index":0,"text":'
         self._after = b'}],"usage":null}\n\n' if wants_usage else b"}]}\n\n"
 
-    def begin(self, answer_id: str) -> bytes:
+    def begin_answer(self, answer_id: str) -> bytes:
         """See AnswerWriter: the first chunk is the first text."""
         return b""
 
-    def text(self, text: str, logprobs: list[Fields] | None) -> bytes:
+    def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
         """See AnswerWriter."""
-        return self._before + quoted(text) + b',"logprobs":null,"finish_reason":null' + self._after
+        return self._before + quote_text(text) + b',"logprobs":null,"finish_reason":null' + self._after
 
-    def thought(self, text: str) -> bytes:
+    def write_reasoning(self, text: str) -> bytes:
         """See AnswerWriter."""
         return b""
 
-    def refusal(self, text: str) -> bytes:
+    def write_refusal(self, text: str) -> bytes:
         """See AnswerWriter: it is said in words too."""
-        return self.text(text, None)
+        return self.write_text(text, None)
 
-    def call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
+    def write_tool_call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
         """See AnswerWriter: no tools were offered."""
         return b""
 
-    def end(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
+    def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
         """See AnswerWriter."""
-        last = b'"","logprobs":null,"finish_reason":' + quoted(_finish(finish))
+        last = b'"","logprobs":null,"finish_reason":' + quote_text(_finish(finish))
         usage = b""
         if self._wants_usage and tokens is not None:
             usage = b"data: " + json_bytes({**self._top, "choices": [], "usage": _usage(tokens)}) + b"\n\n"
         return self._before + last + self._after + usage + _DONE
 
-    def failure(self, error: Fields) -> bytes:
+    def fail_answer(self, error: Fields) -> bytes:
         """See AnswerWriter."""
         return b"data: " + json_bytes({"error": error}) + b"\n\n" + _DONE
 
-    def whole(self, answer: Answer) -> Fields:
+    def build_answer(self, answer: Answer) -> Fields:
         """See AnswerWriter."""
         text = answer.text or answer.refusal
         choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": _finish(answer.finish)}

@@ -9,20 +9,20 @@ from gateway.protocols.common.conversation import AnswerWriter, Prompt
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.completions import codec
 from gateway.protocols.completions.codec import CompletionWriter
-from gateway.protocols.via_chat.dialect import OverChat
+from gateway.protocols.via_chat.dialect import ViaChatDialect
 
 
-class CompletionsOverChat(OverChat, OpenAIDialect):
+class CompletionsViaChat(ViaChatDialect, OpenAIDialect):
     """The prompt is what a user says."""
 
-    def read(self, request: InferenceRequest) -> Prompt:
+    def read_request(self, request: InferenceRequest) -> Prompt:
         """See OverChat."""
-        return codec.read(request.fields)
+        return codec.read_prompt(request.fields)
 
-    def writer(self, request: InferenceRequest) -> AnswerWriter:
+    def open_writer(self, request: InferenceRequest) -> AnswerWriter:
         """See OverChat."""
         completion_id = f"cmpl-{request.id.removeprefix('req-')}"
         return CompletionWriter(completion_id, int(request.received_at), request.model, wants_usage=request.wants_usage)
 
 
-COMPLETIONS_OVER_CHAT: Final = CompletionsOverChat(is_chat=False)
+COMPLETIONS_OVER_CHAT: Final = CompletionsViaChat(is_chat=False)

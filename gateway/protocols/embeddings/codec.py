@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
-from gateway.protocols.common.field_reader import count, found, one_of, wrong
+from gateway.protocols.common.field_reader import describe_value, field_error, optional_count, require_choice
 
 _ENGINES_OWN: Final = ("messages", "content")
 """Inputs of an engine's own, in place of `input`: a conversation (vLLM), llama.cpp's older name."""
@@ -34,20 +34,20 @@ class Shortening:
     """The engine was asked for base64, and the client for numbers."""
 
 
-def check(fields: Fields) -> None:
+def check_fields(fields: Fields) -> None:
     """Refuse what is no request for embeddings, whichever engine.
 
     Raises:
         RoundhouseError: `invalid_request`; `param` is the place, such as `input[2]`.
     """
     if (encoding := fields.get("encoding_format")) is not None:
-        one_of(encoding, ("float", "base64"), "encoding_format")
-    count(fields, "dimensions", 1)
+        require_choice(encoding, ("float", "base64"), "encoding_format")
+    optional_count(fields, "dimensions", 1)
     if "input" in fields or not any(name in fields for name in _ENGINES_OWN):
         _check_input(fields.get("input"))
 
 
-def shortened(answer: Any, asked: Shortening) -> Fields | None:
+def shorten_vectors(answer: Any, asked: Shortening) -> Fields | None:
     """An engine's answer with vectors of `asked.dimensions`, of length 1; None: nothing has to change.
 
     Raises:
@@ -56,11 +56,11 @@ def shortened(answer: Any, asked: Shortening) -> Fields | None:
     data = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(data, list) or not data:
         raise _no_embeddings()
-    items = [_cut(item, asked) for item in data]
+    items = [_shorten_item(item, asked) for item in data]
     return None if items == data else {**answer, "data": items}
 
 
-def unit(vector: Sequence[float]) -> list[float]:
+def normalize_vector(vector: Sequence[float]) -> list[float]:
     """The vector, scaled to Euclidean length 1; one of zeros stays."""
     length = math.hypot(*vector) or 1.0
     if not math.isfinite(length):
@@ -68,31 +68,33 @@ def unit(vector: Sequence[float]) -> list[float]:
     return [number / length for number in vector]
 
 
-def _cut(item: Any, shortening: Shortening) -> Fields:
+def _shorten_item(item: Any, shortening: Shortening) -> Fields:
     vector = item.get("embedding") if isinstance(item, dict) else None
     if isinstance(vector, str):
-        return _cut_packed(item, vector, shortening)
+        return _shorten_packed(item, vector, shortening)
     if not isinstance(vector, list) or not vector or not _NUMBERS.issuperset(map(type, vector)):
         raise _no_embeddings()
     return (
-        {**item, "embedding": unit(vector[: shortening.dimensions])} if _is_to_be_cut(len(vector), shortening) else item
+        {**item, "embedding": normalize_vector(vector[: shortening.dimensions])}
+        if _needs_shortening(len(vector), shortening)
+        else item
     )
 
 
-def _cut_packed(item: Fields, vector: str, shortening: Shortening) -> Fields:
+def _shorten_packed(item: Fields, vector: str, shortening: Shortening) -> Fields:
     """Base64 is of float32, little-endian."""
     vector_bytes = _bytes_of(vector)
     layout = f"<{shortening.dimensions}f"
     numbers: Sequence[float] | None = None
-    if _is_to_be_cut(len(vector_bytes) // 4, shortening):
-        numbers = unit(struct.unpack_from(layout, vector_bytes))
+    if _needs_shortening(len(vector_bytes) // 4, shortening):
+        numbers = normalize_vector(struct.unpack_from(layout, vector_bytes))
     if shortening.is_unpacked:
         fields = {name: value for name, value in item.items() if name != "encoding_format"}  # llama-server tells it
         return {**fields, "embedding": numbers or struct.unpack(layout, vector_bytes)}
     return {**item, "embedding": base64.b64encode(struct.pack(layout, *numbers)).decode()} if numbers else item
 
 
-def _is_to_be_cut(own_dimensions: int, shortening: Shortening) -> bool:
+def _needs_shortening(own_dimensions: int, shortening: Shortening) -> bool:
     if shortening.dimensions == own_dimensions:
         return False
     if shortening.dimensions < own_dimensions and shortening.is_declared:
@@ -118,27 +120,27 @@ def _bytes_of(vector: str) -> bytes:
 def _check_input(value: Any) -> None:
     if isinstance(value, list):
         # The kinds first: an array of tokens is long, and then nothing of it is looked at again.
-        kinds = _checked_kinds(value, _ITEMS, "input")
+        kinds = _check_kinds(value, _ITEMS, "input")
         if str in kinds and "" in value:
-            raise wrong(f"input[{value.index('')}]", "must not be empty")
+            raise field_error(f"input[{value.index('')}]", "must not be empty")
         if list in kinds:
             for number, item in enumerate(value):
                 if isinstance(item, list):
-                    _checked_kinds(item, _TOKENS, f"input[{number}]")
+                    _check_kinds(item, _TOKENS, f"input[{number}]")
     elif not isinstance(value, str | dict):
-        raise wrong("input", f"must be a string, tokens, or an array of either; {found(value)}")
+        raise field_error("input", f"must be a string, tokens, or an array of either; {describe_value(value)}")
     elif not value:
-        raise wrong("input", "must not be empty")
+        raise field_error("input", "must not be empty")
 
 
-def _checked_kinds(items: list[Any], accepted_kinds: frozenset[type], place: str) -> set[type]:
+def _check_kinds(items: list[Any], accepted_kinds: frozenset[type], place: str) -> set[type]:
     if not items:
-        raise wrong(place, "must not be empty")
+        raise field_error(place, "must not be empty")
     kinds = set(map(type, items))
     if not accepted_kinds.issuperset(kinds):
         number = next(number for number, item in enumerate(items) if type(item) not in accepted_kinds)
         rule = "must be a token" if accepted_kinds is _TOKENS else "must be a string or tokens"
-        raise wrong(f"{place}[{number}]", f"{rule}; {found(items[number])}")
+        raise field_error(f"{place}[{number}]", f"{rule}; {describe_value(items[number])}")
     return kinds
 
 

@@ -8,19 +8,19 @@ from typing import Final
 from controller.schema.routing import ModelRoute
 from gateway.protocols.common import bodies, errors
 from gateway.protocols.common.json_bytes import json_bytes
-from gateway.protocols.common.json_dialect import PlainDialect
+from gateway.protocols.common.json_dialect import JsonDialect
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.embeddings import codec
 from gateway.protocols.embeddings.codec import Shortening
 
 
-class EmbeddingsDialect(PlainDialect):
+class EmbeddingsDialect(JsonDialect):
     """Embeddings. A request's `state` is the `Shortening` that the gateway has to do, or None."""
 
-    def check(self, request: InferenceRequest, route: ModelRoute) -> None:
+    def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """See Dialect."""
-        super().check(request, route)
-        codec.check(request.fields)
+        super().check_request(request, route)
+        codec.check_fields(request.fields)
         dimensions = request.fields.get("dimensions")
         request.state = None
         if dimensions is not None and (route.shortens_embeddings or not route.takes_dimensions):
@@ -28,7 +28,7 @@ class EmbeddingsDialect(PlainDialect):
             is_unpacked = not route.takes_dimensions and request.fields.get("encoding_format") != "base64"
             request.state = Shortening(dimensions, route.shortens_embeddings, route.name, is_unpacked)
 
-    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+    def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect. llama-server overlooks `dimensions`, and refuses an `encoding_format` of null."""
         fields = request.fields
         dropped_names = [name for name in _OPTIONAL if name in fields and fields[name] is None]
@@ -44,16 +44,16 @@ class EmbeddingsDialect(PlainDialect):
             kept_fields["encoding_format"] = "base64"
         return json_bytes(kept_fields)
 
-    def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
+    def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """See Dialect."""
         shortening: Shortening | None = request.state
-        return None if shortening is None else lambda body: _shortened(body, shortening)
+        return None if shortening is None else lambda body: _shorten_body(body, shortening)
 
 
 EMBEDDINGS: Final = EmbeddingsDialect()
 _OPTIONAL: Final = ("dimensions", "encoding_format")
 
 
-def _shortened(body: bytes, shortening: Shortening) -> bytes:
-    answer = codec.shortened(errors.decoded(body), shortening)
-    return body if answer is None else errors.encoded(answer)
+def _shorten_body(body: bytes, shortening: Shortening) -> bytes:
+    answer = codec.shorten_vectors(errors.decode_json(body), shortening)
+    return body if answer is None else errors.encode_json(answer)

@@ -8,15 +8,15 @@ from typing import Any, ClassVar, Final
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.protocols.common import bodies, errors
-from gateway.protocols.common.dialect import Events, Gathering, Usage
+from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
 from gateway.protocols.common.envelope import EnvelopeDialect
-from gateway.protocols.common.event_reader import Fields, GatheredEvents
+from gateway.protocols.common.event_reader import EventCollector, Fields
 from gateway.protocols.common.openai_events import error_event
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.common.sse import data_of, last_event
 from gateway.protocols.common.stream_compat import differs_as_stream, wants_probabilities
-from gateway.protocols.common.streams import PassingEvents
-from gateway.protocols.common.usage import added, usage_of
+from gateway.protocols.common.streams import PassthroughStream
+from gateway.protocols.common.usage import add_usage, usage_of
 
 _EVALUATED: Final = re.compile(rb'"tokens_evaluated"\s*:\s*(\d{1,15})')
 _PREDICTED: Final = re.compile(rb'"tokens_predicted"\s*:\s*(\d{1,15})')
@@ -24,7 +24,7 @@ _DONE: Final = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\s*\Z")
 _ERROR_LINE: Final = b"error:"
 
 
-class NativeEvents(PassingEvents):
+class NativeStream(PassthroughStream):
     """A stream on its way through."""
 
     __slots__ = ("_expected", "_stops")
@@ -38,15 +38,15 @@ class NativeEvents(PassingEvents):
         self._expected = answers
         self._stops = 0
 
-    def failure(self, error: RoundhouseError, request_id: str) -> bytes:
+    def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
         """An error event; nothing more where the stream was complete."""
         return b"" if self.is_complete else errors.as_event(errors.own_body(error, request_id))
 
-    def _seen(self, event: bytes) -> bytes:
+    def _filter_event(self, event: bytes) -> bytes:
         if self._usage_mark in event:
             self._stops += 1
             if (usage := usage_in(event)) is not None:
-                self.usage = added(self.usage, usage)
+                self.usage = add_usage(self.usage, usage)
         error = _error_in(event) if self._error_mark in event else None
         return event if error is None else error_event(event, error)
 
@@ -56,12 +56,12 @@ class NativeEvents(PassingEvents):
         last = last_event(self._last)
         if _DONE.search(last) or self._is_error(last):
             return True
-        return self._ends(last) and not 0 < self._stops < self._expected
+        return self._is_last(last) and not 0 < self._stops < self._expected
 
-    def _ends(self, event: bytes) -> bool:
+    def _is_last(self, event: bytes) -> bool:
         if _DONE.search(event):
             return True
-        fields = errors.decoded(data_of(event))
+        fields = errors.decode_json(data_of(event))
         # With `response_fields` the last event may lack `stop`, but all before it say false.
         return isinstance(fields, dict) and fields.get("stop") is not False and fields.get("error") is None
 
@@ -69,7 +69,7 @@ class NativeEvents(PassingEvents):
         return _error_in(event) is not None
 
 
-class NativeGathering(GatheredEvents):
+class NativeCollector(EventCollector):
     """One answer, or an array of as many as were asked for."""
 
     __slots__ = ("_answers", "_expected")
@@ -79,9 +79,9 @@ class NativeGathering(GatheredEvents):
         self._expected = answers
         self._answers: dict[int, _Answer] = {}
 
-    def _take(self, fields: Fields) -> None:
+    def _take_event(self, fields: Fields) -> None:
         if fields.get("error") is not None:
-            self._failed(fields["error"])
+            self._take_error(fields["error"])
             return
         index = fields.get("index", 0)
         if not isinstance(index, int) or not isinstance(fields.get("stop"), bool):
@@ -89,13 +89,13 @@ class NativeGathering(GatheredEvents):
         answer = self._answers.get(index)
         if answer is None:
             answer = self._answers[index] = _Answer()
-        if answer.add(fields):
+        if answer.add_part(fields):
             prompt_tokens, completion_tokens = fields.get("tokens_evaluated"), fields.get("tokens_predicted")
             usage = usage_of({"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens})
-            self.usage = added(self.usage, usage) if usage else self.usage
+            self.usage = add_usage(self.usage, usage) if usage else self.usage
 
-    def _answer(self) -> Any:
-        answers = [self._answers[index].whole() for index in sorted(self._answers)]
+    def _build_answer(self) -> Any:
+        answers = [self._answers[index].build_answer() for index in sorted(self._answers)]
         if len(answers) < self._expected or None in answers:
             return None
         return answers[0] if len(answers) == 1 else answers
@@ -111,7 +111,7 @@ class _Answer:
         self._texts: list[str] = []
         self._probabilities: list[Any] = []
 
-    def add(self, fields: Fields) -> bool:
+    def add_part(self, fields: Fields) -> bool:
         """Take one event's part; whether it was the last one."""
         text, probabilities = fields.get("content"), fields.get("completion_probabilities")
         if isinstance(text, str) and text:
@@ -123,7 +123,7 @@ class _Answer:
         self._last = fields
         return True
 
-    def whole(self) -> Fields | None:
+    def build_answer(self) -> Fields | None:
         """As a blocking call has it; None: its last event has not come."""
         if self._last is None:
             return None
@@ -139,17 +139,17 @@ class _Answer:
 class NativeDialect(EnvelopeDialect):
     """Infill."""
 
-    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+    def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
         if as_stream:
             return bodies.as_stream(request, route.served_name, ask_for_usage=False)
         return bodies.as_named(request, route.served_name)
 
-    def events(self, request: InferenceRequest) -> Events:
+    def open_stream(self, request: InferenceRequest) -> EventStream:
         """See Dialect."""
-        return NativeEvents(_answers_asked(request.fields))
+        return NativeStream(_answers_asked(request.fields))
 
-    def gathering(self, request: InferenceRequest) -> Gathering | None:
+    def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """None, beside what `differs_as_stream` says, for
 
         - `return_tokens`: tokens within a character are in no event;
@@ -161,9 +161,9 @@ class NativeDialect(EnvelopeDialect):
             return None
         if wants_probabilities(fields) and fields.get("stop"):
             return None
-        return NativeGathering(_answers_asked(fields))
+        return NativeCollector(_answers_asked(fields))
 
-    def usage_in(self, body: bytes) -> Usage | None:
+    def find_usage(self, body: bytes) -> Usage | None:
         """See Dialect."""
         return usage_in(body)
 
@@ -192,9 +192,9 @@ def _answers_asked(fields: Fields) -> int:
 def _error_in(event: bytes) -> Fields | None:
     stripped = event.lstrip()
     if stripped.startswith(_ERROR_LINE):
-        error = errors.decoded(stripped[len(_ERROR_LINE) :])
+        error = errors.decode_json(stripped[len(_ERROR_LINE) :])
     elif b'"error"' in event:
-        fields = errors.decoded(data_of(event))
+        fields = errors.decode_json(data_of(event))
         error = fields.get("error") if isinstance(fields, dict) else None
         if error is None:
             return None

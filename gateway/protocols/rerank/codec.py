@@ -10,7 +10,13 @@ from typing import Any, Final, Literal, NoReturn
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
-from gateway.protocols.common.field_reader import count, needed, optional, text, wrong
+from gateway.protocols.common.field_reader import (
+    field_error,
+    optional_count,
+    optional_field,
+    require_text,
+    require_value,
+)
 
 Version = Literal[1, 2]
 """1: Jina's, and Cohere's v1, which agree; 2: Cohere's v2."""
@@ -31,40 +37,40 @@ class Ranking:
     top_n: int | None
     """Most results; None: all."""
     returns_documents: bool
-    passed: Fields
+    passed_fields: Fields
     """Fields for the engine, such as `max_tokens_per_doc`."""
 
 
-def read(fields: Fields, version: Version) -> Ranking:
+def read_ranking(fields: Fields, version: Version) -> Ranking:
     """What is asked for.
 
     Raises:
         RoundhouseError: `invalid_request`; `param` is the place, such as `documents[1].text`.
     """
-    documents = needed(fields.get("documents"), list, "documents")
+    documents = require_value(fields.get("documents"), list, "documents")
     if not documents:
-        raise wrong("documents", "must not be empty")
+        raise field_error("documents", "must not be empty")
     for name in ("max_chunks_per_doc", "max_tokens_per_doc"):
-        count(fields, name, 1)
-    returns_documents = optional(fields, "return_documents", bool)
+        optional_count(fields, name, 1)
+    returns_documents = optional_field(fields, "return_documents", bool)
     names = _rank_fields(fields) if version == 1 else ()
     return Ranking(
-        query=text(fields.get("query"), "query"),
+        query=require_text(fields.get("query"), "query"),
         documents=tuple(documents),
         texts=tuple(_text_of(each, f"documents[{number}]", names) for number, each in enumerate(documents)),
-        top_n=count(fields, "top_n", 1),
+        top_n=optional_count(fields, "top_n", 1),
         returns_documents=bool(returns_documents) and version == 1,
-        passed={name: value for name, value in fields.items() if name not in _OURS and value is not None},
+        passed_fields={name: value for name, value in fields.items() if name not in _OURS and value is not None},
     )
 
 
-def written(ranking: Ranking) -> Fields:
+def write_request(ranking: Ranking) -> Fields:
     """The fields of an engine's request, without `model`. All documents are ranked, and the best taken of the answer:
     some engines fail on a `top_n` that is no number of documents."""
-    return {**ranking.passed, "query": ranking.query, "documents": list(ranking.texts)}
+    return {**ranking.passed_fields, "query": ranking.query, "documents": list(ranking.texts)}
 
 
-def answered(ranking: Ranking, answer: Any, request_id: str, model: str, version: Version) -> Fields:
+def build_answer(ranking: Ranking, answer: Any, request_id: str, model: str, version: Version) -> Fields:
     """The client's answer, the best document first, those of equal score in the client's order.
 
     `answer` is an engine's, whose scores are taken as they are; `model` is told where it names none.
@@ -90,12 +96,12 @@ def answered(ranking: Ranking, answer: Any, request_id: str, model: str, version
 
 
 def _rank_fields(fields: Fields) -> tuple[str, ...]:
-    names = optional(fields, "rank_fields", list)
+    names = optional_field(fields, "rank_fields", list)
     if names is None:
         return ("text",)
     if not names:
-        raise wrong("rank_fields", "must not be empty")
-    return tuple(text(name, f"rank_fields[{number}]") for number, name in enumerate(names))
+        raise field_error("rank_fields", "must not be empty")
+    return tuple(require_text(name, f"rank_fields[{number}]") for number, name in enumerate(names))
 
 
 def _text_of(document: Any, place: str, names: tuple[str, ...]) -> str:
@@ -103,11 +109,11 @@ def _text_of(document: Any, place: str, names: tuple[str, ...]) -> str:
     if isinstance(document, str):
         return document
     if not names:
-        return needed(document, str, place)
-    present_names = [name for name in names if name in needed(document, dict, place)]
+        return require_value(document, str, place)
+    present_names = [name for name in names if name in require_value(document, dict, place)]
     if not present_names:
-        raise wrong(place, f"must be a string, or have {' or '.join(names)}")
-    return "\n".join(needed(document[name], str, f"{place}.{name}") for name in present_names)
+        raise field_error(place, f"must be a string, or have {' or '.join(names)}")
+    return "\n".join(require_value(document[name], str, f"{place}.{name}") for name in present_names)
 
 
 def _scores(answer: Any, documents: int) -> dict[int, float]:

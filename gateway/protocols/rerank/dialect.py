@@ -8,33 +8,33 @@ from typing import Final
 from controller.schema.routing import ModelRoute
 from gateway.protocols.common import errors
 from gateway.protocols.common.json_bytes import json_bytes
-from gateway.protocols.common.json_dialect import PlainDialect
+from gateway.protocols.common.json_dialect import JsonDialect
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.rerank import codec
 from gateway.protocols.rerank.codec import Ranking, Version
 
 
-class RerankDialect(PlainDialect):
+class RerankDialect(JsonDialect):
     """Rankings. A request's `state` is the `Ranking` that it asks for."""
 
     def __init__(self, version: Version) -> None:
         self._version = version
 
-    def check(self, request: InferenceRequest, route: ModelRoute) -> None:
+    def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """See Dialect."""
-        super().check(request, route)
+        super().check_request(request, route)
         if request.state is None:
-            request.state = codec.read(request.fields, self._version)
+            request.state = codec.read_ranking(request.fields, self._version)
 
-    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+    def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
-        return json_bytes(codec.written(request.state) | {"model": route.served_name})
+        return json_bytes(codec.write_request(request.state) | {"model": route.served_name})
 
-    def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
+    def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """See Dialect."""
         ranking: Ranking = request.state
-        return lambda body: errors.encoded(
-            codec.answered(ranking, errors.decoded(body), request.id, request.model, self._version)
+        return lambda body: errors.encode_json(
+            codec.build_answer(ranking, errors.decode_json(body), request.id, request.model, self._version)
         )
 
 

@@ -9,11 +9,20 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gateway.protocols.common.conversation import Answer, Fields, Finish, Tokens
-from gateway.protocols.common.errors import encoded
-from gateway.protocols.common.event_text import quoted
+from gateway.protocols.common.errors import encode_json
+from gateway.protocols.common.event_text import quote_text
 from gateway.protocols.responses import response_object as made
 from gateway.protocols.responses.context import ResponseContext
-from gateway.protocols.responses.growing_items import OPEN_THOUGHT, REFUSAL, TEXT, THOUGHT, Called, Content, Kind, Said
+from gateway.protocols.responses.growing_items import (
+    OPEN_THOUGHT,
+    REFUSAL,
+    TEXT,
+    THOUGHT,
+    CallItem,
+    ContentItem,
+    ContentPart,
+    PartKind,
+)
 from gateway.protocols.responses.items import custom_input
 from gateway.protocols.responses.tools import custom_names
 
@@ -28,177 +37,183 @@ class ResponseWriter:
         self._context = context
         self._thought = OPEN_THOUGHT if context.is_open_responses else THOUGHT
         self._response: Fields | None = None
-        self._custom: frozenset[str] = frozenset()
-        self._number = 0
+        self._custom_names: frozenset[str] = frozenset()
+        self._sequence_number = 0
         """Of the next event."""
-        self._items: list[Said | Called] = []
-        self._said: Said | None = None
+        self._items: list[ContentItem | CallItem] = []
+        self._open_item: ContentItem | None = None
         """The one that is open."""
-        self._content: Content | None = None
+        self._open_part: ContentPart | None = None
         """Its part that is open."""
-        self._calls: dict[int, Called] = {}
+        self._calls: dict[int, CallItem] = {}
 
-    def begin(self, answer_id: str) -> bytes:
+    def begin_answer(self, answer_id: str) -> bytes:
         """See AnswerWriter. A response has an id of its own."""
-        response = self._begun()
-        self._context.cancel = self._cancelled
-        encoded_response = encoded(response)
-        return self._state("created", encoded_response) + self._state("in_progress", encoded_response)
+        response = self._ensure_response()
+        self._context.cancel = self._cancel_answer
+        encoded_response = encode_json(response)
+        return self._state_event("created", encoded_response) + self._state_event("in_progress", encoded_response)
 
-    def text(self, text: str, logprobs: list[Fields] | None) -> bytes:
+    def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
         """See AnswerWriter."""
-        return self._grow(TEXT, text, logprobs)
+        return self._grow_part(TEXT, text, logprobs)
 
-    def thought(self, text: str) -> bytes:
+    def write_reasoning(self, text: str) -> bytes:
         """See AnswerWriter."""
-        return self._grow(self._thought, text, None)
+        return self._grow_part(self._thought, text, None)
 
-    def refusal(self, text: str) -> bytes:
+    def write_refusal(self, text: str) -> bytes:
         """See AnswerWriter."""
-        return self._grow(REFUSAL, text, None)
+        return self._grow_part(REFUSAL, text, None)
 
-    def call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
+    def write_tool_call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
         """See AnswerWriter. The input of a custom tool is in its arguments, and comes in one piece when they end."""
         out = b""
         item = self._calls.get(index)
         if item is None:
-            out = self._settle()
-            is_custom = name in self._custom
+            out = self._close_items()
+            is_custom = name in self._custom_names
             item_id = self._context.new_id("ctc" if is_custom else "fc")
             call_id = call_id or self._context.new_id("call")
-            item = Called(item_id, len(self._items), call_id, name or "", is_custom=is_custom)
+            item = CallItem(item_id, len(self._items), call_id, name or "", is_custom=is_custom)
             self._calls[index] = item
             self._items.append(item)
             out += self._event("response.output_item.added", output_index=item.index, item=item.item)
         if not arguments or item.status != "in_progress":
             return out
-        item.grow(arguments)
-        return out if item.is_custom else out + self._delta(item.start, arguments, b"")
+        item.append_arguments(arguments)
+        return out if item.is_custom else out + self._delta_event(item.start, arguments, b"")
 
-    def end(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
+    def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
         """See AnswerWriter."""
         last = self._items[-1] if made.is_cut(finish) and self._items else None
-        out = [self._close(item, "incomplete" if item is last else "completed") for item in self._items]
+        out = [self._close_item(item, "incomplete" if item is last else "completed") for item in self._items]
         output = [item.item for item in self._items]
-        response = made.ended(self._begun(), output, finish, tokens, self._context)
+        response = made.end_response(self._ensure_response(), output, finish, tokens, self._context)
         self._context.response = response
-        out.append(self._state(response["status"], encoded(response)))
+        out.append(self._state_event(response["status"], encode_json(response)))
         return b"".join(out) + DONE
 
-    def failure(self, error: Fields) -> bytes:
+    def fail_answer(self, error: Fields) -> bytes:
         """See AnswerWriter."""
-        out = b"" if self._response is not None else self.begin("")
-        response = made.failed(self._begun(), self._cut_off(), error)
+        out = b"" if self._response is not None else self.begin_answer("")
+        response = made.fail_response(self._ensure_response(), self._cut_output(), error)
         self._context.response = response
-        out += error_event(error, self._number)
-        self._number += 1
-        return out + self._state("failed", encoded(response)) + DONE
+        out += error_event(error, self._sequence_number)
+        self._sequence_number += 1
+        return out + self._state_event("failed", encode_json(response)) + DONE
 
-    def whole(self, answer: Answer) -> Fields:
+    def build_answer(self, answer: Answer) -> Fields:
         """See AnswerWriter."""
-        response = self._begun()
-        output = self._output(answer)
+        response = self._ensure_response()
+        output = self._build_output(answer)
         if output and made.is_cut(answer.finish):
             output[-1]["status"] = "incomplete"
-        self._context.response = response = made.ended(response, output, answer.finish, answer.tokens, self._context)
+        self._context.response = response = made.end_response(
+            response, output, answer.finish, answer.tokens, self._context
+        )
         return response
 
-    def _cancelled(self) -> bytes:
+    def _cancel_answer(self) -> bytes:
         """See ResponseContext. No family has an event of its own for this end."""
-        self._context.response = response = {**self._begun(), "status": "cancelled", "output": self._cut_off()}
-        return self._state("incomplete", encoded(response)) + DONE
+        self._context.response = response = {
+            **self._ensure_response(),
+            "status": "cancelled",
+            "output": self._cut_output(),
+        }
+        return self._state_event("incomplete", encode_json(response)) + DONE
 
-    def _cut_off(self) -> list[Fields]:
+    def _cut_output(self) -> list[Fields]:
         """The output as far as it came."""
-        if self._said is not None and self._content is not None:
-            self._said.parts.append(self._content.part)
+        if self._open_item is not None and self._open_part is not None:
+            self._open_item.parts.append(self._open_part.part)
         for item in self._items:
             item.status = "completed" if item.status == "completed" else "incomplete"
         return [item.item for item in self._items]
 
-    def _begun(self) -> Fields:
+    def _ensure_response(self) -> Fields:
         if self._response is None:
-            self._custom = custom_names(self._fields)
-            self._response = made.begun(self._fields, self._context)
+            self._custom_names = custom_names(self._fields)
+            self._response = made.begin_response(self._fields, self._context)
             self._context.response = self._response
         return self._response
 
-    def _output(self, answer: Answer) -> list[Fields]:
+    def _build_output(self, answer: Answer) -> list[Fields]:
         new_id = self._context.new_id
         output = []
         if answer.thought:
-            output.append(made.thoughts(new_id("rs"), [made.thought_part(answer.thought)], "completed"))
+            output.append(made.reasoning_item(new_id("rs"), [made.reasoning_part(answer.thought)], "completed"))
         parts = []
         if answer.text:
             parts.append(made.text_part(answer.text, made.logprobs_of(answer.logprobs)))
         if answer.refusal:
             parts.append(made.refusal_part(answer.refusal))
         if parts:
-            output.append(made.message(new_id("msg"), parts, "completed"))
+            output.append(made.message_item(new_id("msg"), parts, "completed"))
         for call in answer.calls:
-            if call.name in self._custom:
+            if call.name in self._custom_names:
                 input_text = custom_input(call.arguments)
-                output.append(made.custom_call(new_id("ctc"), call.id, call.name, input_text, "completed"))
+                output.append(made.custom_call_item(new_id("ctc"), call.id, call.name, input_text, "completed"))
             else:
-                output.append(made.function_call(new_id("fc"), call.id, call.name, call.arguments, "completed"))
+                output.append(made.function_call_item(new_id("fc"), call.id, call.name, call.arguments, "completed"))
         return output
 
-    def _grow(self, kind: Kind, text: str, logprobs: list[Fields] | None) -> bytes:
-        content = self._content
+    def _grow_part(self, kind: PartKind, text: str, logprobs: list[Fields] | None) -> bytes:
+        content = self._open_part
         out = b""
         if content is None or content.kind is not kind:
-            out = self._open(kind)
-            content = self._content
+            out = self._begin_part(kind)
+            content = self._open_part
             assert content is not None
-        content.grow(text)
+        content.append_text(text)
         if kind is not TEXT:
-            return out + self._delta(content.start, text, b"")
+            return out + self._delta_event(content.start, text, b"")
         encoded_logprobs = b"[]"
         if logprobs:
             probabilities = made.logprobs_of(logprobs)
             content.logprobs += probabilities
-            encoded_logprobs = encoded(probabilities)
-        return out + self._delta(content.start, text, content.tail + encoded_logprobs)
+            encoded_logprobs = encode_json(probabilities)
+        return out + self._delta_event(content.start, text, content.tail + encoded_logprobs)
 
-    def _open(self, kind: Kind) -> bytes:
-        item = self._said
+    def _begin_part(self, kind: PartKind) -> bytes:
+        item = self._open_item
         if item is not None and item.kind == kind.item:
-            out = self._close_content()
+            out = self._close_part()
         else:
-            out = self._settle()
+            out = self._close_items()
             name = self._context.new_id("msg" if kind.item == "message" else "rs")
-            self._said = item = Said(kind.item, name, len(self._items))
+            self._open_item = item = ContentItem(kind.item, name, len(self._items))
             self._items.append(item)
             out += self._event("response.output_item.added", output_index=item.index, item=item.item)
         place = {"item_id": item.name, "output_index": item.index, "content_index": len(item.parts)}
-        self._content = content = Content(kind, place)
+        self._open_part = content = ContentPart(kind, place)
         return out + self._event("response.content_part.added", **place, part=content.part)
 
-    def _settle(self) -> bytes:
+    def _close_items(self) -> bytes:
         """Before another item begins: close what can be closed."""
         out = [
-            self._close(item, "completed")
+            self._close_item(item, "completed")
             for item in self._items
-            if item is self._said or (isinstance(item, Called) and item.is_whole)
+            if item is self._open_item or (isinstance(item, CallItem) and item.is_whole)
         ]
         return b"".join(out)
 
-    def _close(self, item: Said | Called, status: str) -> bytes:
+    def _close_item(self, item: ContentItem | CallItem, status: str) -> bytes:
         if item.status != "in_progress":
             return b""
-        if isinstance(item, Said):
-            out = self._close_content()
-            self._said = None
+        if isinstance(item, ContentItem):
+            out = self._close_part()
+            self._open_item = None
         else:
             out = self._close_call(item)
         item.status = status
         return out + self._event("response.output_item.done", output_index=item.index, item=item.item)
 
-    def _close_content(self) -> bytes:
-        content, item = self._content, self._said
+    def _close_part(self) -> bytes:
+        content, item = self._open_part, self._open_item
         assert content is not None
         assert item is not None
-        self._content = None
+        self._open_part = None
         part = content.part
         item.parts.append(part)
         fields: Fields = {content.kind.field: content.text}
@@ -207,35 +222,35 @@ class ResponseWriter:
         done_event = self._event(f"{content.kind.event}.done", **content.place, **fields)
         return done_event + self._event("response.content_part.done", **content.place, part=part)
 
-    def _close_call(self, item: Called) -> bytes:
-        arguments = item.given
+    def _close_call(self, item: CallItem) -> bytes:
+        arguments = item.input_text
         if not item.is_custom:
             return self._event("response.function_call_arguments.done", **item.place, arguments=arguments)
         event = "response.custom_tool_call_input"
         out = self._event(f"{event}.delta", **item.place, delta=arguments) if arguments else b""
         return out + self._event(f"{event}.done", **item.place, input=arguments)
 
-    def _delta(self, start: bytes, text: str, tail: bytes) -> bytes:
-        number = self._number
-        self._number = number + 1
-        return b'%b%b%b,"sequence_number":%d}\n\n' % (start, quoted(text), tail, number)
+    def _delta_event(self, start: bytes, text: str, tail: bytes) -> bytes:
+        number = self._sequence_number
+        self._sequence_number = number + 1
+        return b'%b%b%b,"sequence_number":%d}\n\n' % (start, quote_text(text), tail, number)
 
-    def _state(self, status: str, response: bytes) -> bytes:
-        number = self._number
-        self._number = number + 1
+    def _state_event(self, status: str, response: bytes) -> bytes:
+        number = self._sequence_number
+        self._sequence_number = number + 1
         kind = f"response.{status}".encode()
         start = b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":' % (kind, kind, number)
         return b"%b%b}\n\n" % (start, response)
 
     def _event(self, event: str, **fields: Any) -> bytes:
-        number = self._number
-        self._number = number + 1
-        data = encoded({"type": event, "sequence_number": number, **fields})
+        number = self._sequence_number
+        self._sequence_number = number + 1
+        data = encode_json({"type": event, "sequence_number": number, **fields})
         return b"event: %b\ndata: %b\n\n" % (event.encode(), data)
 
 
 def error_event(error: Fields, number: int) -> bytes:
     """An error of our envelope's fields, as OpenAI tells it and as Open Responses does."""
     own_fields = {name: error.get(name) for name in ("code", "message", "param")}
-    data = encoded({"type": "error", "sequence_number": number, **own_fields, "error": error})
+    data = encode_json({"type": "error", "sequence_number": number, **own_fields, "error": error})
     return b"event: error\ndata: %b\n\n" % data

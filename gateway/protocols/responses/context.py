@@ -21,7 +21,7 @@ class ResponseContext:
     """A fresh id with this prefix: `msg`, `fc`, `rs`, ..."""
     history: tuple[Fields, ...] = ()
     """Items of the previous responses, input and output, the oldest first: what `previous_response_id` stands for."""
-    referenced: Mapping[str, Fields] = field(default_factory=dict)
+    referenced_items: Mapping[str, Fields] = field(default_factory=dict)
     """Stored items that the input refers to (`item_reference`), by their id."""
     stores: bool = False
     """The response will be kept: `store` of the request, where this gateway keeps any."""

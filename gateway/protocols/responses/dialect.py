@@ -13,7 +13,7 @@ class ResponsesDialect(EnvelopeDialect):
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
         """See Dialect. Of a request that was read it is a whole stream, which tells of a response that failed."""
-        error = errors.decoded(body)["error"]
+        error = errors.decode_json(body)["error"]
         if request is None or request.prompt is None:
             return error_event(error, 0) + DONE
-        return ResponseWriter(request.fields, request.state).failure(error)
+        return ResponseWriter(request.fields, request.state).fail_answer(error)

@@ -6,12 +6,12 @@ import json
 from typing import Final, NamedTuple
 
 from gateway.protocols.common.conversation import Fields
-from gateway.protocols.common.errors import encoded
+from gateway.protocols.common.errors import encode_json
 from gateway.protocols.responses import response_object as made
 from gateway.protocols.responses.items import custom_input
 
 
-class Kind(NamedTuple):
+class PartKind(NamedTuple):
     """Of a part of an item's content."""
 
     item: str
@@ -22,19 +22,19 @@ class Kind(NamedTuple):
     """What holds its text."""
 
 
-TEXT: Final = Kind("message", "response.output_text", "text")
-REFUSAL: Final = Kind("message", "response.refusal", "refusal")
-THOUGHT: Final = Kind("reasoning", "response.reasoning_text", "text")
-OPEN_THOUGHT: Final = Kind("reasoning", "response.reasoning", "text")
+TEXT: Final = PartKind("message", "response.output_text", "text")
+REFUSAL: Final = PartKind("message", "response.refusal", "refusal")
+THOUGHT: Final = PartKind("reasoning", "response.reasoning_text", "text")
+OPEN_THOUGHT: Final = PartKind("reasoning", "response.reasoning", "text")
 """In Open Responses."""
 
 
-class Content:
+class ContentPart:
     """A part that grows."""
 
     __slots__ = ("_texts", "kind", "logprobs", "place", "start", "tail")
 
-    def __init__(self, kind: Kind, place: Fields) -> None:
+    def __init__(self, kind: PartKind, place: Fields) -> None:
         """`place` says where it is: the fields of all its events."""
         self.kind = kind
         self.place = place
@@ -43,7 +43,7 @@ class Content:
         self._texts: list[str] = []
         self.logprobs: list[Fields] = []
 
-    def grow(self, text: str) -> None:
+    def append_text(self, text: str) -> None:
         self._texts.append(text)
 
     @property
@@ -54,10 +54,10 @@ class Content:
     def part(self) -> Fields:
         if self.kind is TEXT:
             return made.text_part(self.text, self.logprobs)
-        return made.refusal_part(self.text) if self.kind is REFUSAL else made.thought_part(self.text)
+        return made.refusal_part(self.text) if self.kind is REFUSAL else made.reasoning_part(self.text)
 
 
-class Said:
+class ContentItem:
     """A message, or thoughts: an item of parts."""
 
     __slots__ = ("index", "kind", "name", "parts", "status")
@@ -71,11 +71,11 @@ class Said:
 
     @property
     def item(self) -> Fields:
-        make = made.message if self.kind == "message" else made.thoughts
+        make = made.message_item if self.kind == "message" else made.reasoning_item
         return make(self.name, list(self.parts), self.status)
 
 
-class Called:
+class CallItem:
     """A call."""
 
     __slots__ = ("_arguments", "_call_id", "_tool", "index", "is_custom", "name", "place", "start", "status")
@@ -91,11 +91,11 @@ class Called:
         self._tool = tool
         self._arguments: list[str] = []
 
-    def grow(self, arguments: str) -> None:
+    def append_arguments(self, arguments: str) -> None:
         self._arguments.append(arguments)
 
     @property
-    def given(self) -> str:
+    def input_text(self) -> str:
         """The arguments, or a custom tool's input, so far."""
         arguments = "".join(self._arguments)
         return custom_input(arguments) if self.is_custom else arguments
@@ -110,11 +110,11 @@ class Called:
 
     @property
     def item(self) -> Fields:
-        make = made.custom_call if self.is_custom else made.function_call
-        return make(self.name, self._call_id, self._tool, self.given, self.status)
+        make = made.custom_call_item if self.is_custom else made.function_call_item
+        return make(self.name, self._call_id, self._tool, self.input_text, self.status)
 
 
 def _delta_start(event: str, place: Fields) -> bytes:
     """A delta event up to the text."""
-    data = encoded({"type": f"{event}.delta", **place})
+    data = encode_json({"type": f"{event}.delta", **place})
     return b'event: %b.delta\ndata: %b,"delta":' % (event.encode(), data[:-1])

@@ -26,7 +26,16 @@ from gateway.protocols.common.conversation import (
     Turn,
     User,
 )
-from gateway.protocols.common.field_reader import field, found, needed, none_of, one_of, optional, text, wrong
+from gateway.protocols.common.field_reader import (
+    choice_error,
+    describe_value,
+    field_error,
+    optional_field,
+    require_choice,
+    require_field,
+    require_text,
+    require_value,
+)
 
 _ROLES: Final = ("user", "assistant", "system", "developer")
 _TEXTS: Final = ("input_text", "output_text", "text")
@@ -36,26 +45,26 @@ _CUSTOM_INPUT: Final = "input"
 _TEXT_FILE: Final = re.compile(r"(?i)data:(text/[\w.+-]+|application/(?:json|xml|yaml))?(?:;[\w-]+=[\w-]+)*;base64,")
 
 
-def turns_of(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
+def read_turns(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
     """What the items say. Each comes with its place in the request, and is `resolved`.
 
     Raises:
         RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
     """
-    reader = _Reader()
+    reader = _TurnReader()
     for item, place in items:
-        reader.read(item, place)
+        reader.read_item(item, place)
     reader.close_turn()
     return reader.turns
 
 
-def resolved(item: Fields, referenced_items: Mapping[str, Fields], place: str) -> Fields:
+def resolve_item(item: Fields, referenced_items: Mapping[str, Fields], place: str) -> Fields:
     """The item that is meant: itself, or the stored one that it refers to."""
     if kind_of(item, place) != "item_reference":
         return item
-    item_id = text(item.get("id"), f"{place}.id")
+    item_id = require_text(item.get("id"), f"{place}.id")
     if item_id not in referenced_items:
-        raise wrong(f"{place}.id", f"must be the id of an item of a stored response; {found(item_id)}")
+        raise field_error(f"{place}.id", f"must be the id of an item of a stored response; {describe_value(item_id)}")
     return referenced_items[item_id]
 
 
@@ -68,7 +77,7 @@ def kind_of(item: Fields, place: str) -> str:
         return "message"
     if kind is None and item.keys() <= {"type", "id"} and "id" in item:
         return "item_reference"
-    raise none_of(kind, _KINDS, f"{place}.type")
+    raise choice_error(kind, _KINDS, f"{place}.type")
 
 
 def custom_arguments(input_text: str) -> str:
@@ -86,12 +95,12 @@ def custom_input(arguments: str) -> str:
     return input_text if isinstance(input_text, str) else arguments
 
 
-class _Reader:
+class _TurnReader:
     """Collects turns, and what the model says in the one that is open."""
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
-        self._calls_made: set[str] = set()
+        self._known_call_ids: set[str] = set()
         self._place: str | None = None
         """Of the open turn; None: none is."""
         self._texts: list[str] = []
@@ -99,11 +108,11 @@ class _Reader:
         self._refusals: list[str] = []
         self._calls: list[Call] = []
 
-    def read(self, item: Fields, place: str) -> None:
+    def read_item(self, item: Fields, place: str) -> None:
         kind = item.get("type") or "message"
         reader = _READERS.get(kind)
         if reader is None:
-            raise none_of(kind, _KINDS, f"{place}.type")
+            raise choice_error(kind, _KINDS, f"{place}.type")
         reader(self, item, place)
 
     def close_turn(self) -> None:
@@ -116,84 +125,87 @@ class _Reader:
         self._place = None
         self._texts, self._thoughts, self._refusals, self._calls = [], [], [], []
 
-    def message(self, item: Fields, place: str) -> None:
+    def read_message(self, item: Fields, place: str) -> None:
         role = item.get("role")
         content = item.get("content")
         if role == "assistant":
-            self._said(content, place)
+            self._read_assistant(content, place)
         elif role == "user":
             self.close_turn()
             self.turns.append(User(_parts(content, f"{place}.content"), place=place))
         else:
-            one_of(role, _ROLES, f"{place}.role")
+            require_choice(role, _ROLES, f"{place}.role")
             self.close_turn()
-            self.turns.append(System(_plain(content, f"{place}.content"), place=place))
+            self.turns.append(System(_plain_text(content, f"{place}.content"), place=place))
 
-    def _said(self, content: Any, place: str) -> None:
-        self._open(place)
+    def _read_assistant(self, content: Any, place: str) -> None:
+        self._open_turn(place)
         if isinstance(content, str):
             self._texts.append(content)
             return
         text = ""
-        for number, part in enumerate(needed(content, list, f"{place}.content")):
-            part_text = _told(part, _TEXTS)
-            text += self._refusal(part, f"{place}.content[{number}]") if part_text is None else part_text
+        for number, part in enumerate(require_value(content, list, f"{place}.content")):
+            part_text = _part_text(part, _TEXTS)
+            text += self._read_refusal(part, f"{place}.content[{number}]") if part_text is None else part_text
         if text:
             self._texts.append(text)
 
-    def _refusal(self, part: Any, place: str) -> str:
+    def _read_refusal(self, part: Any, place: str) -> str:
         """A part that is no text. Nothing is said by it."""
-        if needed(part, dict, place).get("type") in _TEXTS:
-            raise wrong(f"{place}.text", f"must be a string; {found(part.get('text'))}")
+        if require_value(part, dict, place).get("type") in _TEXTS:
+            raise field_error(f"{place}.text", f"must be a string; {describe_value(part.get('text'))}")
         if part.get("type") != "refusal":
-            raise none_of(part.get("type"), ("output_text", "refusal"), f"{place}.type")
-        self._refusals.append(field(part, "refusal", str, place))
+            raise choice_error(part.get("type"), ("output_text", "refusal"), f"{place}.type")
+        self._refusals.append(require_field(part, "refusal", str, place))
         return ""
 
-    def thought(self, item: Fields, place: str) -> None:
+    def read_reasoning(self, item: Fields, place: str) -> None:
         """The thoughts themselves, or their summary. What is encrypted can nobody here read."""
-        self._open(place)
+        self._open_turn(place)
         for name in ("content", "summary"):
-            parts = optional(item, name, list, f"{place}.")
+            parts = optional_field(item, name, list, f"{place}.")
             if parts:
-                self._thoughts.append(_joined(parts, f"{place}.{name}", _THOUGHTS, ""))
+                self._thoughts.append(_join_texts(parts, f"{place}.{name}", _THOUGHTS, ""))
                 return
 
-    def call(self, item: Fields, place: str) -> None:
-        self._call(item, place, field(item, "arguments", str, place))
+    def read_call(self, item: Fields, place: str) -> None:
+        self._add_call(item, place, require_field(item, "arguments", str, place))
 
-    def custom_call(self, item: Fields, place: str) -> None:
-        self._call(item, place, custom_arguments(field(item, "input", str, place)))
+    def read_custom_call(self, item: Fields, place: str) -> None:
+        self._add_call(item, place, custom_arguments(require_field(item, "input", str, place)))
 
-    def _call(self, item: Fields, place: str, arguments: str) -> None:
-        self._open(place)
-        name, call_id = text(item.get("name"), f"{place}.name"), text(item.get("call_id"), f"{place}.call_id")
+    def _add_call(self, item: Fields, place: str, arguments: str) -> None:
+        self._open_turn(place)
+        name, call_id = (
+            require_text(item.get("name"), f"{place}.name"),
+            require_text(item.get("call_id"), f"{place}.call_id"),
+        )
         self._calls.append(Call(call_id, name, arguments))
-        self._calls_made.add(call_id)
+        self._known_call_ids.add(call_id)
 
-    def result(self, item: Fields, place: str) -> None:
-        call_id = text(item.get("call_id"), f"{place}.call_id")
-        if call_id not in self._calls_made:
+    def read_result(self, item: Fields, place: str) -> None:
+        call_id = require_text(item.get("call_id"), f"{place}.call_id")
+        if call_id not in self._known_call_ids:
             rule = (
                 "must be that of a call which comes before it, here or in `previous_response_id`; "
-                f"{found(call_id)}"
+                f"{describe_value(call_id)}"
             )
-            raise wrong(f"{place}.call_id", rule)
+            raise field_error(f"{place}.call_id", rule)
         self.close_turn()
         self.turns.append(ToolResult(call_id, _parts(item.get("output"), f"{place}.output"), place=place))
 
-    def _open(self, place: str) -> None:
+    def _open_turn(self, place: str) -> None:
         if self._place is None:
             self._place = place
 
 
-_READERS: Final[Mapping[str, Callable[[_Reader, Fields, str], None]]] = {
-    "message": _Reader.message,
-    "reasoning": _Reader.thought,
-    "function_call": _Reader.call,
-    "function_call_output": _Reader.result,
-    "custom_tool_call": _Reader.custom_call,
-    "custom_tool_call_output": _Reader.result,
+_READERS: Final[Mapping[str, Callable[[_TurnReader, Fields, str], None]]] = {
+    "message": _TurnReader.read_message,
+    "reasoning": _TurnReader.read_reasoning,
+    "function_call": _TurnReader.read_call,
+    "function_call_output": _TurnReader.read_result,
+    "custom_tool_call": _TurnReader.read_custom_call,
+    "custom_tool_call_output": _TurnReader.read_result,
 }
 _KINDS: Final = (*_READERS, "item_reference")
 
@@ -201,36 +213,36 @@ _KINDS: Final = (*_READERS, "item_reference")
 def _parts(content: Any, place: str) -> tuple[Part, ...]:
     if isinstance(content, str):
         return (Text(content),)
-    parts = needed(content, list, place)
+    parts = require_value(content, list, place)
     if not parts:
-        raise wrong(place, "must not be empty")
+        raise field_error(place, "must not be empty")
     return tuple([_part(part, place, number) for number, part in enumerate(parts)])
 
 
 def _part(part: Any, at: str, number: int) -> Part:
-    text_value = _told(part, _TEXTS)
+    text_value = _part_text(part, _TEXTS)
     if text_value is not None:
         return Text(text_value)
     place = f"{at}[{number}]"
-    kind = needed(part, dict, place).get("type")
+    kind = require_value(part, dict, place).get("type")
     if kind in _TEXTS:
-        return Text(field(part, "text", str, place))
+        return Text(require_field(part, "text", str, place))
     if kind == "input_image":
         return _image(part, place)
     if kind == "input_audio":
-        sound = needed(part.get("input_audio"), dict, f"{place}.input_audio")
-        data, form = (text(sound.get(name), f"{place}.input_audio.{name}") for name in ("data", "format"))
+        sound = require_value(part.get("input_audio"), dict, f"{place}.input_audio")
+        data, form = (require_text(sound.get(name), f"{place}.input_audio.{name}") for name in ("data", "format"))
         return Audio(data, form, place=place)
     if kind == "input_file":
         return _file(part, place)
-    raise none_of(kind, ("input_text", "input_image", "input_audio", "input_file"), f"{place}.type")
+    raise choice_error(kind, ("input_text", "input_image", "input_audio", "input_file"), f"{place}.type")
 
 
 def _image(part: Fields, place: str) -> Image:
     if part.get("image_url") is None and part.get("file_id") is not None:
         raise _no_files(f"{place}.file_id", "`image_url`, which may be a data: URL")
-    url = text(part.get("image_url"), f"{place}.image_url")
-    return Image(url, optional(part, "detail", str, f"{place}."), place=place)
+    url = require_text(part.get("image_url"), f"{place}.image_url")
+    return Image(url, optional_field(part, "detail", str, f"{place}."), place=place)
 
 
 def _file(part: Fields, place: str) -> Text:
@@ -238,7 +250,7 @@ def _file(part: Fields, place: str) -> Text:
     for name in ("file_id", "file_url"):
         if part.get("file_data") is None and part.get(name) is not None:
             raise _no_files(f"{place}.{name}", "`file_data`")
-    data = text(part.get("file_data"), f"{place}.file_data")
+    data = require_text(part.get("file_data"), f"{place}.file_data")
     head = _TEXT_FILE.match(data)
     if head is None and data.startswith("data:"):
         raise _not_text(place, f"it is {data.partition(',')[0]!r:.60}")
@@ -247,7 +259,7 @@ def _file(part: Fields, place: str) -> Text:
     except UnicodeDecodeError:
         raise _not_text(place, "it is not UTF-8") from None
     except (binascii.Error, ValueError):
-        raise wrong(f"{place}.file_data", "must be base64, or a data: URL in base64") from None
+        raise field_error(f"{place}.file_data", "must be base64, or a data: URL in base64") from None
 
 
 def _not_text(place: str, reason: str) -> RoundhouseError:
@@ -256,28 +268,30 @@ def _not_text(place: str, reason: str) -> RoundhouseError:
 
 
 def _no_files(place: str, alternative: str) -> RoundhouseError:
-    return wrong(place, f"names a file that is kept or fetched elsewhere, which is not done here: send {alternative}")
+    return field_error(
+        place, f"names a file that is kept or fetched elsewhere, which is not done here: send {alternative}"
+    )
 
 
-def _plain(content: Any, place: str) -> str:
+def _plain_text(content: Any, place: str) -> str:
     if isinstance(content, str):
         return content
-    return _joined(needed(content, list, place), place, _TEXTS, "\n")
+    return _join_texts(require_value(content, list, place), place, _TEXTS, "\n")
 
 
-def _joined(parts: list[Any], place: str, kinds: tuple[str, ...], separator: str) -> str:
+def _join_texts(parts: list[Any], place: str, kinds: tuple[str, ...], separator: str) -> str:
     texts = []
     for number, part in enumerate(parts):
-        part_text = _told(part, kinds)
+        part_text = _part_text(part, kinds)
         if part_text is None:
             at = f"{place}[{number}]"
-            one_of(needed(part, dict, at).get("type"), kinds, f"{at}.type")
-            part_text = field(part, "text", str, at)
+            require_choice(require_value(part, dict, at).get("type"), kinds, f"{at}.type")
+            part_text = require_field(part, "text", str, at)
         texts.append(part_text)
     return separator.join(texts)
 
 
-def _told(part: Any, kinds: tuple[str, ...]) -> str | None:
+def _part_text(part: Any, kinds: tuple[str, ...]) -> str | None:
     """The text of a part of these kinds; None: it is something else, or wrong. Most parts come no further."""
     text = part.get("text") if type(part) is dict and part.get("type") in kinds else None
     return text if type(text) is str else None

@@ -10,10 +10,19 @@ from collections.abc import Iterable
 from typing import Any, Final, Literal
 
 from gateway.protocols.common.conversation import Fields, OutputFormat, Prompt, System, Turn
-from gateway.protocols.common.field_reader import count, found, needed, number, one_of, optional, text, wrong
+from gateway.protocols.common.field_reader import (
+    describe_value,
+    field_error,
+    optional_count,
+    optional_field,
+    optional_number,
+    require_choice,
+    require_text,
+    require_value,
+)
 from gateway.protocols.responses import tools
 from gateway.protocols.responses.context import ResponseContext
-from gateway.protocols.responses.items import kind_of, resolved, turns_of
+from gateway.protocols.responses.items import kind_of, read_turns, resolve_item
 
 _OWN: Final = frozenset(
     {"background", "context_management", "conversation", "include", "input", "instructions", "max_output_tokens"}
@@ -45,65 +54,65 @@ _METADATA: Final = (16, 64, 512)
 """Most pairs, characters of a key, characters of a value."""
 
 
-def read(fields: Fields, context: ResponseContext) -> Prompt:
+def read_prompt(fields: Fields, context: ResponseContext) -> Prompt:
     """What is asked for, after what came before it. Sets `context.input_items` where they will be kept.
 
     Raises:
         RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
     """
-    _check(fields)
+    _check_fields(fields)
     own_items = _own_items(fields, context)
     callable_tools = tools.tools_of(fields)
     turns = _turns(fields, own_items, context)
     if context.stores:
-        context.input_items = tuple(_kept(own_items, context))
+        context.input_items = tuple(_stored_items(own_items, context))
     return Prompt(
         turns=tuple(turns),
         tools=callable_tools,
         tool_choice=tools.choice_of(fields, callable_tools),
-        parallel_tool_calls=optional(fields, "parallel_tool_calls", bool),
+        parallel_tool_calls=optional_field(fields, "parallel_tool_calls", bool),
         output_format=_output_format(fields),
-        max_tokens=count(fields, "max_output_tokens", 1),
+        max_tokens=optional_count(fields, "max_output_tokens", 1),
         thinking=_thinking(fields),
         effort=_effort(fields),
-        passed=_passed(fields),
+        passed_fields=_passed_fields(fields),
     )
 
 
 def output_format_of(fields: Fields) -> Fields:
     """`text.format` of a request; that of plain text where it has none."""
-    text_fields = optional(fields, "text", dict) or {}
-    output_format = optional(text_fields, "format", dict, "text.")
+    text_fields = optional_field(fields, "text", dict) or {}
+    output_format = optional_field(text_fields, "format", dict, "text.")
     return {"type": "text"} if output_format is None else output_format
 
 
-def _check(fields: Fields) -> None:
+def _check_fields(fields: Fields) -> None:
     """What is not done here, and what is only told again: it must be of its kind, because clients read it back."""
     for name, rule in _NOT_HERE.items():
         if fields.get(name) is not None:
-            raise wrong(name, rule)
+            raise field_error(name, rule)
     if fields.get("n") not in (None, 1):
-        raise wrong("n", f"must be 1, because a response holds one answer; {found(fields['n'])}")
+        raise field_error("n", f"must be 1, because a response holds one answer; {describe_value(fields['n'])}")
     for name in ("instructions", "safety_identifier", "prompt_cache_key", "service_tier", "user"):
-        optional(fields, name, str)
+        optional_field(fields, name, str)
     for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
-        number(fields, name)
-    count(fields, "max_tool_calls", 1)
+        optional_number(fields, name)
+    optional_count(fields, "max_tool_calls", 1)
     if fields.get("truncation") is not None:
-        one_of(fields["truncation"], ("auto", "disabled"), "truncation")
-    _check_metadata(optional(fields, "metadata", dict) or {})
+        require_choice(fields["truncation"], ("auto", "disabled"), "truncation")
+    _check_metadata(optional_field(fields, "metadata", dict) or {})
 
 
 def _check_metadata(metadata: Fields) -> None:
     pairs, name_length, value_length = _METADATA
     if len(metadata) > pairs:
-        raise wrong("metadata", f"must have at most {pairs} pairs; it has {len(metadata)}")
+        raise field_error("metadata", f"must have at most {pairs} pairs; it has {len(metadata)}")
     for name, value in metadata.items():
         place = f"metadata.{name:.64}"
         if len(name) > name_length:
-            raise wrong(place, f"must have a name of at most {name_length} characters")
-        if len(needed(value, str, place)) > value_length:
-            raise wrong(place, f"must be at most {value_length} characters long; it has {len(value)}")
+            raise field_error(place, f"must have a name of at most {name_length} characters")
+        if len(require_value(value, str, place)) > value_length:
+            raise field_error(place, f"must be at most {value_length} characters long; it has {len(value)}")
 
 
 def _own_items(fields: Fields, context: ResponseContext) -> list[tuple[Fields, str]]:
@@ -111,36 +120,38 @@ def _own_items(fields: Fields, context: ResponseContext) -> list[tuple[Fields, s
     value = fields.get("input")
     is_continuation = fields.get("previous_response_id") is not None
     if value is None and "messages" in fields:
-        raise wrong("input", "is missing: `messages` is the field of /v1/chat/completions, and here it is `input`")
+        raise field_error(
+            "input", "is missing: `messages` is the field of /v1/chat/completions, and here it is `input`"
+        )
     if not value and is_continuation and (value is None or isinstance(value, str | list)):
         return []
     if isinstance(value, str) and value:
         return [({"type": "message", "role": "user", "content": value}, "input")]
     if not isinstance(value, list) or not value:
-        raise wrong("input", f"must be a text or an array of items, and not empty; {found(value)}")
+        raise field_error("input", f"must be a text or an array of items, and not empty; {describe_value(value)}")
     return [_own_item(item, f"input[{index}]", context) for index, item in enumerate(value)]
 
 
 def _own_item(item: Any, place: str, context: ResponseContext) -> tuple[Fields, str]:
-    kind = needed(item, dict, place).get("type")
+    kind = require_value(item, dict, place).get("type")
     if type(kind) is not str or kind == "item_reference":
-        return resolved(item, context.referenced, place), place
+        return resolve_item(item, context.referenced_items, place), place
     return item, place
 
 
 def _turns(fields: Fields, own_items: list[tuple[Fields, str]], context: ResponseContext) -> list[Turn]:
     earlier_items = ((item, "previous_response_id") for item in context.history)
-    turns = turns_of([*earlier_items, *own_items])
+    turns = read_turns([*earlier_items, *own_items])
     instructions = fields.get("instructions")
     return [System(instructions, place="instructions"), *turns] if instructions else turns
 
 
-def _kept(own_items: list[tuple[Fields, str]], context: ResponseContext) -> Iterable[Fields]:
+def _stored_items(own_items: list[tuple[Fields, str]], context: ResponseContext) -> Iterable[Fields]:
     """The items as they are listed: each with an id, messages in parts."""
     for item, place in own_items:
         kind = kind_of(item, place)
-        item_id = optional(item, "id", str, f"{place}.") or context.new_id(_PREFIXES[kind])
-        status = optional(item, "status", str, f"{place}.") or "completed"
+        item_id = optional_field(item, "id", str, f"{place}.") or context.new_id(_PREFIXES[kind])
+        status = optional_field(item, "status", str, f"{place}.") or "completed"
         listed_item = {**item, "id": item_id, "type": kind, "status": status}
         if kind == "message" and isinstance(item["content"], str):
             listed_item["content"] = [_text_part(item["role"], item["content"])]
@@ -156,52 +167,55 @@ def _text_part(role: str, text: str) -> Fields:
 def _output_format(fields: Fields) -> OutputFormat | None:
     form = output_format_of(fields)
     place = "text.format"
-    kind = one_of(form.get("type"), _FORMATS, f"{place}.type")
+    kind = require_choice(form.get("type"), _FORMATS, f"{place}.type")
     if kind == "text":
         return None
     if kind == "json_object":
         return OutputFormat(place="text.format")
     at = f"{place}."
     return OutputFormat(
-        schema=needed(form.get("schema"), dict, at + "schema"),
-        name=text(form.get("name"), at + "name"),
-        description=optional(form, "description", str, at),
-        strict=optional(form, "strict", bool, at),
+        schema=require_value(form.get("schema"), dict, at + "schema"),
+        name=require_text(form.get("name"), at + "name"),
+        description=optional_field(form, "description", str, at),
+        strict=optional_field(form, "strict", bool, at),
         place="text.format",
     )
 
 
 def _effort(fields: Fields) -> str | None:
-    reasoning = optional(fields, "reasoning", dict) or {}
+    reasoning = optional_field(fields, "reasoning", dict) or {}
     if reasoning.get("summary") is not None:
-        one_of(reasoning["summary"], _SUMMARIES, "reasoning.summary")
+        require_choice(reasoning["summary"], _SUMMARIES, "reasoning.summary")
     effort = reasoning.get("effort")
-    return None if effort is None else one_of(effort, _EFFORTS, "reasoning.effort")
+    return None if effort is None else require_choice(effort, _EFFORTS, "reasoning.effort")
 
 
 def _thinking(fields: Fields) -> Literal["enabled", "disabled"] | None:
     mode = fields.get("thinking")
     if not isinstance(mode, str):
         return None  # an engine's own field of that name
-    if one_of(mode, _MODES, "thinking") == "default":
+    if require_choice(mode, _MODES, "thinking") == "default":
         return None
     return "enabled" if mode == "enabled" else "disabled"
 
 
-def _passed(fields: Fields) -> Fields:
+def _passed_fields(fields: Fields) -> Fields:
     passed_fields = {name: value for name, value in fields.items() if name not in _OWN}
     if isinstance(passed_fields.get("thinking"), str):
         del passed_fields["thinking"]
     verbosity = (fields.get("text") or {}).get("verbosity")
     if verbosity is not None:
-        passed_fields["verbosity"] = one_of(verbosity, _VERBOSITIES, "text.verbosity")
-    most = count(fields, "top_logprobs", 0, _MOST_LOGPROBS)
-    if most or _LOGPROBS in _included(fields):
+        passed_fields["verbosity"] = require_choice(verbosity, _VERBOSITIES, "text.verbosity")
+    most = optional_count(fields, "top_logprobs", 0, _MOST_LOGPROBS)
+    if most or _LOGPROBS in _included_names(fields):
         passed_fields |= {"logprobs": True, "top_logprobs": most or 0}
     return passed_fields
 
 
-def _included(fields: Fields) -> list[Any]:
+def _included_names(fields: Fields) -> list[Any]:
     """What a response shall hold beside. Of the names that are defined, all but one are of tools that nobody has
     called, or of thoughts in a form that is not needed where they are given plainly."""
-    return [needed(name, str, f"include[{n}]") for n, name in enumerate(optional(fields, "include", list) or ())]
+    return [
+        require_value(name, str, f"include[{n}]")
+        for n, name in enumerate(optional_field(fields, "include", list) or ())
+    ]

@@ -20,9 +20,9 @@ _UNLIKELY: Final = -9999.0
 _TIERS: Final = ("default", "flex", "priority")
 
 
-def begun(fields: Fields, context: ResponseContext) -> Fields:
+def begin_response(fields: Fields, context: ResponseContext) -> Fields:
     """A response in progress, to a request that was read."""
-    tools, choice = responses_tools.echoed(fields)
+    tools, choice = responses_tools.echo_tools(fields)
     return {
         "id": context.id,
         "object": "response",
@@ -38,28 +38,28 @@ def begun(fields: Fields, context: ResponseContext) -> Fields:
         "metadata": fields.get("metadata") or {},
         "model": fields["model"],
         "output": [],
-        "parallel_tool_calls": _or(fields, "parallel_tool_calls", True),
-        "presence_penalty": _or(fields, "presence_penalty", 0.0),
-        "frequency_penalty": _or(fields, "frequency_penalty", 0.0),
+        "parallel_tool_calls": _field_or(fields, "parallel_tool_calls", True),
+        "presence_penalty": _field_or(fields, "presence_penalty", 0.0),
+        "frequency_penalty": _field_or(fields, "frequency_penalty", 0.0),
         "previous_response_id": fields.get("previous_response_id"),
         "prompt_cache_key": fields.get("prompt_cache_key"),
         "reasoning": _reasoning(fields),
         "safety_identifier": fields.get("safety_identifier"),
         "service_tier": fields["service_tier"] if fields.get("service_tier") in _TIERS else "default",
         "store": context.stores,
-        "temperature": _or(fields, "temperature", 1.0),
+        "temperature": _field_or(fields, "temperature", 1.0),
         "text": _text(fields, context),
         "tool_choice": choice,
         "tools": tools,
         "top_logprobs": fields.get("top_logprobs") or 0,
-        "top_p": _or(fields, "top_p", 1.0),
+        "top_p": _field_or(fields, "top_p", 1.0),
         "truncation": fields.get("truncation") or "disabled",
         "usage": None,
         "user": fields.get("user"),
     }
 
 
-def ended(
+def end_response(
     response: Fields, output: list[Fields], finish: Finish, tokens: Tokens | None, context: ResponseContext
 ) -> Fields:
     """The response at its end. Where it is incomplete, so is the last item of `output`."""
@@ -71,7 +71,7 @@ def ended(
     return {**response, **end_fields, "output": output, "usage": _usage(tokens)}
 
 
-def failed(response: Fields, output: list[Fields], error: Fields) -> Fields:
+def fail_response(response: Fields, output: list[Fields], error: Fields) -> Fields:
     """The response as far as it came. `error` has every field of our envelope."""
     status = error["status"]
     code = "rate_limit_exceeded" if status == 429 else "server_error" if status >= 500 else "invalid_prompt"
@@ -89,7 +89,7 @@ def is_cut(finish: Finish) -> bool:
     return finish in _REASONS
 
 
-def message(name: str, parts: list[Fields], status: str) -> Fields:
+def message_item(name: str, parts: list[Fields], status: str) -> Fields:
     """What the model says, as an item."""
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": parts}
 
@@ -104,23 +104,23 @@ def refusal_part(text: str) -> Fields:
     return {"type": "refusal", "refusal": text}
 
 
-def thoughts(name: str, parts: list[Fields], status: str) -> Fields:
+def reasoning_item(name: str, parts: list[Fields], status: str) -> Fields:
     """What the model thinks, as an item. There is nobody to sum it up."""
     return {"id": name, "type": "reasoning", "status": status, "summary": [], "content": parts}
 
 
-def thought_part(text: str) -> Fields:
+def reasoning_part(text: str) -> Fields:
     """Thoughts, of an item of such."""
     return {"type": "reasoning_text", "text": text}
 
 
-def function_call(name: str, call_id: str, function: str, arguments: str, status: str) -> Fields:
+def function_call_item(name: str, call_id: str, function: str, arguments: str, status: str) -> Fields:
     """A call of a function, as an item."""
     call_fields = {"call_id": call_id, "name": function, "arguments": arguments}
     return {"id": name, "type": "function_call", "status": status, **call_fields}
 
 
-def custom_call(name: str, call_id: str, tool: str, input_text: str, status: str) -> Fields:
+def custom_call_item(name: str, call_id: str, tool: str, input_text: str, status: str) -> Fields:
     """A call of a custom tool, as an item."""
     return {
         "id": name,
@@ -186,6 +186,6 @@ def _text(fields: Fields, context: ResponseContext) -> Fields:
     return {"format": form} if verbosity is None else {"format": form, "verbosity": verbosity}
 
 
-def _or(fields: Fields, name: str, default: Any) -> Any:
+def _field_or(fields: Fields, name: str, default: Any) -> Any:
     value = fields.get(name)
     return default if value is None else value

@@ -11,7 +11,14 @@ from typing import Any, Final
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields, Tool, ToolChoice
-from gateway.protocols.common.field_reader import found, needed, one_of, optional, text, wrong
+from gateway.protocols.common.field_reader import (
+    describe_value,
+    field_error,
+    optional_field,
+    require_choice,
+    require_text,
+    require_value,
+)
 
 _CHOICES: Final = ("none", "auto", "required")
 _MODES: Final = ("auto", "required")
@@ -36,16 +43,16 @@ def tools_of(fields: Fields) -> tuple[Tool, ...]:
         RoundhouseError: `invalid_request`; its `param` is the place.
     """
     tools: dict[str, Tool] = {}
-    declared_tools = optional(fields, "tools", list) or []
+    declared_tools = optional_field(fields, "tools", list) or []
     has_own = any(map(_is_own, declared_tools))
     for number, declaration in enumerate(declared_tools):
         if has_own and _runs_elsewhere(declaration):
             continue
         tool = _tool(declaration, f"tools[{number}]")
         if tool.name in tools:
-            raise wrong(f"tools[{number}].name", f"must be no other tool's; {found(tool.name)}")
+            raise field_error(f"tools[{number}].name", f"must be no other tool's; {describe_value(tool.name)}")
         tools[tool.name] = tool
-    allowed_names = _allowed(fields)
+    allowed_names = _allowed_names(fields)
     if allowed_names is None:
         return tuple(tools.values())
     for number, name in enumerate(allowed_names):
@@ -60,18 +67,18 @@ def choice_of(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None:
     if choice is None:
         return None
     if isinstance(choice, dict):
-        kind = one_of(choice.get("type"), (*_KINDS, "allowed_tools"), "tool_choice.type")
+        kind = require_choice(choice.get("type"), (*_KINDS, "allowed_tools"), "tool_choice.type")
         if kind == "allowed_tools":
             return ToolChoice("required" if _mode(choice) == "required" else "auto")
-        name = text(choice.get("name"), "tool_choice.name")
+        name = require_text(choice.get("name"), "tool_choice.name")
         if all(tool.name != name for tool in tools):
             raise _undeclared(name, "tool_choice.name")
         return ToolChoice("named", name)
     if choice == "required" and not tools:
-        raise wrong("tool_choice", "must not be required where `tools` is empty")
+        raise field_error("tool_choice", "must not be required where `tools` is empty")
     if choice == "none":
         return ToolChoice("none")
-    return ToolChoice("required" if one_of(choice, _CHOICES, "tool_choice") == "required" else "auto")
+    return ToolChoice("required" if require_choice(choice, _CHOICES, "tool_choice") == "required" else "auto")
 
 
 def custom_names(fields: Fields) -> frozenset[str]:
@@ -79,9 +86,9 @@ def custom_names(fields: Fields) -> frozenset[str]:
     return frozenset([tool["name"] for tool in fields.get("tools") or () if tool.get("type") == "custom"])
 
 
-def echoed(fields: Fields) -> tuple[list[Fields], Any]:
+def echo_tools(fields: Fields) -> tuple[list[Fields], Any]:
     """`tools` and `tool_choice` of a request that was read, as a response tells them."""
-    tools = [_echoed(tool) for tool in fields.get("tools") or () if _is_own(tool)]
+    tools = [_echo_tool(tool) for tool in fields.get("tools") or () if _is_own(tool)]
     choice = fields.get("tool_choice")
     if not isinstance(choice, dict):
         return tools, choice or "auto"
@@ -91,7 +98,7 @@ def echoed(fields: Fields) -> tuple[list[Fields], Any]:
     return tools, {"type": "allowed_tools", "mode": _mode(choice), "tools": allowed_tools}
 
 
-def _echoed(tool: Fields) -> Fields:
+def _echo_tool(tool: Fields) -> Fields:
     if tool["type"] == "custom":
         return {"type": "custom", "name": tool["name"], "description": tool.get("description")}
     fields = {name: tool.get(name) for name in ("description", "parameters", "strict")}
@@ -99,18 +106,22 @@ def _echoed(tool: Fields) -> Fields:
 
 
 def _tool(declaration: Any, place: str) -> Tool:
-    tool = needed(declaration, dict, place)
+    tool = require_value(declaration, dict, place)
     kind, at = tool.get("type"), f"{place}."
     if kind not in _KINDS:
-        raise wrong(f"{at}type", f"must be function or custom, because no other tools run here; {found(kind)}")
-    name = text(tool.get("name"), f"{at}name")
-    description = optional(tool, "description", str, at)
+        raise field_error(
+            f"{at}type", f"must be function or custom, because no other tools run here; {describe_value(kind)}"
+        )
+    name = require_text(tool.get("name"), f"{at}name")
+    description = optional_field(tool, "description", str, at)
     if kind == "custom":
-        form = optional(tool, "format", dict, at) or {"type": "text"}
-        if one_of(form.get("type"), ("text", "grammar"), f"{at}format.type") == "grammar":
+        form = optional_field(tool, "format", dict, at) or {"type": "text"}
+        if require_choice(form.get("type"), ("text", "grammar"), f"{at}format.type") == "grammar":
             description = _with_grammar(description, form, f"{at}format.")
         return Tool(name, description, _CUSTOM_PARAMETERS)
-    return Tool(name, description, optional(tool, "parameters", dict, at), optional(tool, "strict", bool, at))
+    return Tool(
+        name, description, optional_field(tool, "parameters", dict, at), optional_field(tool, "strict", bool, at)
+    )
 
 
 def _is_own(tool: Any) -> bool:
@@ -124,29 +135,29 @@ def _runs_elsewhere(tool: Any) -> bool:
 
 def _with_grammar(description: str | None, form: Fields, at: str) -> str:
     """No engine holds one argument to a grammar of OpenAI's: the model is told of it."""
-    definition = text(form.get("definition"), f"{at}definition")
+    definition = require_text(form.get("definition"), f"{at}definition")
     grammar = f"The input follows this {form.get('syntax', 'lark')} grammar:\n{definition}"
     return grammar if description is None else f"{description}\n\n{grammar}"
 
 
-def _allowed(fields: Fields) -> list[str] | None:
+def _allowed_names(fields: Fields) -> list[str] | None:
     choice = fields.get("tool_choice")
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return None
     names = []
-    for number, tool in enumerate(needed(choice.get("tools"), list, "tool_choice.tools")):
+    for number, tool in enumerate(require_value(choice.get("tools"), list, "tool_choice.tools")):
         place = f"tool_choice.tools[{number}]"
-        one_of(needed(tool, dict, place).get("type"), _KINDS, f"{place}.type")
-        names.append(text(tool.get("name"), f"{place}.name"))
+        require_choice(require_value(tool, dict, place).get("type"), _KINDS, f"{place}.type")
+        names.append(require_text(tool.get("name"), f"{place}.name"))
     if not names:
-        raise wrong("tool_choice.tools", "must not be empty")
+        raise field_error("tool_choice.tools", "must not be empty")
     return names
 
 
 def _mode(choice: Fields) -> str:
     mode = choice.get("mode")
-    return "auto" if mode is None else one_of(mode, _MODES, "tool_choice.mode")
+    return "auto" if mode is None else require_choice(mode, _MODES, "tool_choice.mode")
 
 
 def _undeclared(name: str, place: str) -> RoundhouseError:
-    return wrong(place, f"must be the name of one of `tools`; {found(name)}")
+    return field_error(place, f"must be the name of one of `tools`; {describe_value(name)}")

@@ -5,38 +5,38 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.protocols.common.conversation import AnswerWriter, Fields, Prompt
-from gateway.protocols.common.json_dialect import PlainDialect
+from gateway.protocols.common.json_dialect import JsonDialect
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.responses import request as responses
 from gateway.protocols.responses.answer_stream import ResponseWriter
 from gateway.protocols.responses.dialect import ResponsesDialect
-from gateway.protocols.via_chat.dialect import OverChat
-from gateway.protocols.via_chat.token_count import CountedOverChat
+from gateway.protocols.via_chat.dialect import ViaChatDialect
+from gateway.protocols.via_chat.token_count import TokenCountDialect
 
 
-class ResponsesOverChat(OverChat, ResponsesDialect):
+class ResponsesViaChat(ViaChatDialect, ResponsesDialect):
     """`/v1/responses`. A request's `state` is its `ResponseContext`."""
 
-    def read(self, request: InferenceRequest) -> Prompt:
+    def read_request(self, request: InferenceRequest) -> Prompt:
         """See ReadForChat."""
-        return responses.read(request.fields, request.state)
+        return responses.read_prompt(request.fields, request.state)
 
-    def writer(self, request: InferenceRequest) -> AnswerWriter:
+    def open_writer(self, request: InferenceRequest) -> AnswerWriter:
         """See OverChat."""
         return ResponseWriter(request.fields, request.state)
 
 
-class ResponsesCount(CountedOverChat, PlainDialect):
+class ResponsesTokenCount(TokenCountDialect, JsonDialect):
     """`/v1/responses/input_tokens`."""
 
-    def read(self, request: InferenceRequest) -> Prompt:
+    def read_request(self, request: InferenceRequest) -> Prompt:
         """See ReadForChat."""
-        return responses.read(request.fields, request.state)
+        return responses.read_prompt(request.fields, request.state)
 
-    def counted(self, tokens: int) -> Fields:
+    def build_count(self, tokens: int) -> Fields:
         """See CountedOverChat."""
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
-RESPONSES_OVER_CHAT: Final = ResponsesOverChat()
-RESPONSES_COUNT: Final = ResponsesCount()
+RESPONSES_OVER_CHAT: Final = ResponsesViaChat()
+RESPONSES_COUNT: Final = ResponsesTokenCount()

@@ -10,13 +10,13 @@ from typing import Any
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.protocols.chat import codec, llama_server
-from gateway.protocols.chat.engine_request import in_own_words, thought_of
-from gateway.protocols.chat.stream_collector import CallNumbers, OpenAIGathering
-from gateway.protocols.chat.tool_choice import narrowed
+from gateway.protocols.chat.engine_request import adapt_fields, adapt_thinking
+from gateway.protocols.chat.stream_collector import CallNumbers, OpenAICollector
+from gateway.protocols.chat.tool_choice import narrow_tools
 from gateway.protocols.common import errors
 from gateway.protocols.common.capabilities import check_prompt
 from gateway.protocols.common.conversation import Answer, AnswerWriter, Assistant, Fields, Finish, Prompt, Tokens
-from gateway.protocols.common.dialect import Events, Gathering, Usage
+from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
 from gateway.protocols.common.event_reader import EventReader
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.request import InferenceRequest
@@ -24,80 +24,82 @@ from gateway.protocols.common.stream_compat import differs_as_stream, wants_prob
 from gateway.protocols.common.usage import usage_of
 
 
-class ReadForChat(ABC):
+class ViaChatBase(ABC):
     """What all of them have in common, whatever is asked of the engine: the request is read once and checked."""
 
     may_flow: bool = False
 
     @abstractmethod
-    def read(self, request: InferenceRequest) -> Prompt:
+    def read_request(self, request: InferenceRequest) -> Prompt:
         """What is asked for. Raises RoundhouseError `invalid_request`, whose `param` is the place."""
 
-    def takes(self, request: InferenceRequest) -> bool:
+    def can_serve(self, request: InferenceRequest) -> bool:
         """See Dialect."""
         return True
 
-    def check(self, request: InferenceRequest, route: ModelRoute) -> None:
+    def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """See Dialect."""
         if request.prompt is None:
-            request.prompt = self.read(request)
+            request.prompt = self.read_request(request)
         check_prompt(request.prompt, route.capabilities, route.name)
-        request.repeated = llama_server.repeated(request.prompt) if route.backend == llama_server.BACKEND else None
+        request.repeated_turn = (
+            llama_server.repeated_turn(request.prompt) if route.backend == llama_server.BACKEND else None
+        )
 
-    def _fields(self, request: InferenceRequest, route: ModelRoute) -> Fields:
+    def _chat_fields(self, request: InferenceRequest, route: ModelRoute) -> Fields:
         prompt = request.prompt
         assert prompt is not None, "checked before"
         thinking_fields = {} if prompt.thinking is None else {"thinking": prompt.thinking}
-        fields = in_own_words(thought_of(codec.written(prompt) | thinking_fields, route), route)
+        fields = adapt_fields(adapt_thinking(codec.write_request(prompt) | thinking_fields, route), route)
         if route.backend == llama_server.BACKEND:
-            fields = narrowed(fields | llama_server.fields_for(prompt), names_one=True)
+            fields = narrow_tools(fields | llama_server.fields_for(prompt), names_one=True)
         fields["model"] = route.served_name
         return fields
 
 
-class OverChat(ReadForChat):
+class ViaChatDialect(ViaChatBase):
     """Their part of a `Dialect`. The rest, errors and heartbeats, is the family's own dialect's."""
 
     @abstractmethod
-    def writer(self, request: InferenceRequest) -> AnswerWriter:
+    def open_writer(self, request: InferenceRequest) -> AnswerWriter:
         """For one answer."""
 
-    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+    def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
-        fields = self._fields(request, route)
+        fields = self._chat_fields(request, route)
         if as_stream or request.stream:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
         return json_bytes(fields)
 
-    def events(self, request: InferenceRequest) -> Events:
+    def open_stream(self, request: InferenceRequest) -> EventStream:
         """See Dialect."""
-        return TranslatedEvents(self.writer(request), request.id, request.repeated)
+        return TranslatedStream(self.open_writer(request), request.id, request.repeated_turn)
 
-    def gathering(self, request: InferenceRequest) -> Gathering | None:
+    def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """See Dialect. All that `exclusions` knows are fields that reach the engine, and a blocking chat that cannot be
         gathered goes as it is."""
         prompt = request.prompt
         assert prompt is not None, "checked before"
-        outline = _outline(prompt)
+        outline = _chat_outline(prompt)
         if wants_probabilities(outline) or differs_as_stream(outline):
             return None
-        return TranslatedGathering(self.writer(request), request.repeated)
+        return TranslatedCollector(self.open_writer(request), request.repeated_turn)
 
-    def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
+    def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """See Dialect."""
-        writer, repeated_turn = self.writer(request), request.repeated
-        return lambda body: translated(body, writer, repeated_turn)
+        writer, repeated_turn = self.open_writer(request), request.repeated_turn
+        return lambda body: translate_body(body, writer, repeated_turn)
 
 
-def _outline(prompt: Prompt) -> Fields:
+def _chat_outline(prompt: Prompt) -> Fields:
     """What `exclusions` looks at of the chat request, without writing the conversation once more."""
     is_continuation = bool(prompt.turns) and isinstance(prompt.turns[-1], Assistant)
     messages = [{"role": "assistant"}] if is_continuation else []
-    stop = prompt.stop or prompt.passed.get("stop")
-    return {**prompt.passed, "messages": messages, "stop": stop, "max_tokens": prompt.max_tokens}
+    stop = prompt.stop or prompt.passed_fields.get("stop")
+    return {**prompt.passed_fields, "messages": messages, "stop": stop, "max_tokens": prompt.max_tokens}
 
 
-class TranslatedEvents(EventReader):
+class TranslatedStream(EventReader):
     """A stream of chat completion chunks that becomes the client's family's."""
 
     __slots__ = (
@@ -119,7 +121,7 @@ class TranslatedEvents(EventReader):
         super().__init__()
         self._writer = writer
         self._request_id = request_id
-        self._repeated_text, self._repeated_thought = _said(repeated)
+        self._repeated_text, self._repeated_thought = _turn_texts(repeated)
         self._calls = CallNumbers()
         self._out: list[bytes] = []
         self._has_begun = False
@@ -128,157 +130,159 @@ class TranslatedEvents(EventReader):
         self._stop_sequence: str | None = None
         self._tokens: Tokens | None = None
 
-    def feed(self, chunk: bytes) -> bytes:
+    def feed_data(self, chunk: bytes) -> bytes:
         """See Events."""
-        events = self._cut(chunk)
-        return self._written(events) if events else b""
+        events = self._cut_events(chunk)
+        return self._write_events(events) if events else b""
 
-    def finish(self) -> bytes:
+    def finish_stream(self) -> bytes:
         """See Events."""
         held_events = self._take_held()
-        return self._written(held_events) if held_events else b""
+        return self._write_events(held_events) if held_events else b""
 
     @property
     def is_complete(self) -> bool:
         """See Events."""
         return self._is_over
 
-    def failure(self, error: RoundhouseError, request_id: str) -> bytes:
+    def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
         """See Events."""
         if self._is_over:
             return b""
         self._is_over = True
-        return self._writer.failure(error.envelope(request_id).error.model_dump())
+        return self._writer.fail_answer(error.build_envelope(request_id).error.model_dump())
 
-    def _written(self, events: bytes) -> bytes:
-        self._read_all(events)
+    def _write_events(self, events: bytes) -> bytes:
+        self._read_events(events)
         if self._is_done and not self._is_over and self._finish is not None:
             self._is_over = True
-            self._out.append(self._writer.end(self._finish, self._stop_sequence, self._tokens))
+            self._out.append(self._writer.end_answer(self._finish, self._stop_sequence, self._tokens))
         out, self._out = b"".join(self._out), []
         return out
 
-    def _take(self, fields: Fields) -> None:
+    def _take_event(self, fields: Fields) -> None:
         if self._is_over:
             return
         if fields.get("error") is not None:
-            self._failed(fields["error"])
+            self._take_error(fields["error"])
             return
         if not self._has_begun:
             self._has_begun = True
-            self._out.append(self._writer.begin(codec.id_of(fields)))
+            self._out.append(self._writer.begin_answer(codec.id_of(fields)))
         choices = fields.get("choices")
         if choices and isinstance(choices, list) and isinstance(choices[0], dict):
-            self._choice(choices[0])
+            self._write_choice(choices[0])
         if "__verbose" in fields:  # of llama-server: it stands in the first one of its last events
             self._stop_sequence = llama_server.stop_sequence_in(fields)
         if fields.get("usage"):
             self._tokens = codec.tokens_of(fields["usage"])
             self.usage = usage_of(fields["usage"])
 
-    def _choice(self, choice: Fields) -> None:
+    def _write_choice(self, choice: Fields) -> None:
         if choice.get("index"):
             return  # of several answers, the client's family has room for the first one
         delta = choice.get("delta")
         if delta and isinstance(delta, dict):
-            self._delta(delta, choice)
+            self._write_delta(delta, choice)
         if choice.get("finish_reason") is not None:
             finish = codec.finish_of(choice)
             self._finish = "tool_calls" if finish == "stop" and self._finish == "tool_calls" else finish
             self._stop_sequence = codec.stop_sequence_of(choice) or self._stop_sequence
 
-    def _delta(self, delta: Fields, choice: Fields) -> None:
+    def _write_delta(self, delta: Fields, choice: Fields) -> None:
         writer, out = self._writer, self._out
         thought = codec.thought_in(delta)
         if thought and self._repeated_thought:
-            thought, self._repeated_thought = _new_in(thought, self._repeated_thought)
+            thought, self._repeated_thought = _skip_repeated(thought, self._repeated_thought)
         if thought:
-            out.append(writer.thought(thought))
+            out.append(writer.write_reasoning(thought))
         text = delta.get("content")
         if text and isinstance(text, str):
             if self._repeated_text:
-                text, self._repeated_text = _new_in(text, self._repeated_text)
+                text, self._repeated_text = _skip_repeated(text, self._repeated_text)
             if text:
-                out.append(writer.text(text, codec.logprobs_of(choice)))
+                out.append(writer.write_text(text, codec.logprobs_of(choice)))
         if calls := delta.get("tool_calls"):
             # An engine that ends with `stop` after calls means calls: clients wait for the reason.
             self._finish = "tool_calls"
             for call in calls if isinstance(calls, list) else ():
                 if isinstance(call, dict):
-                    out.append(self._call(call))
+                    out.append(self._write_call(call))
         refusal = delta.get("refusal")
         if refusal and isinstance(refusal, str):
-            out.append(writer.refusal(refusal))
+            out.append(writer.write_refusal(refusal))
 
-    def _call(self, call: Fields) -> bytes:
+    def _write_call(self, call: Fields) -> bytes:
         function = call.get("function")
         if not isinstance(function, dict):
             function = {}
         call_id, name, arguments = call.get("id"), function.get("name"), function.get("arguments")
-        return self._writer.call(
+        return self._writer.write_tool_call(
             self._calls.number_of(call),
             call_id if isinstance(call_id, str) and call_id else None,
             name if isinstance(name, str) and name else None,
             arguments if isinstance(arguments, str) else "",
         )
 
-    def _failed(self, error: Any) -> None:
+    def _take_error(self, error: Any) -> None:
         if self._is_over:
             return
-        envelope = errors.completed(errors.status_of(error), {"error": error}, b"", self._request_id)
-        self._out.append(self._writer.failure(envelope["error"]))
+        envelope = errors.complete_error(errors.status_of(error), {"error": error}, b"", self._request_id)
+        self._out.append(self._writer.fail_answer(envelope["error"]))
         self._is_over = True
 
 
-class TranslatedGathering:
+class TranslatedCollector:
     """A blocking answer of the client's family, made of a chat completion's stream."""
 
     def __init__(self, writer: AnswerWriter, repeated_turn: Assistant | None) -> None:
         self._writer = writer
         self._repeated = repeated_turn
-        self._chat = OpenAIGathering(is_chat=True)
+        self._chat = OpenAICollector(is_chat=True)
 
     @property
     def usage(self) -> Usage | None:
         """As the stream told."""
         return self._chat.usage
 
-    def feed(self, chunk: bytes) -> None:
+    def feed_data(self, chunk: bytes) -> None:
         """See Gathering."""
-        self._chat.feed(chunk)
+        self._chat.feed_data(chunk)
 
-    def result(self) -> tuple[int, bytes] | None:
+    def build_result(self) -> tuple[int, bytes] | None:
         """See Gathering."""
-        result = self._chat.result()
+        result = self._chat.build_result()
         if result is None or result[0] >= 400:
             return result
-        return result[0], translated(result[1], self._writer, self._repeated)
+        return result[0], translate_body(result[1], self._writer, self._repeated)
 
 
-def translated(body: bytes, writer: AnswerWriter, repeated: Assistant | None) -> bytes:
+def translate_body(body: bytes, writer: AnswerWriter, repeated: Assistant | None) -> bytes:
     """A blocking chat completion in the writer's family, without what is `repeated`. Raises RoundhouseError: it is
     none."""
-    fields = errors.decoded(body)
+    fields = errors.decode_json(body)
     if isinstance(fields, dict) and fields.get("error") is not None:
-        error = errors.completed(500, fields, b"", None)["error"]
+        error = errors.complete_error(500, fields, b"", None)["error"]
         raise RoundhouseError("engine_error", error["message"])
     if not isinstance(fields, dict) or not isinstance(fields.get("choices"), list):
         raise RoundhouseError("engine_disconnected", "The engine failed: its answer is no chat completion.")
-    return errors.encoded(writer.whole(_without(repeated, codec.answer_of(fields))))
+    return errors.encode_json(writer.build_answer(_strip_repeated(repeated, codec.answer_of(fields))))
 
 
-def _without(repeated_turn: Assistant | None, answer: Answer) -> Answer:
+def _strip_repeated(repeated_turn: Assistant | None, answer: Answer) -> Answer:
     if repeated_turn is None:
         return answer
-    text, thought = _said(repeated_turn)
-    return replace(answer, text=_new_in(answer.text, text)[0], thought=_new_in(answer.thought, thought)[0])
+    text, thought = _turn_texts(repeated_turn)
+    return replace(
+        answer, text=_skip_repeated(answer.text, text)[0], thought=_skip_repeated(answer.thought, thought)[0]
+    )
 
 
-def _said(turn: Assistant | None) -> tuple[str, str]:
+def _turn_texts(turn: Assistant | None) -> tuple[str, str]:
     """The text of a turn, as engines are told it, and its thought."""
     return ("", "") if turn is None else (turn.text or turn.refusal, turn.thought)
 
 
-def _new_in(text: str, prefix: str) -> tuple[str, str]:
+def _skip_repeated(text: str, prefix: str) -> tuple[str, str]:
     """What a part says beyond what is repeated, and what of that is still to come."""
     return ("", prefix[len(text) :]) if prefix.startswith(text) else (text.removeprefix(prefix), "")

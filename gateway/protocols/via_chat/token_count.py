@@ -11,33 +11,33 @@ from gateway.protocols.common import errors
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.request import InferenceRequest
-from gateway.protocols.via_chat.dialect import ReadForChat
+from gateway.protocols.via_chat.dialect import ViaChatBase
 
 
-class CountedOverChat(ReadForChat):
+class TokenCountDialect(ViaChatBase):
     """Their part of a `Dialect`: for a path that counts, by an engine's `/v1/chat/completions/input_tokens`.
 
     A subclass gives `read` and the answer; the rest is the family's own dialect's.
     """
 
     @abstractmethod
-    def counted(self, tokens: int) -> Fields:
+    def build_count(self, tokens: int) -> Fields:
         """The client's answer."""
 
-    def body_for(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
+    def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
-        return json_bytes(self._fields(request, route))
+        return json_bytes(self._chat_fields(request, route))
 
-    def gathering(self, request: InferenceRequest) -> None:
+    def open_collector(self, request: InferenceRequest) -> None:
         """See Dialect: there are no streams."""
 
-    def whole(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
+    def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """See Dialect."""
-        return self._translated
+        return self._translate_body
 
-    def _translated(self, body: bytes) -> bytes:
-        fields = errors.decoded(body)
+    def _translate_body(self, body: bytes) -> bytes:
+        fields = errors.decode_json(body)
         tokens = fields.get("input_tokens") if isinstance(fields, dict) else None
         if not isinstance(tokens, int) or isinstance(tokens, bool):
             raise RoundhouseError("engine_disconnected", "The engine failed: its answer counts no tokens.")
-        return errors.encoded(self.counted(tokens))
+        return errors.encode_json(self.build_count(tokens))

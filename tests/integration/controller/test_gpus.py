@@ -12,12 +12,12 @@ import aiohttp
 import pytest
 
 from controller.assembly import Controller
-from controller.planning.placement import held_by
+from controller.planning.placement import holders_of
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process.runtime import ProcessRuntime
 from controller.settings import ControllerSettings
 from controller.state import Phase
-from controller.storage.state_dir import Store
+from controller.storage.state_dir import StateDir
 from tests.fakes.fake_nvml import FakeGpu, FakeNvml
 from tests.support.wait import until
 
@@ -42,7 +42,7 @@ class Host:
     @contextlib.asynccontextmanager
     async def controller(self, *, host_pids: bool, stop_engines: bool = False) -> AsyncIterator[Controller]:
         """One controller's life."""
-        with contextlib.closing(Store.open(self.settings.state, "i")) as store:
+        with contextlib.closing(StateDir.open_folder(self.settings.state, "i")) as store:
             reader = NvmlReader(self.nvml, host_pids=host_pids)
             self.runtime = ProcessRuntime("i", self.settings.state, self.settings.models, nvml=reader)
             async with (
@@ -66,7 +66,7 @@ class Host:
         """The engine takes memory as it loads."""
 
         async def started() -> bool:
-            return any(each.phase is Phase.RUNNING for each in await self.runtime.list())
+            return any(each.phase is Phase.RUNNING for each in await self.runtime.list_replicas())
 
         await until("the engine is started", started)
         card.used_mib += mib
@@ -75,7 +75,7 @@ class Host:
 
 async def _observed(controller: Controller, mib: int) -> None:
     async def seen() -> bool:
-        row = await controller.desk.model("m")
+        row = await controller.admin_service.get_model("m")
         return (row.vram_estimate_source, row.vram_estimate_mib) == ("observed_load_delta", mib)
 
     await until(f"{mib} MiB are observed", seen)
@@ -93,10 +93,10 @@ async def test_what_a_load_takes_of_its_gpu_is_observed_shown_and_remembered(hos
     async with host.controller(host_pids=host_pids) as controller:
         await host.hold(card, 7000)
         await _observed(controller, 7000)
-        memory = await controller.desk.gpu_memory()
+        memory = await controller.admin_service.get_gpu_memory()
         [gpu] = memory.gpus
         assert (gpu.used_mib, gpu.utilization_percent, memory.error) == (7300, 12, None)
-        [replica] = [each.name for each in await host.runtime.list()]
+        [replica] = [each.name for each in await host.runtime.list_replicas()]
         if host_pids:
             assert gpu.processes is not None
             assert [(each.pid, each.used_mib, each.replica) for each in gpu.processes] == [
@@ -105,12 +105,12 @@ async def test_what_a_load_takes_of_its_gpu_is_observed_shown_and_remembered(hos
             ]
         else:
             assert gpu.processes is None
-        assert (controller.status().gpus or [])[0].processes == gpu.processes
+        assert (controller.get_status().gpus or [])[0].processes == gpu.processes
 
     async with host.controller(host_pids=host_pids, stop_engines=True) as controller:
-        await until("it is taken over", lambda: controller.plan() is not None)
+        await until("it is taken over", lambda: controller.get_plan() is not None)
         await _observed(controller, 7000)
-        assert [each.name for each in await host.runtime.list()] == [replica]
+        assert [each.name for each in await host.runtime.list_replicas()] == [replica]
 
 
 async def test_a_process_that_outlives_its_engine_is_named(host: Host) -> None:
@@ -118,17 +118,17 @@ async def test_a_process_that_outlives_its_engine_is_named(host: Host) -> None:
     host.declare({"m": STUB | {"vram_mib": 6_000}})
     async with host.controller(host_pids=True, stop_engines=True) as controller:
         await host.hold(card, 6_000)
-        await until("it is seen", lambda: any(each.processes for each in controller.status().gpus or ()))
-        [replica] = [each.name for each in await host.runtime.list()]
+        await until("it is seen", lambda: any(each.processes for each in controller.get_status().gpus or ()))
+        [replica] = [each.name for each in await host.runtime.list_replicas()]
         pid = host.pid()
         host.declare({"m": STUB | {"enabled": False}})
 
         async def gone() -> bool:
-            return await host.runtime.list() == []
+            return await host.runtime.list_replicas() == []
 
         await until("it is unloaded", gone)
-        [gpu] = await host.runtime.gpus() or ()
-        words = held_by(gpu, [])
+        [gpu] = await host.runtime.read_gpus() or ()
+        words = holders_of(gpu, [])
         assert words is not None
         assert words.startswith(f"process {pid}")
         assert words.endswith(f", of {replica}: 6000 MiB")
@@ -142,10 +142,10 @@ async def test_an_engine_on_a_mig_instance_claims_it(host: Host) -> None:
     async with host.controller(host_pids=False, stop_engines=True) as controller:
 
         async def runs() -> bool:
-            return any(each.phase is Phase.RUNNING for each in await host.runtime.list())
+            return any(each.phase is Phase.RUNNING for each in await host.runtime.list_replicas())
 
         await until("it runs", runs)
-        assert [each.claims for each in await host.runtime.list()] == [{"MIG-y": 5_000}]
+        assert [each.claims for each in await host.runtime.list_replicas()] == [{"MIG-y": 5_000}]
         environment = Path(f"/proc/{host.pid()}/environ").read_bytes().split(b"\0")
         assert b"CUDA_VISIBLE_DEVICES=MIG-y" in environment
-        assert [gpu.mig for gpu in controller.status().gpus or ()] == [0, 1]
+        assert [gpu.mig for gpu in controller.get_status().gpus or ()] == [0, 1]

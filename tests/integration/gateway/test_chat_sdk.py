@@ -16,7 +16,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from controller.observe.health import context_length_in
+from controller.observe.health import parse_context_length
 from controller.observe.prober import MODELS_PATH
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.chat_engines import KINDS, Engine, tool
@@ -184,7 +184,7 @@ async def test_thinking_on_and_off_and_thoughts_under_both_names(engine: Engine,
 
 def test_every_engine_tells_its_context_length(engine: Engine) -> None:
     for name, each in engine.workers.items():
-        assert context_length_in(each.ask("GET", MODELS_PATH)[1]) == CONTEXT, name
+        assert parse_context_length(each.ask("GET", MODELS_PATH)[1]) == CONTEXT, name
 
 
 async def test_thoughts_of_earlier_answers_reach_the_template_by_either_name(engine: Engine, sdk: Sdk) -> None:

@@ -18,7 +18,7 @@ from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.clockwork_caller import SPOKEN, TEMPLATE, make_caller
 from tests.support.llama_servers import Kind, needed, started
 from tests.support.worker_process import Worker
-from worker.clockwork import COMPLETION_TOKENS, SENTENCE, make
+from worker.clockwork import COMPLETION_TOKENS, SENTENCE, make_model
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
@@ -36,7 +36,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Work
     kind: Kind = "embedded"
     needed(kind)
     folder = tmp_path_factory.mktemp("engines")
-    make(folder / "plain.gguf")
+    make_model(folder / "plain.gguf")
     make_caller(folder / "thinker.gguf")
     (folder / "thinker.jinja").write_text(TEMPLATE)
     flags = ("--chat-template-file", str(folder / "thinker.jinja"))

@@ -23,7 +23,7 @@ from tests.support.llama_servers import needed, started
 from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.worker_process import Worker
-from worker.clockwork import make
+from worker.clockwork import make_model
 from worker.engines.stub import DIMENSIONS
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
@@ -58,7 +58,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def engine(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """One of that kind."""
     folder = tmp_path_factory.mktemp("engine")
-    make(folder / "m.gguf")
+    make_model(folder / "m.gguf")
     if kind == "stub":
         made = worker(folder, "stub")
     elif kind == "llama_cpp":

@@ -46,20 +46,20 @@ class Ledger:
         """A request has left its slot."""
         self.service[ticket.tenant] += seconds  # type: ignore[assignment]
         self.longest_s = max(self.longest_s, seconds)
-        if queue.by_tenant().keys() == TOKENS.keys():
+        if queue.waiting_by_tenant().keys() == TOKENS.keys():
             self.gaps.append(abs(self.service["alice"] - self.service["bob"]))
 
 
 @pytest.fixture
 def ledger(monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """Of every gateway that a test makes."""
-    made, settle = Ledger(), FairQueue.left
+    made, settle = Ledger(), FairQueue.settle_slot_time
 
     def left(self: FairQueue, ticket: Ticket, seconds: float) -> None:
         made.out(self, ticket, seconds)
         settle(self, ticket, seconds)
 
-    monkeypatch.setattr(FairQueue, "left", left)
+    monkeypatch.setattr(FairQueue, "settle_slot_time", left)
     return made
 
 
@@ -84,7 +84,7 @@ async def ask(here: GatewayHarness, session: aiohttp.ClientSession, who: str) ->
 def depth(here: GatewayHarness) -> int:
     """How many wait."""
     assert here.server is not None
-    return here.server._gateway.inference._parts.admission.depths.get("m", 0)
+    return here.server._gateway.inference._services.admission.depths.get("m", 0)
 
 
 async def test_tenants_that_wait_get_the_same_slot_seconds(engine: Worker, ledger: Ledger) -> None:

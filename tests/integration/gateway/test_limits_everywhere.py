@@ -177,7 +177,7 @@ async def test_what_is_no_request_has_an_id_too(sent: bytes, status: int, loop_c
         for _ in range(2):
             async with raw(here) as client:
                 client.write(sent)
-                await until("it is read", lambda: any(each._idle_bytes or each._deaf for each in connections))
+                await until("it is read", lambda: any(each._idle_bytes or each._ignores_input for each in connections))
                 await loop_clock.skip(20)
                 (answer,) = await client.to_the_end()
                 assert (answer.status, answer.error["request_id"]) == (status, answer["x-request-id"])

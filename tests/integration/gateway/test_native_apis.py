@@ -20,7 +20,7 @@ from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.clockwork_caller import SPOKEN, TEMPLATE, THOUGHT, make_caller
 from tests.support.llama_servers import Kind, needed, started
 from tests.support.worker_process import Worker
-from worker.clockwork import SENTENCE, make
+from worker.clockwork import SENTENCE, make_model
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
@@ -60,7 +60,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 def servers(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
     """llama-servers: one that says the sentence, one that thinks and calls tools, one each for vectors and ranks."""
     folder = tmp_path_factory.mktemp("servers")
-    make(folder / "plain.gguf")
+    make_model(folder / "plain.gguf")
     make_caller(folder / "caller.gguf")
     (folder / "caller.jinja").write_text(TEMPLATE)
     with ExitStack() as stack:
@@ -81,7 +81,7 @@ def model(servers: dict[str, Worker], name: str) -> ModelRoute:
         token=TOKEN,
         aliases=(f"alias-of-{name}",),
         served_name=f"inner-{name}",
-        apis=LlamaServer().apis(definition),
+        apis=LlamaServer().list_apis(definition),
         target_inflight=4,
     )
     return made.model_copy(update={"notices_leaving": LlamaServer.notices_leaving})

@@ -18,7 +18,7 @@ from tests.fakes.gateway_harness import GatewayHarness, gateway_harness, until
 from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.worker_process import Worker
-from worker.clockwork import SENTENCE, make
+from worker.clockwork import SENTENCE, make_model
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
@@ -42,7 +42,7 @@ async def real(tmp_path: Path) -> AsyncIterator[Real]:
     """A gateway that knows one real engine as `demo`, alias `default`, and one for embeddings as `vectors`."""
     available = importlib.util.find_spec("xllamacpp") is not None
     require("embedded", available, "xllamacpp is not installed (extra `embedded`)")
-    make(tmp_path / "demo.gguf", context=CONTEXT)
+    make_model(tmp_path / "demo.gguf", context=CONTEXT)
     common = ("--model", str(tmp_path / "demo.gguf"), "--host", "127.0.0.1", "--parallel", "1", "--metrics")
     ports = free_port(), free_port()
     context = ("--ctx-size", str(CONTEXT))

@@ -14,7 +14,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.llama_servers import Kind, needed, started
 from tests.support.worker_process import Worker
-from worker.clockwork import make
+from worker.clockwork import make_model
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
@@ -107,7 +107,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     kind: Kind = request.param
     needed(kind)
     folder = tmp_path_factory.mktemp("ranks")
-    make(folder / "m.gguf")
+    make_model(folder / "m.gguf")
     with started(kind, folder, "ranks", folder / "m.gguf", "--reranking", "--parallel", "1", token=TOKEN) as made:
         yield made.ready()
 
@@ -116,7 +116,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 async def here(engine: Worker) -> AsyncIterator[GatewayHarness]:
     """A gateway that knows it as `ranks`."""
     definition = LlamaServerDefinition.model_validate({"model_path": "m.gguf", "llama_server_reranking": True})
-    known: dict[str, Any] = {"token": TOKEN, "served_name": "inner-ranks", "apis": LlamaServer().apis(definition)}
+    known: dict[str, Any] = {"token": TOKEN, "served_name": "inner-ranks", "apis": LlamaServer().list_apis(definition)}
     async with gateway_harness() as built:
         await built.publish(route("ranks", [f"http://127.0.0.1:{engine.port}"], **known))
         yield built

@@ -36,12 +36,12 @@ async def test_who_leaves_while_the_history_loads_is_not_served() -> None:
         first = await here.make()
         async with here.held_store():
             leaving = asyncio.create_task(here.make("two", previous_response_id=first.id))
-            await until(lambda: here.store.waiting == 2, "it loads")
+            await until(lambda: here.store.waiting_count == 2, "it loads")
             leaving.cancel()
             server: Any = here.here.server
-            exchanges = server._gateway.inference._parts.exchanges
+            exchanges = server._gateway.inference._services.exchanges
             await until(lambda: not exchanges, "it is over")
-        await here.store.find("a", "x")
+        await here.store.find_response("a", "x")
         await settled()
         assert len(here.engine.requests) == 1
         await here.make("three", previous_response_id=first.id)  # its place among the key's requests is free again
@@ -54,7 +54,7 @@ async def test_a_history_that_loads_for_too_long_ends_the_request(stream: bool, 
         asked = {"model": "m", "input": "x", "previous_response_id": first.id, "stream": stream}
         async with here.held_store():
             asking = asyncio.create_task(here.here.post("/v1/responses", **asked).__aenter__())
-            await until(lambda: here.store.waiting == 2, "it loads")
+            await until(lambda: here.store.waiting_count == 2, "it loads")
             await loop_clock.skip(35)
             answer = await asking
             text = await answer.text()
@@ -75,13 +75,13 @@ async def test_the_table_may_change_while_the_history_loads() -> None:
 
         async with here.held_store():
             moved = asyncio.create_task(ask())
-            await until(lambda: here.store.waiting == 2, "it loads")
+            await until(lambda: here.store.waiting_count == 2, "it loads")
             await here.here.publish(route("m", [other.url]), route("n", [here.engine.url], aliases=("alias",)))
         await moved
         assert len(other.requests) == 1, "the model that was meant, at its new place"
         async with here.held_store():
             lost = asyncio.create_task(refusal(ask()))
-            await until(lambda: here.store.waiting == 2, "it loads")
+            await until(lambda: here.store.waiting_count == 2, "it loads")
             await here.here.publish()
         assert await lost == (404, "unknown_model", "model")
 
@@ -91,7 +91,7 @@ async def test_a_key_may_be_revoked_while_the_history_loads() -> None:
         first = await here.make()
         async with here.held_store():
             asking = asyncio.create_task(refusal(here.make("two", previous_response_id=first.id)))
-            await until(lambda: here.store.waiting == 2, "it loads")
+            await until(lambda: here.store.waiting_count == 2, "it loads")
             await here.here.publish(route("m", [here.engine.url]), keys=(key("b"),))
         assert (await asking)[:2] == (401, "invalid_api_key")
         assert len(here.engine.requests) == 1
@@ -110,7 +110,7 @@ async def test_a_rate_limit_is_looked_at_before_the_disk() -> None:
         async with here.held_store():
             asking = here.make("two", previous_response_id=made.id)
             assert (await refusal(asking))[:2] == (429, "rate_limit_exceeded")
-            assert here.store.waiting == 1
+            assert here.store.waiting_count == 1
 
 
 async def test_a_request_that_its_history_makes_impossible_costs_no_tokens() -> None:

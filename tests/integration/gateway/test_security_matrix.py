@@ -20,7 +20,7 @@ from controller.api.app import create_app
 from controller.schema.errors import ERROR_CODES, RoundhouseError
 from controller.schema.keys import Key
 from gateway.api import INFERENCE_GROUPS
-from gateway.exchange.services import Api
+from gateway.exchange.services import ApiSpec
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
 from tests.fakes.mock_engine import MockEngine
@@ -38,7 +38,7 @@ class Route:
     path: str
     """As documented."""
     kind: Kind
-    api: Api | None = None
+    api: ApiSpec | None = None
     """Of those that engines answer."""
 
     @property
@@ -69,7 +69,7 @@ def inference_routes() -> Iterator[Route]:
 
 async def every_route(here: GatewayHarness) -> list[Route]:
     """Those, those of the document, and some that are in none."""
-    parts: Any = SimpleNamespace(hub=None, journal=None, desk=None, logs=None)
+    parts: Any = SimpleNamespace(hub=None, journal=None, admin_service=None, logs=None)
     here.controller.admin.document = create_app(parts, CollectorRegistry()).openapi()
     async with here.client.get(here.url + "/openapi.json", headers=bearer("all")) as answer:
         paths = (await answer.json())["paths"]

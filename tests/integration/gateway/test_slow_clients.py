@@ -56,7 +56,7 @@ class Heard:
     ) -> float:
         """Byte by byte, until the gateway listens no more: for how long that went."""
         for at in range(len(data)):
-            if all(each._deaf for each in connections(here)):
+            if all(each._ignores_input for each in connections(here)):
                 return at * pause_s
             await self.all_of(client, data[at : at + 1])
             await clock.skip(pause_s)
@@ -98,7 +98,7 @@ async def test_a_body_that_stops_is_not_waited_for(
         head = f"POST {target} HTTP/1.1\r\nhost: localhost\r\n{framing}\r\n\r\n".encode()
         await heard.all_of(client, head + b'5\r\n{"a":')
         await loop_clock.skip(PATIENCE_S - 1)
-        assert not any(each._deaf for each in connections(here))
+        assert not any(each._ignores_input for each in connections(here))
         await loop_clock.skip(1 + PATIENCE_S)
         (answer,) = await client.to_the_end()
         assert (answer.status, answer.error["code"], answer["connection"]) == (408, "request_timeout", "close")

@@ -44,7 +44,7 @@ async def here(engine: Worker) -> AsyncIterator[GatewayHarness]:
     known: dict[str, Any] = {
         "token": TOKEN,
         "served_name": "inner-m",
-        "apis": LlamaServer().apis(LlamaServerDefinition(model_path="m.gguf")),
+        "apis": LlamaServer().list_apis(LlamaServerDefinition(model_path="m.gguf")),
         "capabilities": Capabilities(thinking_modes=("default", "enabled", "disabled")),
         "thinking_control": "chat_template_kwargs",
         "target_inflight": 1,

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from controller.engines import ENGINES
-from controller.observe.health import context_length_in, metric_sum
+from controller.observe.health import metric_sum, parse_context_length
 from controller.observe.prober import MODELS_PATH
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
@@ -56,8 +56,8 @@ async def here(engine: VllmWorker) -> AsyncIterator[GatewayHarness]:
         "thinks",
         [f"http://127.0.0.1:{engine.port}"],
         token=TOKEN,
-        apis=declared.apis(definition),
-        capabilities=declared.capabilities(definition),
+        apis=declared.list_apis(definition),
+        capabilities=declared.derive_capabilities(definition),
     )
     more = {"backend": "vllm", "thinking_control": declared.thinking_control(definition)}
     async with gateway_harness() as built:
@@ -155,17 +155,21 @@ async def test_what_it_refuses(
 
 
 def test_what_the_controller_reads(engine: VllmWorker) -> None:
-    probe = ENGINES["vllm"].probe(ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"}))
-    assert context_length_in(engine.ask("GET", MODELS_PATH)[1]) == CONTEXT
+    probe = ENGINES["vllm"].describe_probe(
+        ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})
+    )
+    assert parse_context_length(engine.ask("GET", MODELS_PATH)[1]) == CONTEXT
     assert engine.ask("POST", probe.ready_path, probe.ready_body)[0] == 200
     assert probe.metrics_path is not None
     figures = engine.ask("GET", probe.metrics_path)[1]
     assert metric_sum(figures, probe.busy_metrics) == 0
     for name in (*probe.busy_metrics, *probe.progress_metrics):
         assert metric_sum(figures, [name]) is not None, name
-    assert ENGINES["vllm"].progress(engine.log) == 1.0
+    assert ENGINES["vllm"].parse_progress(engine.log) == 1.0
     # Paths that are said to be there are, all of them.
-    for path in ENGINES["vllm"].apis(ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})):
+    for path in ENGINES["vllm"].list_apis(
+        ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})
+    ):
         assert engine.ask("POST", path, {})[0] == 400, path
 
 

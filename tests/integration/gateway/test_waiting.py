@@ -11,7 +11,7 @@ import pytest
 from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
-from gateway.exchange.dispatcher import InferenceRoutes
+from gateway.exchange.dispatcher import InferenceDispatcher
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import HoldingEngine
 from tests.fakes.gateway_harness import engines, gateway_harness
@@ -147,7 +147,7 @@ async def test_an_engine_whose_answer_cannot_be_handled_strands_nobody(monkeypat
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("gateway.protocols.chat.dialect.OpenAIDialect.usage_in", broken)
+    monkeypatch.setattr("gateway.protocols.chat.dialect.OpenAIDialect.find_usage", broken)
     async with gateway_harness() as here, engines(1) as (fake,):
         await here.publish(route("m", [fake.url], target_inflight=1))
         for _ in range(3):
@@ -158,15 +158,15 @@ async def test_an_engine_whose_answer_cannot_be_handled_strands_nobody(monkeypat
 
 async def test_one_failure_does_not_end_everybodys_time(monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[int] = []
-    due: Callable[[InferenceRoutes, float], None] = InferenceRoutes._tick
+    due: Callable[[InferenceDispatcher, float], None] = InferenceDispatcher._tick
 
-    def once(self: InferenceRoutes, now: float) -> None:
+    def once(self: InferenceDispatcher, now: float) -> None:
         if not failed:
             failed.append(1)
             raise ZeroDivisionError
         due(self, now)
 
-    monkeypatch.setattr(InferenceRoutes, "_tick", once)
+    monkeypatch.setattr(InferenceDispatcher, "_tick", once)
     async with gateway_harness(request_timeout_s=0.3) as here, engines(1) as (fake,):
         await here.publish(route("m", [fake.url]))
         await until("it failed", lambda: bool(failed))

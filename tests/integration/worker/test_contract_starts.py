@@ -114,7 +114,7 @@ def model_for(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
 
 def explained(engine: str, log: str, plainly: str) -> None:
-    verdict = ENGINES[engine].explain(1, log)
+    verdict = ENGINES[engine].explain_exit(1, log)
     assert verdict is not None
     assert plainly in verdict.message
     assert verdict.permanent
@@ -211,7 +211,7 @@ def test_without_its_package_it_names_the_extra(
     said = load_error(engine, model)
     name, extra = NAMES.get(engine, "ONNX Runtime"), engine.replace("_", "-")
     assert said == f"{name} cannot be used: {reason} (it is the extra `{extra}`)"
-    assert ENGINES[engine].explain(1, said) == verdict
+    assert ENGINES[engine].explain_exit(1, said) == verdict
 
 
 @pytest.mark.parametrize(

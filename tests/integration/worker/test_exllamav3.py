@@ -129,7 +129,7 @@ def test_a_load_s_own_values_reach_the_engine_and_a_lock_that_a_killed_compile_l
     context = RenderContext(
         "process", "m", PurePosixPath("/models"), "h", 1, PurePosixPath("/c"), executables={"python": "python"}
     )
-    flags = engine.render(loaded, context).argv
+    flags = engine.render_command(loaded, context).argv
     lock = tmp_path / "exllamav3_ext" / "lock"
     lock.parent.mkdir()
     lock.touch()
@@ -138,7 +138,11 @@ def test_a_load_s_own_values_reach_the_engine_and_a_lock_that_a_killed_compile_l
         log = worker.ready().log
     assert "exllamav3: cache of 1024, CacheLayer_quant, {'k_bits': 6, 'v_bits': 4}\n" in log
     assert "loaded, tensor_p=True" in log
-    assert (engine.progress(""), engine.progress(log), engine.progress(log[: log.index("50 %") + 5])) == (
+    assert (
+        engine.parse_progress(""),
+        engine.parse_progress(log),
+        engine.parse_progress(log[: log.index("50 %") + 5]),
+    ) == (
         None,
         1.0,
         0.5,
@@ -181,7 +185,7 @@ def test_without_a_gpu_it_says_so_and_one_that_was_given_may_come_back(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     said = load_error("exllamav3", model)
     assert said == f"ExLlamaV3 {line}"
-    verdict = ENGINES["exllamav3"].explain(1, said)
+    verdict = ENGINES["exllamav3"].explain_exit(1, said)
     assert verdict is not None
     assert plainly in verdict.message
     assert verdict.permanent is permanent

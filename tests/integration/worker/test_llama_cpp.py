@@ -60,7 +60,7 @@ def translator(serve: Serve) -> Worker:
 def test_a_prompt_format_needs_a_template(serve: Serve) -> None:
     with pytest.raises(AssertionError, match="--prompt-format qwen3_template: the file has no chat template") as raised:
         serve(["Hi"], "", "--prompt-format", "qwen3_template")
-    verdict = ENGINES["llama_cpp"].explain(1, str(raised.value))
+    verdict = ENGINES["llama_cpp"].explain_exit(1, str(raised.value))
     assert verdict is not None
     assert (verdict.message, verdict.permanent) == ("no chat template in the file", True)
 
@@ -173,4 +173,4 @@ def test_its_log_says_how_far_a_load_is(translator: Worker) -> None:
     log = translator.log
     dots = next(line for line in log.splitlines() if line and not line.strip("."))
     begun = log[: log.index(f"\n{dots}") + 3]
-    assert (ENGINES["llama_cpp"].progress(begun), ENGINES["llama_cpp"].progress(log)) == (0.02, 1.0)
+    assert (ENGINES["llama_cpp"].parse_progress(begun), ENGINES["llama_cpp"].parse_progress(log)) == (0.02, 1.0)

@@ -18,7 +18,7 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.worker_process import Worker, alive, eventually, leave
-from worker.clockwork import COMPLETION_TOKENS, SENTENCE, make
+from worker.clockwork import COMPLETION_TOKENS, SENTENCE, make_model
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
@@ -37,7 +37,7 @@ def xllamacpp_is_there() -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "clockwork.gguf"
-    make(path, context=LONG_CONTEXT)
+    make_model(path, context=LONG_CONTEXT)
     return path
 
 

@@ -50,7 +50,9 @@ def test_exact_vectors_through_the_openai_sdk(worker: Worker) -> None:
 
 
 async def test_through_the_gateway(worker: Worker) -> None:
-    capabilities = ENGINES["onnx"].capabilities(ENGINES["onnx"].definition.model_validate({"model_path": "m.onnx"}))
+    capabilities = ENGINES["onnx"].derive_capabilities(
+        ENGINES["onnx"].definition.model_validate({"model_path": "m.onnx"})
+    )
     async with (
         gateway_harness() as here,
         openai.AsyncOpenAI(base_url=here.url + "/v1", api_key="any", max_retries=0) as client,

@@ -14,7 +14,7 @@ from tests.support.goldens.product import (
     admin_errors,
     create_app,
     create_gateway,
-    merge,
+    merge_documents,
     schema_text,
 )
 
@@ -31,7 +31,7 @@ def make_controller() -> Any:
 
 def make_merged() -> Any:
     """What `GET /openapi.json` has of both: paths with the ids of their operations, and names of components."""
-    merged = merge(_gateway().openapi(), _controller().openapi(), admin_errors())
+    merged = merge_documents(_gateway().openapi(), _controller().openapi(), admin_errors())
     return {
         "paths": {
             path: {method: operation.get("operationId") for method, operation in item.items()}

@@ -10,24 +10,24 @@ from tests.support.goldens.definitions import DEFINITIONS
 from tests.support.goldens.product import (
     ENGINES,
     HOST,
-    Declared,
+    DeclaredModel,
     Defaults,
     Definition,
     DesiredModel,
     Engine,
     Gpu,
-    HostSide,
-    Identity,
+    HostContext,
     RenderContext,
     ReplicaId,
     StartRequest,
+    UserIdentity,
     ValidationError,
     container_config,
     docker_context,
-    marks,
+    mark_variables,
     replica_name,
     replica_token,
-    resolve,
+    resolve_desired,
     visible_gpus,
 )
 
@@ -35,7 +35,7 @@ MODEL: Final = "org/model:q4"
 INSTANCE: Final = "golden"
 SECRET: Final = b"golden secret"
 IMAGES: Final = {"llama-server": "llama-server:1", "worker": "worker:1", "vllm": "vllm:1"}
-USER: Final = Identity(1000, 1001)
+USER: Final = UserIdentity(1000, 1001)
 PROGRAMS: Final = {"python": "/opt/venv/bin/python", "llama-server": "/usr/bin/llama-server"}
 GPU_MIB: Final = 24_000
 
@@ -62,21 +62,21 @@ def make_engine(backend: str) -> dict[str, Any]:
 def _case(engine: Engine, name: str, fields: dict[str, Any]) -> dict[str, Any]:
     definition = definition_of(engine.name, fields)
     docker, process = _wanted(definition, Defaults(IMAGES)), _wanted(definition, Defaults())
-    remote = engine.remote(definition)
+    remote = engine.describe_remote(definition)
     made: dict[str, Any] = {
         "definition": fields,
         "docker": {"spec_hash": docker.spec_hash},
         "process": {"spec_hash": process.spec_hash},
-        "apis": engine.apis(definition),
-        "capabilities": engine.capabilities(definition).model_dump(mode="json"),
+        "apis": engine.list_apis(definition),
+        "capabilities": engine.derive_capabilities(definition).model_dump(mode="json"),
         "context_length": engine.context_length(definition),
-        "files": [asdict(each) for each in engine.files(definition)],
+        "files": [asdict(each) for each in engine.list_files(definition)],
         "target_inflight": engine.target_inflight(definition),
         "thinking_control": engine.thinking_control(definition),
     }
     if remote is not None:
         return {**made, "remote": asdict(remote)}
-    made["probe"] = asdict(engine.probe(definition))
+    made["probe"] = asdict(engine.describe_probe(definition))
     made["docker"]["container"] = _container(engine, docker, published=name == "minimal")
     made["process"] |= _process(engine, process, PROGRAMS)
     bare = _process(engine, process, {"python": PROGRAMS["python"]})
@@ -86,8 +86,8 @@ def _case(engine: Engine, name: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wanted(definition: Definition, defaults: Defaults) -> DesiredModel:
-    declared = Declared(definition, definition.model_dump(exclude_unset=True), since=0.0)
-    return resolve({MODEL: declared}, {}, {}, defaults, generation=1).models[MODEL]
+    declared = DeclaredModel(definition, definition.model_dump(exclude_unset=True), declared_since=0.0)
+    return resolve_desired({MODEL: declared}, {}, {}, defaults, generation=1).models[MODEL]
 
 
 def _container(engine: Engine, want: DesiredModel, *, published: bool) -> dict[str, Any]:
@@ -95,9 +95,9 @@ def _container(engine: Engine, want: DesiredModel, *, published: bool) -> dict[s
     name = replica_name(INSTANCE, replica)
     token = replica_token(SECRET, name)
     request = StartRequest(replica, name, want.definition, MODEL, want.image, token, _claims(want))
-    launch = engine.render(want.definition, docker_context(MODEL, USER, IMAGES))
+    launch = engine.render_command(want.definition, docker_context(MODEL, USER, IMAGES))
     models = {"Type": "bind", "Source": "/srv/models"}
-    host = HostSide(INSTANCE, "roundhouse_engines", published, models, log_mib=10)
+    host = HostContext(INSTANCE, "roundhouse_engines", published, models, log_mib=10)
     return {"name": name, "create": container_config(request, launch, USER, host, 12.5)}
 
 
@@ -117,12 +117,12 @@ def _process(engine: Engine, want: DesiredModel, programs: dict[str, str]) -> di
         cache_dir=PurePosixPath("/var/lib/roundhouse/cache"),
         executables=programs,
     )
-    launch = engine.render(want.definition, context)
+    launch = engine.render_command(want.definition, context)
     name = replica_name(INSTANCE, ReplicaId(MODEL, 0, want.spec_hash, 1))
     gpus = [Gpu(f"GPU-{number}", number, "fake", GPU_MIB) for number in range(want.gpu_count)]
     return {
         "argv": launch.argv,
-        "environment": {**launch.env, **visible_gpus(gpus), **marks(INSTANCE, name, "5" * 32)},
+        "environment": {**launch.env, **visible_gpus(gpus), **mark_variables(INSTANCE, name, "5" * 32)},
         "token_variable": launch.token_env,
     }
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import aiohttp
 
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
-from tests.support.goldens.product import GatewayReport, Recorder, Round, Trouble, nothing_secret
+from tests.support.goldens.product import GatewayReport, Recorder, Round, Trouble, redact_nothing
 
 START: Final = 1_700_000_000.0
 MODELS: Final[dict[str, dict[str, Any]]] = {
@@ -32,15 +32,15 @@ class RecordedHarness(ControllerHarness):
 
     def begin(self, time: list[float]) -> None:
         """What a controller does before its first round."""
-        self.recorder = Recorder(self.journal, lambda: time[0], nothing_secret)
-        self.files._edited = self.recorder.edited
-        self.recorder.began("0.0.0", "i")
+        self.recorder = Recorder(self.journal, lambda: time[0], redact_nothing)
+        self.files._on_edit = self.recorder.record_edits
+        self.recorder.record_start("0.0.0", "i")
 
     def _told(self, before: Round | None, after: Round | None) -> None:
         super()._told(before, after)
         if after is not None:
-            self.recorder.round(before, after, self.hub.views)
-        self.recorder.trouble(Trouble(tuple(self.files.problems()), self.reconciler.error))
+            self.recorder.record_round(before, after, self.hub.views)
+        self.recorder.record_trouble(Trouble(tuple(self.files.list_problems()), self.reconciler.error))
 
 
 class Script:
@@ -66,16 +66,16 @@ class Script:
     async def edit(self, content: object) -> None:
         """Write the file, and let the controller read it until what it deletes counts as meant."""
         self.declare(content)
-        await self.harness.files.read()
+        await self.harness.files.read_files()
         await self.rounds(2)
         self.time[0] += 5.0
-        await self.harness.files.read()
+        await self.harness.files.read_files()
 
     async def rounds(self, count: int) -> None:
         """Rounds of a second."""
         for _ in range(count):
-            await self.harness.reconciler.once()
-            await self.harness.operations.settled()
+            await self.harness.reconciler.run_round()
+            await self.harness.operations.wait_until_idle()
             for name in self.runtime.replicas if self.ready else ():
                 self.harness.prober.ready.setdefault(name, self.time[0])
             self.time[0] += 1.0
@@ -100,7 +100,7 @@ async def _entries(root: Path) -> list[Any]:
         harness = script.open(session)
         try:
             await _play(script, harness)
-            entries = harness.journal.after(0, 1_000)
+            entries = harness.journal.read_after(0, 1_000)
         finally:
             harness.end()
     text = json.dumps([entry.model_dump(mode="json") for entry in entries])
@@ -108,16 +108,16 @@ async def _entries(root: Path) -> list[Any]:
 
 
 async def _play(script: Script, harness: RecordedHarness) -> None:
-    harness.recorder.gateway("gw-1", is_connected=True)
-    await harness.files.read()
+    harness.recorder.record_gateway("gw-1", is_connected=True)
+    await harness.files.read_files()
     await script.rounds(4)
     # An engine ends, and is started again.
     script.end_one("m")
     await script.rounds(5)
     # Operators.
-    harness.desk.load("off", {}, 2, actor="operator")
+    harness.admin_service.load_model("off", {}, 2, actor="operator")
     await script.rounds(3)
-    harness.desk.unload("off", hold=True, actor="operator")
+    harness.admin_service.unload_model("off", hold=True, actor="operator")
     await script.rounds(4)
     # A request loads a model, which is unloaded for want of use.
     assert harness.ask_for("on-demand", script.time[0])
@@ -140,24 +140,24 @@ async def _play(script: Script, harness: RecordedHarness) -> None:
     await script.rounds(2)
     # What cannot be started.
     script.runtime.preflight_error = "model_path: there is no such file"
-    harness.desk.load("off", {"llama_server_n_ctx": 4096}, None, actor="operator")
+    harness.admin_service.load_model("off", {"llama_server_n_ctx": 4096}, None, actor="operator")
     await script.rounds(3)
     script.runtime.preflight_error = None
-    harness.desk.reset("off", actor="operator")
+    harness.admin_service.reset_model("off", actor="operator")
     await script.rounds(2)
     await _unload_that_is_held(script, harness)
-    harness.recorder.said("paused by operator", "operator", {"action": "pause"})
-    harness.recorder.gateway("gw-1", is_connected=False)
-    harness.recorder.ended()
+    harness.recorder.record_statement("paused by operator", "operator", {"action": "pause"})
+    harness.recorder.record_gateway("gw-1", is_connected=False)
+    harness.recorder.record_end()
 
 
 async def _unload_that_is_held(script: Script, harness: RecordedHarness) -> None:
     [name] = [name for name, seen in script.runtime.replicas.items() if seen.id.model == "new"]
     harness.hub.holds = frozenset({name})
-    harness.desk.unload("new", hold=False, actor="operator")
+    harness.admin_service.unload_model("new", hold=False, actor="operator")
     await script.rounds(3)
     stamp = harness.hub.table.stamp if harness.hub.table is not None else None
     leaving = {name: {"req-1": script.time[0] - 10.0}}
-    harness.hub.report(GatewayReport(gateway_id="gw-1", stamp=stamp, inflight={name: 1}, leaving=leaving))
+    harness.hub.take_report(GatewayReport(gateway_id="gw-1", stamp=stamp, inflight={name: 1}, leaving=leaving))
     script.time[0] += 400.0
     await script.rounds(2)

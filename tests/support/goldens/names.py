@@ -27,12 +27,12 @@ from tests.support.goldens.product import (
     RESPONSES_NAME,
     SECRET_PREFIX,
     ControllerSettings,
-    Database,
-    HostSide,
-    ObservedMemory,
+    HostContext,
+    MemoryHistory,
     ProcessRuntime,
     ReplicaId,
-    Store,
+    ResponseDatabase,
+    StateDir,
     StoredMemory,
     last_good,
     own_labels,
@@ -41,7 +41,7 @@ from tests.support.goldens.product import (
     started_by_up,
     up_files,
 )
-from tests.support.goldens.product import Journal as EventJournal
+from tests.support.goldens.product import EventLog as EventJournal
 
 REPOSITORY: Final = Path(__file__).resolve().parents[3]
 _ONE_WORD: Final = frozenset(
@@ -61,7 +61,7 @@ _DOCKER_WORDS: Final = ("ENTRYPOINT", "CMD", "USER", "ENV", "EXPOSE", "VOLUME", 
 
 def make_docker() -> Any:
     """Labels, and names of containers, networks and volumes."""
-    host = HostSide("golden", "n", published=False, models={}, log_mib=1)
+    host = HostContext("golden", "n", publishes_ports=False, models={}, log_mib=1)
     names = ("m", "org/model:q4", "a.b", "a-b", "UPPER", "x" * 80, "m-01234567")
     settings = ControllerSettings.model_fields
     return {
@@ -88,15 +88,15 @@ def make_state_folder() -> Any:
     """Every file and folder that controller, process runtime, `roundhouse up` and gateway keep, with its mode."""
     with tempfile.TemporaryDirectory(prefix="rh") as root:
         folder = Path(root) / "state"
-        store = Store.open(folder, "golden")
+        store = StateDir.open_folder(folder, "golden")
         store.next_epoch()
-        store.remember(StoredMemory())
-        last_good.save(folder, {}, {}, 0.0)
-        save_observed(folder, ObservedMemory().content())
+        store.save_memory(StoredMemory())
+        last_good.save_last_good(folder, {}, {}, 0.0)
+        save_observed(folder, MemoryHistory().file_content())
         ProcessRuntime("golden", folder, Path(root) / "models")
         journal = EventJournal(folder / JOURNAL_NAME)
         journal.close()
-        Database(folder / RESPONSES_NAME, max_bytes=2**20, retention_s=1.0, clock=lambda: 0.0).close()
+        ResponseDatabase(folder / RESPONSES_NAME, max_bytes=2**20, retention_s=1.0, clock=lambda: 0.0).close()
         store.close()
         kept = {
             f"{path.relative_to(folder)}{'/' if path.is_dir() else ''}": f"{path.stat().st_mode & 0o777:o}"

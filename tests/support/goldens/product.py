@@ -10,44 +10,44 @@ import gateway.__main__ as gateway_main
 from controller.api.app import create_app
 from controller.assembly import JOURNAL_NAME
 from controller.cli.app import app as roundhouse_app
-from controller.cli.exit_codes import Exit as CommandExit
+from controller.cli.exit_codes import ExitCode as CommandExit
 from controller.cli.up.record import LOCK_NAME as UP_LOCK
 from controller.cli.up.record import RECORD_NAME as UP_RECORD
 from controller.cli.up.run import CONTROLLER_ENDS, GATEWAY_ENDS, program_specs
 from controller.config import last_good
 from controller.config.json_schema import schema_text
 from controller.config.keys import SECRET_PREFIX
-from controller.config.parse import parse
-from controller.desired.resolve import Declared, Defaults, resolve
-from controller.desired.source import DesiredFiles
+from controller.config.parse import parse_folder
+from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
+from controller.desired.source import DesiredStateSource
 from controller.engines import ENGINES
 from controller.engines.base import Engine, RenderContext
 from controller.engines.stub import StubDefinition
-from controller.journal.event_log import Journal
+from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
 from controller.journal.round_events import Trouble
 from controller.observe.gateway_hub import GatewayHub
 from controller.planning.plan import plan
-from controller.redaction.redactor import nothing_secret
+from controller.redaction.redactor import redact_nothing
 from controller.reports.metrics import create_registry as controller_registry
 from controller.runtimes.base import StartRequest
-from controller.runtimes.docker.container_spec import HostSide, container_config
+from controller.runtimes.docker.container_spec import HostContext, container_config
 from controller.runtimes.docker.container_spec import render_context as docker_context
 from controller.runtimes.docker.gpus import COMMAND
 from controller.runtimes.docker.labels import CACHE_ROLE, NETWORK_ROLE, PROBE_ROLE, own_labels
-from controller.runtimes.docker.user import Identity
+from controller.runtimes.docker.user import UserIdentity
 from controller.runtimes.naming import replica_name, replica_token
 from controller.runtimes.process.records import Records
 from controller.runtimes.process.runtime import ProcessRuntime
-from controller.runtimes.process.spawn import marks, visible_gpus
+from controller.runtimes.process.spawn import mark_variables, visible_gpus
 from controller.runtimes.process.stat import boot_id
 from controller.schema.desired import Definition
 from controller.schema.errors import ERROR_CODES
 from controller.schema.override import Override
 from controller.schema.routing import GatewayReport, Stamp
 from controller.settings import ControllerSettings
-from controller.sizing.history import ObservedMemory
-from controller.sizing.history import save as save_observed
+from controller.sizing.history import MemoryHistory
+from controller.sizing.history import save_history as save_observed
 from controller.state import (
     HOST,
     DesiredModel,
@@ -63,22 +63,22 @@ from controller.state import (
     ReplicaId,
     Statement,
 )
-from controller.status.model_status import assess
+from controller.status.model_status import assess_models
 from controller.status.reconcile_round import Round
-from controller.status.routing_table import routes, table_keys
-from controller.storage.state_dir import Memory as StoredMemory
-from controller.storage.state_dir import Store
+from controller.status.routing_table import build_keys, build_routes
+from controller.storage.state_dir import StateDir
+from controller.storage.state_dir import StoredState as StoredMemory
 from gateway.api.declare import admin_errors
-from gateway.api.openapi_merge import merge
+from gateway.api.openapi_merge import merge_documents
 from gateway.app import create_gateway
-from gateway.control.inflight import Ledger
+from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
 from gateway.metrics.registry import Metrics as GatewayMetrics
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.live_routes import LiveRoutes
 from gateway.settings import GatewaySettings
-from gateway.stored_responses.database import Database
-from gateway.stored_responses.records import Bounds, Stored
+from gateway.stored_responses.database import ResponseDatabase
+from gateway.stored_responses.records import HistoryBounds, StoredTotals
 from gateway.stored_responses.store import FILE_NAME as RESPONSES_NAME
 from worker.__main__ import LAUNCHERS, parse_engine
 from worker.__main__ import dispatch as run_worker
@@ -97,19 +97,18 @@ __all__ = [
     "RESPONSES_NAME",
     "SECRET_PREFIX",
     "BaseModel",
-    "Bounds",
     "CollectorRegistry",
     "CommandExit",
     "ControllerSettings",
-    "Database",
-    "Declared",
+    "DeclaredModel",
     "Defaults",
     "Definition",
-    "DesiredFiles",
     "DesiredModel",
     "DesiredState",
+    "DesiredStateSource",
     "Draining",
     "Engine",
+    "EventLog",
     "Failure",
     "FastAPI",
     "GatewayHub",
@@ -119,13 +118,12 @@ __all__ = [
     "Gpu",
     "GpuProcess",
     "Health",
-    "HostSide",
-    "Identity",
-    "Journal",
-    "Ledger",
+    "HistoryBounds",
+    "HostContext",
+    "InflightCounts",
     "LinkState",
     "LiveRoutes",
-    "ObservedMemory",
+    "MemoryHistory",
     "ObservedReplica",
     "ObservedState",
     "Override",
@@ -135,20 +133,24 @@ __all__ = [
     "Records",
     "RenderContext",
     "ReplicaId",
+    "ResponseDatabase",
     "Round",
     "Stamp",
     "StartRequest",
+    "StateDir",
     "Statement",
-    "Store",
-    "Stored",
     "StoredMemory",
+    "StoredTotals",
     "StubDefinition",
     "Trouble",
     "Usage",
+    "UserIdentity",
     "ValidationError",
     "admin_errors",
-    "assess",
+    "assess_models",
     "boot_id",
+    "build_keys",
+    "build_routes",
     "clockwork_main",
     "container_config",
     "controller_registry",
@@ -156,24 +158,22 @@ __all__ = [
     "create_gateway",
     "docker_context",
     "last_good",
-    "marks",
-    "merge",
-    "nothing_secret",
+    "mark_variables",
+    "merge_documents",
     "own_labels",
-    "parse",
     "parse_engine",
+    "parse_folder",
     "plan",
     "program_exits",
+    "redact_nothing",
     "replica_name",
     "replica_token",
-    "resolve",
+    "resolve_desired",
     "roundhouse_app",
-    "routes",
     "run_worker",
     "save_observed",
     "schema_text",
     "started_by_up",
-    "table_keys",
     "up_files",
     "visible_gpus",
 ]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tests.support.config_files import snapshot
 from tests.support.goldens.product import (
-    Declared,
+    DeclaredModel,
     Defaults,
     DesiredState,
     Draining,
@@ -24,14 +24,14 @@ from tests.support.goldens.product import (
     Phase,
     ReplicaId,
     Stamp,
-    assess,
-    parse,
+    assess_models,
+    build_keys,
+    build_routes,
+    parse_folder,
     plan,
     replica_name,
     replica_token,
-    resolve,
-    routes,
-    table_keys,
+    resolve_desired,
 )
 
 NOW: Final = 1_700_000_000.0
@@ -92,9 +92,11 @@ def make_table() -> Any:
     """A routing table with models in every state, keys and tenants."""
     desired = _desired()
     observed = _observed(desired)
-    statuses = assess(desired, observed, plan(desired, observed, NOW))
+    statuses = assess_models(desired, observed, plan(desired, observed, NOW))
     hub = GatewayHub(INSTANCE, 7, wake=lambda: None, clock=lambda: NOW)
-    hub.publish(routes(desired, observed, statuses, lambda name: replica_token(SECRET, name)), table_keys(desired.keys))
+    hub.publish_table(
+        build_routes(desired, observed, statuses, lambda name: replica_token(SECRET, name)), build_keys(desired.keys)
+    )
     assert hub.table is not None
     return json.loads(hub.table.model_dump_json())
 
@@ -117,13 +119,17 @@ def make_report() -> Any:
 
 
 def _desired() -> DesiredState:
-    parsed = parse(
+    parsed = parse_folder(
         snapshot({"models.json": json.dumps({"models": MODELS, "keys": KEYS})}), PurePosixPath("/srv/models")
     )
-    assert parsed.ok, parsed.problems
-    declared = {name: Declared(definition, MODELS[name], NOW - 100) for name, definition in parsed.definitions.items()}
-    unload = Override.stating(MODELS["unloading"], model="unloading", action="unload", at=NOW - 10, actor="operator")
-    state = resolve(declared, {"unloading": unload}, {}, Defaults(), generation=1)
+    assert parsed.is_valid, parsed.problems
+    declared = {
+        name: DeclaredModel(definition, MODELS[name], NOW - 100) for name, definition in parsed.definitions.items()
+    }
+    unload = Override.from_statement(
+        MODELS["unloading"], model="unloading", action="unload", at=NOW - 10, actor="operator"
+    )
+    state = resolve_desired(declared, {"unloading": unload}, {}, Defaults(), generation=1)
     return DesiredState(1, state.models, keys=parsed.keys)
 
 

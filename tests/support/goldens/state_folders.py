@@ -21,16 +21,16 @@ from tests.support.goldens.golden import FOLDER
 from tests.support.goldens.product import (
     JOURNAL_NAME,
     RESPONSES_NAME,
-    Bounds,
-    Database,
-    Declared,
+    DeclaredModel,
     Defaults,
-    Journal,
-    ObservedMemory,
+    EventLog,
+    HistoryBounds,
+    MemoryHistory,
     Records,
-    Store,
+    ResponseDatabase,
+    StateDir,
     last_good,
-    resolve,
+    resolve_desired,
 )
 
 FOLDERS: Final = FOLDER / "state-folders"
@@ -52,18 +52,23 @@ def copy_of(kept: Path, to: Path) -> Path:
 def read_controller(folder: Path) -> Any:
     """All that a controller reads in its folder, which it changes by that: give it a copy. Of what it writes today only
     what stood in the files: fields that came later have their defaults."""
-    store = Store.open(folder)
+    store = StateDir.open_folder(folder)
     try:
-        memory = store.memory()
-        settled = last_good.load(folder, PurePosixPath("/srv/roundhouse/models"))
+        memory = store.load_memory()
+        settled = last_good.load_last_good(folder, PurePosixPath("/srv/roundhouse/models"))
         assert settled is not None
-        declared = {name: Declared(settled.definitions[name], settled.declared[name], 0.0) for name in settled.declared}
-        desired = resolve(declared, memory.overrides, memory.demand, Defaults(), generation=1, evictions=memory.rested)
-        observed = ObservedMemory.load(folder)
-        needs = {name: observed.most(want, None) for name, want in desired.models.items()}
-        journal = Journal(folder / JOURNAL_NAME)
+        declared = {
+            name: DeclaredModel(settled.definitions[name], settled.declared_models[name], 0.0)
+            for name in settled.declared_models
+        }
+        desired = resolve_desired(
+            declared, memory.overrides, memory.demand, Defaults(), generation=1, evictions=memory.rested
+        )
+        observed = MemoryHistory.load_history(folder)
+        needs = {name: observed.largest_observed(want, None) for name, want in desired.models.items()}
+        journal = EventLog(folder / JOURNAL_NAME)
         try:
-            entries = journal.after(0, 10_000)
+            entries = journal.read_after(0, 10_000)
         finally:
             journal.close()
         return _plain(
@@ -84,7 +89,7 @@ def read_controller(folder: Path) -> Any:
                 "journal": [each.model_dump(mode="json", exclude_unset=True) for each in entries],
                 "replicas": [
                     each.model_dump(mode="json", exclude_unset=True)
-                    for each in Records(folder / "replicas", store.instance).all()
+                    for each in Records(folder / "replicas", store.instance).read_records()
                 ],
             }
         )
@@ -94,15 +99,15 @@ def read_controller(folder: Path) -> Any:
 
 def read_gateway(folder: Path, responses: list[str]) -> Any:
     """What a gateway reads of these stored responses in its folder: give it a copy."""
-    database = Database(folder / RESPONSES_NAME, max_bytes=2**30, retention_s=_FOR_EVER, clock=time.time)
+    database = ResponseDatabase(folder / RESPONSES_NAME, max_bytes=2**30, retention_s=_FOR_EVER, clock=time.time)
     try:
         return _plain(
             {
-                "stored": database.stored().responses,
+                "stored": database.count_stored().responses,
                 "order": responses,
-                "responses": {each: database.find(TENANT, each) for each in responses},
-                "input": {each: database.input_of(TENANT, each) for each in responses},
-                "history": list(database.history(TENANT, responses[-1], (), Bounds(2**20)).items),
+                "responses": {each: database.find_response(TENANT, each) for each in responses},
+                "input": {each: database.list_input_items(TENANT, each) for each in responses},
+                "history": list(database.load_history(TENANT, responses[-1], (), HistoryBounds(2**20)).items),
             }
         )
     finally:

@@ -17,7 +17,7 @@ from tests.support.goldens.product import (
     GatewaySettings,
     Gpu,
     GpuProcess,
-    Ledger,
+    InflightCounts,
     LinkState,
     LiveRoutes,
     ObservedReplica,
@@ -26,10 +26,10 @@ from tests.support.goldens.product import (
     ReplicaId,
     Round,
     Statement,
-    Stored,
+    StoredTotals,
     StubDefinition,
     Usage,
-    assess,
+    assess_models,
     controller_registry,
     plan,
 )
@@ -86,26 +86,28 @@ def _controller() -> CollectorRegistry:
     gpu = Gpu("GPU-a", 0, "fake", 1_000, 300, utilization_percent=40, processes=processes)
     observed = ObservedState(5.0, (replica,), gpus=(gpu,))
     made = plan(desired, observed, 5.0)
-    done: Any = SimpleNamespace(round=Round(desired, observed, made, assess(desired, observed, made)), error=None)
+    done: Any = SimpleNamespace(
+        round=Round(desired, observed, made, assess_models(desired, observed, made)), error=None
+    )
     return controller_registry(done, lambda: {"start": 2})
 
 
 def _gateway() -> CollectorRegistry:
     """Metrics that have counted one of everything."""
-    metrics, link, ledger = GatewayMetrics(), LinkState(), Ledger(lambda: 0.0, {"m": 1})
+    metrics, link, ledger = GatewayMetrics(), LinkState(), InflightCounts(lambda: 0.0, {"m": 1})
     link.table_at = 1.0
-    ledger.enter("m", "r", "req-1")
+    ledger.enter_replica("m", "r", "req-1")
     live: Any = SimpleNamespace(current_or_none=SimpleNamespace(models={"m": SimpleNamespace(endpoints=())}))
     assert hasattr(LiveRoutes, "current_or_none")
     metrics.show_state(live, ledger, link, lambda: 3.0)
     metrics.show_connections(count_idle=lambda: 3, count_busy=lambda: 2)
-    metrics.show_stored(lambda: Stored(5, 4096), lambda: 1)
-    metrics.key("team-a").finished(Usage(3, 4))
-    series = metrics.series("m", "/v1/chat/completions")
-    series.finished(200, 1.0, 0.5, Usage(3, 4))
-    series.retried()
-    series.client_left()
-    series.broke_off("engine_disconnected")
-    series.waited(0.2)
-    series.refused("queue_full")
+    metrics.show_stored(lambda: StoredTotals(5, 4096), lambda: 1)
+    metrics.key_series_of("team-a").count_finished(Usage(3, 4))
+    series = metrics.series_of("m", "/v1/chat/completions")
+    series.count_finished(200, 1.0, 0.5, Usage(3, 4))
+    series.count_retries()
+    series.count_client_left()
+    series.count_broken_off("engine_disconnected")
+    series.count_waited(0.2)
+    series.count_refused("queue_full")
     return metrics.registry

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from tests.support.goldens.product import JOURNAL_NAME, RESPONSES_NAME, Store, boot_id
+from tests.support.goldens.product import JOURNAL_NAME, RESPONSES_NAME, StateDir, boot_id
 from tests.support.goldens.state_folders import FOLDERS, INSTANCE, KEY, TENANT, copy_of, read_controller, read_gateway
 from tests.support.roundhouse_stack import REPOSITORY, RoundhouseStack
 from tests.support.wait import until
@@ -46,7 +46,7 @@ class Writer:
 
     def __init__(self, root: Path) -> None:
         self.stack = RoundhouseStack(root, "process", {"ROUNDHOUSE_RESYNC_S": "1"})
-        store = Store.open(self.stack.state, INSTANCE)
+        store = StateDir.open_folder(self.stack.state, INSTANCE)
         drawn = store.secret.hex()
         store.close()
         identity = self.stack.state / "identity.json"

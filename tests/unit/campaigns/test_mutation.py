@@ -18,9 +18,9 @@ def test_a_sample(tmp_path: Path) -> None:
     """The same code as the campaign's, over two functions and one file of tests: one of them has a mutant that no test
     can tell from the original."""
     names = [f"gateway.ingress.host_check.x__is_port__mutmut_{n}" for n in (1, 2)]
-    names += [f"gateway.ingress.host_check.xǁHostRuleǁ_check_host__mutmut_{n}" for n in range(1, 6)]
+    names += [f"gateway.ingress.host_check.xǁHostCheckǁ_check_host__mutmut_{n}" for n in range(1, 6)]
     found = run_mutmut(tmp_path, [HOSTS], ["tests/unit/gateway/ingress/test_host_check.py"], names)
-    assert {mutant.function for mutant in found} == {"_is_port", "HostRule._check_host"}
+    assert {mutant.function for mutant in found} == {"_is_port", "HostCheck._check_host"}
     equivalents = read_equivalents()
     for mutant in found:
         is_excused = is_wording(mutant) or key_of(mutant) in equivalents

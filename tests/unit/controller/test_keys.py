@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from controller.config.debounce import Settled
-from controller.desired.config_diff import key_edits
+from controller.config.debounce import DebouncedState
+from controller.desired.config_diff import diff_keys
 from controller.desired.resolve import Defaults
-from controller.desired.source import DesiredFiles
-from controller.journal.event_log import Journal
+from controller.desired.source import DesiredStateSource
+from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
 from controller.observe.gateway_hub import GatewayHub
-from controller.redaction.redactor import nothing_secret
+from controller.redaction.redactor import redact_nothing
 from controller.schema.keys import Key
 from controller.schema.override import Override
 from controller.schema.routing import ModelRoute, RoutingTable, Stamp
 from controller.schema.status import ModelState
-from controller.status.routing_table import table_keys
-from controller.storage.state_dir import Store
+from controller.status.routing_table import build_keys
+from controller.storage.state_dir import StateDir
 from tests.support.dry_runs import CHAT, DryRunHarness
 
 MODELS = "models:\n  m:\n    backend: stub\n"
@@ -35,16 +35,16 @@ class Place:
         self.desired = root / "desired"
         self.desired.mkdir()
         self.now = 1_000.0
-        self.store = Store.open(root / "state")
+        self.store = StateDir.open_folder(root / "state")
         self.edits: list[tuple[list[str], dict[str, Sequence[str]]]] = []
 
-    def files(self) -> DesiredFiles:
+    def files(self) -> DesiredStateSource:
         """As a controller that starts makes them."""
-        files = DesiredFiles(
+        files = DesiredStateSource(
             self.desired, self.desired, self.store, Defaults(), resync_s=10.0, clock=lambda: self.now,
             on_edit=lambda _, after, ends: self.edits.append((sorted(after.keys), dict(ends))),
         )  # fmt: skip
-        files.recover()
+        files.recover_last_good()
         return files
 
     def write(self, text: str) -> None:
@@ -59,24 +59,24 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.store.close()
 
 
-def keys_of(files: DesiredFiles, place: Place) -> list[str]:
-    state = files.state(place.now)
+def keys_of(files: DesiredStateSource, place: Place) -> list[str]:
+    state = files.desired_state(place.now)
     assert state is not None
-    return [key.name for key in table_keys(state.keys)]
+    return [key.name for key in build_keys(state.keys)]
 
 
 async def test_an_edit_of_keys_is_wanted_at_once_and_touches_no_model(place: Place) -> None:
     place.write(MODELS + KEYS)
     files = place.files()
-    await files.read()
-    before = files.state(place.now)
-    assert files.settled is not None
-    files.state_override(Override.stating(files.settled.declared["m"], model="m", action="load", at=1.0))
-    loaded = files.state(place.now)
+    await files.read_files()
+    before = files.desired_state(place.now)
+    assert files.in_force is not None
+    files.set_override(Override.from_statement(files.in_force.declared_models["m"], model="m", action="load", at=1.0))
+    loaded = files.desired_state(place.now)
     place.now += 50
     place.write(f"{MODELS}{KEYS}  web:\n    sha256: {B}\n")
-    await files.read()
-    after = files.state(place.now)
+    await files.read_files()
+    after = files.desired_state(place.now)
     assert before is not None
     assert loaded is not None
     assert after is not None
@@ -88,27 +88,27 @@ async def test_an_edit_of_keys_is_wanted_at_once_and_touches_no_model(place: Pla
 
 async def test_broken_files_drop_no_key_also_over_a_restart(place: Place) -> None:
     place.write(MODELS + KEYS)
-    await place.files().read()
+    await place.files().read_files()
     for broken in ("models: [", "models: {m: {backend: nope}}\n", f"{MODELS}keys: {{ci: {{sha256: rh-x}}}}\n"):
         place.write(broken)
         again = place.files()
         assert keys_of(again, place) == ["ci"], "before the files are read"
-        await again.read()
+        await again.read_files()
         place.now += 100
-        await again.read()
-        assert again.problems()
+        await again.read_files()
+        assert again.list_problems()
         assert keys_of(again, place) == ["ci"]
 
 
 async def test_the_last_key_is_gone_when_two_reads_agree_and_stays_gone(place: Place) -> None:
     place.write(MODELS + KEYS)
     files = place.files()
-    await files.read()
+    await files.read_files()
     place.write(MODELS)
-    await files.read()
+    await files.read_files()
     assert (keys_of(files, place), files.wake_at()) == (["ci"], place.now + 2)
     place.now += 2
-    await files.refresh(place.now)
+    await files.refresh_files(place.now)
     assert (keys_of(files, place), keys_of(place.files(), place)) == ([], [])
 
 
@@ -128,19 +128,19 @@ CI = Key(name="ci", sha256=A, tenant="ci")
 
 def test_a_change_of_keys_alone_is_a_new_table() -> None:
     made = hub()
-    assert made.publish((route("a"),), (CI,)) == made.publish((route("a"),), (CI,)) == Stamp(epoch=3, seq=1)
-    assert made.publish((route("a"),), (CI.model_copy(update={"weight": 2.0}),)) == Stamp(epoch=3, seq=2)
-    assert made.publish((route("a"),)) == Stamp(epoch=3, seq=3)
+    assert made.publish_table((route("a"),), (CI,)) == made.publish_table((route("a"),), (CI,)) == Stamp(epoch=3, seq=1)
+    assert made.publish_table((route("a"),), (CI.model_copy(update={"weight": 2.0}),)) == Stamp(epoch=3, seq=2)
+    assert made.publish_table((route("a"),)) == Stamp(epoch=3, seq=3)
     assert made.table is not None
     assert RoutingTable.model_validate_json(made.table.model_dump_json()) == made.table
 
 
 def test_keys_alone_make_no_table() -> None:
     made = hub()
-    made.rekey((CI,))
+    made.replace_keys((CI,))
     first = made.table
-    made.publish((route("a"),))
-    made.rekey((CI,))
+    made.publish_table((route("a"),))
+    made.replace_keys((CI,))
     assert first is None
     assert made.table is not None
     assert (made.table.models, made.table.keys, made.table.stamp.seq) == ((route("a"),), (CI,), 2)
@@ -160,15 +160,15 @@ def test_only_names_are_told_of_an_edit(tmp_path: Path) -> None:
         "same": {"sha256": A},
         "ci": {"sha256": B, "models": ["m"], "tenant": "t"},
     }
-    assert [(each.key, each.change, each.fields) for each in key_edits(before, after)] == [
+    assert [(each.key, each.change, each.fields) for each in diff_keys(before, after)] == [
         ("ci", "edited", ["models", "sha256", "weight"]),
         ("gone", "removed", ["sha256"]),
         ("new", "added", ["sha256"]),
     ]
-    journal = Journal(tmp_path / "journal.db", keep=10)
-    recorder = Recorder(journal, lambda: 1_000.0, nothing_secret)
-    recorder.edited(Settled({}, {}, declared_keys=before), Settled({}, {}, declared_keys=after), {})
-    entries = journal.page(("file",), None, None, 10)
+    journal = EventLog(tmp_path / "journal.db", keep=10)
+    recorder = Recorder(journal, lambda: 1_000.0, redact_nothing)
+    recorder.record_edits(DebouncedState({}, {}, declared_keys=before), DebouncedState({}, {}, declared_keys=after), {})
+    entries = journal.read_page(("file",), None, None, 10)
     journal.close()
     assert sorted(entry.message for entry in entries) == [
         "the key ci is edited: models, sha256, weight",

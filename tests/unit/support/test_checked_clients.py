@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from controller.runtimes.process.groups import START_ENV
-from controller.runtimes.process.records import Record
-from controller.runtimes.process.spawn import marks
+from controller.runtimes.process.records import ReplicaRecord
+from controller.runtimes.process.spawn import mark_variables
 from controller.runtimes.process.stat import read_stat
 from tests.support.checked_clients import CheckedClients, WrongAnswerError, check_stream, check_whole
 from tests.support.engine_processes import what_is_wrong_with_engines
@@ -144,11 +144,13 @@ async def test_answers_are_counted_by_model() -> None:
 def test_missing_doubled_dead_and_orphaned_engines_are_seen() -> None:
     instance = f"t{secrets.token_hex(4)}"
     with subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=os.environ | marks(instance, "rh-a", "first")
+        [sys.executable, "-c", "input()"],
+        stdin=subprocess.PIPE,
+        env=os.environ | mark_variables(instance, "rh-a", "first"),
     ) as engine:
         stat = read_stat(engine.pid)
         assert stat is not None
-        record = Record(
+        record = ReplicaRecord(
             instance=instance,
             name="rh-a",
             model="m",
@@ -175,4 +177,4 @@ def test_missing_doubled_dead_and_orphaned_engines_are_seen() -> None:
         assert "does not run" in str(what_is_wrong_with_engines({"rh-a": reused}, one))
         engine.kill()
     assert "does not run" in str(what_is_wrong_with_engines({"rh-a": record}, one))
-    assert START_ENV in marks(instance, "rh-a", "first")
+    assert START_ENV in mark_variables(instance, "rh-a", "first")

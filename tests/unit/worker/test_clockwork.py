@@ -16,10 +16,10 @@ from worker.clockwork import (
     gguf_name,
     interleave_rotary,
     main,
-    make,
+    make_model,
     make_vocabulary,
     make_weights,
-    replacing,
+    replace_file,
 )
 from worker.text.byte_level import byte_alphabet
 
@@ -88,7 +88,7 @@ def test_tensor_names(name: str, expected: str) -> None:
 def test_the_file_holds_what_engines_read(tmp_path: Path) -> None:
     from gguf import GGUFReader
 
-    make(tmp_path / "m.gguf", context=8192)
+    make_model(tmp_path / "m.gguf", context=8192)
     reader = GGUFReader(tmp_path / "m.gguf")
     read = {name: reader.fields[name].contents() for name in reader.fields}
     vocabulary = make_vocabulary()
@@ -101,8 +101,8 @@ def test_the_file_holds_what_engines_read(tmp_path: Path) -> None:
 
 
 def test_the_same_bytes_every_time_and_nothing_beside_them(tmp_path: Path) -> None:
-    make(tmp_path / "one" / "m.gguf", tmp_path / "hf")
-    make(tmp_path / "two" / "m.gguf", tmp_path / "hf2")
+    make_model(tmp_path / "one" / "m.gguf", tmp_path / "hf")
+    make_model(tmp_path / "two" / "m.gguf", tmp_path / "hf2")
     assert (tmp_path / "one" / "m.gguf").read_bytes() == (tmp_path / "two" / "m.gguf").read_bytes()
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["m.gguf"]
     names = {path.name for path in (tmp_path / "hf").iterdir()}
@@ -115,7 +115,7 @@ def test_the_same_bytes_every_time_and_nothing_beside_them(tmp_path: Path) -> No
 def test_the_hugging_face_form_has_the_same_weights(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
-    make(tmp_path / "m.gguf", tmp_path)
+    make_model(tmp_path / "m.gguf", tmp_path)
     vocabulary = make_vocabulary()
     weights, loaded = make_weights(vocabulary), load_file(tmp_path / "model.safetensors")
     assert loaded.keys() == weights.keys()
@@ -128,7 +128,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> 
     path.write_bytes(b"old")
 
     def fail() -> None:
-        with replacing(path) as draft:
+        with replace_file(path) as draft:
             draft.write_bytes(b"half")
             raise OSError("disk full")
 

@@ -14,7 +14,7 @@ from controller.engines.families import ChatFormat, PromptFormat
 from worker import __main__ as worker_main
 from worker.engines.ct2 import COMPUTE_TYPES
 from worker.engines.exllamav3 import ExLlamaV3
-from worker.launchers.llama_server_flags import parse, value_of
+from worker.launchers.llama_server_flags import parse_flags, value_of
 from worker.text.prompt_form import CHAT_FORMATS, PROMPT_FORMATS
 
 LLAMA_SERVER = {
@@ -77,7 +77,7 @@ def rendered(backend: str, fields: dict[str, Any]) -> list[str]:
         cache_dir=PurePosixPath("/cache"),
         executables={"python": "python"},
     )
-    python, dash_m, worker, *arguments = engine.render(definition, context).argv
+    python, dash_m, worker, *arguments = engine.render_command(definition, context).argv
     assert (python, dash_m, worker) == ("python", "-m", "worker")
     return arguments
 
@@ -86,7 +86,7 @@ def rendered(backend: str, fields: dict[str, Any]) -> list[str]:
 def test_every_llama_server_field_reaches_the_embedded_server(name: str | None) -> None:
     engine, dashes, *flags = rendered("llama_server", {name: LLAMA_SERVER[name]} if name else LLAMA_SERVER)
     assert (engine, dashes) == ("llama_server", "--")
-    settings = parse(flags, {})
+    settings = parse_flags(flags, {})
     assert value_of(settings, "model.path") == Path("/models/m.gguf")
     assert value_of(settings, "model_alias") == {"a/model:1"}
     assert value_of(settings, "fit_params") is False

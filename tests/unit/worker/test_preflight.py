@@ -10,7 +10,7 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.require import require
 from worker.errors import LoadError, PortTakenError
-from worker.preflight import check_gguf, listen, port_number
+from worker.preflight import check_gguf, open_listener, port_number
 
 
 def ipv6_loopback() -> tuple[bool, str]:
@@ -44,18 +44,18 @@ def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(PortTakenError, match=f"port {port} on 127.0.0.1 is taken"):
-            listen("127.0.0.1", port)
+            open_listener("127.0.0.1", port)
 
 
 def test_an_address_of_another_machine() -> None:
     with pytest.raises(LoadError, match=r"cannot listen on 192\.0\.2\.1:8080: Cannot assign requested address$"):
-        listen("192.0.2.1", 8080)
+        open_listener("192.0.2.1", 8080)
 
 
 def test_ipv6_where_the_host_says_so() -> None:
     available, reason = ipv6_loopback()
     require("ipv6", available, reason)
-    with listen("::1", free_port()) as listener:
+    with open_listener("::1", free_port()) as listener:
         assert listener.family == socket.AF_INET6
 
 

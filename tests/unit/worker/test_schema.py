@@ -8,7 +8,14 @@ import pytest
 from pydantic import BaseModel
 
 from worker.errors import RequestError
-from worker.schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest, parse
+from worker.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+    parse_request,
+)
 
 HELLO = b'"messages": [{"role": "user", "content": "hello"}]'
 
@@ -58,13 +65,13 @@ def test_a_bad_request_is_told_what_and_where(
     kind: type[BaseModel], body: bytes, param: str | None, message: str
 ) -> None:
     with pytest.raises(RequestError) as raised:
-        parse(kind, body)
+        parse_request(kind, body)
     assert (raised.value.code, raised.value.param) == ("invalid_request" if param else "invalid_json", param)
     assert message in str(raised.value)
 
 
 def test_fields_that_are_null_count_as_left_out_and_unknown_ones_are_kept() -> None:
-    request = parse(ChatRequest, b"{" + HELLO + b', "stop": null, "stream": null, "service_tier": "auto"}')
+    request = parse_request(ChatRequest, b"{" + HELLO + b', "stop": null, "stream": null, "service_tier": "auto"}')
     assert request.stops == []
     assert not request.stream
     assert request.model_extra == {"service_tier": "auto"}
@@ -72,31 +79,31 @@ def test_fields_that_are_null_count_as_left_out_and_unknown_ones_are_kept() -> N
 
 
 def test_the_newer_name_of_the_token_limit_wins() -> None:
-    request = parse(ChatRequest, b"{" + HELLO + b', "max_tokens": 5, "max_completion_tokens": 3}')
+    request = parse_request(ChatRequest, b"{" + HELLO + b', "max_tokens": 5, "max_completion_tokens": 3}')
     assert request.token_limit == 3
 
 
 @pytest.mark.parametrize(("options", "wanted"), [(b"null", False), (b"{}", False), (b'{"include_usage": true}', True)])
 def test_usage_in_a_stream_is_sent_when_it_is_asked_for(options: bytes, wanted: bool) -> None:
-    request = parse(CompletionRequest, b'{"prompt": "x", "stream_options": ' + options + b"}")
+    request = parse_request(CompletionRequest, b'{"prompt": "x", "stream_options": ' + options + b"}")
     assert request.include_usage is wanted
 
 
 @pytest.mark.parametrize(("sent", "texts"), [(b'"a"', ["a"]), (b'["a", "b"]', ["a", "b"])])
 def test_one_text_or_several(sent: bytes, texts: list[str]) -> None:
-    assert parse(EmbeddingRequest, b'{"input": ' + sent + b"}").texts == texts
+    assert parse_request(EmbeddingRequest, b'{"input": ' + sent + b"}").texts == texts
 
 
 @pytest.mark.parametrize(
     ("sent", "prompt"), [(b'"a"', "a"), (b'["a"]', "a"), (b"[1, 2]", [1, 2]), (b'""', ""), (b"[]", [])]
 )
 def test_a_prompt_is_a_text_or_token_ids(sent: bytes, prompt: str | list[int]) -> None:
-    assert parse(CompletionRequest, b'{"prompt": ' + sent + b"}").text_or_tokens == prompt
+    assert parse_request(CompletionRequest, b'{"prompt": ' + sent + b"}").text_or_tokens == prompt
 
 
 def test_several_prompts_are_refused() -> None:
     with pytest.raises(RequestError, match="must be one") as raised:
-        _ = parse(CompletionRequest, b'{"prompt": ["a", "b"]}').text_or_tokens
+        _ = parse_request(CompletionRequest, b'{"prompt": ["a", "b"]}').text_or_tokens
     assert raised.value.param == "prompt"
 
 
@@ -105,11 +112,11 @@ def test_fields_that_say_nothing_about_the_answer_are_taken() -> None:
         b'"parallel_tool_calls": true, "service_tier": "flex", "user": "u", "safety_identifier": "s", "metadata": {},'
         b'"prompt_cache_key": "k", "reasoning_effort": "low", "store": true, "verbosity": "low", "modalities": ["text"]'
     )
-    parse(ChatRequest, b"{" + HELLO + b", " + harmless + b"}")
+    parse_request(ChatRequest, b"{" + HELLO + b", " + harmless + b"}")
 
 
 def test_tools_are_offered_as_they_were_sent_unless_none_may_be_called() -> None:
     tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
     body = {"messages": [{"role": "user", "content": "x"}], "tools": [tool]}
-    assert parse(ChatRequest, json.dumps(body).encode()).offered_tools == [tool]
-    assert parse(ChatRequest, json.dumps({**body, "tool_choice": "none"}).encode()).offered_tools == []
+    assert parse_request(ChatRequest, json.dumps(body).encode()).offered_tools == [tool]
+    assert parse_request(ChatRequest, json.dumps({**body, "tool_choice": "none"}).encode()).offered_tools == []

@@ -37,7 +37,7 @@ async def test_preflight_says_what_files_are_missing_and_starts_nothing(engines:
     (engines.models / "bad.gguf").write_bytes(b"nonsense")
 
     async def error(definition: Definition, image: str | None = None) -> str | None:
-        result = await runtime.preflight("m", definition, image or definition.image)
+        result = await runtime.check_preflight("m", definition, image or definition.image)
         assert result.ok == (result.error is None)
         assert result.missing_image is None
         return result.error
@@ -57,20 +57,20 @@ async def test_preflight_says_what_files_are_missing_and_starts_nothing(engines:
         said = await error(folder, good.image)
         assert said is not None
         assert said.startswith(f"model_path: folder/{name} is missing from {engines.models}")
-    assert await runtime.list() == []
+    assert await runtime.list_replicas() == []
     assert engines.left() == []
 
 
 async def test_what_was_not_edited_renders_as_it_runs(engines: ContractEngines) -> None:
     definition = engines.stub(stub_text="hello")
     request = engines.request(definition)
-    await engines.runtime().start(request)
+    await engines.runtime().start_replica(request)
     later = engines.runtime()
     seen = await only(later)
-    rendered = await later.rendered(seen, definition, request.image)
+    rendered = await later.render_replica(seen, definition, request.image)
     assert rendered is not None
     assert (rendered.argv, rendered.image_id) == (seen.argv, seen.image_id)
-    edited = await later.rendered(seen, definition.model_copy(update={"stub_text": "bye"}), request.image)
+    edited = await later.render_replica(seen, definition.model_copy(update={"stub_text": "bye"}), request.image)
     assert edited is not None
     assert set(edited.argv) ^ set(seen.argv) == {"--text=hello", "--text=bye"}
-    await later.stop(seen.name, 0)
+    await later.stop_replica(seen.name, 0)

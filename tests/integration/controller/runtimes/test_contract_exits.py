@@ -23,7 +23,7 @@ async def test_an_end_has_its_exit_code_and_plain_last_lines(engines: ContractEn
     # One stream: of two, Docker keeps each one's order and not the order between them.
     broken = r"printf 'loading 10%%\rloading 100%%\r\n\033[31mfile is \033[0mbroken\n'"
     request = engines.request(engines.shell(f"exec >&2; seq 1 900; {broken}; exit 7"))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     seen = await exited(runtime)
     assert seen.exit is not None
     assert (seen.id, seen.exit.code, seen.exit.oom) == (request.id, 7, False)
@@ -31,19 +31,19 @@ async def test_an_end_has_its_exit_code_and_plain_last_lines(engines: ContractEn
     assert len(lines) == EXIT_LINES
     assert lines[-3:] == ["900", "loading 100%", "file is broken"]
 
-    await runtime.start(request)
+    await runtime.start_replica(request)
     assert await only(runtime) == seen, "a start that has ended is not begun again"
     assert await only(engines.runtime()) == seen, "another controller is told the same"
-    await runtime.remove(request.name)
-    assert await runtime.list() == []
+    await runtime.remove_replica(request.name)
+    assert await runtime.list_replicas() == []
     assert engines.left() == []
-    assert await runtime.log_tail(request.name, 2) == "loading 100%\nfile is broken"
+    assert await runtime.read_log_tail(request.name, 2) == "loading 100%\nfile is broken"
 
 
 async def test_a_killed_engine_is_seen_with_how_it_ended(engines: ContractEngines) -> None:
     runtime = engines.runtime()
     request = engines.request(engines.shell(f"echo last words; {RUN}"))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await said(runtime, request.name, "last words")
     engines.kill(request.name)
     seen = await exited(runtime)
@@ -54,7 +54,7 @@ async def test_a_killed_engine_is_seen_with_how_it_ended(engines: ContractEngine
 async def test_an_end_that_no_controller_saw_is_still_known(engines: ContractEngines) -> None:
     first = engines.runtime()
     request = engines.request(engines.shell(f"{waiting_for(engines, 'go')}; echo gone; exit 3"))
-    await first.start(request)
+    await first.start_replica(request)
     await first.close()
     give(engines, "go")
     seen = await exited(engines.runtime())
@@ -66,21 +66,21 @@ async def test_an_end_that_no_controller_saw_is_still_known(engines: ContractEng
 async def test_an_engine_that_cannot_load_says_why_in_its_last_line(engines: ContractEngines) -> None:
     runtime = engines.runtime()
     request = engines.request(engines.stub(stub_load_s=0.1, stub_fail="no luck"))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     seen = await exited(runtime)
     assert seen.exit is not None
     assert seen.exit.code == 1
     assert seen.exit.log_tail.splitlines()[-2:] == ["loading: 100 %", "no luck"]
-    assert ENGINES["stub"].progress(seen.exit.log_tail) == 1.0
+    assert ENGINES["stub"].parse_progress(seen.exit.log_tail) == 1.0
 
 
 async def test_a_load_s_progress_is_read_from_the_log(engines: ContractEngines) -> None:
     runtime = engines.runtime()
     body = f"echo 'loading: 50 %'; {waiting_for(engines, 'go')}; echo 'loading: 100 %'; {RUN}"
     request = engines.request(engines.shell(body))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     progress = LoadProgress(runtime, wake=lambda: None, interval_s=0.02)
-    progress.track({request.name: ENGINES["stub"]})
+    progress.track_engines({request.name: ENGINES["stub"]})
     await until("half of the load", lambda: progress.fractions == {request.name: 0.5})
     give(engines, "go")
     await until("the end of the load", lambda: progress.fractions == {request.name: 1.0})
@@ -90,19 +90,19 @@ async def test_a_load_s_progress_is_read_from_the_log(engines: ContractEngines) 
 async def phases_at(runtime: Runtime, events: AsyncIterator[None], told: list[Phase]) -> None:
     """Look at every event, as the controller does, and never without one."""
     async for _ in events:
-        told[:] = [seen.phase for seen in await runtime.list()]
+        told[:] = [seen.phase for seen in await runtime.list_replicas()]
 
 
 @pytest.mark.parametrize("adopted", [False, True])
 async def test_an_end_wakes_whoever_waits_for_events(engines: ContractEngines, adopted: bool) -> None:
     runtime = engines.runtime()
     request = engines.request(engines.shell(RUN))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     if adopted:
         runtime = engines.runtime()
-        await runtime.list()
+        await runtime.list_replicas()
     told: list[Phase] = []
-    watch = asyncio.create_task(phases_at(runtime, runtime.events(), told))
+    watch = asyncio.create_task(phases_at(runtime, runtime.watch_events(), told))
     await asyncio.sleep(0)
     engines.kill(request.name)
     await until("the end was told", lambda: told == [Phase.EXITED])
@@ -114,9 +114,9 @@ async def test_an_end_wakes_whoever_waits_for_events(engines: ContractEngines, a
 async def test_closing_ends_events_and_leaves_engines_running(engines: ContractEngines) -> None:
     runtime = engines.runtime()
     request = engines.request(engines.shell(RUN))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     before = engines.identity(request.name)
-    watches = [asyncio.create_task(phases_at(runtime, runtime.events(), [])) for _ in range(2)]
+    watches = [asyncio.create_task(phases_at(runtime, runtime.watch_events(), [])) for _ in range(2)]
     await asyncio.sleep(0)
     await runtime.close()
     async with asyncio.timeout(60):

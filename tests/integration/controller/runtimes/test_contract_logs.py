@@ -25,18 +25,18 @@ async def test_a_log_is_followed_to_its_end_and_beyond_the_replica_s(engines: Co
     runtime = engines.runtime()
     body = f"echo begin; {waiting_for(engines, 'go')}; {COUNT}; printf 'last words'; exit 3"
     request = engines.request(engines.shell(body))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     reader = LogReader(runtime, request.name)
     await until("the first line", reader.read)
     give(engines, "go")
     expected = ["begin", *(f"line {number}" for number in range(30)), "last words"]
     assert await reader.finish() == expected
     assert reader.parts > 1
-    assert await runtime.logged("m") == [], "it is not gone yet"
+    assert await runtime.list_ended_logs("m") == [], "it is not gone yet"
 
-    await runtime.remove(request.name)
-    assert await runtime.logged("m") == [request.name]
-    assert await runtime.logged("other") == []
+    await runtime.remove_replica(request.name)
+    assert await runtime.list_ended_logs("m") == [request.name]
+    assert await runtime.list_ended_logs("other") == []
     assert await reader.read() == expected, "nothing is repeated"
     again = LogReader(engines.runtime(), request.name, 2)
     assert await again.read() == ["line 29", "last words"]
@@ -47,11 +47,11 @@ async def test_a_stop_in_the_middle_loses_no_line(engines: ContractEngines) -> N
     runtime = engines.runtime()
     body = f"trap 'echo leaving; echo left; exit 0' TERM; echo one; echo same; {says_and_waits('same')}"
     request = engines.request(engines.shell(body))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await said(runtime, request.name, "same\nsame")
     reader = LogReader(runtime, request.name)
     assert await reader.read() == ["one", "same", "same"]
-    await runtime.stop(request.name, 30)
+    await runtime.stop_replica(request.name, 30)
     assert await reader.read() == ["one", "same", "same", "leaving", "left"]
     assert not reader.running
 
@@ -60,7 +60,7 @@ async def test_another_controller_goes_on_where_one_was(engines: ContractEngines
     runtime = engines.runtime()
     body = f"echo one; {waiting_for(engines, 'go')}; echo two; {waiting_for(engines, 'end')}; echo three; exit 1"
     request = engines.request(engines.shell(body))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     reader = LogReader(runtime, request.name)
     await until("one", reader.read)
     await runtime.close()
@@ -83,7 +83,7 @@ async def test_a_burst_comes_in_bounded_parts_with_long_lines_whole(engines: Con
     long = "head -c 40000 /dev/zero | tr '\\0' x"
     burst = f"printf begin; {long}; echo end; seq -f '%06g {'y' * 90}' 1 6000"
     request = engines.request(engines.shell(f"echo first; {waiting_for(engines, 'go')}; {{ {burst}; }} | cat; {RUN}"))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     reader = LogReader(runtime, request.name)
     await until("the first line", reader.read)
     give(engines, "go")
@@ -103,16 +103,16 @@ async def test_what_is_kept_of_a_log_is_bounded(engines: ContractEngines) -> Non
     runtime = engines.runtime(log_mib=2)
     body = f"seq -f 'line %08g {'x' * 80}' 1 60000; echo done; {waiting_for(engines, 'go')}; echo more; {RUN}"
     request = engines.request(engines.shell(body))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await said(runtime, request.name, "done")
-    await runtime.list()
+    await runtime.list_replicas()
     assert 100_000 < engines.log_bytes(request.name) <= 2 * 2**20
     give(engines, "go")
     await said(runtime, request.name, f"line 00060000 {'x' * 80}\ndone\nmore")
-    await runtime.stop(request.name, 30)
+    await runtime.stop_replica(request.name, 30)
     saved = engines.state / "logs" / "ended" / f"{request.name}.log"
     assert 10_000 < saved.stat().st_size <= 64 * 1024
-    assert (await runtime.log_tail(request.name, 2)) == "done\nmore"
+    assert (await runtime.read_log_tail(request.name, 2)) == "done\nmore"
 
 
 async def test_only_names_of_this_instance_s_replicas_have_logs(engines: ContractEngines) -> None:
@@ -120,5 +120,5 @@ async def test_only_names_of_this_instance_s_replicas_have_logs(engines: Contrac
     name = f"rh-{engines.instance}-m-0-12345678-1"
     bad = ("", "..", "a", f"{name}/../x", "../replicas/x", f"rh-{engines.instance}-../json")
     for each in (name, *bad, f"rh-{engines.instance}-../../../etc/passwd", "rh-other-m-0-12345678-1"):
-        assert await runtime.log_after(each, None) is None, each
-    assert await runtime.log_tail(name) == ""
+        assert await runtime.read_log_after(each, None) is None, each
+    assert await runtime.read_log_tail(name) == ""

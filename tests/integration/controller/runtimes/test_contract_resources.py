@@ -29,18 +29,18 @@ async def test_what_processes_share_counts_once_and_what_is_only_cached_does_not
     python, folder = ("python3", "$HOME") if isinstance(engines, DockerEngines) else (sys.executable, "$PWD")
     body = f'BALLAST="{folder}" exec {python} -S -c {shlex.quote(PROGRAM)}'
     request = engines.request(engines.shell(body))
-    assert await runtime.host_mib(request.name) is None
-    await runtime.start(request)
+    assert await runtime.read_host_mib(request.name) is None
+    await runtime.start_replica(request)
     await said(runtime, request.name, "holds it")
-    held = await runtime.host_mib(request.name)
+    held = await runtime.read_host_mib(request.name)
     assert held is not None
     assert HELD_MIB <= held <= HELD_MIB + PYTHON_MIB
-    assert await engines.runtime().host_mib(request.name) is not None, "another controller sees it too"
+    assert await engines.runtime().read_host_mib(request.name) is not None, "another controller sees it too"
     if isinstance(engines, DockerEngines):
         usage = engines.client.api.stats(request.name, stream=False, one_shot=True)["memory_stats"]["usage"]
         assert usage / 2**20 > held, "the file that was only read is in the kernel's cache"
-    await runtime.stop(request.name, 0)
-    assert await runtime.host_mib(request.name) is None
+    await runtime.stop_replica(request.name, 0)
+    assert await runtime.read_host_mib(request.name) is None
 
 
 async def test_processes_on_gpus_are_told_with_their_replicas(engines: ContractEngines) -> None:
@@ -49,21 +49,21 @@ async def test_processes_on_gpus_are_told_with_their_replicas(engines: ContractE
     runtime = engines.runtime(nvml=NvmlReader(fake, host_pids=True))
     first = engines.request(engines.shell(f"setsid sleep 600 & {RUN}"), "m")
     second = engines.request(engines.shell(RUN), "n")
-    await runtime.start(first)
-    await runtime.start(second)
+    await runtime.start_replica(first)
+    await runtime.start_replica(second)
     alone = len(engines.pids(second.name))
     await until("the child of one", lambda: len(engines.pids(first.name)) == alone + 1)
     expected: dict[int, str | None] = {os.getpid(): None}
     for request in (first, second):
         expected |= dict.fromkeys(engines.pids(request.name), request.name)
     card.computing = {pid: 10 + number for number, pid in enumerate(expected)}
-    [gpu] = await runtime.gpus() or ()
+    [gpu] = await runtime.read_gpus() or ()
     assert {each.pid: each.replica for each in gpu.processes or ()} == expected
     assert {each.pid: each.mib for each in gpu.processes or ()} == card.computing
     assert all(each.name for each in gpu.processes or ())
 
-    await runtime.stop(first.name, 0)
-    [gpu] = await runtime.gpus() or ()
+    await runtime.stop_replica(first.name, 0)
+    [gpu] = await runtime.read_gpus() or ()
     assert {each.pid: each.replica for each in gpu.processes or ()} == expected, "as long as they hold memory"
 
 
@@ -71,5 +71,5 @@ async def test_why_there_are_no_gpus_is_said(engines: ContractEngines) -> None:
     fake = FakeNvml()
     fake.fail("LibraryNotFound")
     runtime = engines.runtime(nvml=NvmlReader(fake))
-    assert await runtime.gpus() == ()
-    assert runtime.gpu_error() == "no NVIDIA driver: libnvidia-ml.so.1 was not found"
+    assert await runtime.read_gpus() == ()
+    assert runtime.get_gpu_error() == "no NVIDIA driver: libnvidia-ml.so.1 was not found"

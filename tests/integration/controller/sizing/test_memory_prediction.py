@@ -15,7 +15,7 @@ from controller.artifacts.facts import Gguf
 from controller.artifacts.read import read_artifact
 from controller.engines import ENGINES
 from controller.engines.base import RenderContext
-from controller.engines.memory import MIB, Parts, Prediction
+from controller.engines.memory import MIB, MemoryParts, Prediction
 from controller.schema.desired import Definition
 from tests.support.gguf_files import write_bert, write_llama, write_projector
 from tests.support.llama_servers import Program, needed, program
@@ -108,26 +108,26 @@ def model_file(models: Path, shape: Mapping[str, Any]) -> str:
     return name
 
 
-def predicted(backend: str, definition: Definition, models: Path) -> Parts:
+def predicted(backend: str, definition: Definition, models: Path) -> MemoryParts:
     engine = ENGINES[backend]
-    artifacts = {path: read_artifact(path, [models / path]) for path in engine.artifacts(definition)}
-    forecast = engine.predict(definition, artifacts)
+    artifacts = {path: read_artifact(path, [models / path]) for path in engine.list_artifacts(definition)}
+    forecast = engine.predict_memory(definition, artifacts)
     assert isinstance(forecast, Prediction), forecast
-    assert forecast.gpu == Parts()
+    assert forecast.gpu == MemoryParts()
     # Of a projector llama.cpp tells what it computes with, and not its weights.
     untold = sum(each.weights for each in artifacts.values() if isinstance(each, Gguf) and each.architecture == "clip")
     return replace(forecast.host, weights=forecast.host.weights - untold)
 
 
-def reported(log: str) -> Parts:
+def reported(log: str) -> MemoryParts:
     """Sums of the buffers that llama.cpp tells of."""
     sums = dict.fromkeys(KINDS.values(), 0.0)
     for kind, mib in re.findall(rf"({'|'.join(KINDS)}) buffer size = +([\d.]+) MiB", log):
         sums[KINDS[kind]] += float(mib)
-    return Parts(**{name: int(mib * MIB) for name, mib in sums.items()})
+    return MemoryParts(**{name: int(mib * MIB) for name, mib in sums.items()})
 
 
-def held(parts: Parts) -> tuple[int, int]:
+def held(parts: MemoryParts) -> tuple[int, int]:
     """MiB of what both tell of, and of the KV cache."""
     return parts.weights + parts.kv_cache + parts.compute, parts.kv_cache
 
@@ -160,7 +160,7 @@ def test_llama_server_takes_what_is_predicted(
         PurePosixPath(tmp_path),
         {"llama-server": str(program())},
     )
-    launch = engine.render(definition, context)
+    launch = engine.render_command(definition, context)
     with Program(log, port, Path(launch.argv[0]), *launch.argv[1:], token="t").ready() as server:
         assert_near(predicted("llama_server", definition, models), reported(server.log))
 
@@ -187,11 +187,11 @@ def test_llama_cpp_python_takes_what_is_predicted(
     context = RenderContext(
         "process", "m", PurePosixPath(models), "127.0.0.1", port, PurePosixPath(tmp_path), {"python": "python"}
     )
-    with Worker(tmp_path / "log", port, *engine.render(definition, context).argv[3:]).ready() as worker:
+    with Worker(tmp_path / "log", port, *engine.render_command(definition, context).argv[3:]).ready() as worker:
         assert_near(predicted("llama_cpp", definition, models), reported(worker.log))
 
 
-def assert_near(ours: Parts, theirs: Parts) -> None:
+def assert_near(ours: MemoryParts, theirs: MemoryParts) -> None:
     assert min(theirs.weights, theirs.compute) > 0, "llama.cpp says something else of its buffers now"
     (total, cache), (their_total, their_cache) = held(ours), held(theirs)
     assert cache == pytest.approx(their_cache, abs=MIB / 50)

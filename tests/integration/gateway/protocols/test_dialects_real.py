@@ -26,7 +26,7 @@ from tests.support.clockwork_caller import SPOKEN, TEMPLATE, THOUGHT, make_calle
 from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.worker_process import Worker
-from worker.clockwork import COMPLETION_TOKENS, SENTENCE, make
+from worker.clockwork import COMPLETION_TOKENS, SENTENCE, make_model
 
 pytestmark = pytest.mark.engines
 
@@ -124,7 +124,7 @@ def _program() -> Path:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    make(folder / "plain.gguf")
+    make_model(folder / "plain.gguf")
     make_caller(folder / "caller.gguf")
     (folder / "caller.jinja").write_text(TEMPLATE)
     return folder
@@ -157,15 +157,15 @@ def gathered(server: Worker, path: str, fields: Fields, *, part: int = 700) -> t
     """The answer as the gateway makes it of a stream: status, body, usage."""
     dialect = DIALECTS[path]
     request = parse_request(json.dumps({"model": "demo", **fields}).encode(), may_stream=True)
-    gathering = dialect.gathering(request)
+    gathering = dialect.open_collector(request)
     assert gathering is not None
-    status, content_type, stream = ask(server, path, dialect.body_for(request, route("demo"), as_stream=True))
+    status, content_type, stream = ask(server, path, dialect.engine_body(request, route("demo"), as_stream=True))
     if not content_type.startswith("text/event-stream"):
         assert status >= 400
         return status, json.loads(stream), None
     for start in range(0, len(stream), part):
-        gathering.feed(stream[start : start + part])
-    result = gathering.result()
+        gathering.feed_data(stream[start : start + part])
+    result = gathering.build_result()
     assert result is not None
     return result[0], json.loads(result[1]), gathering.usage
 
@@ -222,12 +222,12 @@ def test_an_answer_made_of_a_stream_is_the_engines_own(
     engine = servers.of(server)
     body = json.dumps({"model": "demo", **fields}).encode()
     status, _, whole = ask(engine, path, body)
-    change = DIALECTS[path].whole(parse_request(body, may_stream=True))
+    change = DIALECTS[path].get_body_converter(parse_request(body, may_stream=True))
     own = json.loads(change(whole) if change is not None and status == 200 else whole)
     made_status, made, usage = gathered(engine, path, fields)
     assert (made_status, known(made)) == (status, known(own))
     if status == 200:
-        told = DIALECTS[path].usage_in(whole)
+        told = DIALECTS[path].find_usage(whole)
         assert told is not None
         assert usage is not None
         # Several answers: the engine tells the first one's usage.
@@ -271,12 +271,12 @@ def test_what_is_refused_really_differs(servers: Servers, path: str, fields: Fie
     dialect = DIALECTS[path]
     body = json.dumps({"model": "demo", **fields}).encode()
     request = parse_request(body, may_stream=True)
-    assert dialect.gathering(request) is None
+    assert dialect.open_collector(request) is None
     own = json.loads(ask(servers.plain, path, body)[2])
-    anyway = dialect.gathering(parse_request(json.dumps({"model": "demo"}).encode(), may_stream=True))
+    anyway = dialect.open_collector(parse_request(json.dumps({"model": "demo"}).encode(), may_stream=True))
     assert anyway is not None
-    anyway.feed(ask(servers.plain, path, dialect.body_for(request, route("demo"), as_stream=True))[2])
-    result = anyway.result()
+    anyway.feed_data(ask(servers.plain, path, dialect.engine_body(request, route("demo"), as_stream=True))[2])
+    result = anyway.build_result()
     assert result is not None
     made = json.loads(result[1])
     assert known(made) != known(own)
@@ -288,10 +288,10 @@ def test_a_real_stream_passes_to_its_end(servers: Servers, path: str) -> None:
     fields = {"/v1/completions": PROMPT, "/v1/messages": LETTER, "/infill": GAP}.get(path, HI)
     dialect = DIALECTS[path]
     request = parse_request(json.dumps({"model": "demo", "stream": True, **fields}).encode(), may_stream=True)
-    stream = ask(servers.caller, path, dialect.body_for(request, route("demo"), as_stream=False))[2]
-    events = dialect.events(request)
-    passed = b"".join(events.feed(stream[start : start + 99]) for start in range(0, len(stream), 99))
-    passed += events.finish()
+    stream = ask(servers.caller, path, dialect.engine_body(request, route("demo"), as_stream=False))[2]
+    events = dialect.open_stream(request)
+    passed = b"".join(events.feed_data(stream[start : start + 99]) for start in range(0, len(stream), 99))
+    passed += events.finish_stream()
     assert events.is_complete
     assert events.usage is not None
     assert events.usage.completion > 0
@@ -329,9 +329,9 @@ def test_the_engine_answers_what_it_is_said_to_offer(start: Start, models: Path,
     fields, flags = MODES[mode]
     definition = LlamaServerDefinition.model_validate({"model_path": "m.gguf", **fields})
     server = start(models / "caller.gguf", "--chat-template-file", str(models / "caller.jinja"), *flags)
-    for path in LlamaServer().apis(definition):
+    for path in LlamaServer().list_apis(definition):
         method, body = EXAMPLES[path]
         assert server.ask(method, path, body)[0] == 200, path
-    for path in {"/v1/embeddings", "/v1/rerank"} - set(LlamaServer().apis(definition)):
+    for path in {"/v1/embeddings", "/v1/rerank"} - set(LlamaServer().list_apis(definition)):
         if (mode, path) != ("reranking", "/v1/embeddings"):  # it answers, with nothing but zeros
             assert server.ask("POST", path, EXAMPLES[path][1])[0] == 501, path

@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.upstream.connection import MAX_HEAD_BYTES
-from gateway.upstream.pool import Pool
+from gateway.upstream.pool import ConnectionPool
 from tests.fakes.fake_scripted_engine import OK, Script, ScriptedEngine, Then, script, scripted
 from tests.support.campaign import campaign_count
 from tests.support.engine_calls import Recorder, client_of, each_loop, endpoint, on, post
@@ -118,7 +118,7 @@ def test_the_request_as_the_engine_sees_it(size: int, loop: str) -> None:
 async def test_other_methods(method: str) -> None:
     async with scripted() as engine, client_of() as client:
         got = Recorder()
-        client.send(endpoint(engine.url), method, "/slots?x=1", b"", b"", got, fresh=False)
+        client.send_request(endpoint(engine.url), method, "/slots?x=1", b"", b"", got, fresh=False)
         assert await got.outcome() == "end"
         head = engine.requests[0]
         assert head.startswith(b"%b /slots?x=1 HTTP/1.1\r\n" % method.encode())
@@ -129,7 +129,7 @@ async def test_connections_are_kept_and_the_newest_is_taken_first() -> None:
     async with scripted(*[Script()] * 3) as engine, client_of() as client:
         where = endpoint(engine.url)
         first = [post(client, where) for _ in range(3)]
-        assert client.connecting == 3
+        assert client.connecting_requests == 3
         for got in first:
             await got.outcome()
         assert (client.open_connections, client.idle_connections, client.busy_connections) == (3, 3, 0)
@@ -161,7 +161,7 @@ def test_the_next_request_may_be_sent_from_the_end_of_the_last(loop: str) -> Non
 
 
 async def test_no_more_than_some_connections_are_kept() -> None:
-    async with scripted() as engine, client_of(pool=Pool(keep_per_origin=2)) as client:
+    async with scripted() as engine, client_of(pool=ConnectionPool(keep_per_origin=2)) as client:
         for got in [post(client, endpoint(engine.url)) for _ in range(5)]:
             assert await got.outcome() == "end"
         await until("the others are closed", lambda: client.open_connections == 2)
@@ -169,7 +169,7 @@ async def test_no_more_than_some_connections_are_kept() -> None:
 
 
 async def test_idle_connections_are_closed_after_a_while() -> None:
-    async with scripted() as engine, client_of(pool=Pool(keep_s=0.04)) as client:
+    async with scripted() as engine, client_of(pool=ConnectionPool(keep_s=0.04)) as client:
         for got in [post(client, endpoint(engine.url)) for _ in range(3)]:
             await got.outcome()
         await until("the engine sees them closed", lambda: not engine.peers)
@@ -203,7 +203,7 @@ def test_a_connection_that_is_just_closing_is_not_taken(loop: str) -> None:
         async with scripted() as engine, client_of() as client:
             await post(client, endpoint(engine.url)).outcome()
             [origin] = client._pool._origins.values()
-            origin.idle[0].eof_received()
+            origin.idle_connections[0].eof_received()
             assert await post(client, endpoint(engine.url)).outcome() == "end"
             assert engine.connections == 2
 
@@ -260,7 +260,7 @@ async def test_small_requests_are_not_delayed() -> None:
     async with scripted() as engine, client_of() as client:
         await post(client, endpoint(engine.url)).outcome()
         [origin] = client._pool._origins.values()
-        sock = origin.idle[0]._transport.get_extra_info("socket")
+        sock = origin.idle_connections[0]._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
@@ -279,13 +279,13 @@ async def test_many_endpoints_come_and_go() -> None:
     async with scripted() as engine, client_of() as client:
         for number in range(1030):
             got = Recorder()
-            client.send(endpoint(engine.url), "POST", f"/x?{number}", b"", b"{}", got, fresh=False)
+            client.send_request(endpoint(engine.url), "POST", f"/x?{number}", b"", b"{}", got, fresh=False)
             assert await got.outcome() == "end"
         assert len(client._routes) <= 1024
         where = endpoint(engine.url)
         for number in range(70):
             got = Recorder()
-            client.send(where, "POST", f"/x?{number}", b"", b"{}", got, fresh=False)
+            client.send_request(where, "POST", f"/x?{number}", b"", b"{}", got, fresh=False)
             assert await got.outcome() == "end"
         assert len(client._routes[id(where)].heads) <= 64
         assert engine.connections == 1

@@ -24,14 +24,14 @@ def test_a_call_that_is_cancelled_while_its_connection_comes_about(how: str, loo
             at_once, later = (post(client, endpoint(base_url)) for _ in range(2))
             at_once.call.cancel()
             await asyncio.sleep(0)
-            assert client.connecting >= 1
+            assert client.connecting_requests >= 1
             if how == "cancel":
                 later.call.pause()
                 later.call.cancel()
                 later.call.cancel()
-                await until("no connection is under way", lambda: client.connecting == 0)
+                await until("no connection is under way", lambda: client.connecting_requests == 0)
             await client.close()
-            assert (client.open_connections, client.connecting, at_once.told, later.told) == (0, 0, "", "")
+            assert (client.open_connections, client.connecting_requests, at_once.told, later.told) == (0, 0, "", "")
 
     on(loop, scenario)
 

@@ -174,7 +174,7 @@ def test_a_refused_connection_and_an_unknown_name(loop: str, caplog: pytest.LogC
 def test_a_connection_that_is_lost_before_the_request_was_sent(loop: str) -> None:
     async def scenario() -> None:
         async with scripted() as engine, client_of() as client:
-            opened = client._open
+            opened = client._open_connection
 
             async def open_and_lose(origin: Origin[EngineConnection]) -> EngineConnection:
                 connection = await opened(origin)
@@ -183,10 +183,10 @@ def test_a_connection_that_is_lost_before_the_request_was_sent(loop: str) -> Non
                 await soon("it is lost", lambda: connection.is_lost)
                 return connection
 
-            client._open = open_and_lose  # type: ignore[method-assign]
+            client._open_connection = open_and_lose  # type: ignore[method-assign]
             got = post(client, endpoint(engine.url))
             assert await got.outcome() == "BrokenError"
-            client._open = opened  # type: ignore[method-assign]
+            client._open_connection = opened  # type: ignore[method-assign]
             await well_after(engine, client)
 
     on(loop, scenario)
@@ -197,7 +197,7 @@ def test_a_connection_that_never_comes_about(loop: str) -> None:
     async def scenario() -> None:
         async with nobody_accepts() as base_url, client_of(connect_timeout_s=0.05) as client:
             got = post(client, endpoint(base_url))
-            assert client.connecting == 1
+            assert client.connecting_requests == 1
             assert await got.outcome() == "RefusedError"
             assert "0.05 s" in str(got.failure)
 

@@ -116,7 +116,7 @@ def test_a_handshake_that_never_ends(trusting: ssl.SSLContext, how: str, loop: s
                 engine.reset_connections()
             if how != "cancel":
                 assert await got.outcome() == "RefusedError"
-            await until("nothing is left", lambda: not engine.peers and not client.connecting)
+            await until("nothing is left", lambda: not engine.peers and not client.connecting_requests)
 
     on(loop, scenario)
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.config.debounce import CONFIRM_S, Settled, settle
-from controller.config.parse import Parsed
+from controller.config.debounce import CONFIRM_S, DebouncedState, debounce
+from controller.config.parse import ParsedFolder
 from controller.engines.stub import StubDefinition
 from controller.schema.status import Problem
 from tests.support.campaign import campaign_count
 
 NAMES = ("a", "b", "c")
-BROKEN = Parsed(problems=(Problem(file="f", message="broken"),))
+BROKEN = ParsedFolder(problems=(Problem(file="f", message="broken"),))
 
 
 @st.composite
-def good_reads(draw: st.DrawFn) -> Parsed:
+def good_reads(draw: st.DrawFn) -> ParsedFolder:
     names = draw(st.sets(st.sampled_from(NAMES)))
     free = [*(name for name in NAMES if name not in names), "x", "y"]
     definitions = {}
@@ -24,7 +24,7 @@ def good_reads(draw: st.DrawFn) -> Parsed:
         aliases = draw(st.lists(st.sampled_from(free), unique=True, max_size=2)) if free else []
         free = [each for each in free if each not in aliases]
         definitions[name] = StubDefinition(backend="stub", aliases=aliases)
-    return Parsed(definitions, {name: {"backend": "stub"} for name in names}, digest="d")
+    return ParsedFolder(definitions, {name: {"backend": "stub"} for name in names}, digest="d")
 
 
 READS = st.lists(
@@ -34,32 +34,40 @@ READS = st.lists(
 
 @settings(max_examples=campaign_count(40, 1_000))
 @given(READS)
-def test_every_read_keeps_the_promises(reads: list[tuple[float, Parsed]]) -> None:
+def test_every_read_keeps_the_promises(reads: list[tuple[float, ParsedFolder]]) -> None:
     now, settled = 1000.0, None
     agreed_since: dict[str, float] = {}
     for pause, parsed in reads:
         now += pause
-        before, settled = settled, settle(settled, parsed, now)
+        before, settled = settled, debounce(settled, parsed, now)
         agreed_since = agreeing(agreed_since, before, parsed, now)
         check(before, parsed, settled, agreed_since, now)
 
 
-def agreeing(since: dict[str, float], before: Settled | None, parsed: Parsed, now: float) -> dict[str, float]:
+def agreeing(
+    since: dict[str, float], before: DebouncedState | None, parsed: ParsedFolder, now: float
+) -> dict[str, float]:
     """Since when every read agreed that a model in force is gone: counted here once more, in the simplest way."""
-    if not parsed.ok or before is None:
+    if not parsed.is_valid or before is None:
         return {}
     gone = set(before.definitions) - set(parsed.definitions)
     return {name: since.get(name, now) for name in gone}
 
 
-def check(before: Settled | None, parsed: Parsed, after: Settled | None, since: dict[str, float], now: float) -> None:
+def check(
+    before: DebouncedState | None,
+    parsed: ParsedFolder,
+    after: DebouncedState | None,
+    since: dict[str, float],
+    now: float,
+) -> None:
     if after is None:
         assert before is None
-        assert not parsed.ok
+        assert not parsed.is_valid
         return
     in_force = set(after.definitions)
-    assert set(after.declared) == in_force
-    if not parsed.ok:
+    assert set(after.declared_models) == in_force
+    if not parsed.is_valid:
         assert before is not None
         assert after.definitions == before.definitions
         return
@@ -75,14 +83,14 @@ def check(before: Settled | None, parsed: Parsed, after: Settled | None, since: 
 
 @settings(max_examples=campaign_count(25, 600))
 @given(READS, good_reads())
-def test_the_files_have_their_way_when_they_rest(reads: list[tuple[float, Parsed]], last: Parsed) -> None:
+def test_the_files_have_their_way_when_they_rest(reads: list[tuple[float, ParsedFolder]], last: ParsedFolder) -> None:
     now, settled = 1000.0, None
     for pause, parsed in reads:
         now += pause
-        settled = settle(settled, parsed, now)
-    settled = settle(settled, last, now)
+        settled = debounce(settled, parsed, now)
+    settled = debounce(settled, last, now)
     assert settled is not None
     if settled.wake_at is not None:
-        settled = settle(settled, last, now + CONFIRM_S)
+        settled = debounce(settled, last, now + CONFIRM_S)
         assert settled is not None
-    assert settled == Settled(last.definitions, last.declared)
+    assert settled == DebouncedState(last.definitions, last.declared_models)

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.config.last_good import load, save
-from controller.config.tree import Place, Table, placed
-from controller.config.validate import validate
+from controller.config.last_good import load_last_good, save_last_good
+from controller.config.tree import SourcePlace, Table, with_place
+from controller.config.validate import validate_models
 from tests.support.campaign import campaign_count
 from tests.support.config_files import MODELS_ROOT
 
@@ -36,13 +36,13 @@ MODELS = st.dictionaries(
 @settings(max_examples=campaign_count(20, 500))
 @given(MODELS)
 def test_round_trip(models: dict[str, Any]) -> None:
-    table = placed(models, Place("f"))
+    table = with_place(models, SourcePlace("f"))
     assert isinstance(table, Table)
-    found = validate(table, MODELS_ROOT)
+    found = validate_models(table, MODELS_ROOT)
     assert not found.problems
     with tempfile.TemporaryDirectory() as folder:
-        save(Path(folder), found.declared, {}, now=1.0)
-        settled = load(Path(folder), MODELS_ROOT)
+        save_last_good(Path(folder), found.declared_models, {}, now=1.0)
+        settled = load_last_good(Path(folder), MODELS_ROOT)
     assert settled is not None
     assert settled.definitions == found.definitions
-    assert settled.declared == found.declared == models
+    assert settled.declared_models == found.declared_models == models

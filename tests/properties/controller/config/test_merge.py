@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.config.merge import merge, merge_all
-from controller.config.tree import Place, Plain, Table, placed, plain
+from controller.config.merge import merge_all, merge_nodes
+from controller.config.tree import Plain, SourcePlace, Table, to_plain_value, with_place
 from tests.support.campaign import campaign_count
 
 KEYS = st.sampled_from(["a", "b", "c"])
@@ -18,7 +18,7 @@ FILES = st.dictionaries(KEYS, VALUES, max_size=3)
 
 
 def table(value: Plain, file: str = "f") -> Table:
-    made = placed(value, Place(file, 1))
+    made = with_place(value, SourcePlace(file, 1))
     assert isinstance(made, Table)
     return made
 
@@ -27,7 +27,7 @@ def table(value: Plain, file: str = "f") -> Table:
 @given(FILES, FILES, FILES)
 def test_neighbours_may_be_merged_first(first: Plain, second: Plain, third: Plain) -> None:
     a, b, c = table(first, "1"), table(second, "2"), table(third, "3")
-    assert merge(merge(a, b), c) == merge(a, merge(b, c))
+    assert merge_nodes(merge_nodes(a, b), c) == merge_nodes(a, merge_nodes(b, c))
 
 
 @settings(max_examples=campaign_count(50, 1_000))
@@ -36,7 +36,7 @@ def test_one_after_the_other_is_the_plain_rule(files: list[dict[str, Any]]) -> N
     expected: Any = {}
     for file in files:
         expected = rule(expected, file)
-    assert plain(merge_all(table(file) for file in files)) == expected
+    assert to_plain_value(merge_all(table(file) for file in files)) == expected
 
 
 def rule(earlier: Any, later: Any) -> Any:
@@ -55,17 +55,17 @@ def rule(earlier: Any, later: Any) -> Any:
 @settings(max_examples=campaign_count(50, 1_000))
 @given(FILES)
 def test_a_file_merged_with_itself_or_with_nothing_is_itself(file: Plain) -> None:
-    once = plain(merge_all([table(file)]))
-    assert plain(merge_all([table(file), table(file)])) == once
-    assert plain(merge_all([table({}), table(file), table({})])) == once
+    once = to_plain_value(merge_all([table(file)]))
+    assert to_plain_value(merge_all([table(file), table(file)])) == once
+    assert to_plain_value(merge_all([table({}), table(file), table({})])) == once
 
 
 @settings(max_examples=campaign_count(50, 1_000))
 @given(FILES, FILES)
 def test_every_value_stands_in_a_file_that_says_it(first: Plain, second: Plain) -> None:
-    merged = merge(table(first, "1"), table(second, "2"))
+    merged = merge_nodes(table(first, "1"), table(second, "2"))
     assert isinstance(merged, Table)
-    for key, entry in merged.present():
+    for key, entry in merged.iterate_entries():
         said = {"1": first, "2": second}[entry.place.file]
         assert isinstance(said, dict)
         assert key in said

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.config.parse import parse
+from controller.config.parse import parse_folder
 from tests.support.campaign import campaign_count
 from tests.support.config_files import FOLDER, MODELS_ROOT, snapshot
 
@@ -45,7 +45,7 @@ CONTENT = st.one_of(YAML_LIKE, st.text().map(str.encode), st.binary())
 @given(first=CONTENT, last=YAML_LIKE)
 def test_any_text_gives_definitions_or_problems_with_a_place(first: bytes, last: bytes) -> None:
     read = snapshot({"models.yaml": first, "local.json": last})
-    parsed = parse(read, MODELS_ROOT)
+    parsed = parse_folder(read, MODELS_ROOT)
     for problem in parsed.problems:
         if problem.file == FOLDER:
             assert problem.line is None
@@ -53,14 +53,14 @@ def test_any_text_gives_definitions_or_problems_with_a_place(first: bytes, last:
         content = read.files[problem.file.removeprefix(f"{FOLDER}/")]
         lines = max(1, content.count(b"\n") + (not content.endswith(b"\n")))
         assert problem.line is None or 1 <= problem.line <= lines, (problem, content)
-    assert parsed.ok == bool(parsed.digest)
-    if not parsed.ok:
+    assert parsed.is_valid == bool(parsed.digest)
+    if not parsed.is_valid:
         assert not parsed.definitions
-        assert not parsed.declared
+        assert not parsed.declared_models
 
 
 @settings(max_examples=campaign_count(50, 1_500))
 @given(first=CONTENT, last=YAML_LIKE)
 def test_the_same_text_gives_the_same(first: bytes, last: bytes) -> None:
     read = snapshot({"models.yaml": first, "local.json": last})
-    assert parse(read, MODELS_ROOT) == parse(read, MODELS_ROOT)
+    assert parse_folder(read, MODELS_ROOT) == parse_folder(read, MODELS_ROOT)

@@ -62,7 +62,7 @@ class Statements(RuleBasedStateMachine):
     def _start(self) -> ControllerHarness:
         async def start() -> ControllerHarness:
             harness = ControllerHarness(self.root, self.runtime, self.time, self.session)
-            await harness.files.read()
+            await harness.files.read_files()
             return harness
 
         return self.loop.run_until_complete(start())
@@ -74,15 +74,15 @@ class Statements(RuleBasedStateMachine):
     def _rounds(self, count: int) -> None:
         async def rounds() -> None:
             for _ in range(count):
-                done = await self.harness.reconciler.once()
+                done = await self.harness.reconciler.run_round()
                 assert done is not None, self.harness.reconciler.error
-                await self.harness.operations.settled()
+                await self.harness.operations.wait_until_idle()
                 self.time[0] += 0.1
 
         self.loop.run_until_complete(rounds())
 
     def _state(self) -> ModelState:
-        return self.harness.desk.look().statuses[0].state
+        return self.harness.admin_service.read_current_state().statuses[0].state
 
     @rule(replicas=st.sampled_from((None, None, 1, 2, 3, 4)))
     def load(self, replicas: int | None) -> None:
@@ -90,7 +90,7 @@ class Statements(RuleBasedStateMachine):
         taken = before in (ModelState.UNLOADED, ModelState.FAILED)
         refusal = None
         try:
-            self.harness.desk.load("m", {}, replicas, actor="test")
+            self.harness.admin_service.load_model("m", {}, replicas, actor="test")
         except RoundhouseError as error:
             refusal = error.entry.code
         if replicas == 4:
@@ -107,7 +107,7 @@ class Statements(RuleBasedStateMachine):
     @rule(hold=st.booleans())
     def unload(self, hold: bool) -> None:
         wanted, word = self._wanted(), "hold" if hold else "free"
-        self.harness.desk.unload("m", hold=hold, actor="test")
+        self.harness.admin_service.unload_model("m", hold=hold, actor="test")
         same = self.last is not None and self.last[0] == word
         if wanted or (self.declared["autoload"] and not same):
             self._said(word, None)
@@ -127,7 +127,7 @@ class Statements(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        self.harness.desk.reset("m", actor="test")
+        self.harness.admin_service.reset_model("m", actor="test")
         self.last = None
 
     @rule(enabled=st.booleans(), replicas=st.integers(1, 3), autoload=st.booleans(), text=st.sampled_from("ab"))
@@ -135,7 +135,7 @@ class Statements(RuleBasedStateMachine):
         before = dict(self.declared)
         self.declared.update(enabled=enabled, replicas=replicas, autoload=autoload, stub_text=text)
         self._write()
-        self.loop.run_until_complete(self.harness.files.read())
+        self.loop.run_until_complete(self.harness.files.read_files())
         restated = (before["enabled"], before["replicas"]) != (enabled, replicas)
         if restated:
             self.last = None
@@ -145,10 +145,10 @@ class Statements(RuleBasedStateMachine):
     @rule()
     def break_the_file_and_mend_it(self) -> None:
         (self.root / "desired" / "models.yaml").write_text("models: [")
-        self.loop.run_until_complete(self.harness.files.read())
+        self.loop.run_until_complete(self.harness.files.read_files())
         self._rounds(1)
         self._write()
-        self.loop.run_until_complete(self.harness.files.read())
+        self.loop.run_until_complete(self.harness.files.read_files())
 
     @rule()
     def ready(self) -> None:
@@ -173,7 +173,7 @@ class Statements(RuleBasedStateMachine):
 
     @rule(paused=st.booleans())
     def pause(self, paused: bool) -> None:
-        self.harness.files.pause(paused)
+        self.harness.files.set_paused(paused)
 
     @rule(lags=st.booleans(), holds=st.booleans())
     def a_gateway_is_slow(self, lags: bool, holds: bool) -> None:
@@ -226,7 +226,7 @@ class Statements(RuleBasedStateMachine):
 
     def _settle(self) -> None:
         self.runtime.start_error = None
-        self.harness.files.pause(False)
+        self.harness.files.set_paused(False)
         self.a_gateway_is_slow(lags=False, holds=False)
         wanted = self._wanted()
         goal = ModelState.LOADED if wanted else ModelState.UNLOADED
@@ -234,7 +234,7 @@ class Statements(RuleBasedStateMachine):
             self.ready()
             self._rounds(1)
             self.time[0] += 30.0
-            status = self.harness.desk.look().statuses[0]
+            status = self.harness.admin_service.read_current_state().statuses[0]
             current = [replica for replica in status.replicas if not replica.outdated]
             if status.state is goal and len(current) == len(self.runtime.replicas) == wanted:
                 break

@@ -17,7 +17,7 @@ from controller.engines.base import Launch, RenderContext
 from controller.engines.llama_server import LlamaServerDefinition
 from tests.support.campaign import campaign_count
 from tests.support.llama_servers import needed, program
-from worker.launchers.llama_server_flags import parse, value_of
+from worker.launchers.llama_server_flags import parse_flags, value_of
 
 pytestmark = pytest.mark.engines
 
@@ -75,7 +75,9 @@ def definitions(draw: st.DrawFn) -> LlamaServerDefinition:
 
 def rendered(definition: LlamaServerDefinition, models: Path, served: str, executables: dict[str, str]) -> Launch:
     root = PurePosixPath(str(models))
-    return ENGINE.render(definition, RenderContext("process", served, root, "::1", 1, PurePosixPath("/c"), executables))
+    return ENGINE.render_command(
+        definition, RenderContext("process", served, root, "::1", 1, PurePosixPath("/c"), executables)
+    )
 
 
 def test_every_field_and_every_field_of_a_load_is_tried() -> None:
@@ -104,7 +106,7 @@ def test_the_embedded_one_takes_it_and_means_the_same(
     models: Path, definition: LlamaServerDefinition, served: str
 ) -> None:
     launch = rendered(definition, models, served, {"python": "/usr/bin/python3"})
-    told = parse(launch.argv[launch.argv.index("--") + 1 :], {})
+    told = parse_flags(launch.argv[launch.argv.index("--") + 1 :], {})
     assert value_of(told, "model.path") == models / definition.model_path
     assert value_of(told, "n_parallel") == (definition.target_inflight or 4)
     for field, attribute in (("llama_server_n_ctx", "n_ctx"), ("llama_server_threads", "cpuparams.n_threads")):

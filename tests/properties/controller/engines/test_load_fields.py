@@ -11,7 +11,7 @@ from controller.desired.resolve import with_params
 from controller.engines import ENGINES
 from controller.engines.base import Engine
 from controller.engines.load_fields import LoadField
-from controller.engines.load_request import MOST, load_params, load_request_model, wrong_backend
+from controller.engines.load_request import MOST, find_wrong_backend, load_params, load_request_model
 from controller.schema.desired import Definition
 from tests.support.campaign import campaign_count
 from tests.support.doc_tables import value_type
@@ -53,14 +53,14 @@ def test_what_a_load_passes_the_definition_takes(load: tuple[Engine, dict[str, A
     engine, params = load
     request = LoadRequest.model_validate(params)
     assert load_params(request) == params
-    assert wrong_backend(engine, params) is None
+    assert find_wrong_backend(engine, params) is None
     assume(not engine.load_faults(params))
     override = engine.load_override(params)
     loaded = with_params(_minimal(engine), override)
     assert {name: getattr(loaded, name) for name in override} == override
     for other in ENGINES.values():
         if params and other.load_fields is not engine.load_fields:
-            assert wrong_backend(other, params) is not None
+            assert find_wrong_backend(other, params) is not None
 
 
 @settings(max_examples=campaign_count(30, 1_000))

@@ -46,7 +46,7 @@ def models(draw: st.DrawFn) -> Gguf:
         output=output,
         rest=rest,
         vocabulary=32000,
-        tied=draw(st.booleans()),
+        has_tied_embeddings=draw(st.booleans()),
     )
 
 
@@ -99,7 +99,7 @@ def test_what_leaves_the_host_is_on_the_gpus(model: Gguf, load: LlamaLoad, layer
     alone = told(model, load).host
     split = told(model, replace(load, gpu_layers=layers, gpus=gpus))
     assert 0 <= split.gpu.kv_cache * gpus + split.host.kv_cache - alone.kv_cache < gpus
-    twice = model.embedding if model.tied and layers else 0
+    twice = model.embedding if model.has_tied_embeddings and layers else 0
     kept = split.gpu.weights * gpus + split.host.weights - twice - alone.weights
     assert 0 <= kept < gpus
     more = told(model, replace(load, gpu_layers=layers + 1, gpus=gpus))

@@ -99,7 +99,7 @@ def test_the_parser_takes_it_and_means_the_same(
 ) -> None:
     ctx = RenderContext(runtime, served, MODELS, "0.0.0.0", 8000, PurePosixPath("/cache"), {"python": "/bin/python"})
     assert definition.backend is not None
-    argv = list(ENGINES[definition.backend].render(definition, ctx).argv)
+    argv = list(ENGINES[definition.backend].render_command(definition, ctx).argv)
     start = argv.index("serve") if definition.backend == "vllm_serve" else argv.index("--")
     told = real.parse(["serve", *argv[start + 1 :]])
     assert isinstance(told, dict), told
@@ -158,7 +158,7 @@ def assert_same_content(definition: VllmFields, told: dict[str, Any]) -> None:
 def test_extra_arguments_rule(real: Parser) -> None:
     fields = {"backend": "vllm_serve", "model_path": "m", "extra_args": ["--max-num-seqs", "7", "--seed", "3"]}
     ctx = RenderContext("docker", "m", PurePosixPath("/m"), "h", 1, PurePosixPath("/c"))
-    argv = ENGINES["vllm_serve"].render(ENGINES["vllm_serve"].definition.model_validate(fields), ctx).argv
+    argv = ENGINES["vllm_serve"].render_command(ENGINES["vllm_serve"].definition.model_validate(fields), ctx).argv
     told = real.parse(argv[1:])
     assert isinstance(told, dict)
     assert (told["max_num_seqs"], told["seed"]) == (7, 3)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.engines.stub import StubDefinition
-from controller.planning.placement import RELEASE_S, Ledger, NoRoom, Placed, place
-from controller.state import HOST, DesiredModel, Gpu, GpuProcess, Need, ObservedState, Statement
+from controller.planning.placement import RELEASE_S, ClaimLedger, NoRoom, Placement, place_replica
+from controller.state import HOST, DesiredModel, Gpu, GpuProcess, ObservedState, Requirement, Statement
 from tests.support.campaign import campaign_count
 
 MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "h", 1, Statement("file", 0.0, ""))
@@ -18,7 +18,9 @@ gpu_lists = st.lists(st.integers(100, 2_000), max_size=4).map(
 )
 
 
-def seen(gpus: tuple[Gpu, ...] | None, *, host_mib: int | None = None, need: Need | None = None) -> ObservedState:
+def seen(
+    gpus: tuple[Gpu, ...] | None, *, host_mib: int | None = None, need: Requirement | None = None
+) -> ObservedState:
     """An observation of these GPUs, and of what is known of the one model."""
     return ObservedState(0.0, gpus=gpus, host_mib=host_mib, needs={"m": need} if need is not None else {})
 
@@ -31,35 +33,35 @@ requests = st.tuples(st.integers(0, 3), st.one_of(st.none(), st.integers(1, 1_50
 def test_claims_never_exceed_memory_and_whole_gpus_are_shared_with_nobody(
     gpus: tuple[Gpu, ...], wanted: list[tuple[int, int | None]]
 ) -> None:
-    ledger = Ledger()
+    ledger = ClaimLedger()
     whole: set[str] = set()
     for count, vram in wanted:
-        placed = place(replace(MODEL, gpu_count=count, vram_mib=vram), seen(gpus), ledger)
+        placed = place_replica(replace(MODEL, gpu_count=count, vram_mib=vram), seen(gpus), ledger)
         if isinstance(placed, NoRoom):
             assert placed.reason
             continue
         assert len(placed.claims) == count
         assert not whole & set(placed.claims)
         if vram is None:
-            assert not set(placed.claims) & set(ledger.claimed)
+            assert not set(placed.claims) & set(ledger.claimed_mib)
             whole |= set(placed.claims)
-        ledger.add(placed.claims)
+        ledger.add_claims(placed.claims)
     totals = {gpu.uuid: gpu.total_mib for gpu in gpus}
-    assert all(mib <= totals[uuid] for uuid, mib in ledger.claimed.items())
+    assert all(mib <= totals[uuid] for uuid, mib in ledger.claimed_mib.items())
 
 
 def test_best_fit_and_choice_and_turns() -> None:
     gpus = (Gpu("A", 0, "x", 1_000, used_mib=500), Gpu("B", 1, "x", 1_000))
     small = replace(MODEL, gpu_count=1, vram_mib=400)
-    assert place(small, seen(gpus), Ledger()) == Placed({"A": 400})
-    assert place(replace(small, vram_mib=600), seen(gpus), Ledger()) == Placed({"B": 600})
-    assert place(replace(small, gpu_choice=("1",)), seen(gpus), Ledger()) == Placed({"B": 400})
-    missing = place(replace(small, gpu_choice=("GPU-x",)), seen(gpus), Ledger())
+    assert place_replica(small, seen(gpus), ClaimLedger()) == Placement({"A": 400})
+    assert place_replica(replace(small, vram_mib=600), seen(gpus), ClaimLedger()) == Placement({"B": 600})
+    assert place_replica(replace(small, gpu_choice=("1",)), seen(gpus), ClaimLedger()) == Placement({"B": 400})
+    missing = place_replica(replace(small, gpu_choice=("GPU-x",)), seen(gpus), ClaimLedger())
     assert isinstance(missing, NoRoom)
     assert "no GPU GPU-x" in missing.reason
-    busy = place(replace(small, gpu_choice=("A",)), seen(gpus), Ledger(busy={"A": "rh-other"}))
+    busy = place_replica(replace(small, gpu_choice=("A",)), seen(gpus), ClaimLedger(busy_replicas={"A": "rh-other"}))
     assert busy == NoRoom("GPU 0 is busy with rh-other", waiting=True)
-    unknown = place(small, seen(None), Ledger())
+    unknown = place_replica(small, seen(None), ClaimLedger())
     assert isinstance(unknown, NoRoom)
     assert unknown.waiting
 
@@ -67,20 +69,22 @@ def test_best_fit_and_choice_and_turns() -> None:
 def test_memory_that_is_not_released_yet_is_not_free() -> None:
     gpu = Gpu("A", 0, "x", 1_000, used_mib=900)
     wanted = replace(MODEL, gpu_count=1, vram_mib=800)
-    assert isinstance(place(wanted, seen((gpu,)), Ledger()), NoRoom)
-    assert isinstance(place(wanted, seen((replace(gpu, used_mib=10),)), Ledger()), Placed)
-    running = Ledger()
-    running.add({"A": 900})
-    assert isinstance(place(wanted, seen((gpu,)), running.without([{"A": 900}])), Placed)
+    assert isinstance(place_replica(wanted, seen((gpu,)), ClaimLedger()), NoRoom)
+    assert isinstance(place_replica(wanted, seen((replace(gpu, used_mib=10),)), ClaimLedger()), Placement)
+    running = ClaimLedger()
+    running.add_claims({"A": 900})
+    assert isinstance(place_replica(wanted, seen((gpu,)), running.copy_without([{"A": 900}])), Placement)
 
 
 def test_what_is_known_of_a_need_counts_and_what_is_declared_rules() -> None:
     gpus = (Gpu("A", 0, "x", 1_000), Gpu("B", 1, "x", 2_000))
     one = replace(MODEL, gpu_count=1)
-    assert place(one, seen(gpus), Ledger()) == Placed({"A": 1_000})
-    assert place(one, seen(gpus, need=Need(per_gpu_mib=1_200)), Ledger()) == Placed({"B": 1_200})
-    assert place(replace(one, vram_mib=300), seen(gpus, need=Need(per_gpu_mib=1_200)), Ledger()) == Placed({"A": 300})
-    huge = place(one, seen(gpus, need=Need(per_gpu_mib=3_000)), Ledger())
+    assert place_replica(one, seen(gpus), ClaimLedger()) == Placement({"A": 1_000})
+    assert place_replica(one, seen(gpus, need=Requirement(per_gpu_mib=1_200)), ClaimLedger()) == Placement({"B": 1_200})
+    assert place_replica(
+        replace(one, vram_mib=300), seen(gpus, need=Requirement(per_gpu_mib=1_200)), ClaimLedger()
+    ) == Placement({"A": 300})
+    huge = place_replica(one, seen(gpus, need=Requirement(per_gpu_mib=3_000)), ClaimLedger())
     assert isinstance(huge, NoRoom)
     assert "more GPUs (`gpus`) would make it fit" in huge.reason
     assert not huge.waiting
@@ -88,23 +92,23 @@ def test_what_is_known_of_a_need_counts_and_what_is_declared_rules() -> None:
 
 def test_replicas_of_a_model_are_spread_over_gpus() -> None:
     gpus = (Gpu("A", 0, "x", 1_000), Gpu("B", 1, "x", 1_000))
-    ledger = Ledger()
-    ledger.add({"A": 300}, model="m")
-    assert place(replace(MODEL, gpu_count=1, vram_mib=300), seen(gpus), ledger) == Placed({"B": 300})
-    other = Ledger()
-    other.add({"A": 300}, model="n")
-    assert place(replace(MODEL, gpu_count=1, vram_mib=300), seen(gpus), other) == Placed({"A": 300})
+    ledger = ClaimLedger()
+    ledger.add_claims({"A": 300}, model="m")
+    assert place_replica(replace(MODEL, gpu_count=1, vram_mib=300), seen(gpus), ledger) == Placement({"B": 300})
+    other = ClaimLedger()
+    other.add_claims({"A": 300}, model="n")
+    assert place_replica(replace(MODEL, gpu_count=1, vram_mib=300), seen(gpus), other) == Placement({"A": 300})
 
 
 def test_engines_without_gpus_share_main_memory() -> None:
     known = replace(MODEL, memory_mib=600)
-    assert place(MODEL, seen((), host_mib=100), Ledger()) == Placed({})
-    assert place(known, seen((), host_mib=1_000), Ledger()) == Placed({HOST: 600})
-    assert place(known, seen(()), Ledger(claimed={HOST: 9_999})) == Placed({HOST: 600})
-    full = place(known, seen((), host_mib=1_000), Ledger(claimed={HOST: 600}))
+    assert place_replica(MODEL, seen((), host_mib=100), ClaimLedger()) == Placement({})
+    assert place_replica(known, seen((), host_mib=1_000), ClaimLedger()) == Placement({HOST: 600})
+    assert place_replica(known, seen(()), ClaimLedger(claimed_mib={HOST: 9_999})) == Placement({HOST: 600})
+    full = place_replica(known, seen((), host_mib=1_000), ClaimLedger(claimed_mib={HOST: 600}))
     assert full == NoRoom("needs 600 MiB of main memory; free: 400 of the 1000 MiB that engines may take")
-    predicted = place(MODEL, seen((), host_mib=1_000, need=Need(host_mib=700)), Ledger())
-    assert predicted == Placed({HOST: 700})
+    predicted = place_replica(MODEL, seen((), host_mib=1_000, need=Requirement(host_mib=700)), ClaimLedger())
+    assert predicted == Placement({HOST: 700})
 
 
 def test_memory_of_an_engine_that_is_gone_is_waited_for_and_then_its_holder_is_named() -> None:
@@ -116,23 +120,25 @@ def test_memory_of_an_engine_that_is_gone_is_waited_for_and_then_its_holder_is_n
     )
     words += "process 4711 (python), of rh-gone: 900 MiB"
     just_left = replace(seen((gpu,)), at=100.0, left_at={"A": 90.0})
-    assert place(wanted, just_left, Ledger()) == NoRoom(words, waiting=True)
-    assert place(wanted, replace(just_left, at=90.0 + RELEASE_S), Ledger()) == NoRoom(words)
-    assert place(wanted, seen((gpu,)), Ledger()) == NoRoom(words), "nothing of ours was there"
-    full = place(wanted, just_left, Ledger(claimed={"A": 500}))
+    assert place_replica(wanted, just_left, ClaimLedger()) == NoRoom(words, waiting=True)
+    assert place_replica(wanted, replace(just_left, at=90.0 + RELEASE_S), ClaimLedger()) == NoRoom(words)
+    assert place_replica(wanted, seen((gpu,)), ClaimLedger()) == NoRoom(words), "nothing of ours was there"
+    full = place_replica(wanted, just_left, ClaimLedger(claimed_mib={"A": 500}))
     assert isinstance(full, NoRoom)
     assert not full.waiting, "others have claimed it"
 
 
 def test_a_share_is_one_of_each_gpu_that_it_is_taken_of() -> None:
     gpus = (Gpu("A", 0, "x", 80_000, used_mib=70_000), Gpu("B", 1, "x", 24_000))
-    share = Need(per_gpu_mib=5_000, gpu_share=0.9)
-    assert place(replace(MODEL, gpu_count=1), seen(gpus, need=share), Ledger()) == Placed({"B": 21_600})
+    share = Requirement(per_gpu_mib=5_000, gpu_share=0.9)
+    assert place_replica(replace(MODEL, gpu_count=1), seen(gpus, need=share), ClaimLedger()) == Placement({"B": 21_600})
     free = tuple(replace(gpu, used_mib=0) for gpu in gpus)
-    assert place(replace(MODEL, gpu_count=2), seen(free, need=share), Ledger()) == Placed({"A": 72_000, "B": 21_600})
-    assert place(replace(MODEL, gpu_count=1), seen(free, need=replace(share, per_gpu_mib=30_000)), Ledger()) == Placed(
-        {"A": 72_000}
+    assert place_replica(replace(MODEL, gpu_count=2), seen(free, need=share), ClaimLedger()) == Placement(
+        {"A": 72_000, "B": 21_600}
     )
-    short = place(replace(MODEL, gpu_count=1), seen(gpus[:1], need=share), Ledger())
+    assert place_replica(
+        replace(MODEL, gpu_count=1), seen(free, need=replace(share, per_gpu_mib=30_000)), ClaimLedger()
+    ) == Placement({"A": 72_000})
+    short = place_replica(replace(MODEL, gpu_count=1), seen(gpus[:1], need=share), ClaimLedger())
     assert isinstance(short, NoRoom)
     assert short.reason.startswith("needs 72000 MiB, 90 % of the largest on each of 1 GPU; free: GPU 0 has 10000 of")

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.config.parse import parse
-from controller.desired.config_diff import edits
-from controller.redaction.patterns import masked, masked_field, masked_text, secrets_of, without_secrets
+from controller.config.parse import parse_folder
+from controller.desired.config_diff import diff_models
+from controller.redaction.patterns import collect_secrets, mask_field, mask_fields, mask_text, replace_secrets
 from controller.schema.admin import MASKED
 from tests.support.campaign import campaign_count
 from tests.support.config_files import MODELS_ROOT, snapshot
@@ -61,20 +61,20 @@ def definitions(draw: st.DrawFn) -> tuple[dict[str, Any], list[str]]:
 @given(definitions())
 def test_a_row_shows_no_secret(made: tuple[dict[str, Any], list[str]]) -> None:
     fields, secrets = made
-    row = json.dumps(masked(fields))
+    row = json.dumps(mask_fields(fields))
     for secret in secrets:
         assert secret not in row
-    assert json.dumps({name: masked_field(name, value) for name, value in fields.items()}).count(MASKED)
-    assert masked(masked(fields)) == masked(fields)
+    assert json.dumps({name: mask_field(name, value) for name, value in fields.items()}).count(MASKED)
+    assert mask_fields(mask_fields(fields)) == mask_fields(fields)
 
 
 @settings(max_examples=campaign_count(40, 1_000))
 @given(definitions(), st.text(max_size=20), st.data())
 def test_a_log_shows_no_secret(made: tuple[dict[str, Any], list[str]], between: str, data: st.DataObject) -> None:
     fields, secrets = made
-    found = secrets_of(fields)
+    found = collect_secrets(fields)
     pieces = data.draw(st.lists(st.sampled_from([*secrets, *found, between, "words"]), max_size=8))
-    text = without_secrets("".join(pieces), found)
+    text = replace_secrets("".join(pieces), found)
     for secret in [*secrets, *found]:
         assert secret not in text
 
@@ -84,7 +84,11 @@ def test_a_log_shows_no_secret(made: tuple[dict[str, Any], list[str]], between: 
 def test_a_difference_shows_no_secret(
     before: tuple[dict[str, Any], list[str]], after: tuple[dict[str, Any], list[str]]
 ) -> None:
-    for edit in [*edits({"m": before[0]}, {"m": after[0]}), *edits({}, {"m": after[0]}), *edits({"m": before[0]}, {})]:
+    for edit in [
+        *diff_models({"m": before[0]}, {"m": after[0]}),
+        *diff_models({}, {"m": after[0]}),
+        *diff_models({"m": before[0]}, {}),
+    ]:
         shown = json.dumps([[change.before, change.after] for change in edit.fields])
         for secret in (*before[1], *after[1]):
             assert secret not in shown
@@ -93,16 +97,16 @@ def test_a_difference_shows_no_secret(
 @settings(max_examples=campaign_count(40, 1_000))
 @given(st.dictionaries(st.text(max_size=20) | NAMES | st.just("env"), JSON, max_size=5))
 def test_any_json_has_a_row_of_the_same_names(fields: dict[str, Any]) -> None:
-    row = masked(fields)
+    row = mask_fields(fields)
     assert row.keys() == fields.keys()
     json.dumps(row)
-    secrets_of(fields)
+    collect_secrets(fields)
 
 
 @settings(max_examples=campaign_count(40, 1_000))
 @given(st.text("ab:/@?=&\"'\\ keytokn-.", max_size=60))
 def test_masking_a_text_twice_changes_nothing_more(text: str) -> None:
-    assert masked_text(masked_text(text)) == masked_text(text)
+    assert mask_text(mask_text(text)) == mask_text(text)
 
 
 @st.composite
@@ -127,5 +131,5 @@ def wrong_files(draw: st.DrawFn) -> tuple[str, str]:
 @given(wrong_files())
 def test_a_problem_shows_no_value_where_secrets_stand(made: tuple[str, str]) -> None:
     text, secret = made
-    for problem in parse(snapshot({"models.yaml": text}), MODELS_ROOT).problems:
+    for problem in parse_folder(snapshot({"models.yaml": text}), MODELS_ROOT).problems:
         assert secret not in problem.message, (text, problem)

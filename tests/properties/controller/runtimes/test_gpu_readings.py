@@ -60,7 +60,7 @@ def fails(device: FakeGpu, *, old_driver: bool) -> bool:
 @settings(max_examples=campaign_count(40, 2_000))
 def test_a_reading_is_what_is_known(fake: FakeNvml) -> None:
     there, old = devices(fake), fake._old
-    gpus = NvmlReader(fake, host_pids=True).read()
+    gpus = NvmlReader(fake, host_pids=True).read_gpus()
     if any(fails(each, old_driver=old) for each in there):
         assert gpus is None
         return
@@ -86,9 +86,9 @@ def test_a_reading_is_what_is_known(fake: FakeNvml) -> None:
 def test_what_is_needed_and_refused_makes_all_unknown(fake: FakeNvml, function: str, error: str) -> None:
     card = fake.add(uuid="GPU-x", bus=99, errors={function: error})
     reader = NvmlReader(fake, host_pids=False)
-    assert reader.read() is None
+    assert reader.read_gpus() is None
     card.errors.clear()
-    assert reader.read() is not None
+    assert reader.read_gpus() is not None
     assert reader.error is None
 
 

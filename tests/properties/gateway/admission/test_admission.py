@@ -70,7 +70,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.failures = Counter(
             {name: count for name, count in self.failures.items() if name in routed or name in self._inside()}
         )
-        self._take(self.admission.table(routes_of(*models.values()), self.now))
+        self._take(self.admission.apply_table(routes_of(*models.values()), self.now))
 
     @precondition(lambda self: self.models)
     @rule(
@@ -84,10 +84,10 @@ class AdmissionMachine(RuleBasedStateMachine):
         route = self.models[data.draw(st.sampled_from(sorted(self.models)))]
         ticket = Ticket(None, route.name, tenant, weight, rank, prefix)
         self.met[ticket] = []
-        waiting = self.admission.waiting(route.name)
+        waiting = self.admission.waiting_tickets(route.name)
         may_wait = (QUEUE_LIMIT if route.queue_limit is None else route.queue_limit) * max(1, len(route.endpoints))
         try:
-            endpoint = self.admission.arrive(ticket, route, self.now)
+            endpoint = self.admission.admit_ticket(ticket, route, self.now)
         except RoundhouseError as error:
             assert ticket.state == "new"
             if error.entry.code == "queue_full":
@@ -107,7 +107,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             self._went(ticket, endpoint)
         else:
             assert len(waiting) < may_wait
-            assert ticket.place.position == 2 + self.admission.waiting(route.name).index(ticket)
+            assert ticket.place.position == 2 + self.admission.waiting_tickets(route.name).index(ticket)
             assert ticket.place.depth == 2 + len(waiting)
             self.waiting.append(ticket)
 
@@ -122,7 +122,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             if ticket in group:
                 group.remove(ticket)
                 self.gone.append(ticket)
-        self._take(self.admission.leave(ticket, self.now))
+        self._take(self.admission.release_ticket(ticket, self.now))
 
     @precondition(lambda self: self.inside)
     @rule(data=st.data(), refused=st.booleans())
@@ -132,7 +132,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self._failed(replica)
         self.met[ticket].append((replica, refused))
         try:
-            endpoint, grants = self.admission.again(ticket, self.now, is_refused=refused)
+            endpoint, grants = self.admission.retry_ticket(ticket, self.now, is_refused=refused)
         except RoundhouseError as error:
             _is_unreachable(error)
             assert where(ticket) == replica
@@ -140,7 +140,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             return
         broken = [name for name, was_refused in self.met[ticket] if not was_refused]
         assert len(broken) < MAX_BREAKS
-        assert ticket.tries.breaks == len(broken)
+        assert ticket.tries.break_count == len(broken)
         if endpoint is not None:
             self._went(ticket, endpoint)
         else:
@@ -160,34 +160,34 @@ class AdmissionMachine(RuleBasedStateMachine):
     def answer(self, data: st.DataObject) -> None:
         replica = where(data.draw(st.sampled_from(self.inside), "who"))
         self.failures.pop(replica, None)
-        self._take(self.admission.answered(replica, self.now))
+        self._take(self.admission.record_answer(replica, self.now))
 
     @rule(seconds=st.sampled_from((0.25, 1.0, 60.0)))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self._take(self.admission.tick(self.now))
+        self._take(self.admission.admit_trials(self.now))
 
     @precondition(lambda self: any(route.endpoints for route in self.models.values()))
     @rule(data=st.data())
     def choose(self, data: st.DataObject) -> None:
         route = self.models[data.draw(st.sampled_from(sorted(self.models)))]
-        taken = dict(self.admission.taken)
+        taken = dict(self.admission.slots_in_use)
         try:
-            assert self.admission.choose(route, self.now) in route.endpoints
+            assert self.admission.choose_replica(route, self.now) in route.endpoints
         except RoundhouseError:
             assert all(self.failures[each.replica] >= FAILURES for each in route.endpoints)
-        assert self.admission.taken == taken
+        assert self.admission.slots_in_use == taken
 
     @invariant()
     def counts_are_the_tickets(self) -> None:
         assert all(ticket.state == "inside" for ticket in self.inside)
         assert all(ticket.state == "waiting" for ticket in self.waiting)
         assert all(ticket.state == "gone" for ticket in self.gone)
-        assert self.admission.taken == self._inside()
-        assert self.admission.taken_by_model == Counter(ticket.model for ticket in self.inside)
+        assert self.admission.slots_in_use == self._inside()
+        assert self.admission.slots_in_use_by_model == Counter(ticket.model for ticket in self.inside)
         assert self.admission.depths == Counter(ticket.model for ticket in self.waiting)
         for model in MODELS:
-            order = self.admission.waiting(model)
+            order = self.admission.waiting_tickets(model)
             assert Counter(order) == Counter(each for each in self.waiting if each.model == model)
             for tenant in "abc":
                 # Those that failed somewhere are in front, however they came there; the rest go by rank.
@@ -223,8 +223,12 @@ class AdmissionMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         while everybody := [*self.waiting, *self.inside]:
             self._leave(everybody[len(everybody) // 2])
-        assert (self.admission.taken, self.admission.taken_by_model, self.admission.depths) == ({}, {}, {})
-        self.admission.table(routes_of(), self.now)
+        assert (self.admission.slots_in_use, self.admission.slots_in_use_by_model, self.admission.depths) == (
+            {},
+            {},
+            {},
+        )
+        self.admission.apply_table(routes_of(), self.now)
         assert repr(self.admission) == "Admission()"
         assert not self.admission._replicas
 
@@ -241,7 +245,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     def _failed(self, replica: str) -> None:
         self.failures[replica] += 1
-        self._take(self.admission.failed(replica, self.now))
+        self._take(self.admission.record_failure(replica, self.now))
 
     def _went(self, ticket: Ticket, endpoint: Endpoint) -> None:
         assert where(ticket) == endpoint.replica

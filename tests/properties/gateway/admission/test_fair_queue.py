@@ -117,7 +117,7 @@ def test_the_place_that_was_told_is_the_order_of_service(
         if number >= before and busy.ends and number % 3 == 0:
             busy.one_ends()
         last = busy.come(tenant, weight, rank)
-    told = busy.harness.admission.waiting("m")
+    told = busy.harness.admission.waiting_tickets("m")
     already = len(busy.entered)
     came_at = busy.harness.now
     while busy.ends:
@@ -129,7 +129,7 @@ def test_the_place_that_was_told_is_the_order_of_service(
     # As if one of the slots became free every `took / slots`: they do so at other times, but as often.
     expected_s = (position - 1) * took / slots
     assert last.place.wait_ms == round(1000 * expected_s)
-    assert last.since - came_at == pytest.approx(expected_s, abs=took)
+    assert last.entered_at - came_at == pytest.approx(expected_s, abs=took)
     assert busy.harness.admission.depths == {}
 
 

@@ -96,23 +96,23 @@ def cut(stream: bytes, places: list[int]) -> list[bytes]:
 
 def passed(dialect: Dialect, parts: list[bytes]) -> tuple[bytes, bool, Any, bytes]:
     """What comes out, whether it is complete, the usage, and what a failure would add."""
-    events = dialect.events(request())
+    events = dialect.open_stream(request())
     out = []
     for part in parts:
-        whole = events.feed(part)
+        whole = events.feed_data(part)
         assert whole == b"" or whole.endswith((b"\n\n", b"\n\r\n")), "a heartbeat may follow anything that is passed on"
         out.append(whole)
-    out.append(events.finish())
-    lost = events.failure(RoundhouseError("engine_disconnected", "Gone."), "r")
+    out.append(events.finish_stream())
+    lost = events.fail_stream(RoundhouseError("engine_disconnected", "Gone."), "r")
     return b"".join(out), events.is_complete, events.usage, lost
 
 
 def gathered(dialect: Dialect, parts: list[bytes]) -> Any:
-    gathering = dialect.gathering(request(BLOCKING))
+    gathering = dialect.open_collector(request(BLOCKING))
     assert gathering is not None
     for part in parts:
-        gathering.feed(part)
-    return gathering.result(), gathering.usage
+        gathering.feed_data(part)
+    return gathering.build_result(), gathering.usage
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
@@ -212,20 +212,20 @@ def test_garbage_harms_nothing(dialect: Dialect, stream: bytes, places: list[int
     if result is not None:
         assert 200 <= result[0] <= 599
         json.loads(result[1])
-        dialect.engine_error(result[0], result[1], "r")
-    dialect.engine_error(500, stream, "r")
-    dialect.usage_in(stream)
+        dialect.engine_error_body(result[0], result[1], "r")
+    dialect.engine_error_body(500, stream, "r")
+    dialect.find_usage(stream)
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
 @settings(max_examples=campaign_count(15, 600))
 @given(code=st.sampled_from(sorted(ERROR_CODES)), message=words, param=st.one_of(st.none(), words))
 def test_a_failure_is_read_as_the_familys_own(dialect: Dialect, code: str, message: str, param: str | None) -> None:
-    out = dialect.events(request()).failure(RoundhouseError(code, message, param=param), "r")
-    again = dialect.events(request())
-    assert again.feed(out) == out
+    out = dialect.open_stream(request()).fail_stream(RoundhouseError(code, message, param=param), "r")
+    again = dialect.open_stream(request())
+    assert again.feed_data(out) == out
     assert again.is_complete
-    assert again.finish() == b""
+    assert again.finish_stream() == b""
     result, _ = gathered(dialect, [out])
     assert result is not None
     assert result[0] == ERROR_CODES[code].status

@@ -56,7 +56,7 @@ WHOLE = {"message": "m", "type": "t", "code": "c", "actionable": True, "next_ste
 
 
 def _check(dialect: Dialect, status: int, body: bytes) -> None:
-    told = dialect.engine_error(status, body, "r")
+    told = dialect.engine_error_body(status, body, "r")
     error = json.loads(told)["error"]
     dialect.error_as_events(told)
     if dialect is MESSAGES and told is body:
@@ -93,9 +93,9 @@ def test_any_bytes_become_an_error_in_every_form(body: bytes, status: int) -> No
 def _stream(dialect: Dialect, event: bytes) -> None:
     request = parse_request(b'{"model":"m","stream":true}', may_stream=True)
     request.state = context()
-    events = dialect.events(request)
+    events = dialect.open_stream(request)
     assert events is not None
-    events.feed(event)
+    events.feed_data(event)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_any_depth_of_nesting_becomes_an_error_in_every_form(frame: str, opening
         body = (frame % (opening * depth + "1" + closing * depth)).encode()
         for dialect in DIALECTS:
             _check(dialect, 500, body)
-            _higher_up(100, dialect.error_as_events, dialect.engine_error(500, body, "r"))
+            _higher_up(100, dialect.error_as_events, dialect.engine_error_body(500, body, "r"))
             _stream(dialect, b"data: " + body + b"\n\n")
             _stream(dialect, b"event: error\ndata: " + body + b"\n\n")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.schema.routing import RoutingTable, Stamp
-from gateway.control.inflight import LEAVING_NAMED, Ledger
+from gateway.control.inflight import LEAVING_NAMED, InflightCounts
 from gateway.routing.table import Routes
 from tests.fakes.fake_controller import route
 from tests.support.campaign import campaign_count
@@ -19,18 +19,18 @@ NAMES = [f"r{number}" for number in range(6)]
 @settings(max_examples=campaign_count(50, 2_500))
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["a", "b"]), st.sampled_from(NAMES)), max_size=60))
 def test_counters_are_what_is_inside_and_never_hold_a_zero(steps: list[tuple[bool, str, str]]) -> None:
-    ledger = Ledger(lambda: 0.0, {})
+    ledger = InflightCounts(lambda: 0.0, {})
     inside: list[tuple[str, str, str]] = []
     routes = Routes.of(RoutingTable(instance="i", stamp=Stamp(epoch=1, seq=1)))
     for number, (enters, model, replica) in enumerate(steps):
         if enters or not inside:
-            ledger.enter(model, replica, f"req-{number}")
+            ledger.enter_replica(model, replica, f"req-{number}")
             inside.append((model, replica, f"req-{number}"))
         else:
-            ledger.leave(*inside.pop())
+            ledger.leave_replica(*inside.pop())
         assert ledger.inflight == Counter(replica for _, replica, _ in inside)
         assert ledger.inflight_by_model == Counter(model for model, _, _ in inside)
-        leaving = ledger.report("g", routes).leaving
+        leaving = ledger.make_report("g", routes).leaving
         assert {replica: len(named) for replica, named in leaving.items()} == {
             replica: min(count, LEAVING_NAMED) for replica, count in ledger.inflight.items()
         }

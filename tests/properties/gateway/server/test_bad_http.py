@@ -150,7 +150,7 @@ def is_being_served(here: GatewayHarness) -> bool:
     """Whether some client's request is there and its answer is not."""
     assert here.server is not None
     connections: Any = here.server.server_state.connections
-    return any(each._serving is not None and not _is_incomplete(each._serving) for each in connections)
+    return any(each._current_call is not None and not _is_incomplete(each._current_call) for each in connections)
 
 
 def check(answer: Answer) -> None:

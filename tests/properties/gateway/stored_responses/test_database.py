@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from controller.schema.errors import RoundhouseError
-from gateway.stored_responses.database import Database, FullError
-from gateway.stored_responses.records import CONTINUABLE, RUNNING, Bounds, History
+from gateway.stored_responses.database import DatabaseFullError, ResponseDatabase
+from gateway.stored_responses.records import CONTINUABLE, RUNNING, History, HistoryBounds
 from tests.support.campaign import campaign_count
 from tests.support.stored import HOUR, MIB, Clock, iid, opened, response, rid, stored
 
@@ -36,10 +36,10 @@ class Kept:
     order: int
 
 
-def history_or_code(database: Database, tenant: str, name: int | str) -> History | str:
+def history_or_code(database: ResponseDatabase, tenant: str, name: int | str) -> History | str:
     """What is continued, or the code of the refusal."""
     try:
-        return database.history(tenant, rid(str(name)), (), Bounds(4 * MIB))
+        return database.load_history(tenant, rid(str(name)), (), HistoryBounds(4 * MIB))
     except RoundhouseError as error:
         return error.entry.code
 
@@ -110,8 +110,8 @@ class Responses(RuleBasedStateMachine):
             str(name), None if previous is None else str(previous), tenant=tenant, status=status, asked="x" * size
         )
         try:
-            self.database.save(made)
-        except FullError:
+            self.database.save_responses(made)
+        except DatabaseFullError:
             running = [each for each in self.kept if each != str(name) and self.kept[each].status in RUNNING]
             assert size > MAX_MIB * MIB or running
             assert self.names_there() == set(before)
@@ -120,7 +120,7 @@ class Responses(RuleBasedStateMachine):
         self.use(self.chain(tenant, None if previous is None else str(previous)))
         self.evict()
         self.saves += 1
-        self.kept[str(name)] = Kept(tenant, made.previous and str(previous), status, self.clock.now, self.saves)
+        self.kept[str(name)] = Kept(tenant, made.previous_id and str(previous), status, self.clock.now, self.saves)
 
     def evict(self) -> None:
         """Forget what the database has forgotten, which must be what was used longest ago."""
@@ -164,16 +164,16 @@ class Responses(RuleBasedStateMachine):
 
     @rule(name=names, tenant=tenants)
     def refer(self, name: int, tenant: str) -> None:
-        found = self.database.history(tenant, None, (iid(str(name), "in"),), Bounds(4 * MIB))
+        found = self.database.load_history(tenant, None, (iid(str(name), "in"),), HistoryBounds(4 * MIB))
         is_there = self.there(tenant, str(name)) is not None
-        assert list(found.referenced) == ([iid(str(name), "in")] if is_there else [])
+        assert list(found.referenced_items) == ([iid(str(name), "in")] if is_there else [])
         if is_there:
             self.use([str(name)])
 
     @rule(name=names, tenant=tenants)
     def delete(self, name: int, tenant: str) -> None:
         is_there = self.there(tenant, str(name)) is not None
-        assert self.database.delete(tenant, rid(str(name))) is is_there
+        assert self.database.delete_response(tenant, rid(str(name))) is is_there
         if is_there:
             del self.kept[str(name)]
 
@@ -183,7 +183,7 @@ class Responses(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        while self.database.sweep():
+        while self.database.sweep_expired():
             pass
         for name, each in list(self.kept.items()):
             if each.used_at < self.clock.now - HOUR and each.status not in RUNNING:
@@ -209,7 +209,7 @@ class Responses(RuleBasedStateMachine):
     def everything_is_found_by_its_tenant_alone(self) -> None:
         for name in map(str, range(NAMES)):
             for tenant in TENANTS:
-                found = self.database.find(tenant, rid(str(name)))
+                found = self.database.find_response(tenant, rid(str(name)))
                 known = self.there(tenant, name)
                 assert (found is None) is (known is None), (name, tenant)
                 if found is not None and known is not None:
@@ -224,7 +224,7 @@ class Responses(RuleBasedStateMachine):
 
     @invariant()
     def it_is_bounded_and_sound(self) -> None:
-        assert self.database.stored().bytes <= MAX_MIB * MIB
+        assert self.database.count_stored().bytes <= MAX_MIB * MIB
         assert self.database._db.execute("PRAGMA foreign_key_check").fetchall() == []
 
 

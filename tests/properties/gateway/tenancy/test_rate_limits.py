@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from controller.schema.errors import RoundhouseError
 from controller.schema.keys import Key
 from gateway.tenancy.api_keys import KeyRing
-from gateway.tenancy.rate_limits import Entry, Limits
+from gateway.tenancy.rate_limits import RateLimitEntry, RateLimits
 from tests.support.campaign import campaign_count
 
 amounts = st.integers(0, 40)
@@ -30,9 +30,9 @@ def ring(requests: int | None, tokens: int | None, concurrency: int | None) -> K
     return KeyRing.of((Key(name="k", tenant="t", sha256="0" * 64, **limits),))
 
 
-def refused_by(limits: Limits, keys: KeyRing, amount: int, now: float) -> RoundhouseError | Entry:
+def refused_by(limits: RateLimits, keys: KeyRing, amount: int, now: float) -> RoundhouseError | RateLimitEntry:
     try:
-        return limits.enter(keys.by_name["k"], amount, now)
+        return limits.admit_request(keys.by_name["k"], amount, now)
     except RoundhouseError as error:
         return error
 
@@ -49,24 +49,24 @@ def within(events: list[tuple[float, float]], capacity: int) -> bool:
 @settings(max_examples=campaign_count(50, 2_500))
 @given(capacities, capacities, steps)
 def test_never_more_than_the_limit_in_any_window(per_minute: int, tokens: int, script: list[tuple[str, int]]) -> None:
-    limits, keys, now = Limits(), ring(per_minute, tokens, None), 0.0
+    limits, keys, now = RateLimits(), ring(per_minute, tokens, None), 0.0
     requests_used: list[tuple[float, float]] = []
     tokens_used: list[tuple[float, float]] = []
-    inside: list[tuple[Entry, int]] = []
+    inside: list[tuple[RateLimitEntry, int]] = []
     for what, number in script:
         if what == "pause":
             now += number / 1000
         elif what == "enter":
             amount = min(number, tokens)
             entry = refused_by(limits, keys, amount, now)
-            if isinstance(entry, Entry):
+            if isinstance(entry, RateLimitEntry):
                 inside.append((entry, amount))
                 requests_used.append((now, 1))
                 tokens_used.append((now, amount))
         elif inside:
             entry, amount = inside.pop(number % len(inside))
             used = amount * number // 9
-            entry.leave(now, used)
+            entry.release_request(now, used)
             tokens_used.append((now, used - amount))
     assert within(requests_used, per_minute)
     assert within(tokens_used, tokens)
@@ -77,24 +77,24 @@ def test_never_more_than_the_limit_in_any_window(per_minute: int, tokens: int, s
 def test_what_runs_is_counted_exactly_and_ends_at_zero(
     tokens: int, concurrency: int, script: list[tuple[str, int]]
 ) -> None:
-    limits, keys, now = Limits(), ring(None, tokens, concurrency), 0.0
-    inside: list[Entry] = []
+    limits, keys, now = RateLimits(), ring(None, tokens, concurrency), 0.0
+    inside: list[RateLimitEntry] = []
     for what, number in script:
         if what == "pause":
             now += number / 1000
         elif what == "enter":
             entry = refused_by(limits, keys, number, now)
-            if isinstance(entry, Entry):
+            if isinstance(entry, RateLimitEntry):
                 inside.append(entry)
         elif inside:
             entry = inside.pop(number % len(inside))
-            entry.leave(now, number * 10)
-            entry.leave(now, number)
-        assert limits.inflight("k") == len(inside) <= concurrency
+            entry.release_request(now, number * 10)
+            entry.release_request(now, number)
+        assert limits.count_inflight("k") == len(inside) <= concurrency
     for entry in inside:
-        entry.leave(now, None)
-    assert limits.inflight("k") == 0
-    limits.follow(KeyRing.of(()), now)
+        entry.release_request(now, None)
+    assert limits.count_inflight("k") == 0
+    limits.follow_keys(KeyRing.of(()), now)
     assert not limits._states
 
 
@@ -103,8 +103,8 @@ def test_what_runs_is_counted_exactly_and_ends_at_zero(
 def test_headers_are_within_bounds_and_every_refusal_ends_when_it_says(
     per_minute: int, tokens: int, script: list[tuple[str, int]], edits: list[tuple[int, int]]
 ) -> None:
-    limits, keys, now = Limits(), ring(per_minute, tokens, None), 0.0
-    inside: list[Entry] = []
+    limits, keys, now = RateLimits(), ring(per_minute, tokens, None), 0.0
+    inside: list[RateLimitEntry] = []
     for turn, (what, number) in enumerate(script):
         if what == "pause":
             now += number / 1000
@@ -113,15 +113,15 @@ def test_headers_are_within_bounds_and_every_refusal_ends_when_it_says(
             if isinstance(entry, RoundhouseError):
                 assert entry.retry_after_s is not None
                 now += entry.retry_after_s
-                entry = limits.enter(keys.by_name["k"], number, now)
+                entry = limits.admit_request(keys.by_name["k"], number, now)
             inside.append(entry)
         elif inside:
-            inside.pop(number % len(inside)).leave(now, number * 20)
+            inside.pop(number % len(inside)).release_request(now, number * 20)
         if turn % 7 == 6 and edits:
             per_minute, tokens = edits.pop()
             keys = ring(per_minute, tokens, None)
-            limits.follow(keys, now)
-        shown = dict(limits.headers(keys.by_name["k"], now))
+            limits.follow_keys(keys, now)
+        shown = dict(limits.response_headers(keys.by_name["k"], now))
         for name, most in ((b"requests", per_minute), (b"tokens", tokens)):
             assert int(shown[b"x-ratelimit-limit-" + name]) == most
             assert 0 <= int(shown[b"x-ratelimit-remaining-" + name]) <= most

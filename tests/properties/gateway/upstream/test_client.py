@@ -78,7 +78,7 @@ async def one(client: EngineClient, base_url: str, then: Then, cancel_after: int
     if not got.told:
         had = (got.status, got.parts.copy())
         got.call.cancel()
-        await soon("the engine is rid of it", lambda: client.busy_connections == 0 and client.connecting == 0)
+        await soon("the engine is rid of it", lambda: client.busy_connections == 0 and client.connecting_requests == 0)
         assert (got.status, got.parts, got.told) == (*had, ""), "nothing is told after a cancel"
     return got
 
@@ -114,7 +114,7 @@ def test_any_bytes_any_cuts_any_ending(answers: list[tuple[bytes, list[Edit], ra
             assert (await last.outcome(), last.status, last.body) == ("end", 200, b"ok")
             await client.close()
             await soon("the engine is rid of all", lambda: not engine.peers)
-        assert (client.open_connections, client.idle_connections, client.connecting) == (0, 0, 0)
+        assert (client.open_connections, client.idle_connections, client.connecting_requests) == (0, 0, 0)
 
     on("uvloop", scenario)
 

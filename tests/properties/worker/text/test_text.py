@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.support.campaign import campaign_count
 from worker.engine import Piece
 from worker.text import reasoning, tool_calls
-from worker.text.reasoning import Marks, separated
+from worker.text.reasoning import Marks, split_reasoning
 from worker.text.stop_strings import until_stop
-from worker.text.tool_calls import Markup, called
+from worker.text.tool_calls import Markup, split_calls
 
 cuts = st.lists(st.integers(0, 80), max_size=12)
 MARKS = [reasoning.QWEN, reasoning.GEMMA, reasoning.MISTRAL]
@@ -91,7 +91,7 @@ def test_thoughts_are_the_same_however_they_come(
     text = data.draw(text_with(marks.begin, marks.end))
 
     def stage(pieces: Generator[Piece]) -> Generator[Piece]:
-        return separated(pieces, marks, is_thinking=opened)
+        return split_reasoning(pieces, marks, is_thinking=opened)
 
     thought, said, *_ = whole = told(stage(pieces_of(text, [])))
     assert told(stage(pieces_of(text, places))) == whole
@@ -114,7 +114,7 @@ def test_calls_are_the_same_however_they_come(
 
     def stage(pieces: Generator[Piece]) -> Generator[Piece]:
         numbers = itertools.count()
-        return called(pieces, markup, {}, lambda: str(next(numbers)), several=several)
+        return split_calls(pieces, markup, {}, lambda: str(next(numbers)), several=several)
 
     _, said, calls, finish, _ = whole = told(stage(pieces_of(text, [])))
     assert told(stage(pieces_of(text, places))) == whole

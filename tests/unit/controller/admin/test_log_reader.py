@@ -9,7 +9,7 @@ import pytest
 
 from controller.admin import log_reader
 from controller.admin.log_reader import AWAY, LogReader
-from controller.redaction.redactor import nothing_secret
+from controller.redaction.redactor import redact_nothing
 from controller.runtimes.base import RuntimeUnavailableError, SeenReplica
 from controller.schema.errors import RoundhouseError
 from controller.state import Exit, Phase, ReplicaId
@@ -25,7 +25,7 @@ class Host:
     def __init__(self) -> None:
         self._time = 0.0
         self.runtime = FakeRuntime(lambda: self._time)
-        self.reader = LogReader(self.runtime, replicas=self._replicas, conceal=nothing_secret)
+        self.reader = LogReader(self.runtime, replicas=self._replicas, conceal=redact_nothing)
         self.read = ""
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -46,11 +46,11 @@ class Host:
     async def text(self, **query: object) -> str:
         """What there is, without following."""
         more = {"lines": 100, "follow": False} | query
-        return "".join([part async for part in await self.reader.open("m", None, **more)])  # type: ignore[arg-type]
+        return "".join([part async for part in await self.reader.open_logs("m", None, **more)])  # type: ignore[arg-type]
 
     async def follow(self, replica: str | None = None, lines: int = 100) -> None:
         """Read into `read` from now on."""
-        parts = await self.reader.open("m", replica, lines=lines, follow=True)
+        parts = await self.reader.open_logs("m", replica, lines=lines, follow=True)
         self.tasks.append(asyncio.create_task(self._follow(parts)))
 
     async def _follow(self, parts: AsyncIterator[str]) -> None:
@@ -101,7 +101,7 @@ async def test_of_those_that_ended_the_last_one_that_said_anything_is_told(host:
     for name, lines in ((FIRST, ["why"]), (SECOND, [])):
         host.start(*lines, name=name)
         del host.runtime.replicas[name]
-    assert await host.runtime.logged("m") == [SECOND, FIRST]
+    assert await host.runtime.list_ended_logs("m") == [SECOND, FIRST]
     assert await host.text() == "why\n"
     host.runtime.logs[SECOND] = ["called off"]
     assert await host.text() == "called off\n"
@@ -159,5 +159,5 @@ async def test_a_runtime_that_goes_away_is_told_once_and_followed_when_it_is_bac
 async def test_a_replica_that_is_none_of_the_models_is_unknown(host: Host) -> None:
     host.start("one")
     with pytest.raises(RoundhouseError) as refused:
-        await host.reader.open("m", SECOND, lines=1, follow=True)
+        await host.reader.open_logs("m", SECOND, lines=1, follow=True)
     assert refused.value.entry.code == "unknown_replica"

@@ -24,7 +24,7 @@ def model(backend: str, **fields: Any) -> ModelRoute:
     engine = ENGINES[backend]
     needed = NEEDED.get(backend, {} if "vllm_model" in fields else {"model_path": "m"})
     definition = engine.definition.model_validate({"backend": backend, **needed, **fields})
-    made = route("m", capabilities=engine.capabilities(definition))
+    made = route("m", capabilities=engine.derive_capabilities(definition))
     return made.model_copy(update={"backend": backend, "thinking_control": engine.thinking_control(definition)})
 
 
@@ -74,7 +74,7 @@ def test_elsewhere_default_alone_is(backend: str, fields: dict[str, Any]) -> Non
 def test_default_preserves_the_models_configuration() -> None:
     request = parse_request(b'{"model": "m", "messages": [], "thinking": "default"}', may_stream=True)
     for backend, fields in (*SWITCHABLE, *NOT_SWITCHABLE):
-        sent = json.loads(CHAT.body_for(request, model(backend, **fields), as_stream=False))
+        sent = json.loads(CHAT.engine_body(request, model(backend, **fields), as_stream=False))
         assert sent == {"model": "m", "messages": []}, backend
 
 
@@ -131,5 +131,5 @@ def test_what_is_to_be_translated_reaches_translategemma_as_it_came(languages: d
     ):
         raw = json.dumps({"model": "m", **where}).encode()
         request = parse_request(raw, may_stream=True)
-        CHAT.check(request, known)
-        assert CHAT.body_for(request, known, as_stream=False) == raw
+        CHAT.check_request(request, known)
+        assert CHAT.engine_body(request, known, as_stream=False) == raw

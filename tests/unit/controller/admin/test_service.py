@@ -44,14 +44,14 @@ class Bench:
     async def start(self, session: aiohttp.ClientSession) -> None:
         """Begin a harness."""
         self.harness = ControllerHarness(self.root, self.runtime, self.time, session)
-        await self.harness.files.read()
+        await self.harness.files.read_files()
 
     async def round(self, count: int = 1, *, ready: bool = True) -> None:
         """Rounds; every engine is ready at once unless the test says otherwise."""
         for _ in range(count):
-            done = await self.harness.reconciler.once()
+            done = await self.harness.reconciler.run_round()
             assert done is not None, self.harness.reconciler.error
-            await self.harness.operations.settled()
+            await self.harness.operations.wait_until_idle()
             if ready:
                 for name in self.runtime.replicas:
                     self.harness.prober.ready.setdefault(name, self.time[0])
@@ -59,7 +59,7 @@ class Bench:
 
     async def state(self, name: str = "m") -> ModelState:
         """What the row says."""
-        return (await self.harness.desk.model(name)).runtime_state
+        return (await self.harness.admin_service.get_model(name)).runtime_state
 
 
 @asynccontextmanager
@@ -78,13 +78,13 @@ def _code(refused: pytest.ExceptionInfo[RoundhouseError]) -> str:
 
 async def test_two_loads_of_one_moment_are_one_and_the_second_sees_the_first(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB}) as bench:
-        desk = bench.harness.desk
-        desk.load("m", {}, 2, actor="a")
+        desk = bench.harness.admin_service
+        desk.load_model("m", {}, 2, actor="a")
         with pytest.raises(RoundhouseError) as refused:
-            desk.load("m", {}, 3, actor="b")
+            desk.load_model("m", {}, 3, actor="b")
         assert _code(refused) == "invalid_load_request"
-        desk.load("m", {}, None, actor="b")
-        assert (await desk.model("m")).statement.reason == "loaded by a"
+        desk.load_model("m", {}, None, actor="b")
+        assert (await desk.get_model("m")).statement.reason == "loaded by a"
         await bench.round(4)
         assert len(bench.runtime.replicas) == 2
 
@@ -92,13 +92,13 @@ async def test_two_loads_of_one_moment_are_one_and_the_second_sees_the_first(tmp
 async def test_a_load_of_a_failed_model_tries_at_once_whatever_the_backoff(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB}) as bench:
         bench.runtime.preflight_error = "the file is missing"
-        bench.harness.desk.load("m", {}, None, actor="a")
+        bench.harness.admin_service.load_model("m", {}, None, actor="a")
         await bench.round(4)
         assert await bench.state() is ModelState.FAILED
         bench.runtime.preflight_error = None
         await bench.round()
         assert await bench.state() is ModelState.FAILED, "it is looked at again later"
-        bench.harness.desk.load("m", {}, None, actor="a")
+        bench.harness.admin_service.load_model("m", {}, None, actor="a")
         assert await bench.state() is ModelState.LOADING
         await bench.round(4)
         assert await bench.state() is ModelState.LOADED
@@ -106,8 +106,8 @@ async def test_a_load_of_a_failed_model_tries_at_once_whatever_the_backoff(tmp_p
 
 async def test_an_unload_before_the_load_was_seen_starts_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB}) as bench:
-        bench.harness.desk.load("m", {}, None, actor="a")
-        bench.harness.desk.unload("m", hold=True, actor="b")
+        bench.harness.admin_service.load_model("m", {}, None, actor="a")
+        bench.harness.admin_service.unload_model("m", hold=True, actor="b")
         await bench.round(3)
         assert await bench.state() is ModelState.UNLOADED
         assert not [call for call in bench.runtime.calls if call.startswith("start")]
@@ -115,21 +115,21 @@ async def test_an_unload_before_the_load_was_seen_starts_nothing(tmp_path: Path)
 
 async def test_a_wait_ends_with_what_the_load_came_to(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB}) as bench:
-        desk = bench.harness.desk
-        loading = asyncio.create_task(desk.after_load("m", desk.load("m", {}, None, actor="a"), 60))
+        desk = bench.harness.admin_service
+        loading = asyncio.create_task(desk.wait_for_load("m", desk.load_model("m", {}, None, actor="a"), 60))
         await _turns(bench, 4)
         row, done = await loading
         assert (row.runtime_state, done) == (ModelState.LOADED, True)
         bench.runtime.hold.clear()
-        desk.unload("m", hold=True, actor="a")
+        desk.unload_model("m", hold=True, actor="a")
         await bench.round(4)
-        loading = asyncio.create_task(desk.after_load("m", desk.load("m", {}, None, actor="a"), 60))
+        loading = asyncio.create_task(desk.wait_for_load("m", desk.load_model("m", {}, None, actor="a"), 60))
         await asyncio.sleep(0)
         bench.runtime.hold.set()
         bench.declare({})
-        await bench.harness.files.read()
+        await bench.harness.files.read_files()
         bench.time[0] += 3
-        await bench.harness.files.read()
+        await bench.harness.files.read_files()
         await _turns(bench, 3)
         with pytest.raises(RoundhouseError) as refused:
             await loading
@@ -139,8 +139,8 @@ async def test_a_wait_ends_with_what_the_load_came_to(tmp_path: Path) -> None:
 
 async def test_a_wait_is_over_when_its_time_is_up_and_the_load_goes_on(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB}) as bench:
-        desk = bench.harness.desk
-        waiting = asyncio.create_task(desk.after_load("m", desk.load("m", {}, None, actor="a"), 0.0))
+        desk = bench.harness.admin_service
+        waiting = asyncio.create_task(desk.wait_for_load("m", desk.load_model("m", {}, None, actor="a"), 0.0))
         await asyncio.sleep(0)
         await bench.round(ready=False)
         row, done = await waiting
@@ -152,8 +152,8 @@ async def test_a_wait_is_over_when_its_time_is_up_and_the_load_goes_on(tmp_path:
 async def test_an_unload_that_frees_is_done_though_a_request_loads_the_model_again(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB | {"enabled": True, "autoload": True}}) as bench:
         await bench.round(4)
-        desk = bench.harness.desk
-        waiting = asyncio.create_task(desk.after_unload("m", desk.unload("m", hold=False, actor="a"), 60))
+        desk = bench.harness.admin_service
+        waiting = asyncio.create_task(desk.wait_for_unload("m", desk.unload_model("m", hold=False, actor="a"), 60))
         await _turns(bench, 1)
         bench.time[0] += 0.1
         assert bench.harness.ask_for("m", bench.time[0])
@@ -165,22 +165,22 @@ async def test_an_unload_that_frees_is_done_though_a_request_loads_the_model_aga
 async def test_the_list_is_what_the_rows_are(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB, "n": STUB | {"enabled": True, "aliases": ["other"]}}) as bench:
         await bench.round(4)
-        listed = AdminModels.model_validate_json(await bench.harness.desk.models_json())
-        assert listed.models == [await bench.harness.desk.model(name) for name in ("m", "other")]
-        assert listed.last_event_id == bench.harness.journal.newest
+        listed = AdminModels.model_validate_json(await bench.harness.admin_service.list_models_json())
+        assert listed.models == [await bench.harness.admin_service.get_model(name) for name in ("m", "other")]
+        assert listed.last_event_id == bench.harness.journal.newest_id
         bench.declare({"n": STUB | {"enabled": True, "aliases": ["third"]}, "m": STUB})
-        await bench.harness.files.read()
+        await bench.harness.files.read_files()
         await bench.round()
-        again = AdminModels.model_validate_json(await bench.harness.desk.models_json())
+        again = AdminModels.model_validate_json(await bench.harness.admin_service.list_models_json())
         assert again.models[1].aliases == ["third"]
 
 
 async def test_gpus_are_shown_as_nvidia_smi_does_with_what_models_are_estimated_to_take(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB | {"gpus": 1, "vram_mib": 4000, "replicas": 2}}) as bench:
         bench.runtime.found_gpus = (Gpu("GPU-a", 0, "fake", 8_000, 100),)
-        bench.harness.desk.load("m", {}, None, actor="a")
+        bench.harness.admin_service.load_model("m", {}, None, actor="a")
         await bench.round(4)
-        memory = await bench.harness.desk.gpu_memory()
+        memory = await bench.harness.admin_service.get_gpu_memory()
         assert (memory.error, [gpu.used_over_total for gpu in memory.gpus]) == (None, ["100MiB / 8000MiB"])
         assert memory.gpus[0].claimed_mib == 8000
         [model] = memory.models
@@ -188,7 +188,7 @@ async def test_gpus_are_shown_as_nvidia_smi_does_with_what_models_are_estimated_
         assert estimate == (8000, 2, "declared")
         bench.runtime.found_gpus, bench.runtime.gpu_reason = None, "the GPUs cannot be read now: lost"
         await bench.round()
-        memory = await bench.harness.desk.gpu_memory()
+        memory = await bench.harness.admin_service.get_gpu_memory()
         assert (memory.gpus, memory.error) == ([], "the GPUs cannot be read now: lost")
 
 
@@ -198,14 +198,14 @@ async def test_figures_are_unknown_while_a_gateway_is_lost(tmp_path: Path) -> No
         [replica] = bench.runtime.replicas
         hub = bench.harness.hub
         report = GatewayReport(gateway_id="gw", stamp=None, inflight={replica: 2}, queued={"m": 3})
-        hub.report(report)
-        row = await bench.harness.desk.model("m")
+        hub.take_report(report)
+        row = await bench.harness.admin_service.get_model("m")
         assert (row.inflight_requests, row.runtime_inflight, row.queue_depth) == (2, 2, 3)
-        hub.report(report.model_copy(update={"gateway_id": "second"}))
-        row = await bench.harness.desk.model("m")
+        hub.take_report(report.model_copy(update={"gateway_id": "second"}))
+        row = await bench.harness.admin_service.get_model("m")
         assert (row.inflight_requests, row.runtime_inflight, row.queue_depth) == (4, 4, 6)
-        hub.link_down("gw")
-        row = await bench.harness.desk.model("m")
+        hub.close_link("gw")
+        row = await bench.harness.admin_service.get_model("m")
         assert (row.inflight_requests, row.runtime_inflight, row.queue_depth) == (None, None, None)
 
 
@@ -213,11 +213,11 @@ async def test_a_wait_goes_on_while_rounds_take_long_and_ends_while_paused(
     tmp_path: Path, loop_clock: LoopClock
 ) -> None:
     async with opened(tmp_path, {"m": STUB}) as bench:
-        desk = bench.harness.desk
-        loading = asyncio.create_task(desk.after_load("m", desk.load("m", {}, None, actor="a"), 60))
+        desk = bench.harness.admin_service
+        loading = asyncio.create_task(desk.wait_for_load("m", desk.load_model("m", {}, None, actor="a"), 60))
         await loop_clock.skip(TAKEN_WITHIN_S * 2)  # no round in all that time: the runtime hangs
         assert not loading.done()
-        bench.harness.files.pause(True)
+        bench.harness.files.set_paused(True)
         await _turns(bench, 2)
         row, done = await loading
         assert (row.runtime_state, done) == (ModelState.LOADING, False)
@@ -227,48 +227,48 @@ async def test_a_wait_goes_on_while_rounds_take_long_and_ends_while_paused(
 async def test_an_edit_that_revokes_an_unload_keeps_what_still_serves(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB | {"enabled": True, "replicas": 2}}) as bench:
         await bench.round(4)
-        hub, desk = bench.harness.hub, bench.harness.desk
+        hub, desk = bench.harness.hub, bench.harness.admin_service
         second = max(bench.runtime.replicas)
         inside = GatewayReport(gateway_id="other", stamp=Stamp(epoch=99, seq=1), inflight={second: 1})
-        hub.link_up("other")
-        hub.report(inside)
-        desk.unload("m", hold=True, actor="a")
+        hub.open_link("other")
+        hub.take_report(inside)
+        desk.unload_model("m", hold=True, actor="a")
         await bench.round(3)
         assert list(bench.runtime.replicas) == [second], "the idle one is gone"
-        desk.reset("m", actor="a")
+        desk.reset_model("m", actor="a")
         await bench.round()
-        row = await desk.model("m")
+        row = await desk.get_model("m")
         assert (row.runtime_state, row.loaded_replicas) == (ModelState.LOADED, 1)
         await bench.round(4)
-        assert (await desk.model("m")).loaded_replicas == 2
+        assert (await desk.get_model("m")).loaded_replicas == 2
         assert second in bench.runtime.replicas
 
 
 async def test_a_remote_is_unloaded_when_its_last_request_is_done(tmp_path: Path) -> None:
     remote = {"backend": "openai_remote", "base_url": "http://127.0.0.1:9/v1"}
     async with opened(tmp_path, {"m": remote}) as bench:
-        hub, desk = bench.harness.hub, bench.harness.desk
+        hub, desk = bench.harness.hub, bench.harness.admin_service
         inside = GatewayReport(gateway_id="other", stamp=Stamp(epoch=99, seq=1), inflight={"m": 1})
-        hub.link_up("other")
-        hub.report(inside)
-        desk.unload("m", hold=True, actor="a")
+        hub.open_link("other")
+        hub.take_report(inside)
+        desk.unload_model("m", hold=True, actor="a")
         await bench.round(3)
-        row = await desk.model("m")
+        row = await desk.get_model("m")
         assert (row.runtime_state, row.inflight_requests) == (ModelState.UNLOADING, 1)
         with pytest.raises(RoundhouseError) as refused:
-            desk.load("m", {}, None, actor="a")
+            desk.load_model("m", {}, None, actor="a")
         assert _code(refused) == "state_conflict"
-        hub.report(inside.model_copy(update={"inflight": {}}))
+        hub.take_report(inside.model_copy(update={"inflight": {}}))
         await bench.round(2)
         assert await bench.state() is ModelState.UNLOADED
 
 
 async def test_what_was_asked_before_an_unload_does_not_undo_it(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB | {"autoload": True}}) as bench:
-        harness, desk, ahead = bench.harness, bench.harness.desk, bench.time[0] + 300
+        harness, desk, ahead = bench.harness, bench.harness.admin_service, bench.time[0] + 300
         assert harness.ask_for("m", ahead), "a gateway whose clock is ahead"
         await bench.round(4)
-        desk.unload("m", hold=False, actor="a")
+        desk.unload_model("m", hold=False, actor="a")
         assert not harness.ask_for("m", ahead + 1), "it came before the gateway knew of the unload"
         await bench.round(4)
         assert not harness.ask_for("m", ahead + 1), "the gateway tells it again"
@@ -277,9 +277,9 @@ async def test_what_was_asked_before_an_unload_does_not_undo_it(tmp_path: Path) 
         assert harness.ask_for("m", ahead + 2)
         await bench.round(4)
         assert await bench.state() is ModelState.LOADED
-        desk.unload("m", hold=True, actor="a")
+        desk.unload_model("m", hold=True, actor="a")
         await bench.round(4)
-        desk.reset("m", actor="a")
+        desk.reset_model("m", actor="a")
         await bench.round(4)
         assert await bench.state() is ModelState.UNLOADED, "nobody asks for it now"
 
@@ -288,8 +288,8 @@ async def test_a_remote_that_nobody_wants_is_unloaded_whatever_gateways_do(tmp_p
     remote = {"backend": "openai_remote", "base_url": "http://127.0.0.1:9/v1", "enabled": False}
     async with opened(tmp_path, {"r": remote, "m": STUB}) as bench:
         seen = set()
-        bench.harness.hub.report(GatewayReport(gateway_id="slow", stamp=None))
-        bench.harness.desk.load("m", {}, None, actor="a")
+        bench.harness.hub.take_report(GatewayReport(gateway_id="slow", stamp=None))
+        bench.harness.admin_service.load_model("m", {}, None, actor="a")
         for _ in range(4):
             await bench.round()
             seen.add(await bench.state("r"))
@@ -299,16 +299,16 @@ async def test_a_remote_that_nobody_wants_is_unloaded_whatever_gateways_do(tmp_p
 async def test_an_engine_that_crashed_while_paused_is_not_loading_when_it_is_unloaded(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB | {"enabled": True}}) as bench:
         await bench.round(4)
-        bench.harness.files.pause(True)
+        bench.harness.files.set_paused(True)
         [name] = bench.runtime.replicas
         bench.runtime.end(name, 139)
         await bench.round(2)
-        bench.harness.desk.unload("m", hold=True, actor="a")
+        bench.harness.admin_service.unload_model("m", hold=True, actor="a")
         seen = []
         for _ in range(3):
             await bench.round()
             seen.append(await bench.state())
-        bench.harness.files.pause(False)
+        bench.harness.files.set_paused(False)
         for _ in range(4):
             await bench.round()
             seen.append(await bench.state())
@@ -321,7 +321,7 @@ async def test_nothing_is_said_of_models_before_the_first_look(tmp_path: Path) -
     async with aiohttp.ClientSession() as session:
         await bench.start(session)
         with pytest.raises(RoundhouseError) as refused:
-            bench.harness.desk.load("m", {}, None, actor="a")
+            bench.harness.admin_service.load_model("m", {}, None, actor="a")
         assert _code(refused) == "controller_unavailable"
         bench.harness.end()
 
@@ -337,11 +337,11 @@ async def test_a_secret_in_a_loads_parameter_is_shown_nowhere(tmp_path: Path) ->
     vllm = {"backend": "vllm", "vllm_model": "org/m", "enabled": False}
     async with opened(tmp_path, {"m": vllm}) as bench:
         secret = "https://user:pa55word@host/x"
-        bench.harness.desk.load("m", {"vllm_speculative_method": "mtp", "vllm_speculative_model": secret,
+        bench.harness.admin_service.load_model("m", {"vllm_speculative_method": "mtp", "vllm_speculative_model": secret,
                                    "vllm_num_speculative_tokens": 1}, None, actor="a")  # fmt: skip
         await bench.round(2)
-        row = await bench.harness.desk.model("m")
+        row = await bench.harness.admin_service.get_model("m")
         assert row.load_override["vllm_speculative_model"] == "https://***@host/x"
-        told = bench.harness.journal.page(("statement",), "m", None, 50)
+        told = bench.harness.journal.read_page(("statement",), "m", None, 50)
         assert "***@host" in str(told)
         assert "pa55word" not in f"{row} {told}"

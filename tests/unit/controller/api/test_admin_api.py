@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controller.api.stopping import Stopping
+from controller.api.stopping import StopMiddleware
 from controller.journal.entry import NewEntry
 from controller.schema.errors import ERROR_CODES, ErrorBody, ErrorEnvelope
 from tests.support.controller_app import Running, running
@@ -143,7 +143,7 @@ async def events(client: aiohttp.ClientSession, last: str | None = None, **query
 
 
 async def test_a_gap_is_told_only_where_something_is_missing(here: Running, client: aiohttp.ClientSession) -> None:
-    [first, last] = here.controller.journal.record(
+    [first, last] = here.controller.journal.record_entries(
         [NewEntry("gateway", "g", "one"), NewEntry("gateway", "g", "two")], 9e9
     )
     assert [each["event"] for each in await events(client, str(first.id))] == ["gateway"]
@@ -192,7 +192,7 @@ async def test_the_call_that_ends_the_controller_is_answered_however_long_that_t
     async def wait() -> None:
         await ending.wait()
 
-    await Stopping(slow, wait)({"type": "http", "path": path}, receive, send)
+    await StopMiddleware(slow, wait)({"type": "http", "path": path}, receive, send)
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     assert sent[0]["status"] == status
 
@@ -208,7 +208,7 @@ async def test_a_parameter_that_no_route_knows_is_refused_by_name(client: aiohtt
 
 async def test_events_and_history_go_by_aliases_too(client: aiohttp.ClientSession, here: Running) -> None:
     entry = NewEntry("failure", "engine", "boom", "org/a/logs")
-    here.controller.journal.record([entry], 1_000.0)
+    here.controller.journal.record_entries([entry], 1_000.0)
     async with client.get(f"{ADMIN}/history", params={"model": "also/logs"}) as answer:
         assert [each["message"] for each in (await answer.json())["entries"]] == ["boom"]
     params = {"model": "also/logs", "after": "0", "for_s": "0.2"}

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from controller.cli.app import run
-from controller.cli.exit_codes import CommandError, Exit
-from controller.cli.orphans import stop_leftovers
+from controller.cli.exit_codes import CommandError, ExitCode
+from controller.cli.orphans import stop_orphans
 from controller.cli.up.record import ProcessRecord, UpRecord, write_record
 from controller.runtimes.process.stat import read_stat
 from controller.settings import load_settings
-from controller.storage.state_dir import Store
+from controller.storage.state_dir import StateDir
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
 
@@ -44,7 +44,7 @@ async def stubs(folder: Path) -> AsyncIterator[RoundhouseStack]:
 def engine_pids(stack: RoundhouseStack) -> list[int]:
     """Of every engine that the state folder knows and that runs."""
     pids = [json.loads(path.read_text())["pid"] for path in (stack.state / "replicas").glob("*.json")]
-    return [pid for pid in pids if pid is not None and (stat := read_stat(pid)) is not None and not stat.ended]
+    return [pid for pid in pids if pid is not None and (stat := read_stat(pid)) is not None and not stat.has_ended]
 
 
 async def down(stack: RoundhouseStack, *arguments: str) -> int:
@@ -56,13 +56,13 @@ async def test_a_running_controller_is_asked_and_waited_for(
 ) -> None:
     pids = engine_pids(stubs)
     assert len(pids) == 2
-    assert await down(stubs) == Exit.DONE
+    assert await down(stubs) == ExitCode.DONE
     assert capsys.readouterr().out == "stopped controller and its engines\n"
     assert engine_pids(stubs) == []
     assert ProcessRuntimeFixture().left(stubs) == []
     assert "Traceback" not in stubs.log("controller")
     # The lock is free: nothing of it runs.
-    Store.open(stubs.state).close()
+    StateDir.open_folder(stubs.state).close()
 
 
 async def test_engines_of_a_killed_controller_are_stopped(
@@ -71,22 +71,22 @@ async def test_engines_of_a_killed_controller_are_stopped(
     names = sorted(ProcessRuntimeFixture().left(stubs))
     stubs.kill("controller")
     assert len(engine_pids(stubs)) == 2
-    assert await down(stubs, "--json") == Exit.DONE
+    assert await down(stubs, "--json") == ExitCode.DONE
     assert json.loads(capsys.readouterr().out) == {"stopped": [f"engine {name}" for name in names]}
     assert engine_pids(stubs) == []
-    assert await down(stubs) == Exit.DONE
+    assert await down(stubs) == ExitCode.DONE
     assert capsys.readouterr().out == "nothing was running\n"
 
 
 async def test_auto_also_finds_what_runs_as_processes(stubs: RoundhouseStack) -> None:
     stubs.kill("controller")
     done = await asyncio.to_thread(run, ["down", "--state", str(stubs.state), "--runtime", "auto"])
-    assert done == Exit.DONE
+    assert done == ExitCode.DONE
     assert engine_pids(stubs) == []
 
 
 async def test_nothing_was_running_and_nothing_is_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await asyncio.to_thread(run, ["down", "--state", str(folder / "state")]) == Exit.DONE
+    assert await asyncio.to_thread(run, ["down", "--state", str(folder / "state")]) == ExitCode.DONE
     assert capsys.readouterr().out == "nothing was running\n"
     assert not (folder / "state").exists()
 
@@ -96,32 +96,32 @@ async def test_a_recorded_process_that_is_another_by_now_is_left_alone(folder: P
     assert myself is not None
     other = ProcessRecord(pid=myself.pid, start_ticks=myself.start_ticks - 1)
     write_record(folder, UpRecord(up=other, children={"gateway": other, "controller": other}))
-    assert await asyncio.to_thread(run, ["down", "--state", str(folder)]) == Exit.DONE
+    assert await asyncio.to_thread(run, ["down", "--state", str(folder)]) == ExitCode.DONE
 
 
 async def test_a_damaged_record_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "up.json").write_text("{")
-    assert await asyncio.to_thread(run, ["down", "--state", str(folder)]) == Exit.FAILED
+    assert await asyncio.to_thread(run, ["down", "--state", str(folder)]) == ExitCode.FAILED
     assert capsys.readouterr().err == (
         f"roundhouse: {folder}/up.json cannot be read (it is damaged): remove it when no controller or gateway runs\n"
     )
 
 
 async def test_a_state_folder_that_stays_in_use_is_told(folder: Path) -> None:
-    store = Store.open(folder)
+    store = StateDir.open_folder(folder)
     try:
         with pytest.raises(CommandError) as raised:
-            await stop_leftovers(load_settings(state=folder, runtime="process"), grace_s=1.0, lock_wait_s=0.2)
+            await stop_orphans(load_settings(state=folder, runtime="process"), grace_s=1.0, lock_wait_s=0.2)
     finally:
         store.close()
-    assert raised.value.code is Exit.LOCKED
+    assert raised.value.code is ExitCode.LOCKED
     assert str(raised.value) == f"state folder {folder} is in use by process {os.getpid()}"
 
 
 async def test_the_lock_of_a_controller_that_is_ending_is_waited_for(folder: Path) -> None:
-    store = Store.open(folder)
+    store = StateDir.open_folder(folder)
     settings = load_settings(state=folder, runtime="process")
-    stopping = asyncio.create_task(stop_leftovers(settings, grace_s=1.0, lock_wait_s=60.0))
+    stopping = asyncio.create_task(stop_orphans(settings, grace_s=1.0, lock_wait_s=60.0))
     # One turn of the loop: it has tried once, and waits.
     await asyncio.sleep(0)
     store.close()

@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 from controller.cli.output import time_words
 from controller.cli.sse import SseEvent, SseReader
 from controller.schema.admin import EventKind
@@ -44,7 +44,7 @@ async def api(folder: Path) -> AsyncIterator[FakeControlApi]:
 def test_a_stream_is_read_however_it_is_cut(size: int) -> None:
     reader = SseReader()
     cut = [STREAM[at : at + size] for at in range(0, len(STREAM), size)]
-    assert [event for chunk in cut for event in reader.feed(chunk)] == EVENTS
+    assert [event for chunk in cut for event in reader.feed_bytes(chunk)] == EVENTS
 
 
 async def test_recent_events(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,14 +52,16 @@ async def test_recent_events(api: FakeControlApi, capsys: pytest.CaptureFixture[
         entry(3, "problem", model=None, actor="files", message="a\nb"),
         entry(4, "statement", actor="cli", message="loaded by cli"),
     ]
-    assert await roundhouse(api, "events") == Exit.DONE
+    assert await roundhouse(api, "events") == ExitCode.DONE
     assert capsys.readouterr().out == (
         f"{time_words(1001)}  1  state       chat: thing 1 (controller)\n"
         f"{time_words(1002)}  2  state       chat: thing 2 (controller)\n"
         f"{time_words(1003)}  3  problem     a | b (files)\n"
         f"{time_words(1004)}  4  statement   chat: loaded by cli\n"
     )
-    assert await roundhouse(api, "events", "--after", "1", "--model", "chat", "--kind", "state", "--json") == Exit.DONE
+    assert (
+        await roundhouse(api, "events", "--after", "1", "--model", "chat", "--kind", "state", "--json") == ExitCode.DONE
+    )
     assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [2]
 
 
@@ -79,7 +81,7 @@ class Following:
         """Ctrl-C; what it said on stderr."""
         self._program.send_signal(signal.SIGINT)
         out, err = await self._program.communicate()
-        assert (self._program.returncode, out) == (Exit.DONE, b"")
+        assert (self._program.returncode, out) == (ExitCode.DONE, b"")
         return err.decode()
 
 
@@ -146,14 +148,14 @@ async def test_a_question_that_is_refused_is_not_asked_again(
     api: FakeControlApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.refusal = RoundhouseError("schema_violation", "`kind` is no kind.", param="kind")
-    assert await roundhouse(api, "events", "-f", "--kind", "state") == Exit.FAILED
+    assert await roundhouse(api, "events", "-f", "--kind", "state") == ExitCode.FAILED
     assert "`kind` is no kind." in capsys.readouterr().err
     assert len(asked(api)) == 1
 
 
 @pytest.mark.parametrize("command", ["events", "history"])
 async def test_a_kind_that_there_is_not(api: FakeControlApi, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(api, command, "--kind", "state", "--kind", "crash") == Exit.USAGE
+    assert await roundhouse(api, command, "--kind", "state", "--kind", "crash") == ExitCode.USAGE
     assert capsys.readouterr().err == (
         f"roundhouse: --kind crash: there is no such kind; the kinds are {', '.join(get_args(EventKind))}\n"
     )
@@ -161,10 +163,10 @@ async def test_a_kind_that_there_is_not(api: FakeControlApi, command: str, capsy
 
 
 async def test_events_of_a_model_that_there_is_not(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(api, "events", "--model", "gone") == Exit.FAILED
+    assert await roundhouse(api, "events", "--model", "gone") == ExitCode.FAILED
     assert capsys.readouterr() == ("", "roundhouse: no model gone is declared\n")
     api.journal = [entry(1, model="gone")]
-    assert await roundhouse(api, "events", "--model", "gone") == Exit.DONE
+    assert await roundhouse(api, "events", "--model", "gone") == ExitCode.DONE
     assert capsys.readouterr().err == ""
 
 
@@ -176,4 +178,4 @@ async def test_following_a_model_that_is_yet_to_come(api: FakeControlApi) -> Non
 
 
 async def test_following_needs_a_controller_to_begin_with(folder: Path) -> None:
-    assert await roundhouse(FakeControlApi(folder / "none.sock"), "events", "-f") == Exit.NO_CONTROLLER
+    assert await roundhouse(FakeControlApi(folder / "none.sock"), "events", "-f") == ExitCode.NO_CONTROLLER

@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from controller.cli.app import app, run
-from controller.cli.exit_codes import Exit
-from controller.config.parse import parse
+from controller.cli.exit_codes import ExitCode
+from controller.config.parse import parse_folder
 from controller.config.read import read_folder
 from controller.schema.admin import DryRun, KeyChange
 from controller.schema.keys import KeyDefinition, KeyScope, ServiceTier
 from controller.schema.status import PlanView
-from controller.status.routing_table import table_keys
+from controller.status.routing_table import build_keys
 from gateway.tenancy.api_keys import KeyRing
 from tests.fakes.fake_control_api import FakeControlApi
 from tests.support.cli import roundhouse
@@ -31,19 +31,19 @@ def declared(folder: Path, lines: str) -> KeyRing:
     """The ring of a folder whose keys stand in these lines."""
     (folder / "models.yaml").write_text("models: {}\n")
     (folder / "keys.yaml").write_text(lines)
-    parsed = parse(read_folder(folder), folder)
-    assert parsed.ok, parsed.problems
-    return KeyRing.of(table_keys(parsed.keys))
+    parsed = parse_folder(read_folder(folder), folder)
+    assert parsed.is_valid, parsed.problems
+    return KeyRing.of(build_keys(parsed.keys))
 
 
 def test_the_lines_are_a_file_and_the_secret_opens_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["key", "new", "ci"]) == Exit.DONE
+    assert run(["key", "new", "ci"]) == ExitCode.DONE
     shown = capsys.readouterr()
     [secret] = SECRET.findall(shown.err)
     assert secret not in shown.out
     assert shown.out == f"keys:\n  ci:\n    sha256: {sha256(secret.encode()).hexdigest()}\n"
     ring = declared(tmp_path, shown.out)
-    assert ring.caller([(b"authorization", b"Bearer " + secret.encode())], 0.0).name == "ci"
+    assert ring.authenticate_key([(b"authorization", b"Bearer " + secret.encode())], 0.0).name == "ci"
 
 
 def test_two_secrets_are_never_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,15 +58,15 @@ def test_every_option_comes_to_a_field(name: str, tmp_path: Path, capsys: pytest
         "--scope inference --scope admin --model gem* --model * --model org/chat:q4 --tenant 42 --weight 2.5 --rpm 60 "
         "--tpm 100000 --concurrency 4 --expires 2027-01-31T18:00:00+01:00 --tier priority --tier flex"
     )
-    assert run(["key", "new", name, *options.split()]) == Exit.DONE
+    assert run(["key", "new", name, *options.split()]) == ExitCode.DONE
     caller = declared(tmp_path, capsys.readouterr().out).by_name[name]
     assert (caller.tenant, caller.weight, sorted(caller.scopes)) == ("42", 2.5, ["admin", "inference"])
     assert (caller.requests_per_minute, caller.tokens_per_minute, caller.concurrency) == (60, 100000, 4)
-    assert (caller.expires_at, caller.rank("priority"), caller.rank("default")) == (1801414800.0, 0, 2)
+    assert (caller.expires_at, caller.tier_rank("priority"), caller.tier_rank("default")) == (1801414800.0, 0, 2)
 
 
 def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["key", "new", "ci", "--rpm", "5", "--json"]) == Exit.DONE
+    assert run(["key", "new", "ci", "--rpm", "5", "--json"]) == ExitCode.DONE
     shown = capsys.readouterr()
     made = json.loads(shown.out)
     assert made["name"] == "ci"
@@ -90,7 +90,7 @@ def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_what_no_key_can_be(arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["key", "new", *arguments]) == Exit.USAGE
+    assert run(["key", "new", *arguments]) == ExitCode.USAGE
     shown = capsys.readouterr()
     assert shown.out == ""
     assert error in shown.err
@@ -99,7 +99,7 @@ def test_what_no_key_can_be(arguments: list[str], error: str, capsys: pytest.Cap
 
 def test_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["key", "new", "ci"]) == Exit.DONE
+    assert run(["key", "new", "ci"]) == ExitCode.DONE
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,9 +107,9 @@ def test_validate_counts_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "models.yaml").write_text(
         f"models: {{m: {{backend: stub}}}}\nkeys: {{b: {{sha256: {'b' * 64}}}, a: {{sha256: {'a' * 64}}}}}\n"
     )
-    assert run(["validate", str(tmp_path)]) == Exit.DONE
+    assert run(["validate", str(tmp_path)]) == ExitCode.DONE
     assert capsys.readouterr().out == f"{tmp_path}: good; models: m; 2 keys\n"
-    assert run(["validate", str(tmp_path), "--json"]) == Exit.DONE
+    assert run(["validate", str(tmp_path), "--json"]) == ExitCode.DONE
     assert json.loads(capsys.readouterr().out)["keys"] == ["a", "b"]
 
 
@@ -123,7 +123,7 @@ async def test_keys_that_proposed_files_would_change(
     ]
     async with FakeControlApi(folder / "controller.sock") as api:
         api.dry_run = DryRun(ok=True, problems=[], changes=[], keys=keys, plan=PlanView(generation=1))
-        assert await roundhouse(api, "plan", "--diff", str(tmp_path / "keys.yaml")) == Exit.PENDING
+        assert await roundhouse(api, "plan", "--diff", str(tmp_path / "keys.yaml")) == ExitCode.PENDING
     assert capsys.readouterr().out == "key ci: edited: sha256, weight\nkey old: removed\n"
 
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from controller.cli.app import run
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 from controller.schema.errors import RoundhouseError
 
 
@@ -32,7 +32,7 @@ async def test_the_key_goes_to_a_gateway_and_is_never_shown(
     async with TestServer(app) as gateway:
         code = await asyncio.to_thread(run, ["drift", "--controller", str(gateway.make_url("")).rstrip("/")])
     said = capsys.readouterr()
-    assert code not in (Exit.DONE, Exit.USAGE)
+    assert code not in (ExitCode.DONE, ExitCode.USAGE)
     assert seen == [f"Bearer {key}" if key is not None else None]
     assert "lacks the scope" in said.err
     assert "rh-secret" not in said.out + said.err

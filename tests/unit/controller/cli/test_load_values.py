@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.cli.exit_codes import CommandError, Exit
+from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.load_values import load_values
 
 
@@ -52,4 +52,4 @@ def test_values_that_are_none(given: list[str], words: str) -> None:
     with pytest.raises(CommandError, match="--set") as caught:
         load_values(given)
     assert words in str(caught.value)
-    assert caught.value.code is Exit.USAGE
+    assert caught.value.code is ExitCode.USAGE

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from controller import __version__
 from controller.cli.app import app, run
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 from controller.config.json_schema import schema_text
 from controller.config.read import SCHEMA_FILE
 from tests.support.doc_tables import DOCS, exit_rows, rows_of
@@ -50,19 +50,19 @@ def write(folder: Path, text: str) -> Path:
 
 def test_validate_a_good_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "models: {b: {backend: stub}, a: {backend: stub}}")
-    assert run(["validate", str(tmp_path)]) == Exit.DONE
+    assert run(["validate", str(tmp_path)]) == ExitCode.DONE
     assert capsys.readouterr().out == f"{tmp_path}: good; models: a, b\n"
 
 
 def test_validate_tells_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "models:\n  chat:\n    backend: stub\n    replica: 2\n    enabled: on\n")
-    assert run(["validate", str(tmp_path)]) == Exit.FAILED
+    assert run(["validate", str(tmp_path)]) == ExitCode.FAILED
     assert capsys.readouterr() == (
         f"{tmp_path}/models.yaml:4: models.chat.replica: unknown field; did you mean `replicas`?\n"
         f"{tmp_path}/models.yaml:5: models.chat.enabled: must be true or false, is `on`\n",
         "",
     )
-    assert run(["validate", str(tmp_path), "--json"]) == Exit.FAILED
+    assert run(["validate", str(tmp_path), "--json"]) == ExitCode.FAILED
     assert json.loads(capsys.readouterr().out) == {
         "ok": False,
         "problems": [
@@ -87,27 +87,27 @@ def test_validate_tells_every_problem(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_validate_checks_paths_against_the_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, f"models: {{a: {{model_path: {tmp_path}/weights/a.gguf}}}}")
-    assert run(["validate", ".", "--models", "weights"]) == Exit.DONE
-    assert run(["validate", ".", "--models", "others"]) == Exit.FAILED
+    assert run(["validate", ".", "--models", "weights"]) == ExitCode.DONE
+    assert run(["validate", ".", "--models", "others"]) == ExitCode.FAILED
 
 
 def test_validate_uses_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDHOUSE_DESIRED", str(write(tmp_path, "models: {}")))
-    assert run(["validate"]) == Exit.DONE
+    assert run(["validate"]) == ExitCode.DONE
 
 
 def test_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["schema"]) == Exit.DONE
+    assert run(["schema"]) == ExitCode.DONE
     assert capsys.readouterr().out == schema_text()
-    assert run(["schema", "--write", "--desired", str(tmp_path)]) == Exit.DONE
+    assert run(["schema", "--write", "--desired", str(tmp_path)]) == ExitCode.DONE
     assert (tmp_path / SCHEMA_FILE).read_text() == schema_text()
-    assert run(["schema", "--write", "--desired", str(tmp_path / "none")]) == Exit.FAILED
+    assert run(["schema", "--write", "--desired", str(tmp_path / "none")]) == ExitCode.FAILED
     assert "cannot be written: No such file or directory" in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["version"]) == Exit.DONE
-    assert run(["version", "--json"]) == Exit.DONE
+    assert run(["version"]) == ExitCode.DONE
+    assert run(["version", "--json"]) == ExitCode.DONE
     assert capsys.readouterr().out == f'roundhouse {__version__}\n{{\n  "version": "{__version__}"\n}}\n'
 
 
@@ -121,7 +121,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_wrong_command_line_is_one_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(arguments) == Exit.USAGE
+    assert run(arguments) == ExitCode.USAGE
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("roundhouse: ")
@@ -131,7 +131,7 @@ def test_a_wrong_command_line_is_one_line(arguments: list[str], line: str, capsy
 
 def test_a_wrong_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("ROUNDHOUSE_STOP_TIMEOUT_S", "soon")
-    assert run(["validate"]) == Exit.USAGE
+    assert run(["validate"]) == ExitCode.USAGE
     assert capsys.readouterr().err == "roundhouse: ROUNDHOUSE_STOP_TIMEOUT_S: must be a number, is `soon`\n"
 
 
@@ -161,7 +161,7 @@ def test_every_option_of_its_own_is_in_the_docs(command: str) -> None:
 
 def test_every_exit_code_is_in_the_docs() -> None:
     assert rows_of("cli.md", "Exit codes") == exit_rows()
-    assert len({code.value for code in Exit}) == len(Exit)
+    assert len({code.value for code in ExitCode}) == len(ExitCode)
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -179,7 +179,7 @@ def test_the_program_ends_with_the_exit_code(tmp_path: Path) -> None:
     environment = {**os.environ, "ROUNDHOUSE_DESIRED": str(tmp_path), "PATH": os.environ["PATH"]}
     program = Path(sys.executable).with_name("roundhouse")
     done = subprocess.run([program, "validate"], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == Exit.FAILED
+    assert done.returncode == ExitCode.FAILED
     assert done.stdout == f"{tmp_path}: the folder holds no desired-state file (*.yaml, *.yml, *.json)\n"
 
 
@@ -194,5 +194,5 @@ def test_a_reader_that_leaves_causes_no_traceback(tmp_path: Path) -> None:
 
 
 def test_without_a_command_it_is_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([]) == Exit.DONE
+    assert run([]) == ExitCode.DONE
     assert "Commands:" in capsys.readouterr().out

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 
 from controller.cli.app import run
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 from controller.cli.output import time_words
-from controller.cli.status import verdict
+from controller.cli.status import exit_code_of
 from controller.schema.status import ActionView, BlockedView, ControllerStatus, GpuStatus, PlanView, Problem
 from tests.fakes.fake_control_api import FakeControlApi, model, status
 from tests.support.wait import until
@@ -32,19 +32,19 @@ async def roundhouse(api: FakeControlApi, *arguments: str) -> int:
 @pytest.mark.parametrize(
     ("seen", "code"),
     [
-        (status(model("a"), model("b", "unloaded", wanted=0)), Exit.DONE),
-        (status(), Exit.DONE),
-        (status(model("a"), model("b", "loading")), Exit.PENDING),
-        (status(model("a", "unloading", wanted=0)), Exit.DONE),
-        (status(observed_at=None), Exit.PENDING),
-        (status(model("a", "loading"), model("b", "failed")), Exit.FAILED),
-        (status(model("a", "failed", wanted=0)), Exit.DONE),
-        (status(model("a"), desired_problems=[Problem(file="f", message="bad")]), Exit.FAILED),
-        (status(model("a"), observation_error="docker does not answer"), Exit.FAILED),
+        (status(model("a"), model("b", "unloaded", wanted=0)), ExitCode.DONE),
+        (status(), ExitCode.DONE),
+        (status(model("a"), model("b", "loading")), ExitCode.PENDING),
+        (status(model("a", "unloading", wanted=0)), ExitCode.DONE),
+        (status(observed_at=None), ExitCode.PENDING),
+        (status(model("a", "loading"), model("b", "failed")), ExitCode.FAILED),
+        (status(model("a", "failed", wanted=0)), ExitCode.DONE),
+        (status(model("a"), desired_problems=[Problem(file="f", message="bad")]), ExitCode.FAILED),
+        (status(model("a"), observation_error="docker does not answer"), ExitCode.FAILED),
     ],
 )
-def test_what_a_status_comes_to(seen: ControllerStatus, code: Exit) -> None:
-    assert verdict(seen) is code
+def test_what_a_status_comes_to(seen: ControllerStatus, code: ExitCode) -> None:
+    assert exit_code_of(seen) is code
 
 
 async def test_status_is_a_table_without_colour_and_with_what_went_wrong(
@@ -62,7 +62,7 @@ async def test_status_is_a_table_without_colour_and_with_what_went_wrong(
         gpus=[GpuStatus(uuid="GPU-1", index=0, name="H200", total_mib=100, used_mib=40, claimed_mib=30)],
         gateways=[],
     )
-    assert await roundhouse(api, "status") == Exit.FAILED
+    assert await roundhouse(api, "status") == ExitCode.FAILED
     out = capsys.readouterr().out
     assert out == (
         "MODEL              STATE   READY  BACKEND  BECAUSE\n"
@@ -82,7 +82,7 @@ async def test_status_tells_a_next_attempt_and_what_is_past(
 ) -> None:
     again = model("a", "failed", last_error="no memory\nlast line", retry_at=5000.0)
     api.status = status(again, model("b", last_error="the engine ended\nlast line"))
-    assert await roundhouse(api, "status") == Exit.FAILED
+    assert await roundhouse(api, "status") == ExitCode.FAILED
     assert capsys.readouterr().out.splitlines()[3:] == [
         "a: no memory",
         "last line",
@@ -93,12 +93,12 @@ async def test_status_tells_a_next_attempt_and_what_is_past(
 
 async def test_status_tells_since_when_nothing_is_seen(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.status = status(observed_at=5000.0, observation_error="docker does\nnot answer")
-    assert await roundhouse(api, "status") == Exit.FAILED
+    assert await roundhouse(api, "status") == ExitCode.FAILED
     assert f"what runs cannot be seen since {time_words(5000.0)}: docker does | not answer\n" in capsys.readouterr().out
 
 
 async def test_status_as_json_is_the_controllers_own(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(api, "status", "--json") == Exit.DONE
+    assert await roundhouse(api, "status", "--json") == ExitCode.DONE
     assert ControllerStatus.model_validate_json(capsys.readouterr().out) == api.status
 
 
@@ -112,22 +112,22 @@ async def test_status_waits_for_a_controller_and_for_its_models(
         await until("it was asked twice", lambda: len(api.asked) >= 2)
         assert not waiting.done()
         api.status = status(model("chat"))
-        assert await waiting == Exit.DONE
+        assert await waiting == ExitCode.DONE
     assert json.loads(capsys.readouterr().out)["models"][0]["state"] == "loaded"
 
 
 async def test_status_waits_no_longer_than_it_was_told(api: FakeControlApi) -> None:
     api.status = status(model("chat", "loading"))
-    assert await roundhouse(api, "status", "--wait", "--timeout", "0") == Exit.PENDING
+    assert await roundhouse(api, "status", "--wait", "--timeout", "0") == ExitCode.PENDING
 
 
 async def test_status_stops_waiting_when_a_model_failed(api: FakeControlApi) -> None:
     api.status = status(model("chat", "failed"), model("other", "loading"))
-    assert await roundhouse(api, "status", "--wait") == Exit.FAILED
+    assert await roundhouse(api, "status", "--wait") == ExitCode.FAILED
 
 
 async def test_plan_with_nothing_to_do(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(api, "plan") == Exit.DONE
+    assert await roundhouse(api, "plan") == ExitCode.DONE
     assert capsys.readouterr().out == "nothing to do: what runs is what is declared\n"
 
 
@@ -141,7 +141,7 @@ async def test_plan_with_actions_and_what_is_blocked(api: FakeControlApi, capsys
             BlockedView(model="x", index=None, reason="r"),
         ],
     )
-    assert await roundhouse(api, "plan") == Exit.PENDING
+    assert await roundhouse(api, "plan") == ExitCode.PENDING
     assert capsys.readouterr().out == (
         "paused: nothing of this is done until `roundhouse resume`\n"
         "ACTION  MODEL  REPLICA  REASON\n"
@@ -150,20 +150,20 @@ async def test_plan_with_actions_and_what_is_blocked(api: FakeControlApi, capsys
         "big/1    out of memory | last line\n"
         "x        r\n"
     )
-    assert await roundhouse(api, "plan", "--json") == Exit.PENDING
+    assert await roundhouse(api, "plan", "--json") == ExitCode.PENDING
     assert PlanView.model_validate_json(capsys.readouterr().out) == api.plan
 
 
 async def test_what_is_only_blocked_is_not_done(api: FakeControlApi) -> None:
     api.plan = PlanView(generation=3, blocked=[BlockedView(model="big", index=0, reason="no GPU")])
-    assert await roundhouse(api, "plan") == Exit.PENDING
+    assert await roundhouse(api, "plan") == ExitCode.PENDING
 
 
 async def test_a_refusal_is_told_in_the_controllers_words(
     api: FakeControlApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.plan = None
-    assert await roundhouse(api, "plan") == Exit.FAILED
+    assert await roundhouse(api, "plan") == ExitCode.FAILED
     assert capsys.readouterr().err == (
         "roundhouse: the controller refused: the controller has not made its first observation yet. "
         "Start the controller, or wait until it has made its first observation.\n"
@@ -171,8 +171,8 @@ async def test_a_refusal_is_told_in_the_controllers_words(
 
 
 async def test_pause_and_resume(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(api, "pause") == Exit.DONE
-    assert await roundhouse(api, "resume", "--json") == Exit.DONE
+    assert await roundhouse(api, "pause") == ExitCode.DONE
+    assert await roundhouse(api, "resume", "--json") == ExitCode.DONE
     assert api.asked == [("pause", {"paused": True}), ("pause", {"paused": False})]
     assert capsys.readouterr().out == 'paused: the controller observes and does not act\n{\n  "paused": false\n}\n'
 
@@ -182,7 +182,7 @@ async def test_without_a_controller_it_is_one_line(
     folder: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ROUNDHOUSE_CONTROLLER_URL", raising=False)
-    assert await asyncio.to_thread(run, [command, "--state", str(folder)]) == Exit.NO_CONTROLLER
+    assert await asyncio.to_thread(run, [command, "--state", str(folder)]) == ExitCode.NO_CONTROLLER
     assert capsys.readouterr() == (
         "",
         f"roundhouse: no controller answers at unix:{folder}/controller.sock (No such file or directory); "
@@ -194,7 +194,7 @@ async def test_the_environment_says_where_the_controller_is(
     api: FakeControlApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROUNDHOUSE_CONTROLLER_URL", api.url)
-    assert await asyncio.to_thread(run, ["status"]) == Exit.DONE
+    assert await asyncio.to_thread(run, ["status"]) == ExitCode.DONE
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ async def test_what_answers_is_no_controller(
     api: FakeControlApi, answer: web.Response, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.raw = answer
-    assert await roundhouse(api, "status") == Exit.FAILED
+    assert await roundhouse(api, "status") == ExitCode.FAILED
     err = capsys.readouterr().err
     assert line in err
     assert err.count("\n") == 1
@@ -217,7 +217,7 @@ async def test_what_answers_is_no_controller(
 
 @pytest.mark.parametrize("url", ["ftp://x", "state/controller.sock", "unix:", "http://"])
 async def test_an_address_that_is_none(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await asyncio.to_thread(run, ["status", "--controller", url]) == Exit.USAGE
+    assert await asyncio.to_thread(run, ["status", "--controller", url]) == ExitCode.USAGE
     assert capsys.readouterr().err == (
         f"roundhouse: a controller's address is unix:PATH or http://HOST:PORT, not {url}\n"
     )

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 from controller.cli.load import failure_lines
 from controller.cli.output import clock_words
-from controller.cli.transition import Bar, bar_of
+from controller.cli.transition import ProgressBar, progress_bar_of
 from controller.schema.admin import AdminModel, HeldBy
 from controller.schema.errors import RoundhouseError
 from tests.fakes.fake_control_api import FakeControlApi, row
@@ -35,7 +35,7 @@ def question(api: FakeControlApi, verb: str) -> Any:
 async def test_a_load_with_values(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.go.set()
     arguments = ("--set", "gguf_n_ctx=8192", "--set", "gguf_flash_attn=on", "--set", "gguf_type_k=null")
-    assert await roundhouse(api, "load", "chat", *arguments, "--replicas", "2", "--timeout", "7") == Exit.DONE
+    assert await roundhouse(api, "load", "chat", *arguments, "--replicas", "2", "--timeout", "7") == ExitCode.DONE
     assert question(api, "load") == {
         "name": "chat",
         "wait": "true",
@@ -47,15 +47,15 @@ async def test_a_load_with_values(api: FakeControlApi, capsys: pytest.CaptureFix
 
 async def test_a_load_as_json_is_the_row(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.go.set()
-    assert await roundhouse(api, "load", "chat", "--json") == Exit.DONE
+    assert await roundhouse(api, "load", "chat", "--json") == ExitCode.DONE
     assert AdminModel.model_validate_json(capsys.readouterr().out) == api.rows[0]
 
 
 async def test_a_name_may_hold_anything_that_a_name_may(api: FakeControlApi) -> None:
     api.rows = [row("org/long-name:8b@v1+x")]
     api.go.set()
-    assert await roundhouse(api, "load", "org/long-name:8b@v1+x") == Exit.DONE
-    assert await roundhouse(api, "load", "a b?c#d") == Exit.FAILED
+    assert await roundhouse(api, "load", "org/long-name:8b@v1+x") == ExitCode.DONE
+    assert await roundhouse(api, "load", "a b?c#d") == ExitCode.FAILED
     assert [asked["name"] for what, asked in api.asked if what == "load"] == ["org/long-name:8b@v1+x", "a b?c#d"]
 
 
@@ -64,7 +64,7 @@ async def test_a_load_that_is_not_waited_for(
     api: FakeControlApi, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.rows = [row("chat", "loading", blocked=["waits for a GPU\nsecond line"])]
-    assert await roundhouse(api, "load", "chat", *arguments) == Exit.PENDING
+    assert await roundhouse(api, "load", "chat", *arguments) == ExitCode.PENDING
     assert question(api, "load") == {"name": "chat", "wait": "false", "body": {}}
     assert capsys.readouterr().out == (
         "chat: still loading, 0 of 1 replica ready\nchat: waits for a GPU | second line\n"
@@ -73,14 +73,14 @@ async def test_a_load_that_is_not_waited_for(
 
 async def test_a_load_that_takes_longer_than_it_may(api: FakeControlApi) -> None:
     api.rows = [row("chat", "loading")]
-    assert await roundhouse(api, "load", "chat", "--timeout", "0.05") == Exit.PENDING
+    assert await roundhouse(api, "load", "chat", "--timeout", "0.05") == ExitCode.PENDING
     assert question(api, "load")["wait"] == "true"
 
 
 async def test_a_failed_load_tells_why(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.rows = [row("chat", "failed", last_error="the file is missing: x.gguf\nlast line of its log")]
     api.go.set()
-    assert await roundhouse(api, "load", "chat", "--json") == Exit.FAILED
+    assert await roundhouse(api, "load", "chat", "--json") == ExitCode.FAILED
     out, err = capsys.readouterr()
     assert err == "roundhouse: chat failed: the file is missing: x.gguf\nlast line of its log\n"
     assert json.loads(out)["runtime_state"] == "failed"
@@ -117,7 +117,7 @@ def test_what_is_said_of_a_failed_load(seen: AdminModel, lines: list[str]) -> No
 async def test_a_failed_load_that_is_tried_again(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.rows = [row("chat", "failed", last_error="no memory", retry_at=5000.0)]
     api.go.set()
-    assert await roundhouse(api, "load", "chat") == Exit.FAILED
+    assert await roundhouse(api, "load", "chat") == ExitCode.FAILED
     again = f"tried again at {clock_words(5000.0)} (`roundhouse unload chat` ends that)"
     assert capsys.readouterr() == ("", f"roundhouse: chat failed: no memory; {again}\n")
     assert ("model", "chat") in api.asked
@@ -127,7 +127,7 @@ async def test_a_load_whose_next_attempt_succeeded_is_done(
     api: FakeControlApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.refusal = RoundhouseError("model_failed", "no memory")
-    assert await roundhouse(api, "load", "chat") == Exit.DONE
+    assert await roundhouse(api, "load", "chat") == ExitCode.DONE
     assert capsys.readouterr() == ("chat: loaded, 1 of 1 replica ready\n", "")
 
 
@@ -143,7 +143,7 @@ async def test_what_is_not_done_tells_what_it_waits_for(
     api: FakeControlApi, verb: str, state: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.rows = [row("chat", state, blocked=["the controller is paused\nsecond"])]
-    assert await roundhouse(api, verb, "chat", "--timeout", "0.05") == Exit.PENDING
+    assert await roundhouse(api, verb, "chat", "--timeout", "0.05") == ExitCode.PENDING
     assert capsys.readouterr().out == f"{words}\nchat: the controller is paused | second\n"
 
 
@@ -154,7 +154,7 @@ async def test_what_is_not_done_tells_what_it_waits_for(
 async def test_a_name_is_not_empty(
     api: FakeControlApi, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await roundhouse(api, *arguments) == Exit.USAGE
+    assert await roundhouse(api, *arguments) == ExitCode.USAGE
     err = capsys.readouterr().err
     assert "a model's name is not empty" in err
     assert err.count("\n") == 1
@@ -182,12 +182,12 @@ async def test_a_refusal_names_the_field_and_the_way_out(
     api: FakeControlApi, error: RoundhouseError, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.refusal = error
-    assert await roundhouse(api, "load", "chat") == Exit.FAILED
+    assert await roundhouse(api, "load", "chat") == ExitCode.FAILED
     assert capsys.readouterr() == ("", f"roundhouse: the controller refused: {line}\n")
 
 
 async def test_replicas_are_said_once(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(api, "load", "chat", "--replicas", "2", "--set", "replicas=3") == Exit.USAGE
+    assert await roundhouse(api, "load", "chat", "--replicas", "2", "--set", "replicas=3") == ExitCode.USAGE
     assert capsys.readouterr().err == "roundhouse: --replicas and --set replicas: say it once\n"
     assert api.asked == []
 
@@ -198,7 +198,7 @@ async def test_a_load_outlasts_its_connection(api: FakeControlApi, capsys: pytes
     loading = asyncio.create_task(roundhouse(api, "load", "chat"))
     await until("it asks for the row", lambda: ("model", "chat") in api.asked)
     api.rows = [row("chat")]
-    assert await loading == Exit.DONE
+    assert await loading == ExitCode.DONE
     assert "the connection broke" in capsys.readouterr().err
 
 
@@ -207,7 +207,7 @@ async def test_a_load_fails_also_when_its_connection_broke(
 ) -> None:
     api.break_waits = True
     api.rows = [row("chat", "failed", last_error="no memory")]
-    assert await roundhouse(api, "load", "chat") == Exit.FAILED
+    assert await roundhouse(api, "load", "chat") == ExitCode.FAILED
     assert "chat failed: no memory" in capsys.readouterr().err
 
 
@@ -218,7 +218,7 @@ async def test_ctrl_c_ends_the_waiting_alone(api: FakeControlApi, verb: str, sta
     await until("it waits", lambda: any(what == verb for what, _ in api.asked))
     program.send_signal(signal.SIGINT)
     out, err = await program.communicate()
-    assert (program.returncode, out) == (Exit.INTERRUPTED, b"")
+    assert (program.returncode, out) == (ExitCode.INTERRUPTED, b"")
     assert err.decode().startswith(f"roundhouse: chat goes on {state}; ")
 
 
@@ -231,23 +231,23 @@ async def test_on_a_terminal_a_bar_shows_how_far_it_is(api: FakeControlApi) -> N
         api.rows = [row("chat", replicas=2, loaded_replicas=2)]
         api.go.set()
         out, _ = await program.communicate()
-    assert (program.returncode, out) == (Exit.DONE, b"chat: loaded, 2 of 2 replicas ready\n")
+    assert (program.returncode, out) == (ExitCode.DONE, b"chat: loaded, 2 of 2 replicas ready\n")
 
 
 @pytest.mark.parametrize(
     ("seen", "bar"),
     [
-        (row("a", "loading", load_progress=0.5), Bar(0.5, "0 of 1 replica ready")),
-        (row("a", "loading", blocked=["waits\nlong", "x"]), Bar(None, "0 of 1 replica ready; waits | long")),
-        (row("a", "unloading", load_progress=0.5), Bar(None, "engines stop")),
+        (row("a", "loading", load_progress=0.5), ProgressBar(0.5, "0 of 1 replica ready")),
+        (row("a", "loading", blocked=["waits\nlong", "x"]), ProgressBar(None, "0 of 1 replica ready; waits | long")),
+        (row("a", "unloading", load_progress=0.5), ProgressBar(None, "engines stop")),
         (
             row("a", "unloading", held_by=[HeldBy(request_id="r", replica="a/0", gateway="g", since=1.0)]),
-            Bar(None, "1 running request"),
+            ProgressBar(None, "1 running request"),
         ),
     ],
 )
-def test_what_the_bar_shows(seen: AdminModel, bar: Bar) -> None:
-    assert bar_of(seen) == bar
+def test_what_the_bar_shows(seen: AdminModel, bar: ProgressBar) -> None:
+    assert progress_bar_of(seen) == bar
 
 
 @pytest.mark.parametrize(("arguments", "hold"), [([], True), (["--free"], False)])
@@ -256,7 +256,7 @@ async def test_an_unload(
 ) -> None:
     api.rows = [row("chat", "unloaded")]
     api.go.set()
-    assert await roundhouse(api, "unload", "chat", *arguments) == Exit.DONE
+    assert await roundhouse(api, "unload", "chat", *arguments) == ExitCode.DONE
     assert question(api, "unload")["body"] == {"hold": hold}
     assert capsys.readouterr().out == "chat: unloaded\n"
 
@@ -266,22 +266,22 @@ async def test_an_unload_that_takes_long_tells_what_holds_it(
 ) -> None:
     held = [HeldBy(request_id=f"req-{n}", replica="chat/0", gateway="gw-1", since=0.0) for n in range(12)]
     api.rows = [row("chat", "unloading", held_by=held)]
-    assert await roundhouse(api, "unload", "chat", "--timeout", "0.05") == Exit.PENDING
+    assert await roundhouse(api, "unload", "chat", "--timeout", "0.05") == ExitCode.PENDING
     first, second, *others = capsys.readouterr().out.splitlines()
     assert first == "chat: still unloading; it waits for 12 running requests:"
     assert second.startswith("  request req-0 in chat/0, for ")
     assert second.endswith(" s, through gw-1")
     assert others[-1] == "  and 2 more"
-    assert await roundhouse(api, "unload", "chat", "--no-wait", "--json") == Exit.PENDING
+    assert await roundhouse(api, "unload", "chat", "--no-wait", "--json") == ExitCode.PENDING
     assert len(json.loads(capsys.readouterr().out)["held_by"]) == 12
 
 
 async def test_reset(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(api, "reset", "chat") == Exit.DONE
+    assert await roundhouse(api, "reset", "chat") == ExitCode.DONE
     assert capsys.readouterr().out == "chat: as the files say (enabled in the files); now loaded\n"
-    assert await roundhouse(api, "reset", "chat", "--json") == Exit.DONE
+    assert await roundhouse(api, "reset", "chat", "--json") == ExitCode.DONE
     assert AdminModel.model_validate_json(capsys.readouterr().out) == api.rows[0]
-    assert await roundhouse(api, "reset", "other") == Exit.FAILED
+    assert await roundhouse(api, "reset", "other") == ExitCode.FAILED
     assert "No model 'other' is declared. `roundhouse status` lists the names." in capsys.readouterr().err
 
 
@@ -289,7 +289,7 @@ async def test_reset(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) ->
 async def test_without_a_controller_it_is_one_line(
     folder: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await roundhouse(FakeControlApi(folder / "none.sock"), command, "chat") == Exit.NO_CONTROLLER
+    assert await roundhouse(FakeControlApi(folder / "none.sock"), command, "chat") == ExitCode.NO_CONTROLLER
     assert capsys.readouterr() == (
         "",
         f"roundhouse: no controller answers at unix:{folder}/none.sock (No such file or directory); "

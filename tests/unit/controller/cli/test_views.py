@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from controller.cli.exit_codes import Exit
-from controller.cli.history import what_words
+from controller.cli.exit_codes import ExitCode
+from controller.cli.history import entry_words
 from controller.cli.output import time_words
 from controller.schema.admin import (
     MASKED,
@@ -61,7 +61,7 @@ async def test_what_proposed_files_would_change(
     gone = ModelChange(model="old", change="removed", fields=[], effect="stop", restarts=[], ends=[])
     api.dry_run = DryRun(ok=True, problems=[], changes=[chat, gone], plan=plan)
     arguments = ("--diff", str(tmp_path / "models.yaml"), "--diff", str(tmp_path / "local.yaml"))
-    assert await roundhouse(api, "plan", *arguments) == Exit.PENDING
+    assert await roundhouse(api, "plan", *arguments) == ExitCode.PENDING
     files = {"models.yaml": "models: {}\n", "local.yaml": "models: {chat: {replicas: 2}}\n"}
     assert api.asked == [("dry_run", {"files": files})]
     assert capsys.readouterr().out == (
@@ -74,7 +74,7 @@ async def test_what_proposed_files_would_change(
         "BLOCKED  REASON\n"
         "chat/0   no GPU\n"
     )
-    assert await roundhouse(api, "plan", *arguments, "--json") == Exit.PENDING
+    assert await roundhouse(api, "plan", *arguments, "--json") == ExitCode.PENDING
     assert DryRun.model_validate_json(capsys.readouterr().out) == api.dry_run
 
 
@@ -82,7 +82,7 @@ async def test_proposed_files_that_change_nothing(
     api: FakeControlApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "models.yaml").write_text("models: {}\n")
-    assert await roundhouse(api, "plan", "--diff", str(tmp_path / "models.yaml")) == Exit.DONE
+    assert await roundhouse(api, "plan", "--diff", str(tmp_path / "models.yaml")) == ExitCode.DONE
     assert capsys.readouterr().out == "nothing would change\n"
 
 
@@ -94,11 +94,11 @@ async def test_proposed_files_with_problems(
     other = Problem(file="/srv/desired/other.yaml", line=2, message="bad")
     api.dry_run = DryRun(ok=False, problems=[problem, other], changes=[], plan=None)
     given = str(tmp_path / "models.yaml")
-    assert await roundhouse(api, "plan", "--diff", given) == Exit.FAILED
+    assert await roundhouse(api, "plan", "--diff", given) == ExitCode.FAILED
     assert capsys.readouterr().out == (
         f"{given}:1: not YAML 1.2\n/srv/desired/other.yaml:2: bad\nwith these problems what is in force would stay\n"
     )
-    assert await roundhouse(api, "plan", "--diff", given, "--json") == Exit.FAILED
+    assert await roundhouse(api, "plan", "--diff", given, "--json") == ExitCode.FAILED
     assert [each["file"] for each in json.loads(capsys.readouterr().out)["problems"]] == [given, other.file]
 
 
@@ -109,12 +109,12 @@ async def test_files_that_cannot_be_proposed(
     (tmp_path / "b.yaml").touch()
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b.yaml").touch()
-    assert await roundhouse(api, "plan", "--diff", str(tmp_path / "none.yaml")) == Exit.FAILED
-    assert await roundhouse(api, "plan", "--diff", str(tmp_path / "a.yaml")) == Exit.FAILED
+    assert await roundhouse(api, "plan", "--diff", str(tmp_path / "none.yaml")) == ExitCode.FAILED
+    assert await roundhouse(api, "plan", "--diff", str(tmp_path / "a.yaml")) == ExitCode.FAILED
     for name in ("notes.txt", ".b.yaml", "schema.json"):
-        assert await roundhouse(api, "plan", "--diff", str(tmp_path / name)) == Exit.USAGE
+        assert await roundhouse(api, "plan", "--diff", str(tmp_path / name)) == ExitCode.USAGE
     twice = ("--diff", str(tmp_path / "b.yaml"), "--diff", str(tmp_path / "sub" / "b.yaml"))
-    assert await roundhouse(api, "plan", *twice) == Exit.USAGE
+    assert await roundhouse(api, "plan", *twice) == ExitCode.USAGE
     assert capsys.readouterr().err == (
         f"roundhouse: {tmp_path}/none.yaml cannot be read: No such file or directory\n"
         f"roundhouse: {tmp_path}/a.yaml is not UTF-8: invalid start byte at byte 0\n"
@@ -127,7 +127,7 @@ async def test_files_that_cannot_be_proposed(
 
 
 async def test_no_drift(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(api, "drift") == Exit.DONE
+    assert await roundhouse(api, "drift") == ExitCode.DONE
     assert capsys.readouterr().out == "no drift: what runs is what is declared\n"
 
 
@@ -152,7 +152,7 @@ async def test_drift(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) ->
         message="m" * 200,
     )
     api.drift = Drift(items=[item, gone], checked_at=1000.0)
-    assert await roundhouse(api, "drift") == Exit.PENDING
+    assert await roundhouse(api, "drift") == ExitCode.PENDING
     header, line, other = capsys.readouterr().out.splitlines()
     assert header.split() == ["MODEL", "REPLICA", "KIND", "FIELD", "DECLARED", "RUNNING", "SINCE", "MESSAGE"]
     since = time_words(2000.0)
@@ -160,13 +160,13 @@ async def test_drift(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) ->
     assert re.split(r" {2,}", line) == cells
     cells = ["old", "-", "arguments", "-", "-", "--ctx 8 true a=b", since, "m" * 117 + "..."]
     assert re.split(r" {2,}", other) == cells
-    assert await roundhouse(api, "drift", "--json") == Exit.PENDING
+    assert await roundhouse(api, "drift", "--json") == ExitCode.PENDING
     assert Drift.model_validate_json(capsys.readouterr().out) == api.drift
 
 
 async def test_history_is_read_page_by_page(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.journal = [entry(n, "statement", actor="cli") for n in range(1, 6)]
-    assert await roundhouse(api, "history", "--limit", "3") == Exit.DONE
+    assert await roundhouse(api, "history", "--limit", "3") == ExitCode.DONE
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["ID", "TIME", "KIND", "MODEL", "WHO", "WHAT"]
     assert lines[1] == f"5   {time_words(1005.0)}  statement  chat   cli  thing 5"
@@ -179,10 +179,10 @@ async def test_history_is_read_page_by_page(api: FakeControlApi, capsys: pytest.
 
 async def test_history_of_one_model_and_kind(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.journal = [entry(1, "failure", model="other"), entry(2, "statement"), entry(3, "failure")]
-    assert await roundhouse(api, "history", "chat", "--kind", "failure", "--kind", "file", "--json") == Exit.DONE
+    assert await roundhouse(api, "history", "chat", "--kind", "failure", "--kind", "file", "--json") == ExitCode.DONE
     assert [each["id"] for each in json.loads(capsys.readouterr().out)["entries"]] == [3]
     api.journal = []
-    assert await roundhouse(api, "history", "chat") == Exit.DONE
+    assert await roundhouse(api, "history", "chat") == ExitCode.DONE
     assert capsys.readouterr() == ("nothing is recorded\n", "")
 
 
@@ -190,10 +190,10 @@ async def test_history_of_one_model_and_kind(api: FakeControlApi, capsys: pytest
 async def test_history_of_a_model_that_there_is_not(
     api: FakeControlApi, arguments: list[str], out: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await roundhouse(api, "history", "gone", *arguments) == Exit.FAILED
+    assert await roundhouse(api, "history", "gone", *arguments) == ExitCode.FAILED
     assert capsys.readouterr() == (out, "roundhouse: no model gone is declared\n")
     api.journal = [entry(1, "file", model="gone")]
-    assert await roundhouse(api, "history", "gone") == Exit.DONE
+    assert await roundhouse(api, "history", "gone") == ExitCode.DONE
     assert capsys.readouterr().err == ""
 
 
@@ -211,7 +211,7 @@ async def test_history_of_a_model_that_there_is_not(
     ],
 )
 def test_what_a_load_set_is_told(said: str, details: dict[str, JsonValue], words: str) -> None:
-    assert what_words(entry(1, "statement", message=said, details=details)) == words
+    assert entry_words(entry(1, "statement", message=said, details=details)) == words
 
 
 async def test_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,7 +243,7 @@ async def test_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> 
         vram_estimate_source="model_artifact_size",
     )
     api.memory = GpuMemoryAnswer(gpus=[card, instance], models=[model], error=None)
-    assert await roundhouse(api, "gpu") == Exit.DONE
+    assert await roundhouse(api, "gpu") == ExitCode.DONE
     assert capsys.readouterr().out == (
         "GPU  NAME         USED            CLAIMED  BUSY  UUID\n"
         "0    NVIDIA H200  40MiB / 100MiB  30MiB    97%   GPU-1\n"
@@ -254,22 +254,22 @@ async def test_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> 
         "MODEL  STATE   ESTIMATE  REPLICAS  FROM\n"
         "chat   loaded  12MiB     2         the files' size\n"
     )
-    assert await roundhouse(api, "gpu", "--json") == Exit.DONE
+    assert await roundhouse(api, "gpu", "--json") == ExitCode.DONE
     assert GpuMemoryAnswer.model_validate_json(capsys.readouterr().out) == api.memory
 
 
 async def test_no_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(api, "gpu") == Exit.DONE
+    assert await roundhouse(api, "gpu") == ExitCode.DONE
     assert capsys.readouterr().out == "no GPUs: NVML is not installed\n"
 
 
 async def test_logs(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.log = [b"first\nsec", "ö".encode()[:1], "ö".encode()[1:], b"nd\nwithout an end"]
     api.changed.set()
-    assert await roundhouse(api, "logs", "chat", "--replica", "chat-0", "--lines", "2") == Exit.DONE
+    assert await roundhouse(api, "logs", "chat", "--replica", "chat-0", "--lines", "2") == ExitCode.DONE
     assert api.asked == [("logs", {"name": "chat", "replica": "chat-0", "lines": "2"})]
     assert capsys.readouterr().out == "first\nsecönd\nwithout an end"
-    assert await roundhouse(api, "logs", "chat", "--json") == Exit.DONE
+    assert await roundhouse(api, "logs", "chat", "--json") == ExitCode.DONE
     assert [json.loads(line)["line"] for line in capsys.readouterr().out.splitlines()] == [
         "first",
         "secönd",
@@ -290,13 +290,13 @@ async def test_logs_with_nothing_written(
     api: FakeControlApi, arguments: list[str], err: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.log = []
-    assert await roundhouse(api, "logs", "chat", *arguments) == Exit.DONE
+    assert await roundhouse(api, "logs", "chat", *arguments) == ExitCode.DONE
     assert capsys.readouterr() == ("", err)
 
 
 async def test_logs_of_what_is_not_there(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.refusal = RoundhouseError("unknown_replica", "'chat' has no replica 'x'.", param="replica")
-    assert await roundhouse(api, "logs", "chat", "--replica", "x") == Exit.FAILED
+    assert await roundhouse(api, "logs", "chat", "--replica", "x") == ExitCode.FAILED
     assert capsys.readouterr() == (
         "",
         "roundhouse: the controller refused: 'chat' has no replica 'x'. "
@@ -313,7 +313,7 @@ async def test_followed_logs_come_at_once_and_end_with_ctrl_c(api: FakeControlAp
     assert api.asked == [("logs", {"name": "chat", "lines": "100", "follow": "true"})]
     program.send_signal(signal.SIGINT)
     assert await program.communicate() == (b"", b"")
-    assert program.returncode == Exit.DONE
+    assert program.returncode == ExitCode.DONE
 
 
 async def test_logs_that_break_off_are_an_error(api: FakeControlApi) -> None:
@@ -324,7 +324,7 @@ async def test_logs_that_break_off_are_an_error(api: FakeControlApi) -> None:
         await program.stdout.readline()
     await api.close()
     _, err = await program.communicate()
-    assert program.returncode == Exit.NO_CONTROLLER
+    assert program.returncode == ExitCode.NO_CONTROLLER
     assert err.decode() == (
         f"roundhouse: the controller at {api.url} went away before the end of its answer (the connection ended)\n"
     )

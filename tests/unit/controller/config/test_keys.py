@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from controller.config.debounce import CONFIRM_S, Settled, settle
-from controller.config.parse import Parsed
-from controller.status.routing_table import table_keys
+from controller.config.debounce import CONFIRM_S, DebouncedState, debounce
+from controller.config.parse import ParsedFolder
+from controller.status.routing_table import build_keys
 from tests.support.config_files import parse_text, problems_of
 
 A, B = "a" * 64, "b" * 64
@@ -41,7 +41,7 @@ def test_everything_that_a_key_may_say() -> None:
         """
     )
     assert not parsed.problems
-    full, plain = table_keys(parsed.keys)
+    full, plain = build_keys(parsed.keys)
     assert full.model_dump() == {
         "name": "ci",
         "sha256": A,
@@ -62,7 +62,7 @@ def test_everything_that_a_key_may_say() -> None:
 @pytest.mark.parametrize("nothing", ["", "keys:", "keys: null", "keys: {}", "keys: {ci: null}"])
 def test_no_keys(nothing: str) -> None:
     parsed = parse_text(f"models: {{}}\n{nothing}")
-    assert (parsed.ok, parsed.keys) == (True, {})
+    assert (parsed.is_valid, parsed.keys) == (True, {})
 
 
 def test_files_are_merged_as_they_are_for_models() -> None:
@@ -189,23 +189,23 @@ def test_problems_of_models_and_keys_come_in_the_order_of_the_file() -> None:
 # When they come into force.
 
 
-def declaring(*keys: str) -> Parsed:
+def declaring(*keys: str) -> ParsedFolder:
     lines = "".join(f"  {key}: {{sha256: '{index:064x}'}}\n" for index, key in enumerate(keys))
     parsed = parse_text(f"models: {{a: {{backend: stub}}}}\nkeys:\n{lines}")
-    assert parsed.ok, parsed.problems
+    assert parsed.is_valid, parsed.problems
     return parsed
 
 
-def in_force(settled: Settled | None) -> list[str]:
+def in_force(settled: DebouncedState | None) -> list[str]:
     assert settled is not None
     assert settled.keys.keys() == settled.declared_keys.keys()
     return sorted(settled.keys)
 
 
 def test_an_edit_of_keys_is_in_force_at_once() -> None:
-    settled = settle(None, declaring("a", "b"), 0.0)
+    settled = debounce(None, declaring("a", "b"), 0.0)
     assert in_force(settled) == ["a", "b"]
-    settled = settle(settled, declaring("b", "c"), 0.1)
+    settled = debounce(settled, declaring("b", "c"), 0.1)
     assert in_force(settled) == ["b", "c"]
     assert settled is not None
     assert settled.wake_at is None
@@ -215,19 +215,19 @@ def test_an_edit_of_keys_is_in_force_at_once() -> None:
     "broken", ["models: [", "models: {a: {backend: nope}}\nkeys: {}", "keys: {}", "models: {}\nkeys: {b: {}}"]
 )
 def test_broken_files_drop_no_key(broken: str) -> None:
-    settled = settle(settle(None, declaring("a"), 0.0), parse_text(broken), 100.0)
+    settled = debounce(debounce(None, declaring("a"), 0.0), parse_text(broken), 100.0)
     assert in_force(settled) == ["a"]
-    assert in_force(settle(settled, parse_text(broken), 200.0)) == ["a"]
+    assert in_force(debounce(settled, parse_text(broken), 200.0)) == ["a"]
 
 
 def test_the_last_key_goes_only_after_two_reads_for_without_keys_everybody_is_let_in() -> None:
-    settled = settle(settle(None, declaring("a"), 0.0), declaring(), 10.0)
+    settled = debounce(debounce(None, declaring("a"), 0.0), declaring(), 10.0)
     assert in_force(settled) == ["a"]
     assert settled is not None
     assert settled.wake_at == 10.0 + CONFIRM_S
-    assert in_force(settle(settled, declaring("b"), 10.5)) == ["b"], "a checkout is over"
-    assert in_force(settle(settled, declaring(), 11.9)) == ["a"]
-    interrupted = settle(settle(settled, parse_text("models: ["), 11.0), declaring(), 12.5)
+    assert in_force(debounce(settled, declaring("b"), 10.5)) == ["b"], "a checkout is over"
+    assert in_force(debounce(settled, declaring(), 11.9)) == ["a"]
+    interrupted = debounce(debounce(settled, parse_text("models: ["), 11.0), declaring(), 12.5)
     assert in_force(interrupted) == ["a"]
-    gone = settle(settled, declaring(), 12.0)
+    gone = debounce(settled, declaring(), 12.0)
     assert (in_force(gone), gone and gone.wake_at) == ([], None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.config.last_good import FILE_NAME, LastGoodError, load, save
+from controller.config.last_good import FILE_NAME, LastGoodError, load_last_good, save_last_good
 from controller.schema.status import SCHEMA_VERSION
 from tests.support.config_files import MODELS_ROOT, parse_text
 
@@ -20,11 +20,11 @@ GOOD = parse_text(
 
 
 def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:
-    save(tmp_path, GOOD.declared, GOOD.declared_keys, now=5.0)
-    settled = load(tmp_path, MODELS_ROOT)
+    save_last_good(tmp_path, GOOD.declared_models, GOOD.declared_keys, now=5.0)
+    settled = load_last_good(tmp_path, MODELS_ROOT)
     assert settled is not None
     assert settled.definitions == GOOD.definitions
-    assert settled.declared == GOOD.declared
+    assert settled.declared_models == GOOD.declared_models
     assert settled.keys == GOOD.keys
     assert settled.keys["ci"].sha256 == HASH
     assert settled.declared_keys == GOOD.declared_keys
@@ -33,14 +33,14 @@ def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:
 
 
 def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
-    save(tmp_path, GOOD.declared, GOOD.declared_keys, now=5.0)
+    save_last_good(tmp_path, GOOD.declared_models, GOOD.declared_keys, now=5.0)
     assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600
 
 
 def test_nothing_stored_is_not_no_models(tmp_path: Path) -> None:
-    assert load(tmp_path, MODELS_ROOT) is None
-    save(tmp_path, {}, {}, now=5.0)
-    settled = load(tmp_path, MODELS_ROOT)
+    assert load_last_good(tmp_path, MODELS_ROOT) is None
+    save_last_good(tmp_path, {}, {}, now=5.0)
+    settled = load_last_good(tmp_path, MODELS_ROOT)
     assert settled is not None
     assert settled.definitions == {}
 
@@ -68,22 +68,22 @@ def test_nothing_stored_is_not_no_models(tmp_path: Path) -> None:
 def test_what_cannot_be_used_says_why_and_names_the_file(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / FILE_NAME).write_text(content)
     with pytest.raises(LastGoodError) as raised:
-        load(tmp_path, MODELS_ROOT)
+        load_last_good(tmp_path, MODELS_ROOT)
     assert reason in str(raised.value)
     assert str(tmp_path / FILE_NAME) in str(raised.value)
 
 
 def test_what_an_older_version_stored_has_no_keys(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text('{"schema_version": 1, "saved_at": 1.0, "models": {"a": {"backend": "stub"}}}')
-    settled = load(tmp_path, MODELS_ROOT)
+    settled = load_last_good(tmp_path, MODELS_ROOT)
     assert settled is not None
     assert (list(settled.definitions), settled.keys, settled.declared_keys) == (["a"], {}, {})
 
 
 def test_a_failed_save_leaves_the_old_state(tmp_path: Path) -> None:
-    save(tmp_path, GOOD.declared, GOOD.declared_keys, now=5.0)
+    save_last_good(tmp_path, GOOD.declared_models, GOOD.declared_keys, now=5.0)
     with pytest.raises(TypeError):
-        save(tmp_path, {"a": {"env": object()}}, {}, now=6.0)
-    settled = load(tmp_path, MODELS_ROOT)
+        save_last_good(tmp_path, {"a": {"env": object()}}, {}, now=6.0)
+    settled = load_last_good(tmp_path, MODELS_ROOT)
     assert settled is not None
     assert settled.definitions == GOOD.definitions

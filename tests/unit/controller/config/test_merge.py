@@ -7,8 +7,8 @@ from tests.support.config_files import parse_text, problems_of
 
 def declared(text: str, **files: str) -> object:
     parsed = parse_text(text, **files)
-    assert parsed.ok, [str(problem) for problem in parsed.problems]
-    return parsed.declared
+    assert parsed.is_valid, [str(problem) for problem in parsed.problems]
+    return parsed.declared_models
 
 
 def test_mappings_are_merged_deep_and_lists_replaced() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.config.parse import parse
+from controller.config.parse import parse_folder
 from controller.config.read import FolderSnapshot
 from controller.schema.status import Problem
 from tests.support.config_files import MODELS_ROOT, parse_text, problems_of, snapshot
@@ -17,7 +17,7 @@ def test_an_empty_folder_is_an_error() -> None:
 def test_no_models_key_is_an_error_and_an_empty_mapping_a_deletion() -> None:
     assert problems_of("# nothing\n") == [NO_MODELS]
     parsed = parse_text("models: {}")
-    assert (parsed.ok, parsed.definitions) == (True, {})
+    assert (parsed.is_valid, parsed.definitions) == (True, {})
 
 
 def test_models_without_content_would_remove_all_and_is_an_error() -> None:
@@ -51,7 +51,7 @@ def test_an_unreadable_file_says_nothing_false_about_the_others() -> None:
 
 def test_an_unreadable_folder_is_not_an_empty_one() -> None:
     problem = Problem(file="desired-state", message="the desired-state folder cannot be read: Permission denied")
-    assert parse(FolderSnapshot("desired-state", problems=(problem,)), MODELS_ROOT).problems == (problem,)
+    assert parse_folder(FolderSnapshot("desired-state", problems=(problem,)), MODELS_ROOT).problems == (problem,)
 
 
 def test_the_digest_is_of_what_is_declared() -> None:
@@ -67,4 +67,4 @@ def test_the_digest_is_of_what_is_declared() -> None:
 
 def test_json_files_and_yaml_files_together() -> None:
     files = {"a.json": '{"models": {"a": {"backend": "stub"}}}', "b.yml": "models: {b: {backend: stub}}"}
-    assert sorted(parse(snapshot(files), MODELS_ROOT).definitions) == ["a", "b"]  # type: ignore[arg-type]
+    assert sorted(parse_folder(snapshot(files), MODELS_ROOT).definitions) == ["a", "b"]  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ def test_every_path_of_a_definition_is_normalised() -> None:
     assert isinstance(definition, LlamaServerDefinition)
     assert (definition.model_path, definition.llama_server_mmproj) == ("x/a.gguf", "m.gguf")
     assert parsed.definitions["b"].model_path == "w"
-    assert parsed.declared["a"]["model_path"] == "/srv/models/x/a.gguf"
+    assert parsed.declared_models["a"]["model_path"] == "/srv/models/x/a.gguf"
 
 
 def test_every_path_of_a_definition_is_checked() -> None:

@@ -83,7 +83,7 @@ def test_on_is_the_string_that_flash_attention_wants() -> None:
 def test_the_backend_is_resolved_from_the_artifact_and_stands_in_the_definition_only() -> None:
     parsed = parse_text("models: {a: {model_path: a.GGUF}}")
     assert parsed.definitions["a"].backend == "llama_server"
-    assert parsed.declared["a"] == {"model_path": "a.GGUF"}
+    assert parsed.declared_models["a"] == {"model_path": "a.GGUF"}
 
 
 def test_an_artifact_that_tells_no_backend() -> None:
@@ -133,7 +133,7 @@ def test_every_problem_of_every_model_is_told_in_the_order_of_the_file() -> None
 
 def test_one_broken_model_rejects_all() -> None:
     parsed = parse_text("models: {good: {backend: stub}, bad: {backend: stub, replicas: 0}}")
-    assert (parsed.ok, parsed.definitions, parsed.declared, parsed.digest) == (False, {}, {}, "")
+    assert (parsed.is_valid, parsed.definitions, parsed.declared_models, parsed.digest) == (False, {}, {}, "")
 
 
 def test_aliases_are_taken_once() -> None:

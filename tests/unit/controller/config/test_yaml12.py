@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.config.tree import Place, Table, plain
+from controller.config.tree import SourcePlace, Table, to_plain_value
 from controller.config.yaml12 import MAX_DEPTH, MAX_NODES, read_document
 
 
@@ -12,7 +12,7 @@ def values(text: str) -> object:
     table, problems = read_document("f.yaml", text.encode())
     assert not problems, [str(problem) for problem in problems]
     assert table is not None
-    return plain(table)
+    return to_plain_value(table)
 
 
 def problems(text: str | bytes) -> list[str]:
@@ -58,7 +58,7 @@ def test_null_is_kept_until_the_merge_and_then_leaves_the_key_out() -> None:
     table, _ = read_document("f.yaml", b"a: null\nb: ~\nc:\nd: [null]\n")
     assert table is not None
     assert list(table.entries) == ["a", "b", "c", "d"]
-    assert plain(table) == {"d": [None]}
+    assert to_plain_value(table) == {"d": [None]}
 
 
 def test_json_is_yaml_also_indented_with_tabs() -> None:
@@ -81,8 +81,8 @@ def test_every_value_knows_its_line() -> None:
     assert table is not None
     inner = table.get("a")
     assert isinstance(inner, Table)
-    assert inner.entries["b"].place == Place("f.yaml", 3)
-    assert inner.entries["c"].place == Place("f.yaml", 4)
+    assert inner.entries["b"].place == SourcePlace("f.yaml", 3)
+    assert inner.entries["c"].place == SourcePlace("f.yaml", 4)
     assert [item.place.line for item in inner.entries["c"].node.items] == [5, 6]  # type: ignore[union-attr]
 
 

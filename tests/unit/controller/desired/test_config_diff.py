@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.desired.config_diff import edits
+from controller.desired.config_diff import diff_models
 from controller.schema.admin import FieldChange
 
 
 def _edited(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, object, object]]:
-    [edit] = edits({"m": before}, {"m": after})
+    [edit] = diff_models({"m": before}, {"m": after})
     assert (edit.model, edit.change) == ("m", "edited")
     return [(change.field, change.before, change.after) for change in edit.fields]
 
@@ -17,12 +17,12 @@ def _edited(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, ob
 def test_models_that_stay_as_they_are_are_left_out_and_others_come_in_name_order() -> None:
     before: dict[str, dict[str, Any]] = {"same": {"replicas": 1}, "gone": {"backend": "stub"}, "b": {"replicas": 1}}
     after: dict[str, dict[str, Any]] = {"same": {"replicas": 1}, "new": {"backend": "stub"}, "b": {"replicas": 2}}
-    assert [(edit.model, edit.change) for edit in edits(before, after)] == [
+    assert [(edit.model, edit.change) for edit in diff_models(before, after)] == [
         ("b", "edited"),
         ("gone", "removed"),
         ("new", "added"),
     ]
-    assert edits(before, before) == []
+    assert diff_models(before, before) == []
 
 
 def test_fields_come_with_both_values_and_null_where_there_is_none() -> None:
@@ -32,12 +32,12 @@ def test_fields_come_with_both_values_and_null_where_there_is_none() -> None:
 
 
 def test_an_added_model_shows_all_its_fields_and_a_removed_one_too() -> None:
-    [edit] = edits({}, {"m": {"backend": "stub", "env": {"A": "b"}}})
+    [edit] = diff_models({}, {"m": {"backend": "stub", "env": {"A": "b"}}})
     assert edit.fields == (
         FieldChange(field="backend", before=None, after="stub"),
         FieldChange(field="env.A", before=None, after="***"),
     )
-    [edit] = edits({"m": {"backend": "stub"}}, {})
+    [edit] = diff_models({"m": {"backend": "stub"}}, {})
     assert edit.fields == (FieldChange(field="backend", before="stub", after=None),)
 
 

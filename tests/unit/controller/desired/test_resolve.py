@@ -7,8 +7,8 @@ from typing import Any, Self
 import pytest
 from pydantic import ValidationError, model_validator
 
-from controller.desired.resolve import Declared, Defaults, fitting, resolve
-from controller.engines import ENGINES, engine_of, spec_hash
+from controller.desired.resolve import DeclaredModel, Defaults, fitting_params, resolve_desired
+from controller.engines import ENGINES, get_engine, spec_hash
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.schema.override import Override
@@ -22,18 +22,18 @@ def _raw(**fields: Any) -> dict[str, Any]:
 
 
 def _resolved(raw: dict[str, Any], override: Override | None = None, demanded_at: float | None = None) -> DesiredModel:
-    declared = {"m": Declared(LlamaServerDefinition.model_validate(raw), raw, since=1.0)}
+    declared = {"m": DeclaredModel(LlamaServerDefinition.model_validate(raw), raw, declared_since=1.0)}
     overrides = {"m": override} if override else {}
     demand = {} if demanded_at is None else {"m": demanded_at}
-    return resolve(declared, overrides, demand, Defaults(IMAGES), generation=1).models["m"]
+    return resolve_desired(declared, overrides, demand, Defaults(IMAGES), generation=1).models["m"]
 
 
 def _load(raw: dict[str, Any], **statement: Any) -> Override:
-    return Override.stating(raw, model="m", action="load", at=10.0, **statement)
+    return Override.from_statement(raw, model="m", action="load", at=10.0, **statement)
 
 
 def _unload(raw: dict[str, Any], **statement: Any) -> Override:
-    return Override.stating(raw, model="m", action="unload", at=10.0, **statement)
+    return Override.from_statement(raw, model="m", action="unload", at=10.0, **statement)
 
 
 def test_the_file_rules_without_an_override() -> None:
@@ -167,7 +167,7 @@ def test_every_field_of_every_backend_is_hashed_or_known_to_be_scheduling() -> N
 def test_a_hash_is_the_same_in_every_process() -> None:
     definition = LlamaServerDefinition.model_validate(_raw())
     assert spec_hash(definition, "image", "m") == "a792a9ebded017d1"
-    assert engine_of(definition).name == "llama_server"
+    assert get_engine(definition).name == "llama_server"
 
 
 class Paired(StubDefinition):
@@ -197,7 +197,7 @@ class Paired(StubDefinition):
     ],
 )
 def test_of_a_loads_parameters_as_many_are_kept_as_fit_together(params: dict[str, Any], kept: list[str]) -> None:
-    assert sorted(fitting(Paired(backend="stub"), params)) == kept
+    assert sorted(fitting_params(Paired(backend="stub"), params)) == kept
 
 
 def test_a_remote_model_has_no_replicas() -> None:

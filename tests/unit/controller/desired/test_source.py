@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from controller.desired.resolve import Defaults
-from controller.desired.source import DesiredFiles
+from controller.desired.source import DesiredStateSource
 from controller.schema.override import Override
 from controller.schema.routing import GatewayReport
-from controller.storage.state_dir import Memory, Store
+from controller.storage.state_dir import StateDir, StoredState
 
 LAZY = "models:\n  m:\n    backend: stub\n    enabled: {enabled}\n    autoload: true\n"
 
@@ -24,12 +24,14 @@ class Place:
         self.desired.mkdir()
         self.state = root / "state"
         self.now = 1_000.0
-        self.store = Store.open(self.state)
+        self.store = StateDir.open_folder(self.state)
 
-    def files(self) -> DesiredFiles:
+    def files(self) -> DesiredStateSource:
         """As a controller that starts makes them."""
-        files = DesiredFiles(self.desired, self.desired, self.store, Defaults(), resync_s=10.0, clock=lambda: self.now)
-        files.recover()
+        files = DesiredStateSource(
+            self.desired, self.desired, self.store, Defaults(), resync_s=10.0, clock=lambda: self.now
+        )
+        files.recover_last_good()
         return files
 
     def write(self, text: str) -> None:
@@ -44,33 +46,33 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.store.close()
 
 
-def _wanted(files: DesiredFiles, now: float) -> dict[str, int]:
-    state = files.state(now)
+def _wanted(files: DesiredStateSource, now: float) -> dict[str, int]:
+    state = files.desired_state(now)
     assert state is not None
     return {name: model.replicas for name, model in state.models.items()}
 
 
 async def test_the_last_good_state_rules_a_restart_over_broken_files(place: Place) -> None:
-    assert place.files().state(place.now) is None
+    assert place.files().desired_state(place.now) is None
     place.write(LAZY.format(enabled="true"))
     files = place.files()
-    await files.read()
+    await files.read_files()
     place.write("models: [")
     again = place.files()
-    await again.read()
+    await again.read_files()
     assert _wanted(again, place.now) == {"m": 1}
-    assert again.problems()
+    assert again.list_problems()
 
 
 async def test_since_stands_still_after_a_restart(place: Place) -> None:
     place.write(LAZY.format(enabled="true"))
-    await place.files().read()
+    await place.files().read_files()
     files = place.files()
-    await files.read()
-    first = files.state(place.now)
+    await files.read_files()
+    first = files.desired_state(place.now)
     place.now += 50
-    await files.read()
-    later = files.state(place.now)
+    await files.read_files()
+    later = files.desired_state(place.now)
     assert first is not None
     assert later is not None
     assert later.generation == first.generation > 0
@@ -80,42 +82,42 @@ async def test_since_stands_still_after_a_restart(place: Place) -> None:
 async def test_demand_loads_and_an_edit_of_enabled_ends_it(place: Place) -> None:
     place.write(LAZY.format(enabled="false") + "    replicas: 2\n")
     files = place.files()
-    await files.read()
+    await files.read_files()
     assert _wanted(files, place.now) == {"m": 0}
     report = GatewayReport(gateway_id="g", stamp=None, demand={"m": place.now})
-    assert files.ask_for(report)
-    assert not files.ask_for(report)
+    assert files.take_demand(report)
+    assert not files.take_demand(report)
     assert _wanted(files, place.now) == {"m": 2}
     assert _wanted(place.files(), place.now) == {"m": 2}, "demand outlives a restart"
     place.write(LAZY.format(enabled="false") + "    replicas: 1\n")
-    await files.read()
+    await files.read_files()
     assert _wanted(files, place.now) == {"m": 0}
 
 
 async def test_a_model_that_rests_stays_so_over_a_restart_until_it_is_asked_for(place: Place) -> None:
     place.write(LAZY.format(enabled="true") + "    replicas: 2\n")
     files = place.files()
-    await files.read()
+    await files.read_files()
     assert _wanted(files, place.now) == {"m": 2}
     before = files.revision
-    files.rest({"m": "makes room for n"})
+    files.evict_models({"m": "makes room for n"})
     assert files.revision > before
     again = place.files()
-    await again.read()
+    await again.read_files()
     for each in (files, again):
-        state = each.state(place.now)
+        state = each.desired_state(place.now)
         assert state is not None
         assert (state.models["m"].replicas, state.models["m"].demand_replicas) == (0, 2)
         assert state.models["m"].statement.reason == "makes room for n; the next request loads it"
         assert not state.models["m"].drain_ends
     old = GatewayReport(gateway_id="g", stamp=None, demand={"m": place.now - 100})
-    assert not again.ask_for(old), "a gateway tells of the last request, before the rest, again and again"
+    assert not again.take_demand(old), "a gateway tells of the last request, before the rest, again and again"
     assert _wanted(again, place.now) == {"m": 0}
     place.now += 1
-    assert again.ask_for(GatewayReport(gateway_id="g", stamp=None, demand={"m": place.now}))
+    assert again.take_demand(GatewayReport(gateway_id="g", stamp=None, demand={"m": place.now}))
     assert _wanted(again, place.now) == {"m": 2}
-    again.rest({"m": "not used for 5 s"})
-    again.awake(["m"])
+    again.evict_models({"m": "not used for 5 s"})
+    again.request_reload(["m"])
     assert _wanted(again, place.now) == {"m": 2}
 
 
@@ -124,26 +126,26 @@ async def test_an_edit_that_says_what_is_to_run_ends_a_rest_and_another_one_does
     text = "models:\n  m:\n    backend: stub\n    enabled: true\n"
     place.write(text + "    autoload: true\n")
     files = place.files()
-    await files.read()
-    files.rest({"m": "makes room for n"})
+    await files.read_files()
+    files.evict_models({"m": "makes room for n"})
     place.write(text + "    autoload: true\n    stub_text: other\n")
-    await files.read()
+    await files.read_files()
     assert _wanted(files, place.now) == {"m": 0}
     place.write(text + ("" if "autoload" in edit else "    autoload: true\n") + edit)
-    await files.read()
+    await files.read_files()
     assert _wanted(files, place.now) == {"m": 2 if "replicas" in edit else 1}
 
 
 async def test_a_statement_of_an_operator_ends_a_rest(place: Place) -> None:
     place.write(LAZY.format(enabled="false"))
     files = place.files()
-    await files.read()
-    files.rest({"m": "makes room for n"})
+    await files.read_files()
+    files.evict_models({"m": "makes room for n"})
     declared = {"backend": "stub", "autoload": True, "enabled": False}
-    files.state_override(Override.stating(declared, model="m", action="load", at=place.now))
+    files.set_override(Override.from_statement(declared, model="m", action="load", at=place.now))
     assert _wanted(files, place.now) == {"m": 1}
     assert files.drop_override("m")
-    state = files.state(place.now)
+    state = files.desired_state(place.now)
     assert state is not None
     assert state.models["m"].statement.reason == "autoload: no request asked for it yet"
 
@@ -151,31 +153,31 @@ async def test_a_statement_of_an_operator_ends_a_rest(place: Place) -> None:
 async def test_a_statement_that_an_edit_ended_stays_ended_when_the_edit_is_taken_back(place: Place) -> None:
     text = "models:\n  m:\n    backend: stub\n"
     place.write(text)
-    await place.files().read()
-    unload = Override.stating({"backend": "stub"}, model="m", action="unload", at=1.0)
-    place.store.remember(Memory(overrides={"m": unload}))
+    await place.files().read_files()
+    unload = Override.from_statement({"backend": "stub"}, model="m", action="unload", at=1.0)
+    place.store.save_memory(StoredState(overrides={"m": unload}))
     files = place.files()
-    await files.read()
+    await files.read_files()
     assert _wanted(files, place.now) == {"m": 0}
     place.write(text + "    replicas: 2\n")
-    await files.read()
+    await files.read_files()
     assert _wanted(files, place.now) == {"m": 2}
     place.write(text)
-    await files.read()
+    await files.read_files()
     assert _wanted(files, place.now) == {"m": 1}
 
 
 async def test_a_model_that_vanishes_is_gone_after_two_reads_two_seconds_apart(place: Place) -> None:
     place.write("models:\n  m: {backend: stub}\n  n: {backend: stub}\n")
     files = place.files()
-    await files.read()
+    await files.read_files()
     place.write("models:\n  n: {backend: stub}\n")
-    await files.read()
+    await files.read_files()
     assert set(_wanted(files, place.now)) == {"m", "n"}
     wake = files.wake_at()
     assert wake is not None
     place.now = wake
-    await files.refresh(place.now)
+    await files.refresh_files(place.now)
     assert set(_wanted(files, place.now)) == {"n"}
 
 
@@ -184,72 +186,74 @@ async def test_a_disk_that_is_full_costs_memory_and_not_the_pause(
 ) -> None:
     place.write(LAZY.format(enabled="true"))
     files = place.files()
-    await files.read()
+    await files.read_files()
 
-    def full(memory: Memory) -> None:
+    def full(memory: StoredState) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr(place.store, "remember", full)
-        files.pause(True)
-    state = files.state(place.now)
+        broken.setattr(place.store, "save_memory", full)
+        files.set_paused(True)
+    state = files.desired_state(place.now)
     assert state is not None
     assert state.paused
     assert "not stored" in caplog.text
-    assert not place.store.memory().paused
-    files.remember(frozenset(), {})
-    assert place.store.memory().paused, "the next write brings it along"
+    assert not place.store.load_memory().paused
+    files.remember_loaded(frozenset(), {})
+    assert place.store.load_memory().paused, "the next write brings it along"
 
 
 async def test_what_no_longer_fits_ends_and_stays_ended_when_the_edit_is_taken_back(place: Place) -> None:
     text = "models:\n  m:\n    model_path: a.gguf\n    backend: {backend}\n"
     place.write(text.format(backend="llama_server"))
     ended: list[dict[str, Sequence[str]]] = []
-    files = DesiredFiles(
+    files = DesiredStateSource(
         place.desired, place.desired, place.store, Defaults(), resync_s=10.0, clock=lambda: place.now,
         on_edit=lambda _before, _after, ends: ended.append(dict(ends)),
     )  # fmt: skip
-    await files.read()
-    assert files.settled is not None
+    await files.read_files()
+    assert files.in_force is not None
     params = {"llama_server_n_ctx": 512, "llama_server_threads": 2, "target_inflight": 3}
-    files.state_override(Override.stating(files.settled.declared["m"], model="m", action="load", at=1.0, params=params))
+    files.set_override(
+        Override.from_statement(files.in_force.declared_models["m"], model="m", action="load", at=1.0, params=params)
+    )
     place.write(text.format(backend="stub"))
-    await files.read()
+    await files.read_files()
     assert ended[-1] == {"m": ["llama_server_n_ctx", "llama_server_threads"]}
     place.write(text.format(backend="llama_server"))
-    await files.read()
-    state = files.state(place.now)
+    await files.read_files()
+    state = files.desired_state(place.now)
     assert state is not None
     assert state.models["m"].params == {"target_inflight": 3}
     place.write(text.format(backend="llama_server") + "    enabled: false\n")
-    await files.read()
+    await files.read_files()
     assert ended[-1] == {"m": ["load"]}
 
 
 async def test_secrets_of_files_and_of_loads_are_learned_before_anything_is_said_of_them(place: Place) -> None:
     learned: list[str] = []
 
-    def files() -> DesiredFiles:
-        return DesiredFiles(
+    def files() -> DesiredStateSource:
+        return DesiredStateSource(
             place.desired, place.desired, place.store, Defaults(), resync_s=10.0, clock=lambda: place.now,
             learn=lambda declared: learned.append(str(declared)),
         )  # fmt: skip
 
     place.write("models:\n  m:\n    backend: stub\n    env: {TOKEN: a-secret}\n")
     first = files()
-    await first.read()
+    await first.read_files()
     assert "a-secret" in learned[-1]
     stated = Override(model="m", action="load", at=1.0, params={"stub_text": "b-secret"})
-    first.state_override(stated)
+    first.set_override(stated)
     assert "b-secret" in learned[-1]
     learned.clear()
-    files().recover()
+    files().recover_last_good()
     assert "a-secret" in str(learned)
     assert "b-secret" in str(learned)
 
 
 async def test_a_problem_is_logged_without_secrets(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     place.write("models:\n  m:\n    backend: openai_remote\n    base_url: http://u:pa55word@h?x\n")
-    await place.files().read()
+    await place.files().read_files()
     assert "***@h" in caplog.text
     assert "pa55word" not in caplog.text

@@ -23,7 +23,7 @@ def _definition(backend: str, **fields: Any) -> Definition:
 
 
 def _capabilities(backend: str, **fields: Any) -> Capabilities:
-    return ENGINES[backend].capabilities(_definition(backend, **fields))
+    return ENGINES[backend].derive_capabilities(_definition(backend, **fields))
 
 
 @pytest.mark.parametrize(

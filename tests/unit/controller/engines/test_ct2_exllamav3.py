@@ -19,8 +19,8 @@ def _definition(backend: str, **fields: Any) -> Definition:
 
 @pytest.mark.parametrize("backend", ["vllm_serve", "vllm", "exllamav3", "ct2", "litert_lm", "onnx"])
 def test_an_engine_is_probed_by_an_api_that_it_has(backend: str) -> None:
-    probe = ENGINES[backend].probe(_definition(backend))
-    assert probe.ready_path in ENGINES[backend].apis(_definition(backend))
+    probe = ENGINES[backend].describe_probe(_definition(backend))
+    assert probe.ready_path in ENGINES[backend].list_apis(_definition(backend))
 
 
 def test_defaults() -> None:
@@ -74,17 +74,17 @@ def test_artifacts_and_files(
     backend: str, fields: dict[str, Any], artifacts: tuple[str, ...], checks: set[str]
 ) -> None:
     definition = _definition(backend, **fields)
-    assert ENGINES[backend].artifacts(definition) == artifacts
-    assert {check.field for check in ENGINES[backend].files(definition)} == checks
+    assert ENGINES[backend].list_artifacts(definition) == artifacts
+    assert {check.field for check in ENGINES[backend].list_files(definition)} == checks
 
 
 def test_folders_are_checked_as_folders() -> None:
-    assert ENGINES["exllamav3"].files(_definition("exllamav3")) == (
+    assert ENGINES["exllamav3"].list_files(_definition("exllamav3")) == (
         FileCheck("model_path", "m", "folder"),
         FileCheck("model_path", "m/config.json", "file"),
         FileCheck("model_path", "m/tokenizer.json", "file"),
     )
-    assert ENGINES["ct2"].files(_definition("ct2", ct2_tokenizer="t"))[1:] == (
+    assert ENGINES["ct2"].list_files(_definition("ct2", ct2_tokenizer="t"))[1:] == (
         FileCheck("model_path", "m/model.bin", "file"),
         FileCheck("ct2_tokenizer", "t", "folder"),
         FileCheck("ct2_tokenizer", "t/tokenizer.json", "file"),

@@ -32,7 +32,7 @@ PROCESS = RenderContext(
 
 def _launch(backend: str, ctx: RenderContext, **fields: Any) -> tuple[list[str], str | None]:
     engine = ENGINES[backend]
-    launch = engine.render(engine.definition.model_validate({"backend": backend, **fields}), ctx)
+    launch = engine.render_command(engine.definition.model_validate({"backend": backend, **fields}), ctx)
     return list(launch.argv), launch.image
 
 
@@ -70,10 +70,10 @@ def test_libraries_of_a_program_are_found_where_the_definition_says() -> None:
     engine = ENGINES["llama_server"]
     fields = {"model_path": "m.gguf", "llama_server_library_path": "/opt/lib"}
     definition = engine.definition.model_validate(fields)
-    assert engine.render(definition, PROCESS).env["LD_LIBRARY_PATH"] == "/opt/lib"
-    assert "LD_LIBRARY_PATH" not in engine.render(definition, DOCKER).env
+    assert engine.render_command(definition, PROCESS).env["LD_LIBRARY_PATH"] == "/opt/lib"
+    assert "LD_LIBRARY_PATH" not in engine.render_command(definition, DOCKER).env
     own = engine.definition.model_validate(fields | {"env": {"LD_LIBRARY_PATH": "/other"}})
-    assert engine.render(own, PROCESS).env["LD_LIBRARY_PATH"] == "/other"
+    assert engine.render_command(own, PROCESS).env["LD_LIBRARY_PATH"] == "/other"
 
 
 def test_workers() -> None:
@@ -96,7 +96,7 @@ def test_no_secret_and_no_placement_is_rendered() -> None:
     ):
         engine = ENGINES[name]
         definition = engine.definition.model_validate({"backend": name, **fields, "gpus": 1, "vram_mib": 5})
-        launch = engine.render(definition, DOCKER)
+        launch = engine.render_command(definition, DOCKER)
         assert launch.token_env is not None
         assert launch.token_env not in launch.env
         assert not {"--api-key", "--gpus"} & set(launch.argv)
@@ -108,11 +108,11 @@ def test_a_remote_starts_nothing() -> None:
         {"backend": "openai_remote", "base_url": "https://phone.example/v1/", "remote_model": "nano"}
     )
     assert not engine.runs
-    remote = engine.remote(definition)
+    remote = engine.describe_remote(definition)
     assert remote is not None
     assert (remote.base_url, remote.model) == ("https://phone.example/v1", "nano")
     with pytest.raises(TypeError, match="starts nothing"):
-        engine.render(definition, DOCKER)
+        engine.render_command(definition, DOCKER)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_the_backend_is_resolved_from_the_artifact() -> None:
     ],
 )
 def test_llama_cpps_sentences_in_plain_words(tail: str, words: str, permanent: bool) -> None:
-    verdict = ENGINES["llama_server"].explain(1, tail)
+    verdict = ENGINES["llama_server"].explain_exit(1, tail)
     assert verdict is not None
     assert (verdict.message, verdict.permanent) == (words, permanent)
-    assert ENGINES["llama_server"].explain(1, "all is well") is None
+    assert ENGINES["llama_server"].explain_exit(1, "all is well") is None

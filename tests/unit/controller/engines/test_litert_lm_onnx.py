@@ -31,7 +31,7 @@ def launch(backend: str, runtime: Any = "process", **fields: Any) -> Launch:
         executables={"python": "python"},
         images={"worker": "roundhouse/worker:1"},
     )
-    return ENGINES[backend].render(definition(backend, **fields), context)
+    return ENGINES[backend].render_command(definition(backend, **fields), context)
 
 
 def flags(backend: str, **fields: Any) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def test_where_they_run(backend: str) -> None:
     assert launch(backend, "docker", image="mine:2").image == "mine:2"
     engine = ENGINES[backend]
     assert engine.target_inflight(definition(backend, target_inflight=8)) == 1
-    assert engine.probe(definition(backend)).ready_path in engine.apis(definition(backend))
+    assert engine.describe_probe(definition(backend)).ready_path in engine.list_apis(definition(backend))
 
 
 def test_the_worker_knows_every_choice() -> None:
@@ -102,13 +102,13 @@ def test_an_embedding_model_s_tokenizer_is_looked_for(tmp_path: Path, tokenizer:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "m.onnx").write_bytes(b"x")
     (tmp_path / tokenizer).write_text("in another folder")
-    found = check_files(tmp_path, engine.files(definition("onnx", "a/m.onnx")))
+    found = check_files(tmp_path, engine.list_files(definition("onnx", "a/m.onnx")))
     wanted = "tokenizer.json or *-vocab.txt or vocab.txt"
     assert found == f"model_path: a/m.onnx needs a file beside it that is not there: {wanted}"
-    named = engine.files(definition("onnx", "a/m.onnx", onnx_tokenizer="t.json"))
+    named = engine.list_files(definition("onnx", "a/m.onnx", onnx_tokenizer="t.json"))
     assert str(check_files(tmp_path, named)).startswith(f"onnx_tokenizer: t.json is missing from {tmp_path}")
     (tmp_path / "a" / tokenizer).write_text("x")
-    assert check_files(tmp_path, engine.files(definition("onnx", "a/m.onnx"))) is None
+    assert check_files(tmp_path, engine.list_files(definition("onnx", "a/m.onnx"))) is None
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_an_embedding_model_s_tokenizer_is_looked_for(tmp_path: Path, tokenizer:
     ],
 )
 def test_how_they_end(backend: str, line: str, message: str, permanent: bool) -> None:
-    verdict = ENGINES[backend].explain(1, f"loading\n{line}\n")
+    verdict = ENGINES[backend].explain_exit(1, f"loading\n{line}\n")
     assert verdict is not None
     assert message in verdict.message
     assert verdict.permanent is permanent
-    assert ENGINES[backend].explain(1, "all is well") is None
+    assert ENGINES[backend].explain_exit(1, "all is well") is None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.engines import ENGINES
-from controller.engines.load_fields import constraints
+from controller.engines.load_fields import list_constraints
 
 TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 TYPE = {
@@ -99,7 +99,8 @@ SHOWN: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("backend", ENGINES)
 def test_constraints_are_the_seeds_key_for_key(backend: str) -> None:
     shown = {
-        name: each.model_dump(exclude_unset=True) for name, each in constraints(ENGINES[backend].load_fields).items()
+        name: each.model_dump(exclude_unset=True)
+        for name, each in list_constraints(ENGINES[backend].load_fields).items()
     }
     assert json.dumps(shown, sort_keys=True) == json.dumps(SHOWN[backend], sort_keys=True)
     assert list(shown) == list(SHOWN[backend])

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from controller.engines import ENGINES
-from controller.engines.load_request import EXAMPLES, load_params, load_request_model, wrong_backend
+from controller.engines.load_request import EXAMPLES, find_wrong_backend, load_params, load_request_model
 
 LoadRequest = load_request_model()
 SCHEMA = LoadRequest.model_json_schema()
@@ -27,7 +27,7 @@ def test_the_seeds_example_bodies_are_taken_and_shown(body: dict[str, Any]) -> N
     assert params == {name: value for name, value in body.items() if name != "replicas"}
     assert body in SCHEMA["examples"]
     for backend in {OWNERS[name] for name in params}:
-        assert wrong_backend(ENGINES[backend], params) is None
+        assert find_wrong_backend(ENGINES[backend], params) is None
         assert ENGINES[backend].load_faults(params) == []
     assert len(EXAMPLES) == 11
 
@@ -91,22 +91,24 @@ def test_the_schema_refuses(body: dict[str, Any]) -> None:
 def test_what_the_schema_leaves_to_the_backend(body: dict[str, Any]) -> None:
     params = load_params(_read(body))
     engine = ENGINES[OWNERS[next(iter(params))]]
-    assert wrong_backend(engine, params) is None
+    assert find_wrong_backend(engine, params) is None
     assert engine.load_faults(params)
 
 
 def test_fields_of_another_backend() -> None:
     exllama = load_params(_read({"exllama_cache_size": 512}))
-    fault = wrong_backend(ENGINES["llama_cpp"], exllama)
+    fault = find_wrong_backend(ENGINES["llama_cpp"], exllama)
     assert fault is not None
     assert (fault.field, fault.message) == (
         "exllama_cache_size",
         "belongs to backend exllamav3; this model's backend is llama_cpp",
     )
-    fault = wrong_backend(ENGINES["stub"], load_params(_read({"vllm_max_pixels": 200704})))
+    fault = find_wrong_backend(ENGINES["stub"], load_params(_read({"vllm_max_pixels": 200704})))
     assert fault is not None
     assert fault.message == "belongs to backend vllm_serve and vllm; this model's backend is stub"
-    fault = wrong_backend(ENGINES["vllm"], load_params(_read({"vllm_max_pixels": 200704, "llama_server_n_ctx": 9})))
+    fault = find_wrong_backend(
+        ENGINES["vllm"], load_params(_read({"vllm_max_pixels": 200704, "llama_server_n_ctx": 9}))
+    )
     assert fault is not None
     assert fault.field == "llama_server_n_ctx"
 

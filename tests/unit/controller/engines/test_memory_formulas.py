@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 
-from controller.artifacts.facts import Artifact, Ct2, Gguf, HfFolder, Sized, Unread
+from controller.artifacts.facts import Artifact, Ct2, Gguf, HfFolder, SizedArtifact, UnreadArtifact
 from controller.engines import ENGINES
-from controller.engines.memory import CUDA_OVERHEAD, MIB, WORKER_OVERHEAD, Forecast, Parts, Prediction, Unpredicted
+from controller.engines.memory import (
+    CUDA_OVERHEAD,
+    MIB,
+    WORKER_OVERHEAD,
+    Forecast,
+    MemoryParts,
+    Prediction,
+    Unpredicted,
+)
 from controller.engines.memory_hf import HfShape, hf_shape, kv_bytes_per_token
 from controller.engines.memory_llama import LlamaLoad, predict_llama
 
@@ -45,8 +53,8 @@ def llama_3_8b(**fields: Any) -> Gguf:
 def told(backend: str, artifact: Artifact | None, **fields: Any) -> Forecast | None:
     engine = ENGINES[backend]
     definition = engine.definition.model_validate({"backend": backend, **fields})
-    paths = engine.artifacts(definition)
-    return engine.predict(definition, {path: artifact for path in paths if artifact is not None})
+    paths = engine.list_artifacts(definition)
+    return engine.predict_memory(definition, {path: artifact for path in paths if artifact is not None})
 
 
 def predicted(backend: str, artifact: Artifact | None, **fields: Any) -> Prediction:
@@ -93,7 +101,7 @@ def test_a_whole_model_on_a_gpu_leaves_the_embeddings_on_the_host() -> None:
     assert on_gpu.gpu.overhead == CUDA_OVERHEAD
     assert on_gpu.host.weights == facts.embedding
     assert on_gpu.host.kv_cache == 0
-    tied = replace(facts, tied=True, output=16384)
+    tied = replace(facts, has_tied_embeddings=True, output=16384)
     assert server(tied, gpus=1).gpu.weights == 32 * BLOCK + facts.embedding + 16384, "loaded twice"
 
 
@@ -165,7 +173,7 @@ def test_a_draft_model_and_a_projector_are_added() -> None:
     fields |= {"attention.head_count": 16}
     clip = Gguf(MIB, "clip", {f"clip.vision.{k}": v for k, v in fields.items()}, (5 * MIB,), 0, 0, 0, 0, True)
     definition = ENGINES["llama_server"].definition.model_validate({"model_path": "a", "llama_server_mmproj": "b"})
-    seeing = ENGINES["llama_server"].predict(definition, {"a": llama_3_8b(), "b": clip})
+    seeing = ENGINES["llama_server"].predict_memory(definition, {"a": llama_3_8b(), "b": clip})
     assert isinstance(seeing, Prediction)
     assert seeing.host.weights == alone.host.weights + 5 * MIB
     assert seeing.host.compute == alone.host.compute + (3 * 896**2 + (64 * 64 + 1) * 6 * 1152) * 4
@@ -178,8 +186,8 @@ def test_a_draft_model_and_a_projector_are_added() -> None:
         (replace(llama_3_8b(), architecture="qwen3next"), "how the architecture 'qwen3next'"),
         (replace(llama_3_8b(), fields={}), "does not tell its width, heads and blocks"),
         (replace(llama_3_8b(), fields={**llama_3_8b().fields, "llama.nextn_predict_layers": 1}), "several tokens"),
-        (Unread("a.gguf is not a GGUF file"), "a.gguf is not a GGUF file"),
-        (Sized(5), "a.gguf is not a GGUF file"),
+        (UnreadArtifact("a.gguf is not a GGUF file"), "a.gguf is not a GGUF file"),
+        (SizedArtifact(5), "a.gguf is not a GGUF file"),
         (None, "a.gguf: was not read yet"),
     ],
 )
@@ -264,10 +272,12 @@ def test_layers_that_keep_something_else_are_not_guessed(change: dict[str, Any],
 
 def test_a_file_that_is_kept_as_it_is() -> None:
     for backend, path in (("onnx", "a.onnx"), ("litert_lm", "a.litertlm")):
-        assert predicted(backend, Sized(GIB), model_path=path).host == Parts(GIB, overhead=WORKER_OVERHEAD)
-        assert reason(backend, Unread("gone"), model_path=path) == "gone"
-    on_gpu = predicted("litert_lm", Sized(GIB), model_path="a.litertlm", gpus=1)
-    assert (on_gpu.gpu, on_gpu.host.total) == (Parts(GIB, overhead=CUDA_OVERHEAD), WORKER_OVERHEAD)
+        assert predicted(backend, SizedArtifact(GIB), model_path=path).host == MemoryParts(
+            GIB, overhead=WORKER_OVERHEAD
+        )
+        assert reason(backend, UnreadArtifact("gone"), model_path=path) == "gone"
+    on_gpu = predicted("litert_lm", SizedArtifact(GIB), model_path="a.litertlm", gpus=1)
+    assert (on_gpu.gpu, on_gpu.host.total) == (MemoryParts(GIB, overhead=CUDA_OVERHEAD), WORKER_OVERHEAD)
 
 
 def test_ctranslate2_converts_what_it_loads() -> None:
@@ -284,4 +294,4 @@ def test_ctranslate2_converts_what_it_loads() -> None:
     assert weights(half, ct2_compute_type="float32", gpus=1) == 4000 + 400 + 4
     assert weights(half, ct2_compute_type="auto") == 1000 + 400 + 4
     assert weights(Ct2(GIB, {"i8": 1000}, {"f32": 400}), ct2_compute_type="default") == 1400
-    assert "model.bin" in reason("ct2", Sized(5), model_path="m")
+    assert "model.bin" in reason("ct2", SizedArtifact(5), model_path="m")

@@ -41,7 +41,7 @@ SILENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEM
 def _launch(backend: str, ctx: RenderContext, **fields: Any) -> Launch:
     engine = ENGINES[backend]
     needed = {} if "vllm_model" in fields else {"model_path": "a/b"}
-    return engine.render(engine.definition.model_validate({"backend": backend, **needed, **fields}), ctx)
+    return engine.render_command(engine.definition.model_validate({"backend": backend, **needed, **fields}), ctx)
 
 
 def test_vllm_serve_in_a_container() -> None:
@@ -138,8 +138,8 @@ def test_what_is_not_installed_is_said_before_a_start(monkeypatch: pytest.Monkey
 def test_it_is_probed_by_a_path_that_it_has(backend: str, embedding: bool) -> None:
     engine = ENGINES[backend]
     definition = engine.definition.model_validate({"backend": backend, "model_path": "m", "vllm_embedding": embedding})
-    assert engine.probe(definition).ready_path in engine.apis(definition)
-    assert engine.probe(definition).ready_path == ("/v1/embeddings" if embedding else "/v1/completions")
+    assert engine.describe_probe(definition).ready_path in engine.list_apis(definition)
+    assert engine.describe_probe(definition).ready_path == ("/v1/embeddings" if embedding else "/v1/completions")
 
 
 UPSTREAM = """\
@@ -285,7 +285,7 @@ WORKER = "(Worker pid=8741) ERROR 11-21 20:26:48 [multiproc_executor.py:953] "
     ],
 )
 def test_why_it_ended(log: str, words: str, permanent: bool) -> None:
-    verdict = ENGINES["vllm_serve"].explain(1, log)
+    verdict = ENGINES["vllm_serve"].explain_exit(1, log)
     assert verdict is not None
     assert (verdict.message, verdict.permanent) == (words, permanent)
 

@@ -17,7 +17,9 @@ def launch(backend: str, runtime: Any = "docker", **fields: Any) -> Launch:
         runtime, "m", PurePosixPath("/models"), "h", 1, PurePosixPath("/c"), {"python": "python"}, {"worker": "w"}
     )
     engine = ENGINES[backend]
-    return engine.render(engine.definition.model_validate({"backend": backend, "model_path": "m", **fields}), context)
+    return engine.render_command(
+        engine.definition.model_validate({"backend": backend, "model_path": "m", **fields}), context
+    )
 
 
 def test_layers_that_are_split_over_gpus_are_passed_through_shared_memory() -> None:
@@ -53,7 +55,7 @@ def test_layers_that_are_split_over_gpus_are_passed_through_shared_memory() -> N
     ],
 )
 def test_what_ends_mean(backend: str, line: str, message: str, permanent: bool) -> None:
-    verdict = ENGINES[backend].explain(1, f"loading\n{line}\n")
+    verdict = ENGINES[backend].explain_exit(1, f"loading\n{line}\n")
     assert verdict is not None
     assert message in verdict.message
     assert verdict.permanent is permanent

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from controller.journal.entry import NewEntry
-from controller.journal.event_log import PRUNE_EVERY, Journal
+from controller.journal.event_log import PRUNE_EVERY, EventLog
 from controller.schema.admin import JournalEntry
 from tests.support.wait import until
 
@@ -48,114 +48,114 @@ def full_disk(limit: int) -> Iterator[None]:
 
 
 def test_entries_come_back_whole_after_a_restart(path: Path) -> None:
-    journal = Journal(path)
-    assert (journal.oldest, journal.newest) == (0, 0)
-    [first, second] = journal.record(said("a", "b"), NOW)
-    assert first.id < second.id == journal.newest
+    journal = EventLog(path)
+    assert (journal.oldest_id, journal.newest_id) == (0, 0)
+    [first, second] = journal.record_entries(said("a", "b"), NOW)
+    assert first.id < second.id == journal.newest_id
     journal.close()
 
-    again = Journal(path)
-    assert (again.oldest, again.newest) == (first.id, second.id)
-    assert again.after(0, ALL) == [first, second]
+    again = EventLog(path)
+    assert (again.oldest_id, again.newest_id) == (first.id, second.id)
+    assert again.read_after(0, ALL) == [first, second]
     assert first.details == {"n": 1}
     # Even when the clock was set back meanwhile.
-    [third] = again.record(said("c"), NOW - 5_000)
+    [third] = again.record_entries(said("c"), NOW - 5_000)
     assert third.id > second.id
-    assert messages(again.after(first.id, ALL)) == ["b", "c"]
-    assert messages(again.after(0, 1)) == ["a"]
+    assert messages(again.read_after(first.id, ALL)) == ["b", "c"]
+    assert messages(again.read_after(0, 1)) == ["a"]
     again.close()
 
 
 def test_pages_go_from_the_newest_backwards_by_kind_and_model(path: Path) -> None:
-    journal = Journal(path)
-    journal.record(said("a", kind="file", model="x"), NOW)
-    journal.record(said("b", kind="state", model="x"), NOW)
-    journal.record(said("c", "d", kind="failure", model="y"), NOW)
-    first = journal.page([], None, None, 3)
+    journal = EventLog(path)
+    journal.record_entries(said("a", kind="file", model="x"), NOW)
+    journal.record_entries(said("b", kind="state", model="x"), NOW)
+    journal.record_entries(said("c", "d", kind="failure", model="y"), NOW)
+    first = journal.read_page([], None, None, 3)
     assert messages(first) == ["d", "c", "b"]
-    assert messages(journal.page([], None, first[-1].id, 3)) == ["a"]
-    assert messages(journal.page(("file", "failure"), None, None, ALL)) == ["d", "c", "a"]
-    assert messages(journal.page([], "x", None, ALL)) == ["b", "a"]
-    assert messages(journal.page(["state"], "y", None, ALL)) == []
+    assert messages(journal.read_page([], None, first[-1].id, 3)) == ["a"]
+    assert messages(journal.read_page(("file", "failure"), None, None, ALL)) == ["d", "c", "a"]
+    assert messages(journal.read_page([], "x", None, ALL)) == ["b", "a"]
+    assert messages(journal.read_page(["state"], "y", None, ALL)) == []
     journal.close()
 
 
 def test_only_the_newest_are_kept(path: Path) -> None:
-    journal = Journal(path, keep=20)
+    journal = EventLog(path, keep=20)
     lengths = []
     for number in range(3 * PRUNE_EVERY):
-        journal.record(said(str(number)), NOW + number)
-        lengths.append(len(journal.after(0, ALL)))
-        assert messages(journal.after(0, ALL)) == [str(each) for each in range(number + 1)][-lengths[-1] :]
+        journal.record_entries(said(str(number)), NOW + number)
+        lengths.append(len(journal.read_after(0, ALL)))
+        assert messages(journal.read_after(0, ALL)) == [str(each) for each in range(number + 1)][-lengths[-1] :]
     # Not with each entry: what is too old goes a few at a time.
     assert (min(lengths[20:]), max(lengths)) == (20, 39)
-    assert journal.oldest == journal.after(0, 1)[0].id
+    assert journal.oldest_id == journal.read_after(0, 1)[0].id
     journal.close()
 
 
 def test_chatter_does_not_displace_history(path: Path) -> None:
-    journal = Journal(path, keep=20)
-    journal.record(said("loaded"), NOW)
+    journal = EventLog(path, keep=20)
+    journal.record_entries(said("loaded"), NOW)
     for number in range(3 * PRUNE_EVERY):
-        journal.record(said(str(number), kind="state"), NOW + number)
-    kept = messages(journal.after(0, ALL))
+        journal.record_entries(said(str(number), kind="state"), NOW + number)
+    kept = messages(journal.read_after(0, ALL))
     assert (kept[0], kept[-1]) == ("loaded", "299")
     assert 20 <= len(kept) - 1 < 40
     for number in range(3 * PRUNE_EVERY):
-        journal.record(said(f"edit {number}", kind="file"), NOW + 1_000 + number)
-    assert 20 <= len(journal.page(["file"], None, None, ALL)) < 40
-    assert messages(journal.page(["statement"], None, None, ALL)) == []
-    assert 20 <= len(journal.page(["state"], None, None, ALL)) < 40
+        journal.record_entries(said(f"edit {number}", kind="file"), NOW + 1_000 + number)
+    assert 20 <= len(journal.read_page(["file"], None, None, ALL)) < 40
+    assert messages(journal.read_page(["statement"], None, None, ALL)) == []
+    assert 20 <= len(journal.read_page(["state"], None, None, ALL)) < 40
     journal.close()
 
 
 def test_chatter_does_not_displace_history_in_memory_either(path: Path) -> None:
     path.mkdir()
-    journal = Journal(path, keep=20)
-    journal.record(said("loaded"), NOW)
-    chatter = [journal.record(said(str(number), kind="state"), NOW + number)[0] for number in range(50)]
-    assert messages(journal.after(0, ALL)) == ["loaded", *(str(number) for number in range(30, 50))]
+    journal = EventLog(path, keep=20)
+    journal.record_entries(said("loaded"), NOW)
+    chatter = [journal.record_entries(said(str(number), kind="state"), NOW + number)[0] for number in range(50)]
+    assert messages(journal.read_after(0, ALL)) == ["loaded", *(str(number) for number in range(30, 50))]
     lost = chatter[29].id
     assert (journal.lacks_after(lost - 1), journal.lacks_after(lost)) == (True, False)
     path.rmdir()
-    journal.record(said("at last"), NOW + 100)
+    journal.record_entries(said("at last"), NOW + 100)
     journal.close()
-    again = Journal(path, keep=20)
+    again = EventLog(path, keep=20)
     assert (again.lacks_after(lost - 1), again.lacks_after(lost)) == (True, False)
     again.close()
 
 
 def test_only_what_is_newer_and_gone_is_lacking(path: Path) -> None:
-    journal = Journal(path, keep=3)
+    journal = EventLog(path, keep=3)
     assert (journal.lacks_after(0), journal.lacks_after(1)) == (False, True)
-    [first, second, third] = journal.record(said("a", "b", "c"), NOW)
+    [first, second, third] = journal.record_entries(said("a", "b", "c"), NOW)
     assert not journal.lacks_after(first.id)
     for number in range(3):
-        journal.record(said(str(number)), NOW + 1_000 + number)
-    assert messages(journal.after(0, ALL)) == ["0", "1", "2"]
+        journal.record_entries(said(str(number)), NOW + 1_000 + number)
+    assert messages(journal.read_after(0, ALL)) == ["0", "1", "2"]
     for restarted in (False, True):
         if restarted:
             journal.close()
-            journal = Journal(path, keep=3)
+            journal = EventLog(path, keep=3)
         # Ids are times: there are many between the third, which went, and what there is, and no entry.
-        assert [journal.lacks_after(each) for each in (second.id, third.id, journal.oldest)] == [True, False, False]
-        assert [journal.lacks_after(journal.newest + each) for each in (0, 1)] == [False, True]
+        assert [journal.lacks_after(each) for each in (second.id, third.id, journal.oldest_id)] == [True, False, False]
+        assert [journal.lacks_after(journal.newest_id + each) for each in (0, 1)] == [False, True]
     journal.close()
 
 
 @pytest.mark.parametrize("while_used", [False, True])
 def test_all_of_a_damaged_journal_is_lacking(path: Path, while_used: bool) -> None:
-    journal = Journal(path)
-    old = journal.record(said(*("x" * 20_000 for _ in range(300))), NOW)
+    journal = EventLog(path)
+    old = journal.record_entries(said(*("x" * 20_000 for _ in range(300))), NOW)
     journal.close()
     if while_used:
-        journal = Journal(path)
+        journal = EventLog(path)
     with path.open("r+b") as file:
         file.write(b"\xff" * path.stat().st_size)
     if not while_used:
-        journal = Journal(path)
-    journal.page([], None, None, ALL)
-    [new] = journal.record(said("new"), NOW + 1)
+        journal = EventLog(path)
+    journal.read_page([], None, None, ALL)
+    [new] = journal.record_entries(said("new"), NOW + 1)
     assert journal.lacks_after(old[-2].id)
     assert not journal.lacks_after(new.id)
     journal.close()
@@ -163,8 +163,8 @@ def test_all_of_a_damaged_journal_is_lacking(path: Path, while_used: bool) -> No
 
 def test_nobody_else_may_read_the_files(path: Path) -> None:
     path.touch(mode=0o644)
-    journal = Journal(path)
-    journal.record(said("a"), NOW)
+    journal = EventLog(path)
+    journal.record_entries(said("a"), NOW)
     modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
     assert modes == {"journal.db": 0o600, "journal.db-wal": 0o600, "journal.db-shm": 0o600}
     journal.close()
@@ -173,141 +173,141 @@ def test_nobody_else_may_read_the_files(path: Path) -> None:
 def test_another_process_reads_along_and_a_killed_writer_loses_nothing(path: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path; from controller.journal.entry import NewEntry;"
-        "from controller.journal.event_log import Journal; journal = Journal(Path(sys.argv[1]));"
-        "journal.record([NewEntry('file', 'files', 'from elsewhere')], 1e9); os._exit(9)"
+        "from controller.journal.event_log import EventLog; journal = EventLog(Path(sys.argv[1]));"
+        "journal.record_entries([NewEntry('file', 'files', 'from elsewhere')], 1e9); os._exit(9)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
     assert done.returncode == 9
-    journal = Journal(path)
-    [entry] = journal.after(0, ALL)
+    journal = EventLog(path)
+    [entry] = journal.read_after(0, ALL)
     assert (entry.message, entry.id) == ("from elsewhere", 10**12)
     with contextlib.closing(sqlite3.connect(path)) as reader:
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM entries").fetchone() == (1,)
-        journal.record(said("while it is read"), NOW)
+        journal.record_entries(said("while it is read"), NOW)
         assert reader.execute("SELECT count(*) FROM entries").fetchone() == (1,)
-    assert messages(journal.after(entry.id, ALL)) == ["while it is read"]
+    assert messages(journal.read_after(entry.id, ALL)) == ["while it is read"]
     journal.close()
 
 
 @pytest.mark.parametrize("where", ["start", "middle"])
 def test_a_damaged_file_is_moved_aside_and_ids_go_on(path: Path, where: str, caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal(path)
-    old = journal.record(said(*(f"entry {number} {'x' * 200}" for number in range(200))), NOW)[-1]
+    journal = EventLog(path)
+    old = journal.record_entries(said(*(f"entry {number} {'x' * 200}" for number in range(200))), NOW)[-1]
     journal.close()
     content = bytearray(path.read_bytes())
     begin = 0 if where == "start" else len(content) // 2
     content[begin : begin + 4096] = b"\xff" * 4096
     path.write_bytes(content)
 
-    again = Journal(path)
+    again = EventLog(path)
     assert "damaged" in caplog.text
     assert (path.parent / "journal.db.damaged").read_bytes() == content
-    assert again.after(0, ALL) == []
-    [new] = again.record(said("new"), NOW + 1)
+    assert again.read_after(0, ALL) == []
+    [new] = again.record_entries(said("new"), NOW + 1)
     assert new.id > old.id
     again.close()
-    assert messages(Journal(path).after(0, ALL)) == ["new"]
+    assert messages(EventLog(path).read_after(0, ALL)) == ["new"]
 
 
 def test_damage_that_shows_while_it_is_used_ends_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal(path)
+    journal = EventLog(path)
     # More than SQLite keeps of the file in memory.
-    old = journal.record(said(*("x" * 20_000 for _ in range(300))), NOW)[-1]
+    old = journal.record_entries(said(*("x" * 20_000 for _ in range(300))), NOW)[-1]
     journal.close()
-    journal = Journal(path)
+    journal = EventLog(path)
     with path.open("r+b") as file:
         file.write(b"\xff" * path.stat().st_size)
-    assert journal.page([], None, None, ALL) == []
+    assert journal.read_page([], None, None, ALL) == []
     assert caplog.text.count("was damaged") == 1
     assert (path.parent / "journal.db.damaged").exists()
-    [new] = journal.record(said("new"), NOW + 1)
+    [new] = journal.record_entries(said("new"), NOW + 1)
     assert new.id > old.id
     journal.close()
-    journal = Journal(path)
-    assert messages(journal.after(0, ALL)) == ["new"]
+    journal = EventLog(path)
+    assert messages(journal.read_after(0, ALL)) == ["new"]
     journal.close()
 
 
 def test_a_full_disk_keeps_entries_in_memory_until_it_has_room(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    journal = Journal(path)
-    journal.record(said("a"), NOW)
+    journal = EventLog(path)
+    journal.record_entries(said("a"), NOW)
     with full_disk(path.stat().st_size + 4096):
-        lost = journal.record(said("b" * 200_000), NOW + 1)
-        more = journal.record(said("c"), NOW + 2)
+        lost = journal.record_entries(said("b" * 200_000), NOW + 1)
+        more = journal.record_entries(said("c"), NOW + 2)
     assert caplog.text.count("in memory only") == 1
-    assert [entry.message[0] for entry in journal.after(0, ALL)] == ["a", "b", "c"]
-    assert [entry.message[0] for entry in journal.page([], None, None, ALL)] == ["c", "b", "a"]
-    assert journal.newest == more[0].id > lost[0].id
+    assert [entry.message[0] for entry in journal.read_after(0, ALL)] == ["a", "b", "c"]
+    assert [entry.message[0] for entry in journal.read_page([], None, None, ALL)] == ["c", "b", "a"]
+    assert journal.newest_id == more[0].id > lost[0].id
     # Not tried at each entry: only after a pause.
-    journal.record(said("d"), NOW + 3)
+    journal.record_entries(said("d"), NOW + 3)
     assert "written again" not in caplog.text
-    journal.record(said("e"), NOW + 60)
+    journal.record_entries(said("e"), NOW + 60)
     assert "written again" in caplog.text
     journal.close()
-    again = Journal(path)
-    assert [entry.message[0] for entry in again.after(0, ALL)] == ["a", "b", "c", "d", "e"]
+    again = EventLog(path)
+    assert [entry.message[0] for entry in again.read_after(0, ALL)] == ["a", "b", "c", "d", "e"]
     again.close()
 
 
 def test_a_place_that_cannot_be_written_is_no_error(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path.mkdir()
-    journal = Journal(path)
+    journal = EventLog(path)
     for number in range(3_000):
-        journal.record(said(str(number)), NOW + number / 100)
+        journal.record_entries(said(str(number)), NOW + number / 100)
     assert caplog.text.count("in memory only") == 1
-    kept = messages(journal.after(0, 10_000))
+    kept = messages(journal.read_after(0, 10_000))
     assert kept[-1] == "2999"
     assert len(kept) == 1_000
-    assert journal.oldest == journal.after(0, 1)[0].id
+    assert journal.oldest_id == journal.read_after(0, 1)[0].id
     path.rmdir()
-    journal.record(said("at last"), NOW + 100)
+    journal.record_entries(said("at last"), NOW + 100)
     journal.close()
-    assert messages(Journal(path).after(0, 10_000))[-2:] == ["2999", "at last"]
+    assert messages(EventLog(path).read_after(0, 10_000))[-2:] == ["2999", "at last"]
 
 
 def test_a_newer_versions_file_is_left_alone(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal(path)
-    journal.record(said("old"), NOW)
+    journal = EventLog(path)
+    journal.record_entries(said("old"), NOW)
     journal.close()
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("UPDATE meta SET value = 99")
         other.commit()
     content = path.read_bytes()
-    journal = Journal(path)
+    journal = EventLog(path)
     assert "newer" in caplog.text
-    journal.record(said("new"), NOW + 1)
-    journal.record(said("newest"), NOW + 100)
-    assert messages(journal.after(0, ALL)) == ["new", "newest"]
+    journal.record_entries(said("new"), NOW + 1)
+    journal.record_entries(said("newest"), NOW + 100)
+    assert messages(journal.read_after(0, ALL)) == ["new", "newest"]
     journal.close()
     assert path.read_bytes() == content
 
 
 def test_anything_can_be_recorded(path: Path) -> None:
-    journal = Journal(path)
+    journal = EventLog(path)
     odd = NewEntry("failure", "engine", "half \ud83d, nul \0", None, {"x": float("nan"), "y": [1, {"\ud800": "z"}]})
-    [entry] = journal.record([odd], NOW)
-    assert journal.after(0, ALL) == [entry]
+    [entry] = journal.record_entries([odd], NOW)
+    assert journal.read_after(0, ALL) == [entry]
     assert entry.model_dump_json()
     journal.close()
 
 
 async def test_followers_get_every_entry_once_however_late_they_come(path: Path) -> None:
-    journal = Journal(path)
+    journal = EventLog(path)
     seen: list[list[str]] = [[], []]
 
     async def follow(into: list[str]) -> None:
         last = 0
         while True:
-            for entry in await journal.following(last):
+            for entry in await journal.wait_for_entries(last):
                 into.append(entry.message)
                 last = entry.id
 
     followers = [asyncio.create_task(follow(into)) for into in seen]
     expected = []
     for number in range(50):
-        journal.record(said(f"{number} a", f"{number} b"), NOW)
+        journal.record_entries(said(f"{number} a", f"{number} b"), NOW)
         expected += [f"{number} a", f"{number} b"]
         if number % 7 == 0:
             await asyncio.sleep(0)
@@ -319,13 +319,13 @@ async def test_followers_get_every_entry_once_however_late_they_come(path: Path)
 
 
 async def test_a_follower_waits_where_there_is_nothing_newer(path: Path) -> None:
-    journal = Journal(path)
-    [first] = journal.record(said("a"), NOW)
-    waiting = asyncio.create_task(journal.following(first.id))
+    journal = EventLog(path)
+    [first] = journal.record_entries(said("a"), NOW)
+    waiting = asyncio.create_task(journal.wait_for_entries(first.id))
     for _ in range(5):
         await asyncio.sleep(0)
     assert not waiting.done()
-    journal.record([], NOW)
-    journal.record(said("b"), NOW)
+    journal.record_entries([], NOW)
+    journal.record_entries(said("b"), NOW)
     assert messages(await waiting) == ["b"]
     journal.close()

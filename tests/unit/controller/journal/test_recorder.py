@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from controller.config.debounce import Settled
-from controller.journal.event_log import Journal
+from controller.config.debounce import DebouncedState
+from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
-from controller.redaction.redactor import nothing_secret
+from controller.redaction.redactor import redact_nothing
 from controller.schema.admin import JournalEntry
 
 
 def _told(root: Path, ended: list[str]) -> JournalEntry:
-    journal = Journal(root / "journal.db", keep=10)
-    recorder = Recorder(journal, lambda: 1_000.0, nothing_secret)
-    recorder.edited(Settled({}, {"m": {"replicas": 1}}), Settled({}, {"m": {"replicas": 2}}), {"m": ended})
-    [entry] = journal.page(("file",), "m", None, 10)
+    journal = EventLog(root / "journal.db", keep=10)
+    recorder = Recorder(journal, lambda: 1_000.0, redact_nothing)
+    recorder.record_edits(
+        DebouncedState({}, {"m": {"replicas": 1}}), DebouncedState({}, {"m": {"replicas": 2}}), {"m": ended}
+    )
+    [entry] = journal.read_page(("file",), "m", None, 10)
     journal.close()
     return entry
 

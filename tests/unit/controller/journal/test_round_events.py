@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from controller.engines.stub import StubDefinition
 from controller.journal.entry import NewEntry
-from controller.journal.round_events import Trouble, happenings, troubles
+from controller.journal.round_events import Trouble, round_events, trouble_events
 from controller.planning.actions import Action, Drain, Plan, Preflight, PullImage, Remove, Start, Stop
-from controller.planning.backoff import with_tail
-from controller.redaction.redactor import Concealment
+from controller.planning.backoff import with_log_tail
+from controller.redaction.redactor import Redactor
 from controller.schema.status import ModelState, ModelStatus, Problem, StatementView
 from controller.state import (
     DesiredModel,
@@ -31,8 +31,8 @@ from controller.status.reconcile_round import Round
 NOW = 1_000.0
 SECRET = "s3cret-s3cret"
 DEFINITION = StubDefinition(backend="stub", env={"API_KEY": SECRET})
-KNOWN = Concealment(str)
-KNOWN.learn({"m": DEFINITION.model_dump()})
+KNOWN = Redactor(str)
+KNOWN.learn_secrets({"m": DEFINITION.model_dump()})
 MODEL = DesiredModel("m", DEFINITION, "stub", "hash", 1, Statement("file", 0.0, "enabled"), drain_timeout_s=60.0)
 UNLOADED = replace(MODEL, replicas=0, statement=Statement("unload", 900.0, "unloaded by me"), drain_ends=False)
 ID = ReplicaId("m", 0, "hash", 2)
@@ -63,11 +63,11 @@ class Story:
 
 def told(before: Story | None, after: Story, leaving: dict[str, dict[str, float]] | None = None) -> list[NewEntry]:
     done: Round = after.round()
-    return happenings(before.round() if before is not None else None, done, leaving or {}, KNOWN.text)
+    return round_events(before.round() if before is not None else None, done, leaving or {}, KNOWN.redact_text)
 
 
 def failed(count: int = 1, at: float = NOW, error: str = "bad luck", attempt: int = 2) -> ObservedState:
-    failure = Failure(count, at, with_tail(error, f"line 1\n\nkey is {SECRET}\n"), at + 5, attempt)
+    failure = Failure(count, at, with_log_tail(error, f"line 1\n\nkey is {SECRET}\n"), at + 5, attempt)
     return ObservedState(at, failures={ID.key: failure})
 
 
@@ -215,14 +215,14 @@ def test_broken_files_and_lost_engines_are_told_when_it_begins_and_when_it_ends(
     well = Trouble()
     first = Problem(file="a.yaml", line=3, field="models.m", message="base_url is `https://h?x`")
     broken = Trouble((first, Problem(file="b.yaml", message="cannot be read")))
-    [entry] = troubles(well, broken)
+    [entry] = trouble_events(well, broken)
     assert (entry.kind, entry.actor) == ("problem", "files")
     assert "a.yaml:3: models.m: base_url is `https://h?x` (and 1 more)" in entry.message
-    assert troubles(broken, broken) == []
-    assert len(troubles(broken, Trouble((first,)))) == 1
-    assert [each.message for each in troubles(broken, well)] == ["the files are good again"]
+    assert trouble_events(broken, broken) == []
+    assert len(trouble_events(broken, Trouble((first,)))) == 1
+    assert [each.message for each in trouble_events(broken, well)] == ["the files are good again"]
 
     blind = Trouble(error="the daemon is down")
-    assert "nothing is changed: the daemon is down" in troubles(well, blind)[0].message
-    assert troubles(blind, Trouble(error="connection reset")) == []
-    assert [each.message for each in troubles(blind, well)] == ["engines are observed again"]
+    assert "nothing is changed: the daemon is down" in trouble_events(well, blind)[0].message
+    assert trouble_events(blind, Trouble(error="connection reset")) == []
+    assert [each.message for each in trouble_events(blind, well)] == ["engines are observed again"]

@@ -31,21 +31,21 @@ def _route(name: str) -> ModelRoute:
 
 def test_a_table_is_published_only_when_it_differs() -> None:
     hub, _ = _hub([0.0])
-    assert hub.publish((_route("a"),)) == Stamp(epoch=3, seq=1)
-    assert hub.publish((_route("a"),)) == Stamp(epoch=3, seq=1)
-    assert hub.publish((_route("b"),)) == Stamp(epoch=3, seq=2)
+    assert hub.publish_table((_route("a"),)) == Stamp(epoch=3, seq=1)
+    assert hub.publish_table((_route("a"),)) == Stamp(epoch=3, seq=1)
+    assert hub.publish_table((_route("b"),)) == Stamp(epoch=3, seq=2)
 
 
 async def test_waiting_for_the_next_table() -> None:
     hub, _ = _hub([0.0])
-    first = asyncio.create_task(hub.next_table(None))
+    first = asyncio.create_task(hub.wait_for_table(None))
     await asyncio.sleep(0)
-    stamp = hub.publish((_route("a"),))
+    stamp = hub.publish_table((_route("a"),))
     assert (await first).stamp == stamp
-    second = asyncio.create_task(hub.next_table(stamp))
+    second = asyncio.create_task(hub.wait_for_table(stamp))
     await asyncio.sleep(0)
     assert not second.done()
-    hub.publish((_route("b"),))
+    hub.publish_table((_route("b"),))
     assert (await second).models == (_route("b"),)
 
 
@@ -58,26 +58,26 @@ def test_newer_epochs_are_newer_tables() -> None:
 def test_only_reports_that_matter_wake_the_loop() -> None:
     hub, wakes = _hub([0.0])
     stamp = Stamp(epoch=3, seq=1)
-    hub.report(GatewayReport(gateway_id="g", stamp=stamp))
+    hub.take_report(GatewayReport(gateway_id="g", stamp=stamp))
     assert wakes.count == 1
-    hub.report(GatewayReport(gateway_id="g", stamp=stamp, inflight={"r": 2}))
+    hub.take_report(GatewayReport(gateway_id="g", stamp=stamp, inflight={"r": 2}))
     assert wakes.count == 1
-    hub.report(GatewayReport(gateway_id="g", stamp=stamp))
+    hub.take_report(GatewayReport(gateway_id="g", stamp=stamp))
     assert wakes.count == 2, "a replica became empty"
-    hub.report(GatewayReport(gateway_id="g", stamp=Stamp(epoch=3, seq=2)))
+    hub.take_report(GatewayReport(gateway_id="g", stamp=Stamp(epoch=3, seq=2)))
     assert wakes.count == 3, "a newer table is in use"
 
 
 def test_a_gateway_is_lost_when_its_last_link_ends_and_forgotten_much_later() -> None:
     now = [10.0]
     hub, _ = _hub(now)
-    hub.link_up("g")
-    hub.link_up("g")
-    hub.report(GatewayReport(gateway_id="g", stamp=None, inflight={"r": 1}))
-    hub.link_down("g")
-    assert (hub.connected, _lost_at(hub)) == (["g"], None)
-    hub.link_down("g")
-    assert (hub.connected, _lost_at(hub)) == ([], 10.0)
+    hub.open_link("g")
+    hub.open_link("g")
+    hub.take_report(GatewayReport(gateway_id="g", stamp=None, inflight={"r": 1}))
+    hub.close_link("g")
+    assert (hub.connected_ids, _lost_at(hub)) == (["g"], None)
+    hub.close_link("g")
+    assert (hub.connected_ids, _lost_at(hub)) == ([], 10.0)
     now[0] += FORGET_S - 1
     hub.forget_lost()
     assert len(hub.views) == 1
@@ -88,24 +88,24 @@ def test_a_gateway_is_lost_when_its_last_link_ends_and_forgotten_much_later() ->
 
 def test_a_gateway_that_said_goodbye_is_not_lost() -> None:
     hub, _ = _hub([10.0])
-    hub.link_up("g")
-    hub.report(GatewayReport(gateway_id="g", stamp=None, ending=True))
-    hub.link_down("g")
+    hub.open_link("g")
+    hub.take_report(GatewayReport(gateway_id="g", stamp=None, ending=True))
+    hub.close_link("g")
     assert not hub.views
 
 
 async def test_a_table_is_taken_when_every_connected_gateway_works_by_it() -> None:
     hub, _ = _hub([10.0])
-    stamp = hub.publish((_route("a"),))
-    await hub.taken()  # nobody is connected: nobody has to take it
+    stamp = hub.publish_table((_route("a"),))
+    await hub.wait_until_applied()  # nobody is connected: nobody has to take it
     for gateway in ("g", "h"):
-        hub.link_up(gateway)
-        hub.report(GatewayReport(gateway_id=gateway, stamp=None))
-    taken = asyncio.create_task(hub.taken())
-    hub.report(GatewayReport(gateway_id="g", stamp=stamp))
+        hub.open_link(gateway)
+        hub.take_report(GatewayReport(gateway_id=gateway, stamp=None))
+    taken = asyncio.create_task(hub.wait_until_applied())
+    hub.take_report(GatewayReport(gateway_id="g", stamp=stamp))
     await asyncio.sleep(0)
     assert not taken.done()
-    hub.report(GatewayReport(gateway_id="h", stamp=stamp))
+    hub.take_report(GatewayReport(gateway_id="h", stamp=stamp))
     await taken
 
 
@@ -117,14 +117,14 @@ def _lost_at(hub: GatewayHub) -> float | None:
 def test_the_last_use_outlives_the_gateway_that_told_it_and_ends_with_the_model() -> None:
     now = [100.0]
     hub, _ = _hub(now)
-    hub.publish((_route("a"), _route("b")))
-    hub.link_up("old")
-    hub.report(GatewayReport(gateway_id="old", stamp=None, last_used={"a": 90.0, "b": 80.0}, ending=True))
-    hub.link_down("old")
-    hub.report(GatewayReport(gateway_id="new", stamp=None, last_used={"b": 70.0}))
+    hub.publish_table((_route("a"), _route("b")))
+    hub.open_link("old")
+    hub.take_report(GatewayReport(gateway_id="old", stamp=None, last_used={"a": 90.0, "b": 80.0}, ending=True))
+    hub.close_link("old")
+    hub.take_report(GatewayReport(gateway_id="new", stamp=None, last_used={"b": 70.0}))
     assert hub.views[0].report.gateway_id == "new"
     assert hub.last_used == {"a": 90.0, "b": 80.0}
-    hub.publish((_route("b"),))
+    hub.publish_table((_route("b"),))
     assert hub.last_used == {"b": 80.0}
-    hub.report(GatewayReport(gateway_id="new", stamp=None, last_used={"b": 500.0}))
+    hub.take_report(GatewayReport(gateway_id="new", stamp=None, last_used={"b": 500.0}))
     assert hub.last_used == {"b": 100.0}, "not in the future"

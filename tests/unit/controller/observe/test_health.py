@@ -4,57 +4,68 @@ from __future__ import annotations
 
 import pytest
 
-from controller.observe.health import STALL_S, Outcome, Vitals, after, context_length_in, metric_sum
+from controller.observe.health import (
+    STALL_S,
+    ProbedHealth,
+    ProbeOutcome,
+    apply_outcome,
+    metric_sum,
+    parse_context_length,
+)
 from controller.state import Health
 
-WELL = Outcome(healthy=True, generated=True, busy=0, progress=10)
+WELL = ProbeOutcome(healthy=True, generated=True, busy_requests=0, progress=10)
 
 
-def _ready(now: float = 0.0) -> Vitals:
-    return after(Vitals(), WELL, now)
+def _ready(now: float = 0.0) -> ProbedHealth:
+    return apply_outcome(ProbedHealth(), WELL, now)
 
 
 def test_ready_takes_health_and_one_token() -> None:
-    waiting = after(Vitals(), Outcome(healthy=True, generated=False, error="first token: HTTP 500"), 1.0)
+    waiting = apply_outcome(
+        ProbedHealth(), ProbeOutcome(healthy=True, generated=False, error="first token: HTTP 500"), 1.0
+    )
     assert waiting.health is Health.STARTING
     assert waiting.error == "first token: HTTP 500"
-    ready = after(waiting, WELL, 2.0)
+    ready = apply_outcome(waiting, WELL, 2.0)
     assert (ready.health, ready.ready_since) == (Health.READY, 2.0)
 
 
 def test_a_failed_probe_unroutes_and_a_good_one_routes_again() -> None:
-    failing = after(_ready(), Outcome(healthy=False, error="health: refused"), 1.0)
+    failing = apply_outcome(_ready(), ProbeOutcome(healthy=False, error="health: refused"), 1.0)
     assert failing.health is Health.FAILING
     assert failing.ready_since == 0.0
-    assert after(failing, WELL, 2.0).health is Health.READY
+    assert apply_outcome(failing, WELL, 2.0).health is Health.READY
 
 
 def test_busy_without_progress_is_a_stall_and_progress_is_none() -> None:
-    busy = Outcome(healthy=True, busy=2, progress=10)
-    vitals = after(_ready(), busy, STALL_S - 1)
+    busy = ProbeOutcome(healthy=True, busy_requests=2, progress=10)
+    vitals = apply_outcome(_ready(), busy, STALL_S - 1)
     assert vitals.health is Health.READY
-    assert after(vitals, Outcome(healthy=True, busy=2, progress=11), STALL_S).health is Health.READY
-    assert after(vitals, busy, STALL_S).health is Health.STALLED
+    assert (
+        apply_outcome(vitals, ProbeOutcome(healthy=True, busy_requests=2, progress=11), STALL_S).health is Health.READY
+    )
+    assert apply_outcome(vitals, busy, STALL_S).health is Health.STALLED
 
 
 def test_an_idle_engine_never_stalls() -> None:
     vitals = _ready()
     for minute in range(1, 10):
-        vitals = after(vitals, WELL, minute * 60.0)
+        vitals = apply_outcome(vitals, WELL, minute * 60.0)
     assert vitals.health is Health.READY
     assert vitals.idle is True
 
 
 def test_an_engine_that_answers_nothing_stalls_after_the_same_time() -> None:
-    mute = Outcome(healthy=False)
-    assert after(_ready(), mute, STALL_S - 1).health is Health.FAILING
-    assert after(_ready(), mute, STALL_S).health is Health.STALLED
+    mute = ProbeOutcome(healthy=False)
+    assert apply_outcome(_ready(), mute, STALL_S - 1).health is Health.FAILING
+    assert apply_outcome(_ready(), mute, STALL_S).health is Health.STALLED
 
 
 def test_an_engine_that_cannot_be_reached_is_unrouted_and_not_restarted() -> None:
-    vitals = after(_ready(), Outcome(healthy=False, reached=False), STALL_S - 1)
+    vitals = apply_outcome(_ready(), ProbeOutcome(healthy=False, reached=False), STALL_S - 1)
     assert vitals.health is Health.FAILING
-    assert after(vitals, Outcome(healthy=False, reached=False), 10 * STALL_S).health is Health.FAILING
+    assert apply_outcome(vitals, ProbeOutcome(healthy=False, reached=False), 10 * STALL_S).health is Health.FAILING
 
 
 def test_figures_that_are_no_numbers_are_left_out() -> None:
@@ -62,11 +73,11 @@ def test_figures_that_are_no_numbers_are_left_out() -> None:
 
 
 def test_an_engine_that_says_it_is_dead_is() -> None:
-    assert after(_ready(), Outcome(healthy=False, dead=True), 1.0).health is Health.DEAD
+    assert apply_outcome(_ready(), ProbeOutcome(healthy=False, dead=True), 1.0).health is Health.DEAD
 
 
 def test_unknown_figures_are_not_idle() -> None:
-    assert after(_ready(), Outcome(healthy=True, generated=True), 1.0).idle is None
+    assert apply_outcome(_ready(), ProbeOutcome(healthy=True, generated=True), 1.0).idle is None
 
 
 def test_metrics_are_summed_over_names_and_labels() -> None:
@@ -76,10 +87,12 @@ def test_metrics_are_summed_over_names_and_labels() -> None:
 
 
 def test_a_context_length_that_was_told_once_stays() -> None:
-    told = after(Vitals(), Outcome(healthy=True, generated=True, context_length=4096), 0.0)
+    told = apply_outcome(ProbedHealth(), ProbeOutcome(healthy=True, generated=True, context_length=4096), 0.0)
     assert told.context_length == 4096
-    assert after(told, WELL, 1.0).context_length == 4096
-    assert after(told, Outcome(healthy=True, generated=True, context_length=512), 1.0).context_length == 512
+    assert apply_outcome(told, WELL, 1.0).context_length == 4096
+    assert (
+        apply_outcome(told, ProbeOutcome(healthy=True, generated=True, context_length=512), 1.0).context_length == 512
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,4 +114,4 @@ def test_a_context_length_that_was_told_once_stays() -> None:
     ],
 )
 def test_the_context_length_in_a_list_of_models(text: str, length: int | None) -> None:
-    assert context_length_in(text) == length
+    assert parse_context_length(text) == length

@@ -14,7 +14,7 @@ from controller.engines.vllm_log import vllm_progress
 from controller.observe.load_progress import LoadProgress
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.state import DesiredModel, Health, ObservedReplica, Phase, ReplicaId, Statement
-from controller.status.load_stage import model_progress, starting
+from controller.status.load_stage import is_starting, model_progress
 from tests.support.wait import until
 
 STUB = ENGINES["stub"]
@@ -34,7 +34,7 @@ STUB = ENGINES["stub"]
     ],
 )
 def test_llama_cpp_writes_dots(backend: str, log: str, progress: float | None) -> None:
-    assert ENGINES[backend].progress(log) == progress
+    assert ENGINES[backend].parse_progress(log) == progress
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_vllm_writes_shards(log: str, progress: float | None) -> None:
 
 
 def test_the_stub_writes_percents() -> None:
-    assert STUB.progress("loading: 10 %\nloading: 40 %\nother") == 0.4
-    assert STUB.progress("other loading: 10 %") is None
+    assert STUB.parse_progress("loading: 10 %\nloading: 40 %\nother") == 0.4
+    assert STUB.parse_progress("other loading: 10 %") is None
 
 
 def model(replicas: int) -> DesiredModel:
@@ -83,11 +83,11 @@ def test_a_model_s_progress_is_the_mean_over_what_is_wanted() -> None:
 
 
 def test_which_replicas_are_starting() -> None:
-    assert starting(model(1), replica(0))
-    assert not starting(model(1), replica(1))
-    assert not starting(model(1), replica(0, Health.READY))
-    assert not starting(model(1), replica(0, spec="old"))
-    assert not starting(model(1), replica(0, phase=Phase.EXITED))
+    assert is_starting(model(1), replica(0))
+    assert not is_starting(model(1), replica(1))
+    assert not is_starting(model(1), replica(0, Health.READY))
+    assert not is_starting(model(1), replica(0, spec="old"))
+    assert not is_starting(model(1), replica(0, phase=Phase.EXITED))
 
 
 class Logs:
@@ -97,7 +97,7 @@ class Logs:
         self.tails: dict[str, str | Exception] = {}
         self.read = 0
 
-    async def log_tail(self, name: str, lines: int = 50) -> str:
+    async def read_log_tail(self, name: str, lines: int = 50) -> str:
         self.read += 1
         tail = self.tails.get(name, "")
         if isinstance(tail, Exception):
@@ -113,7 +113,7 @@ async def test_progress_is_told_in_steps_and_never_falls() -> None:
     logs, wakes = Logs(), asyncio.Event()
     progress = LoadProgress(logs, wake=wakes.set, interval_s=0.001)
     logs.tails = {"a": "loading: 44 %", "b": RuntimeUnavailableError("it hangs"), "c": RuntimeError("a bug")}
-    progress.track(dict.fromkeys(logs.tails, STUB))
+    progress.track_engines(dict.fromkeys(logs.tails, STUB))
     await _told(logs, progress, lambda: progress.fractions == {"a": 0.4})
     await wakes.wait()
     wakes.clear()
@@ -133,9 +133,9 @@ async def test_what_is_no_longer_starting_is_forgotten_and_not_read() -> None:
     logs = Logs()
     progress = LoadProgress(logs, wake=lambda: None, interval_s=0.001)
     logs.tails = {"a": "loading: 50 %"}
-    progress.track({"a": STUB})
+    progress.track_engines({"a": STUB})
     await _told(logs, progress, lambda: bool(progress.fractions))
-    progress.track({})
+    progress.track_engines({})
     assert progress.fractions == {}
     read = -1
 
@@ -145,7 +145,7 @@ async def test_what_is_no_longer_starting_is_forgotten_and_not_read() -> None:
         return before == read
 
     await until("nothing is read any more", settled)
-    progress.track({"a": STUB})
+    progress.track_engines({"a": STUB})
     await _told(logs, progress, lambda: progress.fractions == {"a": 0.5})
     await progress.close()
     await progress.close()

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from controller.engines.openai_remote import OpenAIRemoteDefinition
-from controller.observe.remote_health import Remotes
+from controller.observe.remote_health import RemoteHealth
 from controller.state import DesiredModel, Statement
 from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.wait import until
@@ -38,9 +38,9 @@ async def server() -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def remotes() -> AsyncIterator[Remotes]:
+async def remotes() -> AsyncIterator[RemoteHealth]:
     async with aiohttp.ClientSession() as session:
-        made = Remotes(session, interval_s=0.05, timeout_s=5.0, wake=lambda: None)
+        made = RemoteHealth(session, interval_s=0.05, timeout_s=5.0, wake=lambda: None)
         yield made
         await made.close()
 
@@ -51,13 +51,13 @@ def _model(name: str, url: str, **fields: str) -> DesiredModel:
 
 
 async def test_keys_with_a_line_end_are_keys_and_bad_ones_are_said(
-    remotes: Remotes, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remotes: RemoteHealth, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "key").write_text("sk-123\n")
     monkeypatch.setenv("KEY", "sk-123\n")
     monkeypatch.setenv("BROKEN", "sk-1\n23")
     monkeypatch.setenv("WRONG", "sk-9")
-    remotes.track(
+    remotes.track_models(
         [
             _model("file", server, api_key_file=str(tmp_path / "key")),
             _model("env", server, api_key_env="KEY"),
@@ -66,30 +66,30 @@ async def test_keys_with_a_line_end_are_keys_and_bad_ones_are_said(
             _model("unset", server, api_key_env="NO_SUCH_VARIABLE"),
         ]
     )
-    assert remotes.errors() == {}, "nobody was asked yet"
-    await remotes.first_round()
-    errors = remotes.errors()
+    assert remotes.list_errors() == {}, "nobody was asked yet"
+    await remotes.wait_for_first_round()
+    errors = remotes.list_errors()
     assert (errors["file"], errors["env"]) == (None, None)
     assert "internal error" in (errors["broken"] or "")
     assert "its key was refused" in (errors["wrong"] or "")
     assert "NO_SUCH_VARIABLE" in (errors["unset"] or "")
     assert "sk-" not in str(errors)
-    assert remotes.token("file") == remotes.token("env") == "sk-123"
+    assert remotes.read_token("file") == remotes.read_token("env") == "sk-123"
 
 
 async def test_a_remote_that_hangs_holds_up_nobody(server: str, loop_clock: LoopClock) -> None:
     hang = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = hang.sockets[0].getsockname()[1]
     async with aiohttp.ClientSession() as session:
-        remotes = Remotes(session, interval_s=0.05, timeout_s=30, wake=lambda: None)
-        remotes.track([_model("hangs", f"http://127.0.0.1:{port}/v1"), _model("open", server)])
-        await until("the other one was asked", lambda: "open" in remotes.errors())
-        assert "its key was refused" in (remotes.errors()["open"] or "")
-        assert "hangs" not in remotes.errors()
-        first = asyncio.create_task(remotes.first_round())
+        remotes = RemoteHealth(session, interval_s=0.05, timeout_s=30, wake=lambda: None)
+        remotes.track_models([_model("hangs", f"http://127.0.0.1:{port}/v1"), _model("open", server)])
+        await until("the other one was asked", lambda: "open" in remotes.list_errors())
+        assert "its key was refused" in (remotes.list_errors()["open"] or "")
+        assert "hangs" not in remotes.list_errors()
+        first = asyncio.create_task(remotes.wait_for_first_round())
         await loop_clock.skip(35)
         await first
-        await until("both were asked", lambda: len(remotes.errors()) == 2)
-        assert "does not answer in time" in (remotes.errors()["hangs"] or "")
+        await until("both were asked", lambda: len(remotes.list_errors()) == 2)
+        assert "does not answer in time" in (remotes.list_errors()["hangs"] or "")
         await remotes.close()
     hang.close()

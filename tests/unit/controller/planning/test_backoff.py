@@ -39,7 +39,7 @@ def test_an_engine_that_served_for_long_starts_counting_anew() -> None:
 def test_a_permanent_error_parks() -> None:
     parked = next_failure(None, Verdict("bad argument", permanent=True), 1, NOW, ready_for_s=None)
     assert parked.retry_at is None
-    assert parked.waits(NOW + 1e9)
+    assert parked.must_wait(NOW + 1e9)
 
 
 @pytest.mark.parametrize(

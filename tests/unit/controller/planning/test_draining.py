@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from controller.planning.draining import ARRIVAL_S, FORGET_S, Drain, GatewayView, arriving, drained, inflight
+from controller.planning.draining import (
+    ARRIVAL_S,
+    FORGET_S,
+    DrainState,
+    GatewayView,
+    count_inflight,
+    gateways_may_reconnect,
+    is_drained,
+)
 from controller.schema.routing import GatewayReport, Stamp
 
 UNROUTED = Stamp(epoch=2, seq=7)
-DRAIN = Drain(since=0.0, unrouted=UNROUTED)
+DRAIN = DrainState(since=0.0, unrouted_stamp=UNROUTED)
 LATER = 100.0
 
 
@@ -15,8 +23,10 @@ def _view(stamp: Stamp | None, count: int = 0, lost_at: float | None = None) -> 
     return GatewayView(report, lost_at)
 
 
-def _drained(*views: GatewayView, idle: bool | None = None, drain: Drain = DRAIN, unsure: bool = False) -> bool | None:
-    return drained("r", drain, views, idle, now=LATER, unsure=unsure)
+def _drained(
+    *views: GatewayView, idle: bool | None = None, drain: DrainState = DRAIN, unsure: bool = False
+) -> bool | None:
+    return is_drained("r", drain, views, idle, now=LATER, unsure=unsure)
 
 
 def test_every_gateway_must_report_zero_under_a_table_that_does_not_route_to_it() -> None:
@@ -28,7 +38,7 @@ def test_every_gateway_must_report_zero_under_a_table_that_does_not_route_to_it(
 
 
 def test_nothing_is_empty_before_a_table_without_it_was_published() -> None:
-    assert _drained(_view(UNROUTED), idle=True, drain=Drain(since=0.0)) is False
+    assert _drained(_view(UNROUTED), idle=True, drain=DrainState(since=0.0)) is False
 
 
 def test_a_lost_gateway_is_unknown_and_then_the_engine_decides() -> None:
@@ -52,10 +62,10 @@ def test_a_new_controller_waits_for_its_gateways_before_it_believes_some_of_them
 
 
 def test_gateways_are_waited_for_for_a_moment() -> None:
-    assert [arriving(now, 100.0) for now in (99.0, 100.0, 100.0 + ARRIVAL_S)] == [False, True, False]
+    assert [gateways_may_reconnect(now, 100.0) for now in (99.0, 100.0, 100.0 + ARRIVAL_S)] == [False, True, False]
 
 
 def test_inflight_adds_up_and_is_unknown_with_a_lost_gateway_or_none() -> None:
-    assert inflight("r", [_view(UNROUTED, 2), _view(UNROUTED, 3)], LATER) == 5
-    assert inflight("r", [_view(UNROUTED, 2), _view(UNROUTED, lost_at=LATER)], LATER) is None
-    assert inflight("r", [], LATER) is None
+    assert count_inflight("r", [_view(UNROUTED, 2), _view(UNROUTED, 3)], LATER) == 5
+    assert count_inflight("r", [_view(UNROUTED, 2), _view(UNROUTED, lost_at=LATER)], LATER) is None
+    assert count_inflight("r", [], LATER) is None

@@ -6,11 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from controller.planning.eviction import _listed
-from controller.planning.eviction_candidates import LONGEST_RESIDENCY_S, UNUSED, Resident, alive_of, may_go, resident_of
+from controller.planning.eviction import _join_names
+from controller.planning.eviction_candidates import (
+    LONGEST_RESIDENCY_S,
+    UNUSED,
+    EvictionCandidate,
+    alive_replicas,
+    candidate_of,
+    is_evictable,
+)
 from controller.state import (
     DesiredModel,
     Draining,
+    ModelTraffic,
     ObservedReplica,
     ObservedState,
     OpKind,
@@ -18,7 +26,6 @@ from controller.state import (
     Phase,
     ReplicaId,
     Statement,
-    Use,
 )
 from tests.support.traffic_simulator import autoload
 from tests.unit.controller.planning.test_eviction_rules import NOW, engine
@@ -31,12 +38,12 @@ def replica(index: int = 0, **fields: object) -> ObservedReplica:
     return engine("a", {}, index=index, **{"started_at": 1_000.0, "ready_since": 1_010.0} | fields)
 
 
-def resident(*replicas: ObservedReplica, want: DesiredModel = A, **observed: object) -> Resident | None:
+def resident(*replicas: ObservedReplica, want: DesiredModel = A, **observed: object) -> EvictionCandidate | None:
     """What is known of the model's replicas."""
-    return resident_of(want, replicas, ObservedState(NOW, replicas, **observed), NOW)  # type: ignore[arg-type]
+    return candidate_of(want, replicas, ObservedState(NOW, replicas, **observed), NOW)  # type: ignore[arg-type]
 
 
-def known(*replicas: ObservedReplica, want: DesiredModel = A, **observed: object) -> Resident:
+def known(*replicas: ObservedReplica, want: DesiredModel = A, **observed: object) -> EvictionCandidate:
     """One that could be let go."""
     found = resident(*replicas, want=want, **observed)
     assert found is not None
@@ -56,17 +63,17 @@ def known(*replicas: ObservedReplica, want: DesiredModel = A, **observed: object
 )
 def test_who_may_go(kind: str, fields: dict[str, bool], expected: bool) -> None:
     want = replace(A, statement=replace(A.statement, kind=kind), **fields)  # type: ignore[arg-type]
-    assert may_go(want) is expected
+    assert is_evictable(want) is expected
     assert (resident(replica(), want=want) is not None) is expected
-    assert not may_go(None)
+    assert not is_evictable(None)
 
 
 def test_what_does_not_run_or_is_not_wanted_cannot_go() -> None:
     assert resident() is None
     assert resident(replica(), want=replace(A, replicas=0)) is None
     assert resident(replica(), replica(1, ready_since=None)) is None, "it loads"
-    assert alive_of(ObservedState(NOW, (replica(), replica(1, ready_since=None)))).keys() == {"a"}
-    assert alive_of(ObservedState(NOW, (replace(replica(), phase=Phase.CREATED),))) == {}
+    assert alive_replicas(ObservedState(NOW, (replica(), replica(1, ready_since=None)))).keys() == {"a"}
+    assert alive_replicas(ObservedState(NOW, (replace(replica(), phase=Phase.CREATED),))) == {}
 
 
 def test_what_is_under_way_for_it_decides_and_not_what_is_for_others() -> None:
@@ -78,26 +85,30 @@ def test_what_is_under_way_for_it_decides_and_not_what_is_for_others() -> None:
 
 def test_who_is_inside() -> None:
     two = (replica(), replica(1))
-    assert known(*two, inflight={"a-0": 1, "a-1": 2}).inside == 3
-    assert known(*two, inflight={"a-1": 2}).inside == 2, "a gateway that says nothing of it has none"
-    assert known(*two).inside == 0
+    assert known(*two, inflight={"a-0": 1, "a-1": 2}).inflight == 3
+    assert known(*two, inflight={"a-1": 2}).inflight == 2, "a gateway that says nothing of it has none"
+    assert known(*two).inflight == 0
     lost = known(*two, inflight={"a-0": 0, "a-1": None})
-    assert (lost.inside, lost.busy, lost.is_known) == (None, True, False)
+    assert (lost.inflight, lost.is_busy, lost.has_known_traffic) == (None, True, False)
 
 
 def test_use() -> None:
-    assert (known(replica()).use, known(replica()).busy, known(replica()).is_known) == (UNUSED, False, True)
-    asked = known(replica(), uses={"a": Use(1, 2_000.0)})
-    assert (asked.busy, asked.is_known) == (True, True)
-    lost = known(replica(), uses={"a": Use(None)})
-    assert (lost.busy, lost.is_known) == (True, False)
+    assert (known(replica()).traffic, known(replica()).is_busy, known(replica()).has_known_traffic) == (
+        UNUSED,
+        False,
+        True,
+    )
+    asked = known(replica(), uses={"a": ModelTraffic(1, 2_000.0)})
+    assert (asked.is_busy, asked.has_known_traffic) == (True, True)
+    lost = known(replica(), uses={"a": ModelTraffic(None)})
+    assert (lost.is_busy, lost.has_known_traffic) == (True, False)
 
 
 def test_since_when_it_idles() -> None:
     assert known(replica()).idle_since == 1_010.0
     assert known(replica(), replica(1, ready_since=3_000.0)).idle_since == 3_000.0
-    assert known(replica(), uses={"a": Use(0, None, 2_000.0)}).idle_since == 2_000.0
-    assert known(replica(), uses={"a": Use(0, None, NOW + 500)}).idle_since == NOW, "the clock was set back"
+    assert known(replica(), uses={"a": ModelTraffic(0, None, 2_000.0)}).idle_since == 2_000.0
+    assert known(replica(), uses={"a": ModelTraffic(0, None, NOW + 500)}).idle_since == NOW, "the clock was set back"
 
 
 def test_what_a_reload_takes_and_how_long_it_stays_for_that() -> None:
@@ -113,8 +124,8 @@ def test_what_a_reload_takes_and_how_long_it_stays_for_that() -> None:
 
 def test_it_leaves_when_all_of_it_drains() -> None:
     drains = Draining(NOW - 1, True)
-    assert known(replica(draining=drains), replica(1, draining=drains)).leaves
-    assert not known(replica(draining=drains), replica(1)).leaves
+    assert known(replica(draining=drains), replica(1, draining=drains)).is_leaving
+    assert not known(replica(draining=drains), replica(1)).is_leaving
 
 
 def test_the_first_to_go_is_the_one_that_idles_longest_for_what_its_reload_costs() -> None:
@@ -123,14 +134,16 @@ def test_the_first_to_go_is_the_one_that_idles_longest_for_what_its_reload_costs
     small = replace(base, name="small", idle_since=NOW - 100, reload_s=1.0)
     tiny = replace(base, name="tiny", idle_since=NOW - 40, reload_s=0.0)
     recent = replace(base, name="recent", idle_since=NOW - 1, reload_s=1.0)
-    leaving = replace(recent, name="leaving", leaves=True)
-    busy = replace(tiny, name="busy", inside=1)
-    busy_leaving = replace(busy, name="busy leaving", leaves=True)
+    leaving = replace(recent, name="leaving", is_leaving=True)
+    busy = replace(tiny, name="busy", inflight=1)
+    busy_leaving = replace(busy, name="busy leaving", is_leaving=True)
     alike = replace(small, name="alike")
-    ordered = sorted([busy, recent, large, small, busy_leaving, alike, tiny, leaving], key=lambda each: each.order(NOW))
+    ordered = sorted(
+        [busy, recent, large, small, busy_leaving, alike, tiny, leaving], key=lambda each: each.eviction_order(NOW)
+    )
     names = ["leaving", "tiny", "alike", "small", "large", "recent", "busy leaving", "busy"]
     assert [each.name for each in ordered] == names
 
 
 def test_names_in_words() -> None:
-    assert [_listed(names) for names in ([], ["a"], ["a", "b"])] == ["others", "a", "a and b"]
+    assert [_join_names(names) for names in ([], ["a"], ["a", "b"])] == ["others", "a", "a and b"]

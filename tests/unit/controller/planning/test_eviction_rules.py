@@ -16,6 +16,7 @@ from controller.state import (
     Gpu,
     GpuProcess,
     Health,
+    ModelTraffic,
     ObservedReplica,
     ObservedState,
     OpKind,
@@ -25,15 +26,14 @@ from controller.state import (
     ReplicaId,
     ReplicaKey,
     Statement,
-    Use,
 )
 from tests.support.traffic_simulator import autoload
 
 NOW = 10_000.0
 ROOM = 1_000
-IDLE = Use(0, None, 1_500.0)
+IDLE = ModelTraffic(0, None, 1_500.0)
 LONG_AGO, SINCE = 5_000.0, 9_900.0
-WAITS = Use(1, SINCE)
+WAITS = ModelTraffic(1, SINCE)
 
 
 def wanted(model: DesiredModel, replicas: int = 1, since: float = SINCE) -> DesiredModel:
@@ -93,7 +93,7 @@ def test_whoever_waits_for_one_that_is_being_started_has_not_failed() -> None:
     a, b = wanted(autoload("a", 800)), wanted(autoload("b", 800))
     start = PendingOp(OpKind.START, ReplicaId("a", 0, "new", 1), {HOST: 800}, NOW - 0.5)
     created = engine("a", {HOST: 800}, ready_since=None, health=Health.STARTING)
-    uses = {"a": WAITS, "b": Use(1, 9_950.0)}
+    uses = {"a": WAITS, "b": ModelTraffic(1, 9_950.0)}
     for replicas in ([], [replace(created, phase=Phase.CREATED)], [created]):
         made = planned([a, b], replicas, pending={"a-0": start}, uses=uses)
         assert told(made) == ["b: waits for room: a is loaded first"]
@@ -121,7 +121,7 @@ def test_nobody_goes_for_one_that_cannot_start_or_is_not_checked() -> None:
 def test_who_comes_later_does_not_take_the_room_that_another_one_waits_for() -> None:
     a, b = wanted(autoload("a", 500), since=LONG_AGO), wanted(autoload("b", 900))
     c = replace(wanted(autoload("c", 300)), pinned=True)
-    uses = {"a": IDLE, "b": WAITS, "c": Use(1, 9_990.0)}
+    uses = {"a": IDLE, "b": WAITS, "c": ModelTraffic(1, 9_990.0)}
     made = planned([a, b, c], [engine("a", {HOST: 500})], uses=uses)
     assert told(made) == ["drain a", "b: waits until a left", "c: waits for room: b is loaded first"]
 
@@ -151,10 +151,10 @@ def test_what_does_not_leave_in_time_is_not_counted_on() -> None:
 def test_a_clock_that_was_set_back_and_a_gateway_that_is_lost() -> None:
     a, b = wanted(autoload("a", 800), since=LONG_AGO), wanted(autoload("b", 800))
     later = engine("a", {HOST: 800}, ready_since=NOW + 86_400, started_at=NOW + 86_390)
-    made = planned([a, b], [later], uses={"a": Use(0, None, NOW + 86_400), "b": WAITS})
+    made = planned([a, b], [later], uses={"a": ModelTraffic(0, None, NOW + 86_400), "b": WAITS})
     assert told(made) == ["b: waits for room: a is loaded only just now"]
     assert made.wake_at == NOW + 10, "as long as its load took, not until tomorrow"
-    unknown = {"a": Use(None, None, 9_999.0), "b": Use(None, SINCE)}
+    unknown = {"a": ModelTraffic(None, None, 9_999.0), "b": ModelTraffic(None, SINCE)}
     made = planned([a, b], [engine("a", {HOST: 800})], inflight={"a-0": None}, uses=unknown)
     assert told(made) == ["b: waits for room: a is in use"], "unknown is not idle, however long somebody waits"
 
@@ -162,7 +162,7 @@ def test_a_clock_that_was_set_back_and_a_gateway_that_is_lost() -> None:
 def test_of_those_that_idle_only_they_go_whose_room_is_needed() -> None:
     small, large = wanted(autoload("small", 200), since=LONG_AGO), wanted(autoload("large", 800), since=LONG_AGO)
     b = wanted(autoload("b", 800))
-    idle_first = {"small": IDLE, "large": Use(0, None, 2_000.0), "b": WAITS}
+    idle_first = {"small": IDLE, "large": ModelTraffic(0, None, 2_000.0), "b": WAITS}
     made = planned([small, large, b], [engine("small", {HOST: 200}), engine("large", {HOST: 800})], uses=idle_first)
     assert told(made) == ["drain large", "b: waits until large left"]
     b = replace(b, memory_mib=1_000)
@@ -175,13 +175,13 @@ def test_who_is_in_use_is_named_and_the_plan_wakes_when_somebody_starves() -> No
     b = wanted(autoload("b", 1_000), since=NOW - 20)
     running = [engine("a", {HOST: 400}), engine("c", {HOST: 400})]
     inside = {"a-0": 1, "c-0": 1}
-    made = planned([a, b, c], running, inflight=inside, uses={"b": Use(1, NOW - 29)})
+    made = planned([a, b, c], running, inflight=inside, uses={"b": ModelTraffic(1, NOW - 29)})
     assert told(made) == ["b: waits for room: a and c are in use"]
     assert made.wake_at == NOW + 1
-    for use in (Use(1, NOW - 30), Use(1, NOW - 500)):
+    for use in (ModelTraffic(1, NOW - 30), ModelTraffic(1, NOW - 500)):
         made = planned([a, b, c], running, inflight=inside, uses={"b": use})
         assert told(made) == ["drain a", "drain c", "b: waits until a and c left"], "by its request, not by its load"
-    made = planned([a, replace(b, memory_mib=500), c], running, inflight=inside, uses={"b": Use(1, NOW - 1)})
+    made = planned([a, replace(b, memory_mib=500), c], running, inflight=inside, uses={"b": ModelTraffic(1, NOW - 1)})
     assert told(made) == ["b: waits for room: a is in use"]
 
 
@@ -193,7 +193,7 @@ def test_the_plan_wakes_when_the_first_may_go() -> None:
     b, c = replace(b, gpu_choice=choice["G0"]), replace(c, gpu_choice=choice["G1"])
     soon = engine("a", {"G0": 800}, started_at=NOW - 20, ready_since=NOW - 10)
     later = engine("d", {"G1": 800}, started_at=NOW - 45, ready_since=NOW - 15)
-    uses = {"b": Use(1, NOW - 2), "c": Use(1, NOW - 1), "a": IDLE, "d": IDLE}
+    uses = {"b": ModelTraffic(1, NOW - 2), "c": ModelTraffic(1, NOW - 1), "a": IDLE, "d": IDLE}
     made = planned([a, b, c, d], [replace(soon, ready_since=NOW - 9), later], gpus=gpus, uses=uses)
     assert told(made) == [
         "b: waits for room: a is loaded only just now",
@@ -207,7 +207,7 @@ def test_the_plan_wakes_when_the_first_may_go() -> None:
 def test_who_waits_behind_one_that_starves_does_not_count_on_the_same_room() -> None:
     a = wanted(autoload("a", 800), since=LONG_AGO)
     b, c = wanted(autoload("b", 800)), wanted(autoload("c", 800))
-    unknown = {"a": Use(None, None, 9_999.0), "b": WAITS, "c": Use(1, 9_950.0)}
+    unknown = {"a": ModelTraffic(None, None, 9_999.0), "b": WAITS, "c": ModelTraffic(1, 9_950.0)}
     for first, words in ((b, "b is loaded first"), (replace(b, pinned=True), "b comes first")):
         made = planned([a, first, c], [engine("a", {HOST: 800})], inflight={"a-0": None}, uses=unknown)
         assert told(made) == ["b: waits for room: a is in use", f"c: waits for room: {words}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.engines.stub import StubDefinition
-from controller.planning.placement import Ledger, NoRoom, Placed, place
+from controller.planning.placement import ClaimLedger, NoRoom, Placement, place_replica
 from controller.state import DesiredModel, Gpu, ObservedState, Statement
 
 INSTANCES = (
@@ -15,21 +15,21 @@ INSTANCES = (
 WHOLE = (Gpu("GPU-c", 1, "NVIDIA H100", 81_559, 4), Gpu("GPU-d", 2, "NVIDIA H100", 81_559, 4))
 
 
-def placed(gpus: tuple[Gpu, ...], count: int = 1, mib: int = 5_000, *choice: str) -> Placed | NoRoom:
+def placed(gpus: tuple[Gpu, ...], count: int = 1, mib: int = 5_000, *choice: str) -> Placement | NoRoom:
     definition = StubDefinition(backend="stub", gpus=count, vram_mib=mib)
     statement = Statement("file", 0.0, "")
     want = DesiredModel("m", definition, "stub", "h", 1, statement, gpu_count=count, gpu_choice=choice, vram_mib=mib)
-    return place(want, ObservedState(1.0, gpus=gpus), Ledger())
+    return place_replica(want, ObservedState(1.0, gpus=gpus), ClaimLedger())
 
 
 @pytest.mark.parametrize(("mib", "uuid"), [(5_000, "MIG-a"), (20_000, "MIG-b"), (50_000, "GPU-c")])
 def test_an_instance_is_a_gpu_of_its_own_size(mib: int, uuid: str) -> None:
-    assert placed((*INSTANCES, *WHOLE), 1, mib) == Placed({uuid: mib})
+    assert placed((*INSTANCES, *WHOLE), 1, mib) == Placement({uuid: mib})
 
 
 @pytest.mark.parametrize("name", ["0:1", "MIG-b"])
 def test_an_instance_is_chosen_by_its_place_or_its_uuid(name: str) -> None:
-    assert placed(INSTANCES, 1, 5_000, name) == Placed({"MIG-b": 5_000})
+    assert placed(INSTANCES, 1, 5_000, name) == Placement({"MIG-b": 5_000})
 
 
 def test_its_gpu_s_index_names_no_instance() -> None:
@@ -37,7 +37,7 @@ def test_its_gpu_s_index_names_no_instance() -> None:
 
 
 def test_several_gpus_are_wholes() -> None:
-    assert placed((*INSTANCES, *WHOLE), 2) == Placed({"GPU-c": 5_000, "GPU-d": 5_000})
+    assert placed((*INSTANCES, *WHOLE), 2) == Placement({"GPU-c": 5_000, "GPU-d": 5_000})
     reason = "needs 2 GPUs as wholes, and those here are MIG instances"
     assert placed(INSTANCES, 2) == NoRoom(reason)
     assert placed((*INSTANCES, *WHOLE), 2, 5_000, "MIG-a", "MIG-b") == NoRoom(reason)

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from controller.engines.stub import StubDefinition
-from controller.planning.placement import RELEASE_S, Ledger, NoRoom, Placed, need_of, place
+from controller.planning.placement import RELEASE_S, ClaimLedger, NoRoom, Placement, place_replica, requirement_of
 from controller.state import (
     HOST,
     DesiredModel,
     Gpu,
     GpuProcess,
     Health,
-    Need,
     ObservedReplica,
     ObservedState,
     OpKind,
     PendingOp,
     Phase,
     ReplicaId,
+    Requirement,
     Statement,
 )
 
@@ -43,43 +43,45 @@ def seen(*gpus: Gpu, **fields: Any) -> ObservedState:
 
 def test_what_counts_as_claimed_and_what_as_busy() -> None:
     ready, loading = replica("a", {"A": 10, HOST: 5}), replica("b", {"B": 20, HOST: 5}, ready_since=None)
-    ledger = Ledger.of(seen(replicas=(ready, loading)))
-    assert ledger == Ledger({"A": 10, HOST: 10, "B": 20}, {"B": "b"}, {}, {"A": {"m"}, "B": {"m"}, HOST: {"m"}})
+    ledger = ClaimLedger.of(seen(replicas=(ready, loading)))
+    assert ledger == ClaimLedger({"A": 10, HOST: 10, "B": 20}, {"B": "b"}, {}, {"A": {"m"}, "B": {"m"}, HOST: {"m"}})
     stops = PendingOp(OpKind.STOP, ready.id)
-    assert Ledger.of(seen(replicas=(ready,), pending={"a": stops})).busy == {"A": "a"}
+    assert ClaimLedger.of(seen(replicas=(ready,), pending={"a": stops})).busy_replicas == {"A": "a"}
     for phase in (Phase.EXITED, Phase.CREATED):
         gone = replace(ready, phase=phase)
-        assert Ledger.of(seen(replicas=(gone, loading))).claimed == {"B": 20, HOST: 5}, "and those after it count"
+        assert ClaimLedger.of(seen(replicas=(gone, loading))).claimed_mib == {"B": 20, HOST: 5}, (
+            "and those after it count"
+        )
     created = replace(ready, phase=Phase.CREATED)
-    assert Ledger.of(seen(replicas=(created,), pending={"a": stops})).claimed == {"A": 10, HOST: 5}
+    assert ClaimLedger.of(seen(replicas=(created,), pending={"a": stops})).claimed_mib == {"A": 10, HOST: 5}
 
 
 def test_what_is_about_to_come_is_claimed_and_counted_once() -> None:
     comes = PendingOp(OpKind.START, ReplicaId("n", 0, "h", 1), {"A": 30, HOST: 5})
-    ledger = Ledger.of(seen(pending={"n-0": comes}))
-    assert ledger == Ledger({"A": 30, HOST: 5}, {"A": "n-0"}, {}, {"A": {"n"}, HOST: {"n"}})
-    assert Ledger.of(seen(pending={"n-0": replace(comes, kind=OpKind.STOP)})) == Ledger()
+    ledger = ClaimLedger.of(seen(pending={"n-0": comes}))
+    assert ledger == ClaimLedger({"A": 30, HOST: 5}, {"A": "n-0"}, {}, {"A": {"n"}, HOST: {"n"}})
+    assert ClaimLedger.of(seen(pending={"n-0": replace(comes, kind=OpKind.STOP)})) == ClaimLedger()
     there = replica("n-0", {"A": 30})
-    assert Ledger.of(seen(replicas=(there,), pending={"n-0": comes})).claimed == {"A": 30}
+    assert ClaimLedger.of(seen(replicas=(there,), pending={"n-0": comes})).claimed_mib == {"A": 30}
 
 
 def test_of_two_that_load_on_one_gpu_the_same_is_named_in_whatever_order_they_were_seen() -> None:
     two = (replica("b", {"A": 1}, ready_since=None), replica("a", {"A": 1}, ready_since=None))
     for order in (two, two[::-1]):
-        ledger = Ledger.of(seen(replicas=order))
-        assert ledger.busy == {"A": "b"}
-        assert ledger.busy_beside(two[1]) == "b"
-        assert ledger.busy_beside(two[0]) is None
-    assert ledger.busy_beside(replica("c", {"B": 1})) is None
-    assert ledger.busy_beside(replica("c", {"B": 1, "A": 1})) == "b"
+        ledger = ClaimLedger.of(seen(replicas=order))
+        assert ledger.busy_replicas == {"A": "b"}
+        assert ledger.find_busy_neighbour(two[1]) == "b"
+        assert ledger.find_busy_neighbour(two[0]) is None
+    assert ledger.find_busy_neighbour(replica("c", {"B": 1})) is None
+    assert ledger.find_busy_neighbour(replica("c", {"B": 1, "A": 1})) == "b"
 
 
 def test_as_if_some_were_gone() -> None:
-    ledger = Ledger({"A": 100, HOST: 50}, {"A": "x"}, {"A": 1}, {"A": {"m"}})
-    without = ledger.without([{"A": 30}, {"A": 20, "B": 5}])
-    assert without == Ledger({"A": 50, HOST: 50, "B": -5}, {"A": "x"}, {"A": 51, "B": 5}, {"A": {"m"}})
-    without.add({"A": 1}, model="n", busy_with="y")
-    assert ledger == Ledger({"A": 100, HOST: 50}, {"A": "x"}, {"A": 1}, {"A": {"m"}}), "the first one is as it was"
+    ledger = ClaimLedger({"A": 100, HOST: 50}, {"A": "x"}, {"A": 1}, {"A": {"m"}})
+    without = ledger.copy_without([{"A": 30}, {"A": 20, "B": 5}])
+    assert without == ClaimLedger({"A": 50, HOST: 50, "B": -5}, {"A": "x"}, {"A": 51, "B": 5}, {"A": {"m"}})
+    without.add_claims({"A": 1}, model="n", busy_with="y")
+    assert ledger == ClaimLedger({"A": 100, HOST: 50}, {"A": "x"}, {"A": 1}, {"A": {"m"}}), "the first one is as it was"
 
 
 @pytest.mark.parametrize(
@@ -97,76 +99,90 @@ def test_what_a_gpu_gets_back_of_one_that_goes(
 ) -> None:
     goes = replica("a", {"A": 60, HOST: 10})
     observed = seen(B, replace(A, used_mib=used, processes=processes))
-    ledger = Ledger({"A": 100, HOST: 30}).without_replicas([goes], observed)
-    assert (ledger.claimed, ledger.released) == ({"A": 40, HOST: 20}, {"A": released, HOST: 10})
+    ledger = ClaimLedger({"A": 100, HOST: 30}).copy_without_replicas([goes], observed)
+    assert (ledger.claimed_mib, ledger.released_mib) == ({"A": 40, HOST: 20}, {"A": released, HOST: 10})
 
 
 def test_two_that_go_from_gpus_that_cannot_be_read() -> None:
     both = [replica("a", {"A": 60}), replica("b", {"A": 30, "B": 5})]
-    ledger = Ledger({"A": 100}).without_replicas(both, seen(gpus=None))
-    assert (ledger.claimed, ledger.released) == ({"A": 10, "B": -5}, {"A": 90, "B": 5})
+    ledger = ClaimLedger({"A": 100}).copy_without_replicas(both, seen(gpus=None))
+    assert (ledger.claimed_mib, ledger.released_mib) == ({"A": 10, "B": -5}, {"A": 90, "B": 5})
 
 
 def test_gpus_that_are_not_there() -> None:
     words = "the GPUs cannot be read now, so nothing is placed on them"
-    assert place(ONE, seen(gpus=None), Ledger()) == NoRoom(words, waiting=True)
-    assert place(ONE, seen(), Ledger()) == NoRoom("needs 1 GPU, this host has none")
-    assert place(replace(ONE, gpu_count=2), seen(A), Ledger()) == NoRoom("needs 2 GPUs, this host has 1")
+    assert place_replica(ONE, seen(gpus=None), ClaimLedger()) == NoRoom(words, waiting=True)
+    assert place_replica(ONE, seen(), ClaimLedger()) == NoRoom("needs 1 GPU, this host has none")
+    assert place_replica(replace(ONE, gpu_count=2), seen(A), ClaimLedger()) == NoRoom("needs 2 GPUs, this host has 1")
     choice = replace(ONE, gpu_choice=("x", "0", "y"), vram_mib=1)
-    assert place(choice, seen(A, B), Ledger()) == NoRoom("this host has no GPU x, y")
+    assert place_replica(choice, seen(A, B), ClaimLedger()) == NoRoom("this host has no GPU x, y")
     twice = replace(ONE, gpu_count=2, gpu_choice=("0", "A"), vram_mib=10)
     words = "needs 10 MiB on each of 2 GPUs; free: GPU 0 has 1000 of 1000 MiB"
     words += ": a shorter context, a smaller cache type or more GPUs (`gpus`) would make it fit"
-    assert place(twice, seen(A, B), Ledger()) == NoRoom(words)
+    assert place_replica(twice, seen(A, B), ClaimLedger()) == NoRoom(words)
 
 
 def test_the_best_of_several_gpus() -> None:
     want = replace(ONE, vram_mib=100)
     c = Gpu("C", 2, "x", 500)
-    assert place(want, seen(A, B, c), Ledger()) == Placed({"C": 100}), "the least room that is enough"
-    assert place(want, seen(A, B, c), Ledger(busy={"C": "x"})) == Placed({"A": 100}), "nothing loads there"
-    assert place(want, seen(A, B, c), Ledger(models={"C": {"m"}, "A": {"m"}})) == Placed({"B": 100})
-    assert place(want, seen(B, A), Ledger()) == Placed({"A": 100}), "of equals the first"
-    assert place(want, seen(A, B), Ledger({"B": 1})) == Placed({"B": 100})
-    assert place(want, seen(A, B), Ledger({"B": 900})) == Placed({"B": 100})
-    assert place(want, seen(A, B), Ledger({"B": 901})) == Placed({"A": 100})
-    two = place(replace(want, gpu_count=2), seen(B, c, A), Ledger())
-    assert two == Placed({"A": 100, "C": 100})
-    assert isinstance(two, Placed)
+    assert place_replica(want, seen(A, B, c), ClaimLedger()) == Placement({"C": 100}), "the least room that is enough"
+    assert place_replica(want, seen(A, B, c), ClaimLedger(busy_replicas={"C": "x"})) == Placement({"A": 100}), (
+        "nothing loads there"
+    )
+    assert place_replica(want, seen(A, B, c), ClaimLedger(models_by_gpu={"C": {"m"}, "A": {"m"}})) == Placement(
+        {"B": 100}
+    )
+    assert place_replica(want, seen(B, A), ClaimLedger()) == Placement({"A": 100}), "of equals the first"
+    assert place_replica(want, seen(A, B), ClaimLedger({"B": 1})) == Placement({"B": 100})
+    assert place_replica(want, seen(A, B), ClaimLedger({"B": 900})) == Placement({"B": 100})
+    assert place_replica(want, seen(A, B), ClaimLedger({"B": 901})) == Placement({"A": 100})
+    two = place_replica(replace(want, gpu_count=2), seen(B, c, A), ClaimLedger())
+    assert two == Placement({"A": 100, "C": 100})
+    assert isinstance(two, Placement)
     assert list(two.claims) == ["A", "C"], "in the order of their indices"
-    busy = place(replace(want, gpu_count=2), seen(A, B), Ledger(busy={"B": "x", HOST: "y"}))
+    busy = place_replica(replace(want, gpu_count=2), seen(A, B), ClaimLedger(busy_replicas={"B": "x", HOST: "y"}))
     assert busy == NoRoom("GPU 1 is busy with x", waiting=True)
 
 
 def test_a_whole_gpu_is_one_where_nobody_else_is() -> None:
-    assert place(ONE, seen(A), Ledger()) == Placed({"A": 1_000})
-    assert place(ONE, seen(replace(A, used_mib=100)), Ledger()) == Placed({"A": 1_000}), "a tenth may be in use"
+    assert place_replica(ONE, seen(A), ClaimLedger()) == Placement({"A": 1_000})
+    assert place_replica(ONE, seen(replace(A, used_mib=100)), ClaimLedger()) == Placement({"A": 1_000}), (
+        "a tenth may be in use"
+    )
     words = "needs 1 GPU of its own, for what it takes is not known (`vram_mib`); free: GPU 0 has 899 of 1000 MiB"
     held = "; memory that nobody claims is held by GPU 0: 101 MiB, by processes that the driver does not name here"
-    assert place(ONE, seen(replace(A, used_mib=101)), Ledger()) == NoRoom(words + held)
-    claimed = place(ONE, seen(A), Ledger({"A": 1}))
+    assert place_replica(ONE, seen(replace(A, used_mib=101)), ClaimLedger()) == NoRoom(words + held)
+    claimed = place_replica(ONE, seen(A), ClaimLedger({"A": 1}))
     assert claimed == NoRoom(words.replace("899", "999"))
-    assert place(ONE, seen(replace(A, used_mib=101)), Ledger(released={"A": 1})) == Placed({"A": 1_000})
-    assert place(ONE, seen(replace(A, used_mib=101)), Ledger(released={"A": 500})) == Placed({"A": 1_000})
+    assert place_replica(ONE, seen(replace(A, used_mib=101)), ClaimLedger(released_mib={"A": 1})) == Placement(
+        {"A": 1_000}
+    )
+    assert place_replica(ONE, seen(replace(A, used_mib=101)), ClaimLedger(released_mib={"A": 500})) == Placement(
+        {"A": 1_000}
+    )
 
 
 def test_what_is_released_is_no_more_than_what_was_used() -> None:
     want = replace(ONE, vram_mib=1_000)
-    assert place(want, seen(replace(A, used_mib=5)), Ledger({"A": 0}, released={"A": 50})) == Placed({"A": 1_000})
-    over = place(replace(want, vram_mib=1_001), seen(replace(A, used_mib=5)), Ledger(released={"A": 50}))
+    assert place_replica(
+        want, seen(replace(A, used_mib=5)), ClaimLedger({"A": 0}, released_mib={"A": 50})
+    ) == Placement({"A": 1_000})
+    over = place_replica(
+        replace(want, vram_mib=1_001), seen(replace(A, used_mib=5)), ClaimLedger(released_mib={"A": 50})
+    )
     words = "needs 1001 MiB on each of 1 GPU; free: GPU 0 has 1000 of 1000 MiB"
     words += ": a shorter context, a smaller cache type or more GPUs (`gpus`) would make it fit"
     assert over == NoRoom(words)
 
 
 def test_needs() -> None:
-    known = Need(per_gpu_mib=10, host_mib=20, gpu_share=0.5)
+    known = Requirement(per_gpu_mib=10, host_mib=20, gpu_share=0.5)
     observed = seen(needs={"m": known})
-    assert need_of(ONE, observed) == known
-    assert need_of(replace(ONE, name="other"), observed) == Need()
-    assert need_of(replace(ONE, vram_mib=5), observed) == Need(5, 20, None)
-    assert need_of(replace(ONE, memory_mib=7), observed) == Need(10, 7, 0.5)
-    assert need_of(replace(ONE, memory_mib=7, vram_mib=5), observed) == Need(5, 7, None)
+    assert requirement_of(ONE, observed) == known
+    assert requirement_of(replace(ONE, name="other"), observed) == Requirement()
+    assert requirement_of(replace(ONE, vram_mib=5), observed) == Requirement(5, 20, None)
+    assert requirement_of(replace(ONE, memory_mib=7), observed) == Requirement(10, 7, 0.5)
+    assert requirement_of(replace(ONE, memory_mib=7, vram_mib=5), observed) == Requirement(5, 7, None)
 
 
 @pytest.mark.parametrize(
@@ -186,9 +202,9 @@ def test_needs() -> None:
 )
 def test_main_memory(need: int, claimed: int, words: str | None) -> None:
     want = replace(ONE, gpu_count=0, memory_mib=need)
-    ledger = Ledger({HOST: claimed}) if claimed else Ledger()
-    placed = place(want, seen(host_mib=100), ledger)
-    assert placed == (Placed({HOST: need}) if words is None else NoRoom(words))
+    ledger = ClaimLedger({HOST: claimed}) if claimed else ClaimLedger()
+    placed = place_replica(want, seen(host_mib=100), ledger)
+    assert placed == (Placement({HOST: need}) if words is None else NoRoom(words))
 
 
 def test_room_that_others_hold_is_waited_for_a_while_and_then_named() -> None:
@@ -199,15 +215,15 @@ def test_room_that_others_hold_is_waited_for_a_while_and_then_named() -> None:
     words += "GPU 0: process 7 (python), not of this Roundhouse: 500 MiB"
     for left_s, waiting in ((RELEASE_S - 1, True), (RELEASE_S, False), (None, False)):
         left_at = {} if left_s is None else {"A": NOW - left_s}
-        assert place(want, seen(used, left_at=left_at), Ledger()) == NoRoom(words, waiting=waiting)
+        assert place_replica(want, seen(used, left_at=left_at), ClaimLedger()) == NoRoom(words, waiting=waiting)
     nameless = replace(A, used_mib=500, processes=None)
-    made = place(replace(want, gpu_count=2), seen(used, replace(nameless, uuid="B", index=1)), Ledger())
+    made = place_replica(replace(want, gpu_count=2), seen(used, replace(nameless, uuid="B", index=1)), ClaimLedger())
     assert isinstance(made, NoRoom)
     assert made.reason.startswith("needs 800 MiB on each of 2 GPUs; free: GPU 0 has 500 of 1000 MiB, GPU 1 has 500 of")
     assert "GPU 0: process 7 (python), not of this Roundhouse: 500 MiB" in made.reason
     both = (used, replace(used, uuid="B", index=1))
     late = {"A": NOW - RELEASE_S, "B": NOW}
-    assert place(replace(want, gpu_count=2), seen(*both, left_at=late), Ledger()) == NoRoom(
+    assert place_replica(replace(want, gpu_count=2), seen(*both, left_at=late), ClaimLedger()) == NoRoom(
         words.replace("of 1 GPU", "of 2 GPUs").replace(
             "GPU 0 has 500 of 1000 MiB", "GPU 0 has 500 of 1000 MiB, GPU 1 has 500 of 1000 MiB"
         )
@@ -220,8 +236,8 @@ def test_what_would_make_it_fit_is_said_only_where_it_never_will() -> None:
     hint = "would make it fit"
     small = Gpu("C", 2, "x", 100)
     for gpus, expected in (((A, small), True), ((A, B), False)):
-        full = Ledger({gpu.uuid: gpu.total_mib for gpu in gpus})
-        made = place(replace(ONE, gpu_count=2, vram_mib=1_000), seen(*gpus), full)
+        full = ClaimLedger({gpu.uuid: gpu.total_mib for gpu in gpus})
+        made = place_replica(replace(ONE, gpu_count=2, vram_mib=1_000), seen(*gpus), full)
         assert isinstance(made, NoRoom)
         assert (hint in made.reason) is expected
         assert "GPU 0 has 0 of 1000 MiB" in made.reason
@@ -231,15 +247,15 @@ def test_what_would_make_it_fit_is_said_only_where_it_never_will() -> None:
 def test_what_is_in_use_beyond_the_claims_is_named_unless_it_is_of_one_that_runs() -> None:
     reason = "needs 800 MiB on each of 1 GPU; free: GPU 0 has 100 of 1000 MiB"
     want, runs = replace(ONE, vram_mib=800), replica("run", {"A": 100})
-    ledger = Ledger({"A": 100})
+    ledger = ClaimLedger({"A": 100})
     own = replace(A, used_mib=900, processes=(GpuProcess(1, 900, "e", "run"),))
-    assert place(want, seen(own, replicas=(runs,)), ledger) == NoRoom(reason), "it holds more than it claims"
+    assert place_replica(want, seen(own, replicas=(runs,)), ledger) == NoRoom(reason), "it holds more than it claims"
     gone = seen(own, replicas=(replace(runs, phase=Phase.EXITED),))
     held = "; memory that nobody claims is held by GPU 0: "
-    assert place(want, gone, ledger) == NoRoom(f"{reason}{held}process 1 (e), of run: 900 MiB")
+    assert place_replica(want, gone, ledger) == NoRoom(f"{reason}{held}process 1 (e), of run: 900 MiB")
     unnamed = seen(replace(A, used_mib=900), replicas=(runs,))
     words = "800 MiB, by processes that the driver does not name here"
-    assert place(want, unnamed, ledger) == NoRoom(f"{reason}{held}{words}")
-    exactly = place(replace(want, vram_mib=1_000), seen(replace(A, used_mib=900)), Ledger())
+    assert place_replica(want, unnamed, ledger) == NoRoom(f"{reason}{held}{words}")
+    exactly = place_replica(replace(want, vram_mib=1_000), seen(replace(A, used_mib=900)), ClaimLedger())
     assert isinstance(exactly, NoRoom)
     assert "held by GPU 0: 900 MiB" in exactly.reason

@@ -21,6 +21,7 @@ from controller.state import (
     Failure,
     Gpu,
     Health,
+    ModelTraffic,
     ObservedReplica,
     ObservedState,
     OpKind,
@@ -30,7 +31,6 @@ from controller.state import (
     ReplicaId,
     ReplicaKey,
     Statement,
-    Use,
 )
 
 NOW = 10_000.0
@@ -365,26 +365,26 @@ def test_what_rests_is_told_once_its_engine_goes() -> None:
     reason = "unloaded: not used for 60 s; the next request loads it"
     assert comes_to(made, Drain(idles.id, idles.name, reason, None))
     assert made.desired is not None
-    assert (made.desired.models["m"].replicas, made.rested, made.woken) == (0, {}, ())
+    assert (made.desired.models["m"].replicas, made.evicted, made.reload_requested) == (0, {}, ())
     drained = replace(idles, draining=Draining(NOW - 1, True))
     made = planned(RESTS, drained)
     assert comes_to(made, Stop(idles.id, idles.name, f"{reason}; drained"))
-    assert made.rested == {"m": "not used for 60 s"}
+    assert made.evicted == {"m": "not used for 60 s"}
 
 
 def test_what_nobody_waits_for_rests_unless_something_of_it_is_under_way() -> None:
     want = replace(RESTS, memory_mib=200)
     made = planned(want, host_mib=100)
-    assert (made.actions, made.rested) == ((), {"m": "no request waits for it any more"})
+    assert (made.actions, made.evicted) == ((), {"m": "no request waits for it any more"})
     pending = {"m-9": PendingOp(OpKind.STOP, ReplicaId("m", 9, "old", 1))}
-    assert planned(want, host_mib=100, pending=pending).rested == {}
+    assert planned(want, host_mib=100, pending=pending).evicted == {}
 
 
 def test_who_is_woken_is_told() -> None:
     want = replace(RESTS, replicas=0, demand_replicas=1)
-    made = planned(want, uses={"m": Use(1, NOW - 5)})
+    made = planned(want, uses={"m": ModelTraffic(1, NOW - 5)})
     assert comes_to(made, start())
-    assert made.woken == ("m",)
+    assert made.reload_requested == ("m",)
 
 
 @pytest.mark.parametrize("want", [ONE, TWO])

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from controller.engines.base import Verdict
-from controller.planning.draining import Drain
-from controller.reconcile.operation_state import WorkingMemory
+from controller.planning.draining import DrainState
+from controller.reconcile.operation_state import OperationState
 from controller.state import DesiredModel, DesiredState, ObservedReplica, Phase, PreflightResult, ReplicaId
 from tests.support.traffic_simulator import autoload
 
@@ -19,46 +19,46 @@ FIRST = ReplicaId("m", 0, RESTS.spec_hash)
 
 
 def test_a_failure_is_known_while_the_model_rests_until_somebody_asks_for_it_anew() -> None:
-    memory = WorkingMemory(loaded_once={"m"})
-    memory.fail(FIRST, Verdict("no such device", permanent=True), 10.0)
+    memory = OperationState(loaded_once={"m"})
+    memory.record_failure(FIRST, Verdict("no such device", permanent=True), 10.0)
     memory.preflights["m", RESTS.spec_hash] = PreflightResult(True, 10.0)
     for want in (WANTED, RESTS):
-        memory.prune(DesiredState(1, {"m": want}), [], 20.0)
+        memory.prune_state(DesiredState(1, {"m": want}), [], 20.0)
         assert memory.failures.keys() == {FIRST.key}
         assert memory.preflights.keys() == {("m", RESTS.spec_hash)}
     assert not memory.loaded_once, "all its replicas are waited for when it is loaded again"
-    memory.try_anew(RESTS)
+    memory.reset_failures(RESTS)
     assert not memory.failures
     assert not memory.preflights
 
 
 @pytest.mark.parametrize("want", [UNLOADED, replace(RESTS, spec_hash="edited")])
 def test_a_failure_ends_with_an_unload_and_an_edit(want: DesiredModel) -> None:
-    memory = WorkingMemory()
-    memory.fail(FIRST, Verdict("no such device", permanent=True), 10.0)
-    memory.prune(DesiredState(1, {"m": want}), [], 20.0)
+    memory = OperationState()
+    memory.record_failure(FIRST, Verdict("no such device", permanent=True), 10.0)
+    memory.prune_state(DesiredState(1, {"m": want}), [], 20.0)
     assert not memory.failures
 
 
 def test_a_replica_that_ended_proves_nothing_though_it_had_served_for_long() -> None:
-    memory = WorkingMemory()
+    memory = OperationState()
     served = ObservedReplica(FIRST, "m-0", Phase.RUNNING, 1.0, ready_since=2.0)
     desired, long_after = DesiredState(1, {"m": WANTED}), 10_000.0
-    memory.fail(FIRST, Verdict("killed"), 10.0)
-    memory.prune(desired, [served], long_after)
+    memory.record_failure(FIRST, Verdict("killed"), 10.0)
+    memory.prune_state(desired, [served], long_after)
     assert not memory.failures, "it has served for long since"
-    memory.fail(FIRST, Verdict("killed"), long_after)
-    memory.prune(desired, [replace(served, phase=Phase.EXITED)], long_after + 1)
+    memory.record_failure(FIRST, Verdict("killed"), long_after)
+    memory.prune_state(desired, [replace(served, phase=Phase.EXITED)], long_after + 1)
     # Else the next attempt had the number, and so the name and the log, of this one.
     assert memory.failures.keys() == {FIRST.key}
 
 
 def test_paused_what_is_wanted_is_not_kept_from_serving_by_a_drain() -> None:
-    memory = WorkingMemory()
+    memory = OperationState()
     replicas = [ObservedReplica(ReplicaId("m", index, "h"), f"m-{index}", Phase.RUNNING, 1.0) for index in range(2)]
-    memory.drains = {replica.name: Drain(5.0) for replica in replicas}
+    memory.drains = {replica.name: DrainState(5.0) for replica in replicas}
     desired = DesiredState(1, {"m": WANTED})
-    memory.prune(desired, replicas, 20.0)
+    memory.prune_state(desired, replicas, 20.0)
     assert memory.drains.keys() == {"m-0", "m-1"}
-    memory.prune(replace(desired, paused=True), replicas, 20.0)
+    memory.prune_state(replace(desired, paused=True), replicas, 20.0)
     assert memory.drains.keys() == {"m-1"}, "nobody wants the second one"

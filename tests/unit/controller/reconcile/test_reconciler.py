@@ -12,10 +12,10 @@ import pytest
 from controller.engines.stub import StubDefinition
 from controller.observe.gateway_hub import GatewayHub
 from controller.observe.prober import Prober
-from controller.observe.remote_health import Remotes
-from controller.planning.draining import ARRIVAL_S, Drain
-from controller.reconcile.executor import Operations
-from controller.reconcile.operation_state import WorkingMemory
+from controller.observe.remote_health import RemoteHealth
+from controller.planning.draining import ARRIVAL_S, DrainState
+from controller.reconcile.executor import Executor
+from controller.reconcile.operation_state import OperationState
 from controller.reconcile.reconciler import RETRY_S, Reconciler
 from controller.runtimes.base import StartError
 from controller.schema.keys import KeyDefinition
@@ -34,10 +34,10 @@ class Wanted:
 
     value: DesiredState | None = field(default_factory=lambda: DesiredState(1, {"m": MODEL}))
 
-    async def refresh(self, now: float) -> None:
+    async def refresh_files(self, now: float) -> None:
         """Nothing to read."""
 
-    def state(self, now: float) -> DesiredState | None:
+    def desired_state(self, now: float) -> DesiredState | None:
         """As set."""
         return self.value
 
@@ -45,15 +45,15 @@ class Wanted:
         """Never."""
         return None
 
-    def rest(self, models: Mapping[str, str]) -> None:
+    def evict_models(self, models: Mapping[str, str]) -> None:
         """Nothing is loaded on demand here."""
         assert not models
 
-    def awake(self, models: Sequence[str]) -> None:
+    def request_reload(self, models: Sequence[str]) -> None:
         """As `rest`."""
         assert not models
 
-    def remember(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
+    def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
         """No next controller."""
 
 
@@ -64,15 +64,15 @@ class Bench:
     runtime: FakeRuntime
     desired: Wanted
     hub: GatewayHub
-    operations: Operations
+    operations: Executor
     reconciler: Reconciler
     time: list[float]
 
     async def round(self) -> Round:
         """One complete round, and the operations that it began. Time goes on by 0.1 s."""
-        done = await self.reconciler.once()
+        done = await self.reconciler.run_round()
         assert done is not None, self.reconciler.error
-        await self.operations.settled()
+        await self.operations.wait_until_idle()
         self.time[0] += 0.1
         return done
 
@@ -94,11 +94,11 @@ async def bench() -> AsyncIterator[Bench]:
     def clock() -> float:
         return time[0]
 
-    runtime, desired, memory, wake = FakeRuntime(clock), Wanted(), WorkingMemory(), asyncio.Event()
+    runtime, desired, memory, wake = FakeRuntime(clock), Wanted(), OperationState(), asyncio.Event()
 
     async with aiohttp.ClientSession() as session:
         hub = GatewayHub("i", 1, wake=wake.set, clock=clock)
-        operations = Operations(
+        operations = Executor(
             runtime, memory, instance="i", secret=b"s", stop_timeout_s=1.0, wake=wake.set, clock=clock
         )
         prober = Prober(session, interval_s=1.0, timeout_s=1.0, wake=wake.set, clock=clock)
@@ -108,7 +108,7 @@ async def bench() -> AsyncIterator[Bench]:
             operations=operations,
             memory=memory,
             prober=prober,
-            remotes=Remotes(session, interval_s=1.0, timeout_s=1.0, wake=wake.set),
+            remotes=RemoteHealth(session, interval_s=1.0, timeout_s=1.0, wake=wake.set),
             hub=hub,
             wake=wake,
             resync_s=10.0,
@@ -121,7 +121,7 @@ async def bench() -> AsyncIterator[Bench]:
 
 async def test_an_observation_that_failed_yields_no_plan_and_no_table(bench: Bench) -> None:
     bench.runtime.unavailable = "the daemon is down"
-    assert await bench.reconciler.once() is None
+    assert await bench.reconciler.run_round() is None
     assert bench.status_error() == "the daemon is down"
     assert bench.hub.table is None
     assert bench.runtime.calls == []
@@ -136,7 +136,7 @@ async def test_unknown_is_not_empty_what_ran_is_not_started_twice(bench: Bench) 
     [name] = bench.runtime.replicas
     stamp = bench.hub.table
     bench.runtime.unavailable = "the daemon is down"
-    assert await bench.reconciler.once() is None
+    assert await bench.reconciler.run_round() is None
     bench.runtime.unavailable = None
     await bench.rounds(3)
     assert list(bench.runtime.replicas) == [name]
@@ -145,7 +145,7 @@ async def test_unknown_is_not_empty_what_ran_is_not_started_twice(bench: Bench) 
 
 async def test_files_that_were_never_valid_start_and_stop_nothing(bench: Bench) -> None:
     bench.desired.value = None
-    assert await bench.reconciler.once() is None
+    assert await bench.reconciler.run_round() is None
     assert bench.hub.table is None
     assert "never valid" in (bench.reconciler.error or "")
 
@@ -154,12 +154,12 @@ async def test_a_start_under_way_is_not_issued_again_and_does_not_hold_up_the_lo
     bench.runtime.hold.clear()
     await bench.round()
     for _ in range(5):
-        assert await bench.reconciler.once() is not None
+        assert await bench.reconciler.run_round() is not None
     await asyncio.sleep(0)
     starts = [call for call in bench.runtime.calls if call.startswith("start")]
     assert len(starts) == 1
     bench.runtime.hold.set()
-    await bench.operations.settled()
+    await bench.operations.wait_until_idle()
 
 
 async def test_paused_it_plans_and_does_nothing(bench: Bench) -> None:
@@ -190,7 +190,7 @@ async def test_an_engine_that_ends_backs_off_and_its_failures_count_once_each(be
     bench.runtime.end(name, 1, "segmentation trouble")
     failed = await bench.round()
     assert [action.kind for action in failed.plan.actions] == ["remove"]
-    waiting = await bench.reconciler.once()
+    waiting = await bench.reconciler.run_round()
     assert waiting is not None
     [status] = waiting.statuses
     assert status.last_error == "the engine ended with exit code 1. Last log lines:\nsegmentation trouble"
@@ -249,14 +249,14 @@ async def test_a_round_that_saw_nothing_is_not_repeated_at_once(bench: Bench) ->
     [name] = bench.runtime.replicas
     bench.runtime.end(name, 1, "boom")
     await bench.round()
-    waiting = await bench.reconciler.once()
+    waiting = await bench.reconciler.run_round()
     assert waiting is not None
     assert waiting.plan.wake_at is not None
     bench.time[0] = waiting.plan.wake_at + 1.0
     bench.runtime.unavailable = "the daemon is down"
-    assert await bench.reconciler.once() is None
+    assert await bench.reconciler.run_round() is None
     # The last plan's own wakeup has passed: it must not make the loop spin while nothing can be seen.
-    assert bench.reconciler._pause() == RETRY_S
+    assert bench.reconciler._pause_s() == RETRY_S
 
 
 async def test_an_engine_serves_on_when_its_model_is_edited_to_one_that_cannot_start(bench: Bench) -> None:
@@ -276,7 +276,7 @@ async def test_keys_are_published_also_while_the_runtime_does_not_answer(bench: 
     assert bench.desired.value is not None
     bench.desired.value = replace(bench.desired.value, keys={"ci": KeyDefinition(sha256="0" * 64)})
     bench.runtime.unavailable = "the daemon is down"
-    assert await bench.reconciler.once() is None
+    assert await bench.reconciler.run_round() is None
     assert bench.hub.table is not None
     assert ([key.name for key in bench.hub.table.keys], bench.hub.table.models) == (["ci"], models)
     bench.runtime.unavailable = None
@@ -288,14 +288,14 @@ async def test_keys_are_published_also_while_the_runtime_does_not_answer(bench: 
 async def test_what_was_found_is_in_use_for_all_that_is_known_until_its_gateways_are_back(bench: Bench) -> None:
     await bench.rounds(2)
     [name] = bench.runtime.replicas
-    bench.hub.link_up("first")
-    bench.hub.report(GatewayReport(gateway_id="first", stamp=None, last_used={"m": 990.0}))
+    bench.hub.open_link("first")
+    bench.hub.take_report(GatewayReport(gateway_id="first", stamp=None, last_used={"m": 990.0}))
     seen = (await bench.round()).observed
     assert (seen.inflight, seen.uses["m"].waiting, seen.uses["m"].last_used) == ({name: 0}, 0, 990.0)
     bench.runtime.replicas[name] = replace(bench.runtime.replicas[name], created_at=900.0)
     seen = (await bench.round()).observed
     assert (seen.inflight, seen.uses["m"].waiting) == ({name: None}, None)
-    assert bench.reconciler._pause() == pytest.approx(1_000.0 + ARRIVAL_S - bench.time[0])
+    assert bench.reconciler._pause_s() == pytest.approx(1_000.0 + ARRIVAL_S - bench.time[0])
     bench.time[0] = 1_000.0 + ARRIVAL_S
     seen = (await bench.round()).observed
     assert (seen.inflight, seen.uses["m"].waiting) == ({name: 0}, 0)
@@ -312,7 +312,7 @@ async def test_paused_in_the_middle_of_an_eviction_what_was_to_go_serves_on(benc
     assert bench.desired.value is not None
     bench.desired.value = replace(bench.desired.value, paused=True)
     assert bench.hub.table is not None
-    bench.reconciler._memory.drains[name] = Drain(1_000.0, bench.hub.table.stamp)
+    bench.reconciler._memory.drains[name] = DrainState(1_000.0, bench.hub.table.stamp)
     done = await bench.round()
     assert [each.phase for each in done.statuses[0].replicas] == ["starting"]
 
@@ -321,12 +321,12 @@ async def test_what_was_found_is_not_stopped_before_all_its_gateways_can_be_back
     await bench.rounds(3)
     [name] = bench.runtime.replicas
     bench.runtime.replicas[name] = replace(bench.runtime.replicas[name], created_at=900.0)
-    bench.reconciler._ready[name] = 990.0
+    bench.reconciler._ready_since[name] = 990.0
     bench.desired.value = DesiredState(2, {"m": replace(MODEL, replicas=0)})
     await bench.round()
     assert bench.hub.table is not None
-    bench.hub.link_up("first")
-    bench.hub.report(GatewayReport(gateway_id="first", stamp=bench.hub.table.stamp))
+    bench.hub.open_link("first")
+    bench.hub.take_report(GatewayReport(gateway_id="first", stamp=bench.hub.table.stamp))
     await bench.rounds(3)
     assert name in bench.runtime.replicas, "the second gateway may have a request inside"
     bench.time[0] = 1_000.0 + ARRIVAL_S

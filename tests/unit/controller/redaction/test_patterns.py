@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from controller.redaction.patterns import masked, masked_field, masked_text, secrets_of, without_secrets
+from controller.redaction.patterns import collect_secrets, mask_field, mask_fields, mask_text, replace_secrets
 from controller.schema.admin import MASKED
 
 
 def test_every_value_of_env_is_hidden_and_its_name_is_not() -> None:
-    assert masked_field("env", {"HF_TOKEN": "hf_abc", "THREADS": "4"}) == {"HF_TOKEN": MASKED, "THREADS": MASKED}
+    assert mask_field("env", {"HF_TOKEN": "hf_abc", "THREADS": "4"}) == {"HF_TOKEN": MASKED, "THREADS": MASKED}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_every_value_of_env_is_hidden_and_its_name_is_not() -> None:
     ],
 )
 def test_values_of_telling_flags_are_hidden(args: list[str], shown: list[str]) -> None:
-    assert masked_field("extra_args", args) == shown
+    assert mask_field("extra_args", args) == shown
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_values_of_telling_flags_are_hidden(args: list[str], shown: list[str]) -
     ],
 )
 def test_the_user_part_of_a_url_is_hidden(url: str, shown: str) -> None:
-    assert masked_field("base_url", url) == shown
-    assert masked_text(f"must be an address, is `{url}`") == f"must be an address, is `{shown}`"
+    assert mask_field("base_url", url) == shown
+    assert mask_text(f"must be an address, is `{url}`") == f"must be an address, is `{shown}`"
 
 
 def test_arguments_may_be_anything_that_yaml_has() -> None:
     given = ["--port", 80, None, True, {"api_key": "x", "n": 1}, ["--token", "y"], "--api-key", "sk-1", 5]
     shown = ["--port", 80, None, True, {"api_key": MASKED, "n": 1}, ["--token", MASKED], "--api-key", MASKED, 5]
-    assert masked_field("extra_args", given) == shown
+    assert mask_field("extra_args", given) == shown
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_arguments_may_be_anything_that_yaml_has() -> None:
     ],
 )
 def test_of_a_url_what_may_be_the_secret_is_looked_for(url: str, secrets: set[str]) -> None:
-    assert secrets_of({"base_url": url}) == secrets
+    assert collect_secrets({"base_url": url}) == secrets
 
 
 def test_nested_mappings_are_looked_into() -> None:
     value = {"max_pixels": 4, "max_tokens": 8, "hub": {"Access-Token": "x", "secrets": ["a", "b"], "auth": None}}
-    assert masked_field("vllm_mm_processor_kwargs", value) == {
+    assert mask_field("vllm_mm_processor_kwargs", value) == {
         "max_pixels": 4,
         "max_tokens": 8,
         "hub": {"Access-Token": MASKED, "secrets": MASKED, "auth": None},
@@ -96,29 +96,29 @@ def test_what_is_no_secret_is_shown() -> None:
         "model_path": "org/model@main.gguf", "replicas": 2, "enabled": True, "vram_mib": None, "aliases": ["a:b"],
         "api_key_env": "OPENAI_KEY", "api_key_file": "/run/secrets/key", "vllm_max_num_batched_tokens": 8192,
     }  # fmt: skip
-    assert masked(fields) == fields
-    assert secrets_of(fields) == frozenset()
+    assert mask_fields(fields) == fields
+    assert collect_secrets(fields) == frozenset()
 
 
 @pytest.mark.parametrize("nothing", [None, True, False, "", [], {}])
 def test_what_says_nothing_is_shown_under_any_name(nothing: Any) -> None:
-    assert masked_field("api_key", nothing) == nothing
-    assert secrets_of({"api_key": nothing, "tokens": ["listed-one", nothing]}) == {"listed-one"}
+    assert mask_field("api_key", nothing) == nothing
+    assert collect_secrets({"api_key": nothing, "tokens": ["listed-one", nothing]}) == {"listed-one"}
 
 
 def test_a_key_where_only_its_place_belongs_is_hidden() -> None:
-    assert masked_field("api_key_env", "sk-abcdef") == MASKED
-    assert secrets_of({"api_key_env": "sk-abcdef"}) == {"sk-abcdef"}
+    assert mask_field("api_key_env", "sk-abcdef") == MASKED
+    assert collect_secrets({"api_key_env": "sk-abcdef"}) == {"sk-abcdef"}
 
 
 def test_a_secret_is_hidden_wherever_else_it_stands() -> None:
     fields = {"extra_args": ["--odd", "x=s3cret-s3cret"], "env": {"HUB_PASSWORD": "s3cret-s3cret"}}
-    assert masked(fields)["extra_args"] == ["--odd", f"x={MASKED}"]
+    assert mask_fields(fields)["extra_args"] == ["--odd", f"x={MASKED}"]
     # A short one would take words with it that are none.
-    assert masked({"backend": "stub", "env": {"API_KEY": "stub"}})["backend"] == "stub"
-    assert masked({"extra_args": ["moved-elsewhere"]}, ["moved-elsewhere"]) == {"extra_args": [MASKED]}
-    assert masked({"extra_args": ["x-exactly8"]}, ["exactly8"]) == {"extra_args": [f"x-{MASKED}"]}
-    assert masked({"extra_args": ["x-exactly"]}, ["exactly"]) == {"extra_args": ["x-exactly"]}
+    assert mask_fields({"backend": "stub", "env": {"API_KEY": "stub"}})["backend"] == "stub"
+    assert mask_fields({"extra_args": ["moved-elsewhere"]}, ["moved-elsewhere"]) == {"extra_args": [MASKED]}
+    assert mask_fields({"extra_args": ["x-exactly8"]}, ["exactly8"]) == {"extra_args": [f"x-{MASKED}"]}
+    assert mask_fields({"extra_args": ["x-exactly"]}, ["exactly"]) == {"extra_args": ["x-exactly"]}
 
 
 def test_secrets_to_look_for_in_logs() -> None:
@@ -138,7 +138,7 @@ def test_secrets_to_look_for_in_logs() -> None:
             "SIGNING_KEY": "-----BEGIN-----\nAAAABBBB\nCCCC\n-----END-----",
         },
     }
-    assert secrets_of(fields) == {
+    assert collect_secrets(fields) == {
         "p%40ssword", "p@ssword", "flagged", "named", "a1b2c3d4e5f6g7", "dbpass",
         "-----BEGIN-----\nAAAABBBB\nCCCC\n-----END-----", "-----BEGIN-----", "AAAABBBB", "-----END-----",
     }  # fmt: skip
@@ -159,7 +159,7 @@ def test_secrets_to_look_for_in_logs() -> None:
     ],
 )
 def test_what_is_looked_for(fields: dict[str, Any], secrets: set[str]) -> None:
-    assert secrets_of(fields) == secrets
+    assert collect_secrets(fields) == secrets
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,11 @@ def test_what_is_looked_for(fields: dict[str, Any], secrets: set[str]) -> None:
     ],
 )
 def test_texts_without_secrets(text: str, secrets: set[str], left: str) -> None:
-    assert without_secrets(text, secrets) == left
+    assert replace_secrets(text, secrets) == left
 
 
 def test_a_time_is_no_secret_though_its_name_speaks_of_tokens() -> None:
-    assert masked({"stub_token_delay_ms": 20, "token": 20}) == {"stub_token_delay_ms": 20, "token": MASKED}
+    assert mask_fields({"stub_token_delay_ms": 20, "token": 20}) == {"stub_token_delay_ms": 20, "token": MASKED}
 
 
 @pytest.mark.parametrize(
@@ -203,4 +203,4 @@ def test_a_time_is_no_secret_though_its_name_speaks_of_tokens() -> None:
     ],
 )
 def test_what_follows_a_telling_flag_within_a_text_is_hidden(text: str, shown: str) -> None:
-    assert masked_text(text) == shown
+    assert mask_text(text) == shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.redaction.redactor import REMEMBERED, Concealment, nothing_secret
+from controller.redaction.redactor import REMEMBERED, Redactor, redact_nothing
 from controller.schema.admin import MASKED
 
 
@@ -11,10 +11,10 @@ def declared(*secrets: str) -> dict[str, object]:
     return {"env": {f"API_KEY_{number}": secret for number, secret in enumerate(secrets)}}
 
 
-def concealment() -> Concealment:
+def concealment() -> Redactor:
     """One that knows a model's secret, and a token of each replica."""
-    made = Concealment(lambda replica: f"token-of-{replica}")
-    made.learn({"chat": declared("chats-secret"), "embed": declared("embeds-secret")})
+    made = Redactor(lambda replica: f"token-of-{replica}")
+    made.learn_secrets({"chat": declared("chats-secret"), "embed": declared("embeds-secret")})
     return made
 
 
@@ -23,15 +23,17 @@ TEXT = "chats-secret embeds-secret token-of-a token-of-b token-of-None proposed-
 
 def test_a_models_secrets_are_hidden_and_a_replicas_token() -> None:
     conceal = concealment()
-    assert conceal.text("chat", TEXT) == TEXT.replace("chats-secret", MASKED)
-    assert conceal.text("chat", TEXT, "a") == TEXT.replace("chats-secret", MASKED).replace("token-of-a", MASKED)
-    assert conceal.text("embed", TEXT, "b") == TEXT.replace("embeds-secret", MASKED).replace("token-of-b", MASKED)
+    assert conceal.redact_text("chat", TEXT) == TEXT.replace("chats-secret", MASKED)
+    assert conceal.redact_text("chat", TEXT, "a") == TEXT.replace("chats-secret", MASKED).replace("token-of-a", MASKED)
+    assert conceal.redact_text("embed", TEXT, "b") == TEXT.replace("embeds-secret", MASKED).replace(
+        "token-of-b", MASKED
+    )
 
 
 def test_of_a_model_that_was_never_declared_only_the_token_is_known() -> None:
     conceal = concealment()
-    assert conceal.text("other", TEXT) == TEXT
-    assert conceal.text("other", TEXT, "a") == TEXT.replace("token-of-a", MASKED)
+    assert conceal.redact_text("other", TEXT) == TEXT
+    assert conceal.redact_text("other", TEXT, "a") == TEXT.replace("token-of-a", MASKED)
 
 
 def test_what_is_proposed_is_hidden_and_not_remembered() -> None:
@@ -42,27 +44,29 @@ def test_what_is_proposed_is_hidden_and_not_remembered() -> None:
     assert hide("chat", TEXT, "a") == both.replace("token-of-a", MASKED)
     assert hide("embed", TEXT, "b") == TEXT.replace("embeds-secret", MASKED).replace("token-of-b", MASKED)
     assert hide("other", TEXT) == TEXT
-    assert conceal.text("chat", TEXT) == TEXT.replace("chats-secret", MASKED)
+    assert conceal.redact_text("chat", TEXT) == TEXT.replace("chats-secret", MASKED)
 
 
 def test_earlier_secrets_are_remembered_the_latest_longest() -> None:
     conceal = concealment()
     for number in range(REMEMBERED - 1):
-        conceal.learn({"chat": declared(f"secret-number-{number:03}")})
-    assert conceal.text("chat", TEXT) != TEXT, "the first of them is the last that is remembered"
-    conceal.learn({"chat": declared("chats-secret")})
-    conceal.learn({"chat": declared("one-too-many")})
-    hidden = [number for number in range(REMEMBERED) if MASKED in conceal.text("chat", f"secret-number-{number:03}")]
+        conceal.learn_secrets({"chat": declared(f"secret-number-{number:03}")})
+    assert conceal.redact_text("chat", TEXT) != TEXT, "the first of them is the last that is remembered"
+    conceal.learn_secrets({"chat": declared("chats-secret")})
+    conceal.learn_secrets({"chat": declared("one-too-many")})
+    hidden = [
+        number for number in range(REMEMBERED) if MASKED in conceal.redact_text("chat", f"secret-number-{number:03}")
+    ]
     assert hidden == list(range(1, REMEMBERED - 1)), "what was declared again is not the oldest any more"
-    assert conceal.text("chat", "chats-secret one-too-many") == f"{MASKED} {MASKED}"
+    assert conceal.redact_text("chat", "chats-secret one-too-many") == f"{MASKED} {MASKED}"
 
 
 def test_no_secret_that_is_declared_now_is_forgotten() -> None:
     conceal = concealment()
     many = [f"secret-number-{number:03}" for number in range(REMEMBERED + 50)]
-    conceal.learn({"chat": declared(*many)})
-    assert all(conceal.text("chat", secret) == MASKED for secret in many)
+    conceal.learn_secrets({"chat": declared(*many)})
+    assert all(conceal.redact_text("chat", secret) == MASKED for secret in many)
 
 
 def test_where_engines_know_no_secrets_all_is_shown() -> None:
-    assert nothing_secret("chat", TEXT, "a") == TEXT
+    assert redact_nothing("chat", TEXT, "a") == TEXT

@@ -11,9 +11,9 @@ import pytest
 from controller.engines.openai_remote import OpenAIRemoteDefinition
 from controller.engines.stub import StubDefinition
 from controller.planning.actions import Blocked, Plan
-from controller.redaction.redactor import Conceal, Concealment, nothing_secret
-from controller.reports.drift import drift
-from controller.reports.drift_detector import DriftWatch
+from controller.redaction.redactor import Redact, Redactor, redact_nothing
+from controller.reports.drift import find_drift
+from controller.reports.drift_detector import DriftDetector
 from controller.runtimes.base import Rendered
 from controller.schema.admin import MASKED, DriftItem
 from controller.state import (
@@ -53,12 +53,14 @@ def items(
     *replicas: ObservedReplica,
     rendered: Mapping[str, Rendered] | None = None,
     blocked: tuple[Blocked, ...] = (),
-    conceal: Conceal = nothing_secret,
+    conceal: Redact = redact_nothing,
     **fields: Any,
 ) -> list[DriftItem]:
     desired = DesiredState(1, {want.name: want} if want else {})
     observed = ObservedState(NOW, replicas, **fields)
-    return drift(desired, observed, rendered or {}, file_since=FILE_SINCE, blocked=blocked, conceal=conceal, now=NOW)
+    return find_drift(
+        desired, observed, rendered or {}, file_since=FILE_SINCE, blocked=blocked, conceal=conceal, now=NOW
+    )
 
 
 def kinds(found: list[DriftItem]) -> list[tuple[str, str | None, float]]:
@@ -170,18 +172,18 @@ def test_arguments_never_show_a_secret() -> None:
     )
     running = replica(argv=("stub", "--api-key", "sk-older-secret-2", "--x=hunter22", "earlier1", "tok-rh-new-0"))
     rendered = {"rh-new-0": Rendered(("stub", "--api-key", "sk-very-secret-1", "hunter22"))}
-    known = Concealment(lambda name: f"tok-{name}")
-    known.learn({"m": {"env": {"PASSWORD": "earlier1"}}})
-    known.learn({"m": definition.model_dump()})
-    (item,) = items(model(definition=definition), running, rendered=rendered, conceal=known.text)
+    known = Redactor(lambda name: f"tok-{name}")
+    known.learn_secrets({"m": {"env": {"PASSWORD": "earlier1"}}})
+    known.learn_secrets({"m": definition.model_dump()})
+    (item,) = items(model(definition=definition), running, rendered=rendered, conceal=known.redact_text)
     assert item.declared == ["--api-key", MASKED, MASKED]
     assert item.running == ["--api-key", MASKED, f"--x={MASKED}", MASKED, MASKED]
 
 
 def test_a_reason_never_shows_a_secret() -> None:
-    known = Concealment(str)
-    known.learn({"m": {"env": {"PASSWORD": "hunter22"}}})
-    (item,) = items(model(), blocked=(Blocked("m", 0, "it ended: bad hunter22"),), conceal=known.text)
+    known = Redactor(str)
+    known.learn_secrets({"m": {"env": {"PASSWORD": "hunter22"}}})
+    (item,) = items(model(), blocked=(Blocked("m", 0, "it ended: bad hunter22"),), conceal=known.redact_text)
     assert item.message == f"replica 0 does not serve: it ended: bad {MASKED}"
 
 
@@ -194,13 +196,13 @@ class Watch:
     def __init__(self) -> None:
         self.now = NOW
         self.runtime = FakeRuntime(lambda: self.now)
-        self.watch = DriftWatch(
-            self.runtime, file_since=lambda: FILE_SINCE, clock=lambda: self.now, conceal=nothing_secret
+        self.watch = DriftDetector(
+            self.runtime, file_since=lambda: FILE_SINCE, clock=lambda: self.now, conceal=redact_nothing
         )
 
     async def check(self, want: DesiredModel, *replicas: ObservedReplica) -> list[tuple[str, str | None, float]]:
         seen = Round(DesiredState(1, {"m": want}), ObservedState(self.now, replicas), Plan(1), ())
-        found = await self.watch.check(seen)
+        found = await self.watch.check_drift(seen)
         assert found.checked_at == self.now
         return kinds(found.items)
 

@@ -9,10 +9,10 @@ import pytest
 
 from controller.config.read import MAX_FILE_BYTES
 from controller.desired.resolve import Defaults
-from controller.reports.dry_run import AT_ONCE, dry_run
+from controller.reports.dry_run import AT_ONCE, run_dry_run
 from controller.schema.admin import ProposedFiles
 from controller.schema.errors import RoundhouseError
-from controller.schema.override import Rested
+from controller.schema.override import Evicted
 from controller.state import Draining, ObservedState, Phase
 from tests.support.dry_runs import CHAT, NOW, OTHERS, DryRunHarness
 from tests.support.process_engines import ProcessEngines
@@ -145,7 +145,7 @@ async def test_a_broken_file_can_be_mended_by_the_proposal(harness: DryRunHarnes
 async def test_only_names_of_desired_state_files_are_taken(harness: DryRunHarness, name: str) -> None:
     proposed = ProposedFiles(files={name: CHAT})
     with pytest.raises(RoundhouseError) as refused:
-        await dry_run(
+        await run_dry_run(
             proposed, folder=harness.folder, models_root=Path("/srv"), desired_now=harness.desired(),
             observed=ObservedState(NOW), overrides={}, demand={}, rested={}, defaults=Defaults(),
             declared_now={}, keys_now={}, runtime=harness.runtime, concealment=harness.concealment, now=NOW,
@@ -181,7 +181,7 @@ async def test_a_missing_model_file_shows_with_a_real_runtime(harness: DryRunHar
     [blocked] = done.plan.blocked
     assert blocked.model == "new"
     assert "missing.gguf" in blocked.reason
-    assert await runtime.list() == []
+    assert await runtime.list_replicas() == []
     await runtime.close()
 
 
@@ -223,12 +223,14 @@ async def test_an_edit_of_enabled_ends_what_a_request_asked_for(harness: DryRunH
 
 
 async def test_a_reason_shows_no_secret_of_what_was_declared_before_either(harness: DryRunHarness) -> None:
-    harness.concealment.learn({"chat": {"env": {"TOKEN": "hunter1-hunter1"}}})
+    harness.concealment.learn_secrets({"chat": {"env": {"TOKEN": "hunter1-hunter1"}}})
     harness.runtime.errors["chat"] = "hunter1-hunter1 and hunter2-hunter2"
     done = await harness.with_files(models=CHAT + "    env: {HUB_TOKEN: hunter2-hunter2}\n")
     assert done.plan is not None
     assert [each.reason for each in done.plan.blocked] == ["*** and ***"]
-    assert harness.concealment.text("chat", "hunter2-hunter2") == "hunter2-hunter2", "a proposal is not remembered"
+    assert harness.concealment.redact_text("chat", "hunter2-hunter2") == "hunter2-hunter2", (
+        "a proposal is not remembered"
+    )
 
 
 async def test_clients_gain_and_lose_a_remote(harness: DryRunHarness) -> None:
@@ -254,7 +256,7 @@ async def test_an_edit_ends_what_of_a_load_no_longer_fits(harness: DryRunHarness
 async def test_a_model_that_rests_rests_on_until_an_edit_says_how_many_run(harness: DryRunHarness) -> None:
     lazy = OTHERS.replace("enabled: false\n    autoload: true", "enabled: true\n    autoload: true")
     (harness.folder / "others.yaml").write_text(lazy)
-    harness.rested["lazy"] = Rested(at=900.0, reason="makes room for chat")
+    harness.rested["lazy"] = Evicted(at=900.0, reason="makes room for chat")
     kept = await harness.with_files(others=lazy.replace("autoload: true", "autoload: true\n    aliases: [b]"))
     assert kept.plan is not None
     assert [(each.model, each.effect) for each in kept.changes] == [("lazy", "none")]

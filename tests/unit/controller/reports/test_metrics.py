@@ -24,7 +24,7 @@ from controller.state import (
     ReplicaId,
     Statement,
 )
-from controller.status.model_status import assess
+from controller.status.model_status import assess_models
 from controller.status.reconcile_round import Round
 
 DOCS = Path(__file__).parents[4] / "docs" / "metrics.md"
@@ -55,7 +55,7 @@ def _round() -> Round:
     )
     observed = ObservedState(5.0, (replica,), gpus=gpus)
     made = plan(desired, observed, 5.0)
-    return Round(desired, observed, made, assess(desired, observed, made))
+    return Round(desired, observed, made, assess_models(desired, observed, made))
 
 
 def test_the_docs_hold_the_same_metrics() -> None:

@@ -18,7 +18,7 @@ from controller.state import (
     ReplicaId,
     Statement,
 )
-from controller.status.model_status import assess
+from controller.status.model_status import assess_models
 from controller.status.reconcile_round import Round
 
 NOW = 1_000.0
@@ -31,7 +31,7 @@ OLD = ObservedReplica(
 def _round(observed: ObservedState) -> Round:
     desired = DesiredState(3, {"m": MODEL}, paused=True)
     made = plan(desired, observed, NOW)
-    return Round(desired, observed, made, assess(desired, observed, made))
+    return Round(desired, observed, made, assess_models(desired, observed, made))
 
 
 def test_a_plan_shows_what_an_edit_will_do_before_it_was_looked_at() -> None:

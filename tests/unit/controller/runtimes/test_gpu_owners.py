@@ -29,7 +29,7 @@ def card(*pids: int) -> tuple[Gpu, ...]:
 
 
 async def owners(found: GpuOwners, *pids: int) -> dict[int, str | None]:
-    [gpu] = await found.named(card(*pids)) or ()
+    [gpu] = await found.name_owners(card(*pids)) or ()
     return {each.pid: each.replica for each in gpu.processes or ()}
 
 
@@ -71,6 +71,6 @@ async def test_what_is_unknown_stays_unknown() -> None:
     host = Host()
     found = GpuOwners(host)
     silent = (Gpu("GPU-a", 0, "fake", 9),)
-    assert await found.named(None) is None
-    assert await found.named(silent) == silent
+    assert await found.name_owners(None) is None
+    assert await found.name_owners(silent) == silent
     assert host.asked == 0

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.artifacts import read
-from controller.artifacts.facts import Artifact, ArtifactError, Ct2, Gguf, HfFolder, Sized, Unread
-from controller.artifacts.gguf import TooShort, gguf_of, parse_head
+from controller.artifacts.facts import Artifact, ArtifactError, Ct2, Gguf, HfFolder, SizedArtifact, UnreadArtifact
+from controller.artifacts.gguf import TooShort, build_gguf, parse_head
 from controller.artifacts.hf import tensor_bytes
 from controller.artifacts.read import files_below, read_artifact
 from controller.engines.memory import Prediction, Unpredicted
@@ -58,21 +58,21 @@ def test_a_gguf_file_s_head(tmp_path: Path) -> None:
     assert isinstance(facts, Gguf)
     assert (facts.architecture, facts.size, facts.vocabulary) == ("llama", len(HEAD) + DATA, 100)
     assert (facts.embedding, facts.blocks, facts.output, facts.rest) == (3200, (768, 256), 32, 32)
-    assert (facts.weights, facts.tied) == (DATA, True)
-    assert (facts.number("block_count"), facts.numbers("attention.head_count_kv")) == (2, (1, 2))
-    assert facts.number("attention.head_count_kv") == 2
-    assert facts.number("rope.freq_base", 7) == 7, "no whole number"
-    assert facts.number("missing") is None
+    assert (facts.weights, facts.has_tied_embeddings) == (DATA, True)
+    assert (facts.get_number("block_count"), facts.get_numbers("attention.head_count_kv")) == (2, (1, 2))
+    assert facts.get_number("attention.head_count_kv") == 2
+    assert facts.get_number("rope.freq_base", 7) == 7, "no whole number"
+    assert facts.get_number("missing") is None
     assert not [key for key in facts.fields if key.startswith("tokenizer.")]
 
 
 def test_what_an_onnx_file_keeps_outside_counts(tmp_path: Path) -> None:
     for name, size in (("a.onnx", 10), ("a.onnx_data", 200), ("a.onnx.data", 3000), ("b.onnx_data", 40000)):
         (tmp_path / name).write_bytes(bytes(size))
-    assert read_below(tmp_path, "a.onnx") == Sized(3210)
+    assert read_below(tmp_path, "a.onnx") == SizedArtifact(3210)
     (tmp_path / "a.onnx_data").unlink()
     (tmp_path / "a.onnx.data").unlink()
-    assert read_below(tmp_path, "a.onnx") == Sized(10)
+    assert read_below(tmp_path, "a.onnx") == SizedArtifact(10)
 
 
 def test_the_files_of_a_split_set_are_one_model(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_the_files_of_a_split_set_are_one_model(tmp_path: Path) -> None:
     assert facts.size == sum(file.stat().st_size for file in tmp_path.iterdir())
     (tmp_path / "a-00002-of-00003.gguf").unlink()
     short = read_below(tmp_path, "a-00001-of-00003.gguf")
-    assert isinstance(short, Unread)
+    assert isinstance(short, UnreadArtifact)
     assert short.reason == "a-00001-of-00003.gguf is one of 3 files, of which 2 are here"
 
 
@@ -99,7 +99,7 @@ def test_a_written_file_adds_up(tmp_path: Path) -> None:
     block = 2 * (64 * 64 * 2 + 32 * 64 * 2 + 96 * 64 * 3) + 4 * (64 + 64)
     assert facts.blocks == (block, block, block)
     assert (facts.embedding, facts.output) == (2 * 512 * 64, 2 * 512 * 64 + 4 * 64)
-    assert facts.tied is False
+    assert facts.has_tied_embeddings is False
 
 
 def test_a_large_vocabulary_takes_no_seconds(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_large_vocabulary_takes_no_seconds(tmp_path: Path) -> None:
 def test_what_is_no_gguf_file_is_told(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "a.gguf").write_bytes(content)
     facts = read_below(tmp_path, "a.gguf")
-    assert isinstance(facts, Unread)
+    assert isinstance(facts, UnreadArtifact)
     assert reason in facts.reason
     assert facts.reason.startswith("a.gguf ")
     assert facts.size == len(content)
@@ -143,7 +143,7 @@ def test_a_head_without_end_is_not_read_for_ever(tmp_path: Path, monkeypatch: py
         file.write(endless + (2**32).to_bytes(8, "little"))
         file.truncate(2**30)
     facts = read_below(tmp_path, "a.gguf")
-    assert isinstance(facts, Unread)
+    assert isinstance(facts, UnreadArtifact)
     assert "has a head of more than 2 MiB" in facts.reason
 
 
@@ -154,7 +154,7 @@ def test_damage_is_an_error_and_never_a_crash(chance: random.Random, count: int)
     for _ in range(count):
         data[chance.randrange(len(data))] = chance.randrange(256)
     with contextlib.suppress(ArtifactError, TooShort):
-        facts = gguf_of([(parse_head(bytes(data)), len(HEAD) + DATA)])
+        facts = build_gguf([(parse_head(bytes(data)), len(HEAD) + DATA)])
         assert isinstance(predict_llama(facts, LlamaLoad(gpus=2)), Prediction | Unpredicted)
 
 
@@ -197,7 +197,7 @@ def test_an_index_says_which_files_count(hub: Path) -> None:
     assert facts.weights == {"bf16": 110, "i32": 40}
     (hub / "m" / "model-2.safetensors").unlink()
     gone = read_below(hub, "m")
-    assert isinstance(gone, Unread)
+    assert isinstance(gone, UnreadArtifact)
     assert gone.reason == "m has no file model-2.safetensors, which its index names"
 
 
@@ -217,7 +217,7 @@ def test_an_index_says_which_files_count(hub: Path) -> None:
 def test_what_is_wrong_in_a_folder_is_told(hub: Path, name: str, content: bytes, reason: str) -> None:
     (hub / "m" / name).write_bytes(content)
     facts = read_below(hub, "m")
-    assert isinstance(facts, Unread)
+    assert isinstance(facts, UnreadArtifact)
     assert reason in facts.reason
     assert facts.size is not None
 
@@ -239,7 +239,7 @@ def test_no_head_of_safetensors_crashes(value: Any) -> None:
 
 def test_other_files_have_a_size(tmp_path: Path) -> None:
     (tmp_path / "a.onnx").write_bytes(bytes(5))
-    assert read_below(tmp_path, "a.onnx") == Sized(5)
+    assert read_below(tmp_path, "a.onnx") == SizedArtifact(5)
 
 
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
@@ -247,11 +247,11 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
         files_below(tmp_path, "../a")
     for path in ("a\0", "gone.gguf"):
         facts = read_below(tmp_path, path)
-        assert isinstance(facts, Unread)
+        assert isinstance(facts, UnreadArtifact)
         assert facts.reason.startswith(f"{path} cannot be read: ")
     os.mkfifo(tmp_path / "a.gguf")
     pipe = read_below(tmp_path, "a.gguf")
-    assert isinstance(pipe, Unread)
+    assert isinstance(pipe, UnreadArtifact)
     assert "is no file" in pipe.reason
 
 
@@ -286,5 +286,5 @@ def test_a_ctranslate2_folder(tmp_path: Path) -> None:
     ):
         file.write_bytes(wrong)
         facts = read_below(tmp_path, "m")
-        assert isinstance(facts, Unread)
+        assert isinstance(facts, UnreadArtifact)
         assert words in facts.reason

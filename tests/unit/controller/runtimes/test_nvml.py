@@ -29,7 +29,7 @@ def test_without_a_driver_there_are_no_gpus(error: str) -> None:
     fake = FakeNvml()
     fake.fail(error)
     reader = NvmlReader(fake)
-    assert reader.read() == ()
+    assert reader.read_gpus() == ()
     assert reader.error is None
 
 
@@ -39,7 +39,7 @@ def test_gpus_come_in_pci_order(old_driver: bool) -> None:
     fake.add(uuid="GPU-c", bus=1, domain=1)
     fake.add(uuid="GPU-b", bus=9, total_mib=80_000, used_mib=500, busy_percent=30)
     fake.add(uuid="GPU-a", bus=2)
-    gpus = NvmlReader(fake, host_pids=False).read()
+    gpus = NvmlReader(fake, host_pids=False).read_gpus()
     assert gpus is not None
     assert [(gpu.index, gpu.uuid) for gpu in gpus] == [(0, "GPU-a"), (1, "GPU-b"), (2, "GPU-c")]
     assert gpus[1] == Gpu("GPU-b", 1, "NVIDIA Fake", 80_000, 500, utilization_percent=30)
@@ -52,7 +52,7 @@ def test_a_gpu_in_mig_mode_is_represented_by_its_instances() -> None:
     card.add(0, "MIG-x", total_mib=4_864, used_mib=100, computing={GONE: 90})
     card.add(3, "MIG-y", total_mib=9_856)
     fake.add(uuid="GPU-c", bus=3, mig=True)
-    gpus = NvmlReader(fake, host_pids=True).read()
+    gpus = NvmlReader(fake, host_pids=True).read_gpus()
     assert gpus is not None
     assert [(gpu.label, gpu.uuid, gpu.total_mib) for gpu in gpus] == [
         ("0:0", "MIG-x", 4_864),
@@ -68,7 +68,7 @@ def test_processes_are_told_where_the_driver_s_numbers_are_ours(host_pids: bool)
     fake = FakeNvml()
     held = {os.getpid(): 300, GONE: 700, GONE + 1: None}
     fake.add(uuid="GPU-a", bus=1, computing=held, drawing={GONE + 1: None, os.getpid(): 320})
-    [gpu] = NvmlReader(fake, host_pids=host_pids).read() or ()
+    [gpu] = NvmlReader(fake, host_pids=host_pids).read_gpus() or ()
     ours = GpuProcess(os.getpid(), 320, psutil.Process().name())
     named = (GpuProcess(GONE, 700), ours, GpuProcess(GONE + 1, None))
     assert gpu.processes == (named if host_pids else None)
@@ -81,14 +81,14 @@ def test_what_one_gpu_does_not_tell_is_unknown_and_no_failure(error: str) -> Non
     fake.add(uuid="GPU-a", bus=1, computing={GONE: 1}, errors={listing: error})
     fake.add(uuid="GPU-b", bus=2, computing={GONE: 1}, errors={"nvmlDeviceGetGraphicsRunningProcesses_v3": error})
     reader = NvmlReader(fake, host_pids=True)
-    silent, telling = reader.read() or ()
+    silent, telling = reader.read_gpus() or ()
     assert (reader.error, silent.processes, telling.processes) == (None, None, (GpuProcess(GONE, 1),))
 
 
 def test_an_old_driver_tells_no_processes() -> None:
     fake = FakeNvml(old_driver=True)
     fake.add(uuid="GPU-a", bus=1, computing={GONE: 1})
-    [gpu] = NvmlReader(fake, host_pids=True).read() or ()
+    [gpu] = NvmlReader(fake, host_pids=True).read_gpus() or ()
     assert gpu.processes is None
 
 
@@ -105,13 +105,13 @@ def test_what_was_seen_and_cannot_be_read_is_unknown(error: str, caplog: pytest.
     fake = FakeNvml()
     fake.add(uuid="GPU-a", bus=1)
     reader = NvmlReader(fake)
-    assert len(reader.read() or ()) == 1
+    assert len(reader.read_gpus() or ()) == 1
     fake.fail(error)
-    assert [reader.read(), reader.read()] == [None, None]
+    assert [reader.read_gpus(), reader.read_gpus()] == [None, None]
     assert Reading(None, reader.error).error
     assert len(caplog.records) == 1
     fake.fail(None)
-    assert len(reader.read() or ()) == 1
+    assert len(reader.read_gpus() or ()) == 1
     assert reader.error is None
     reader.close()
     assert fake.opened == 0
@@ -121,7 +121,7 @@ def test_gpus_that_could_never_be_read_are_unknown_too() -> None:
     fake = FakeNvml()
     fake.fail("LibRmVersionMismatch")
     reader = NvmlReader(fake)
-    assert reader.read() is None
+    assert reader.read_gpus() is None
     assert reader.error == f"{MISMATCH}or reload the module (NVML: RM has detected an NVML/RM version mismatch.)"
 
 
@@ -131,7 +131,7 @@ def test_one_lost_gpu_makes_all_unknown(function: str) -> None:
     fake.add(uuid="GPU-a", bus=1)
     fake.add(uuid="GPU-b", bus=2, errors={function: "GpuIsLost"})
     reader = NvmlReader(fake)
-    assert reader.read() is None
+    assert reader.read_gpus() is None
     assert (
         reader.error == "a GPU has fallen off the bus: reboot the host, and see `dmesg` for its Xid (NVML: GPU is lost)"
     )
@@ -211,13 +211,13 @@ def test_why_there_are_no_figures_is_said(error: str, reason: str) -> None:
     reader = NvmlReader(fake)
     assert reader.reason is None
     fake.fail(error)
-    reader.read()
+    reader.read_gpus()
     assert (reader.reason or "").startswith(reason)
     fake.fail(None)
-    reader.read()
+    reader.read_gpus()
     assert reader.reason is None
     fake.fail(error)
-    reader.read()
+    reader.read_gpus()
     assert (reader.reason or "").startswith("the GPUs cannot be read now: "), "there were GPUs"
 
 
@@ -227,13 +227,13 @@ def test_a_host_without_the_library_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("pynvml.CDLL", load)  # as on a host without a driver, also where there is one
     reader = NvmlReader()
-    assert (reader.read(), reader.error) == ((), None)
+    assert (reader.read_gpus(), reader.error) == ((), None)
     assert reader.reason == "no NVIDIA driver: libnvidia-ml.so.1 was not found"
 
 
 def test_why_a_driver_knows_no_gpu_is_said() -> None:
     fake = FakeNvml()
     reader = NvmlReader(fake)
-    assert (reader.read(), reader.reason) == ((), "the NVIDIA driver knows no GPU")
+    assert (reader.read_gpus(), reader.reason) == ((), "the NVIDIA driver knows no GPU")
     fake.add(uuid="GPU-a", bus=1, mig=True)
-    assert (reader.read(), reader.reason) == ((), "all GPUs are in MIG mode, without an instance")
+    assert (reader.read_gpus(), reader.reason) == ((), "all GPUs are in MIG mode, without an instance")

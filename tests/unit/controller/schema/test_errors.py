@@ -76,4 +76,4 @@ def test_every_code_says_what_to_do(code: str) -> None:
     assert body["next_steps"]
     assert (body["message"], body["param"], body["request_id"]) == ("words", "model", "req-1")
     expected = {True: {"retry-after": "2"}, False: {"x-should-retry": "false"}, None: {}}
-    assert error.headers() == expected[ERROR_CODES[code].retry]
+    assert error.build_headers() == expected[ERROR_CODES[code].retry]

@@ -12,19 +12,19 @@ import pytest
 
 from controller.artifacts.facts import Artifact
 from controller.artifacts.read import read_artifact
-from controller.engines import ENGINES, engine_of
+from controller.engines import ENGINES, get_engine
 from controller.engines.exllamav3 import ExLlamaV3Definition
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.schema.desired import Definition
 from controller.sizing import estimator
-from controller.sizing.estimator import FRESH_S, KEPT_S, Estimate, Predictions, estimate, largest_mib
-from controller.state import DesiredModel, Gpu, Need, Statement
+from controller.sizing.estimator import FRESH_S, KEPT_S, Estimate, Estimator, estimate_replicas, largest_mib
+from controller.state import DesiredModel, Gpu, Requirement, Statement
 from tests.support.gguf_files import gguf_head, write_llama
 
 
 def model(name: str, definition: Definition, **fields: Any) -> DesiredModel:
-    return DesiredModel(name, definition, engine_of(definition).name, "h", 1, Statement("file", 0.0, ""), **fields)
+    return DesiredModel(name, definition, get_engine(definition).name, "h", 1, Statement("file", 0.0, ""), **fields)
 
 
 def gguf(name: str, path: str, **fields: Any) -> DesiredModel:
@@ -80,14 +80,14 @@ SHARING = Estimate(1000, 50, "predicted", gpus=2, gpu_share=0.5)
 )
 def test_an_estimate_is_for_all_replicas(found: Estimate | None, known: dict[str, int], expected: Any) -> None:
     mib, source = expected
-    assert estimate(found, 3, **known) == (mib, 3, source)
+    assert estimate_replicas(found, 3, **known) == (mib, 3, source)
 
 
 async def test_a_file_that_says_enough_is_predicted_by(tmp_path: Path) -> None:
     # One layer with one KV head of 64: 256 bytes a token at f16. 4096 cells: 1 MiB.
     write_llama(tmp_path / "a.gguf", layers=1, width=256, heads=4, kv_heads=1, vocabulary=1024)
     wants = [gguf("short", "a.gguf", llama_server_n_ctx=4096), gguf("long", "a.gguf", llama_server_n_ctx=4096 * 65)]
-    found = await Predictions(tmp_path, Clock()).of(wants)
+    found = await Estimator(tmp_path, Clock()).estimate_models(wants)
     assert {each.source for each in found.values()} == {"predicted"}
     assert {each.per_gpu_mib for each in found.values()} == {0}
     # 64 MiB more of cache, and 512 rows of a mask that is 2 bytes x 262,144 wider.
@@ -99,7 +99,7 @@ async def test_a_model_s_files_count_together_where_only_sizes_are_known(tmp_pat
     file(tmp_path / "draft.gguf", 2)
     file(tmp_path / "split-00001-of-00002.gguf", 4)
     file(tmp_path / "split-00002-of-00002.gguf", 5)
-    found = await Predictions(tmp_path, Clock()).of(
+    found = await Estimator(tmp_path, Clock()).estimate_models(
         [
             gguf("one", "a.gguf"),
             gguf("two", "a.gguf", llama_server_draft_model_path="draft.gguf"),
@@ -124,32 +124,32 @@ async def test_a_model_s_files_count_together_where_only_sizes_are_known(tmp_pat
 
 async def test_an_estimate_follows_an_edit(tmp_path: Path) -> None:
     write_llama(tmp_path / "a.gguf", layers=1, width=256, heads=4, kv_heads=1, vocabulary=1024)
-    predictions, told = Predictions(tmp_path, Clock()), []
+    predictions, told = Estimator(tmp_path, Clock()), []
     for want in (
         gguf("m", "a.gguf", llama_server_n_ctx=4096),
         gguf("m", "a.gguf", llama_server_n_ctx=8192),
         gguf("m", "a.gguf", llama_server_n_ctx=8192, gpus=1),
     ):
-        await predictions.refresh([want])
-        assert predictions.known([want]) == predictions.known([want])
-        told.append(predictions.known([want])["m"])
+        await predictions.refresh_artifacts([want])
+        assert predictions.known_estimates([want]) == predictions.known_estimates([want])
+        told.append(predictions.known_estimates([want])["m"])
     assert told[0].host_mib < told[1].host_mib
     assert (told[1].gpus, told[2].gpus) == (0, 1)
     resized = replace(want, gpu_count=2)
-    assert predictions.known([resized])["m"].gpus == 2
+    assert predictions.known_estimates([resized])["m"].gpus == 2
 
 
 async def test_what_is_set_aside_is_never_by_size_alone(tmp_path: Path) -> None:
     file(tmp_path / "strange.gguf", 3)
     write_llama(tmp_path / "a.gguf", layers=1, width=256, heads=4, kv_heads=1, vocabulary=1024)
-    predictions = Predictions(tmp_path, Clock())
+    predictions = Estimator(tmp_path, Clock())
     wants = [gguf("a", "a.gguf", gpus=1), gguf("host", "a.gguf"), gguf("strange", "strange.gguf", gpus=1)]
-    assert predictions.needs(wants) == {}, "nothing was read yet, and nobody waits for it"
-    assert await predictions.refresh(wants)
-    found = predictions.known(wants)
-    assert predictions.needs(wants) == {
-        "a": Need(found["a"].per_gpu_mib, found["a"].host_mib),
-        "host": Need(None, found["host"].host_mib),
+    assert predictions.predict_requirements(wants) == {}, "nothing was read yet, and nobody waits for it"
+    assert await predictions.refresh_artifacts(wants)
+    found = predictions.known_estimates(wants)
+    assert predictions.predict_requirements(wants) == {
+        "a": Requirement(found["a"].per_gpu_mib, found["a"].host_mib),
+        "host": Requirement(None, found["host"].host_mib),
     }
     assert found["a"].per_gpu_mib > 500, "a CUDA context"
 
@@ -166,44 +166,44 @@ def test_the_largest_gpu_that_a_model_may_use_counts() -> None:
 async def test_a_head_is_read_once_and_again_when_its_file_changed(tmp_path: Path, reads: list[str]) -> None:
     file(tmp_path / "a.gguf", 3)
     clock = Clock()
-    predictions = Predictions(tmp_path, clock)
+    predictions = Estimator(tmp_path, clock)
     models = [gguf("one", "a.gguf"), gguf("two", "a.gguf")]
-    for found in await asyncio.gather(*(predictions.of(models) for _ in range(5))):
+    for found in await asyncio.gather(*(predictions.estimate_models(models) for _ in range(5))):
         assert {name: each.host_mib for name, each in found.items()} == {"one": 3, "two": 3}
     assert reads == ["a.gguf"]
     clock.now += FRESH_S
-    assert not await predictions.refresh(models)
+    assert not await predictions.refresh_artifacts(models)
     assert reads == ["a.gguf"], "as before by size and time of change"
     file(tmp_path / "a.gguf", 4)
     clock.now += FRESH_S - 1
-    assert not await predictions.refresh(models)
+    assert not await predictions.refresh_artifacts(models)
     clock.now += 1
-    assert await predictions.refresh(models)
-    assert predictions.known(models)["one"].host_mib == 4
+    assert await predictions.refresh_artifacts(models)
+    assert predictions.known_estimates(models)["one"].host_mib == 4
     os.utime(tmp_path / "a.gguf", ns=(1, 1))
     clock.now -= 3600
-    assert not await predictions.refresh(models), "read again, and the same"
+    assert not await predictions.refresh_artifacts(models), "read again, and the same"
     assert len(reads) == 3, "a clock that was set back does not make an old look fresh"
     (tmp_path / "a.gguf").unlink()
     clock.now += FRESH_S
-    assert await predictions.refresh(models)
-    assert predictions.known(models) == {}
+    assert await predictions.refresh_artifacts(models)
+    assert predictions.known_estimates(models) == {}
 
 
 async def test_files_that_no_model_names_are_forgotten(tmp_path: Path) -> None:
     file(tmp_path / "a.gguf", 3)
     file(tmp_path / "b.gguf", 3)
     clock = Clock()
-    predictions = Predictions(tmp_path, clock)
-    await predictions.refresh([gguf("one", "a.gguf")])
+    predictions = Estimator(tmp_path, clock)
+    await predictions.refresh_artifacts([gguf("one", "a.gguf")])
     clock.now += KEPT_S
-    await predictions.refresh([gguf("two", "b.gguf")])
-    assert predictions.known([gguf("one", "a.gguf")]) == {}
+    await predictions.refresh_artifacts([gguf("two", "b.gguf")])
+    assert predictions.known_estimates([gguf("one", "a.gguf")]) == {}
 
 
 async def test_who_stops_waiting_takes_the_answer_from_nobody(tmp_path: Path, reads: list[str]) -> None:
     file(tmp_path / "a.gguf", 3)
-    predictions = Predictions(tmp_path, Clock())
+    predictions = Estimator(tmp_path, Clock())
     first, second = (asyncio.create_task(_one(predictions)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -213,12 +213,12 @@ async def test_who_stops_waiting_takes_the_answer_from_nobody(tmp_path: Path, re
         await first
 
 
-async def _one(predictions: Predictions) -> int:
-    return (await predictions.of([gguf("one", "a.gguf")]))["one"].host_mib
+async def _one(predictions: Estimator) -> int:
+    return (await predictions.estimate_models([gguf("one", "a.gguf")]))["one"].host_mib
 
 
 def test_no_backend_names_an_artifact_that_is_not_a_path() -> None:
-    assert {engine.artifacts(StubDefinition(backend="stub")) for engine in (ENGINES["stub"],)} == {()}
+    assert {engine.list_artifacts(StubDefinition(backend="stub")) for engine in (ENGINES["stub"],)} == {()}
 
 
 def exllama(root: Path, name: str, *, width: str = "64", ends: str = "2") -> DesiredModel:
@@ -241,10 +241,10 @@ async def test_absurd_numbers_in_one_model_s_files_cost_no_other_one_its_estimat
         exllama(tmp_path, "wide", width="1" + "0" * 400),
         exllama(tmp_path, "endless", ends="1e999"),
     ]
-    predictions = Predictions(tmp_path, Clock())
+    predictions = Estimator(tmp_path, Clock())
     for _ in range(3):
-        found = await predictions.of(wants)
-        assert predictions.needs(wants).keys() == {"good"}
+        found = await predictions.estimate_models(wants)
+        assert predictions.predict_requirements(wants).keys() == {"good"}
     sources = {name: each.source for name, each in found.items()}
     assert sources == {"good": "predicted", "wide": "model_artifact_size", "endless": "model_artifact_size"}
     assert "OverflowError" in str(found["wide"].reason)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.engines.llama_server import LlamaServerDefinition
-from controller.sizing.history import FILE_NAME, KINDS_KEPT, LOADS_KEPT, Observed, ObservedMemory, save
-from controller.state import DesiredModel, Gpu, Need, Statement
+from controller.sizing.history import FILE_NAME, KINDS_KEPT, LOADS_KEPT, MemoryHistory, ObservedSample, save_history
+from controller.state import DesiredModel, Gpu, Requirement, Statement
 from tests.support.campaign import campaign_count
 
 H200 = "NVIDIA H200"
@@ -26,7 +26,7 @@ def model(name: str = "m", *, replicas: int = 1, gpus: int = 1, **fields: Any) -
 
 
 def took(
-    memory: ObservedMemory,
+    memory: MemoryHistory,
     want: DesiredModel,
     mib: int | None,
     *,
@@ -35,19 +35,19 @@ def took(
     **at: Any,
 ) -> None:
     kind = at.pop("gpu", H200)
-    memory.took(want, replica, kind, per_gpu_mib=mib, host_mib=host, at=at.pop("at", 5.0))
+    memory.record_sample(want, replica, kind, per_gpu_mib=mib, host_mib=host, at=at.pop("at", 5.0))
 
 
 def test_what_was_seen_is_known_again_after_a_restart(tmp_path: Path) -> None:
-    memory = ObservedMemory.load(tmp_path)
+    memory = MemoryHistory.load_history(tmp_path)
     took(memory, model(), 4000, host=300, at=7.0)
     took(memory, model("small", gpus=0), None, gpu=None, host=90)
-    save(tmp_path, memory.content())
-    again = ObservedMemory.load(tmp_path)
-    assert again.need(model(), H200) == Observed(4000, 300, 1, 7.0)
-    assert again.need(model("small", gpus=0), None) == Observed(None, 90, 1, 5.0)
-    assert again.knows("r") == 7.0
-    assert again.knows("another") is None
+    save_history(tmp_path, memory.file_content())
+    again = MemoryHistory.load_history(tmp_path)
+    assert again.observed_requirement(model(), H200) == ObservedSample(4000, 300, 1, 7.0)
+    assert again.observed_requirement(model("small", gpus=0), None) == ObservedSample(None, 90, 1, 5.0)
+    assert again.last_sampled_at("r") == 7.0
+    assert again.last_sampled_at("another") is None
     assert json.loads((tmp_path / FILE_NAME).read_bytes())["schema_version"] == 1
     assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
 
@@ -63,85 +63,85 @@ def test_what_was_seen_is_known_again_after_a_restart(tmp_path: Path) -> None:
     ],
 )
 def test_another_model_and_other_parameters_are_something_else(other: DesiredModel) -> None:
-    memory = ObservedMemory()
+    memory = MemoryHistory()
     took(memory, model(), 4000)
-    assert memory.need(other, H200) is None
-    assert memory.need(model(), "NVIDIA L4") is None
-    assert memory.need(model(), None) is None
+    assert memory.observed_requirement(other, H200) is None
+    assert memory.observed_requirement(model(), "NVIDIA L4") is None
+    assert memory.observed_requirement(model(), None) is None
 
 
 def test_an_upgrade_of_roundhouse_and_what_does_not_matter_change_nothing() -> None:
-    memory = ObservedMemory()
+    memory = MemoryHistory()
     took(memory, replace(model(), image="roundhouse/llama-server:1"), 4000)
     renamed = replace(model(aliases=["a"], vram_mib=9000), image="roundhouse/llama-server:2", spec_hash="h2")
-    assert memory.need(renamed, H200) == Observed(4000, None, 1, 5.0)
+    assert memory.observed_requirement(renamed, H200) == ObservedSample(4000, None, 1, 5.0)
 
 
 def test_another_number_of_replicas_is_asked_last() -> None:
-    memory = ObservedMemory()
+    memory = MemoryHistory()
     took(memory, model(replicas=1), 4000)
     took(memory, model(replicas=2), 5000)
-    assert memory.need(model(replicas=1), H200) == Observed(4000, None, 1, 5.0)
-    assert memory.need(model(replicas=3), H200) == Observed(5000, None, 2, 5.0)
+    assert memory.observed_requirement(model(replicas=1), H200) == ObservedSample(4000, None, 1, 5.0)
+    assert memory.observed_requirement(model(replicas=3), H200) == ObservedSample(5000, None, 2, 5.0)
 
 
 def test_an_unloaded_model_is_looked_up_by_its_declared_replicas() -> None:
-    memory = ObservedMemory()
+    memory = MemoryHistory()
     took(memory, model(replicas=1), 4000)
     took(memory, model(replicas=2), 5000)
     idle = replace(model(replicas=0), definition=model().definition.model_copy(update={"replicas": 1}))
-    assert memory.need(idle, H200) == Observed(4000, None, 1, 5.0)
+    assert memory.observed_requirement(idle, H200) == ObservedSample(4000, None, 1, 5.0)
 
 
 def test_of_several_looks_and_loads_the_most_counts_and_old_loads_are_forgotten() -> None:
-    memory = ObservedMemory()
+    memory = MemoryHistory()
     took(memory, model(), 4000, host=100)
     took(memory, model(), 4600, host=90, at=9.0)
     took(memory, model(), 4500, at=10.0)
-    assert memory.need(model(), H200) == Observed(4600, 100, 1, 10.0)
+    assert memory.observed_requirement(model(), H200) == ObservedSample(4600, 100, 1, 10.0)
     for load in range(LOADS_KEPT - 1):
         took(memory, model(), 4100, replica=f"later-{load}", at=20.0)
-    assert memory.need(model(), H200) == Observed(4600, 100, 1, 20.0)
+    assert memory.observed_requirement(model(), H200) == ObservedSample(4600, 100, 1, 20.0)
     took(memory, model(), 4100, replica="last", at=30.0)
-    assert memory.need(model(), H200) == Observed(4100, None, 1, 30.0)
+    assert memory.observed_requirement(model(), H200) == ObservedSample(4100, None, 1, 30.0)
 
 
 def test_of_the_gpus_that_it_may_use_the_costliest_counts() -> None:
-    memory = ObservedMemory()
+    memory = MemoryHistory()
     took(memory, model(), 4000)
     took(memory, model(), 4400, gpu="NVIDIA L4")
     gpus = (Gpu("GPU-a", 0, H200, 9), Gpu("GPU-b", 1, "NVIDIA L4", 9), Gpu("GPU-c", 2, "NVIDIA A2", 9))
     chosen = {"GPU-a": 4000, "1": 4400, "2": None}
     for choice, mib in chosen.items():
-        found = memory.most(replace(model(), gpu_choice=(choice,)), gpus)
+        found = memory.largest_observed(replace(model(), gpu_choice=(choice,)), gpus)
         assert (found and found.per_gpu_mib) == mib
-    assert memory.most(model(), gpus) == Observed(4400, None, 1, 5.0)
-    assert memory.most(model(), None) is None
-    assert memory.most(model(gpus=0), gpus) is None
+    assert memory.largest_observed(model(), gpus) == ObservedSample(4400, None, 1, 5.0)
+    assert memory.largest_observed(model(), None) is None
+    assert memory.largest_observed(model(gpus=0), gpus) is None
 
 
 def test_what_is_to_be_set_aside_is_told_of_what_was_seen() -> None:
-    memory = ObservedMemory()
+    memory = MemoryHistory()
     took(memory, model(), 4000, host=70)
     took(memory, model("small", gpus=0), None, gpu=None, host=90)
     wanted = [model(), model("small", gpus=0), model("new"), model("elsewhere")]
     gpus = (Gpu("GPU-a", 0, H200, 9),)
-    assert memory.needs(wanted, gpus) == {"m": Need(4000, 70), "small": Need(None, 90)}
-    assert memory.needs(wanted, None) == {"small": Need(None, 90)}
+    assert memory.observed_requirements(wanted, gpus) == {"m": Requirement(4000, 70), "small": Requirement(None, 90)}
+    assert memory.observed_requirements(wanted, None) == {"small": Requirement(None, 90)}
 
 
 def test_one_replica_takes_so_much_of_each_of_its_gpus() -> None:
-    assert Observed(4000, 300, 1, 0.0).of_replica(2) == 8000
-    assert Observed(None, 300, 1, 0.0).of_replica(2) is None
-    assert Observed(None, 300, 1, 0.0).of_replica(0) == 300
+    assert ObservedSample(4000, 300, 1, 0.0).of_replica(2) == 8000
+    assert ObservedSample(None, 300, 1, 0.0).of_replica(2) is None
+    assert ObservedSample(None, 300, 1, 0.0).of_replica(0) == 300
 
 
 def test_what_is_kept_is_bounded_and_models_that_are_gone_are_forgotten() -> None:
-    memory = ObservedMemory()
+    memory = MemoryHistory()
     took(memory, model("other"), 1)
     for context in range(KINDS_KEPT + 3):
         took(memory, model(llama_server_n_ctx=1024 + context), 4000 + context)
-    known = [memory.need(model(llama_server_n_ctx=1024 + each), H200) for each in range(KINDS_KEPT + 3)]
+    known = [memory.observed_requirement(model(llama_server_n_ctx=1024 + each), H200) for each in range(KINDS_KEPT + 3)]
     assert known[:3] == [None] * 3
     assert None not in known[3:]
     before = memory.revision
@@ -149,8 +149,8 @@ def test_what_is_kept_is_bounded_and_models_that_are_gone_are_forgotten() -> Non
     assert memory.revision == before
     memory.keep_only(["other"])
     assert memory.revision > before
-    assert memory.need(model(llama_server_n_ctx=1030), H200) is None
-    assert memory.need(model("other"), H200) is not None
+    assert memory.observed_requirement(model(llama_server_n_ctx=1030), H200) is None
+    assert memory.observed_requirement(model("other"), H200) is not None
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,11 @@ def test_a_file_that_cannot_be_used_is_begun_anew(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
-    memory = ObservedMemory.load(tmp_path)
+    memory = MemoryHistory.load_history(tmp_path)
     assert "observed anew" in caplog.text
     took(memory, model(), 4000)
-    save(tmp_path, memory.content())
-    assert ObservedMemory.load(tmp_path).need(model(), H200) is not None
+    save_history(tmp_path, memory.file_content())
+    assert MemoryHistory.load_history(tmp_path).observed_requirement(model(), H200) is not None
 
 
 @given(content=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_used_is_begun_anew(
 def test_no_file_keeps_the_controller_from_starting(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     folder = tmp_path_factory.mktemp("state")
     (folder / FILE_NAME).write_bytes(content)
-    assert ObservedMemory.load(folder).need(model(), H200) is None
+    assert MemoryHistory.load_history(folder).observed_requirement(model(), H200) is None
 
 
 LOOKS = st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0, 10_000), st.none() | st.integers(0, 10_000))
@@ -191,7 +191,7 @@ LOOKS = st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0, 10_000),
 @given(looks=st.lists(LOOKS, min_size=1, max_size=30))
 @settings(max_examples=campaign_count(40, 3_000))
 def test_the_most_of_the_last_loads_is_known(looks: list[tuple[str, int | None, int | None]]) -> None:
-    memory, loads = ObservedMemory(), dict[str, tuple[list[int], list[int]]]()
+    memory, loads = MemoryHistory(), dict[str, tuple[list[int], list[int]]]()
     for at, (replica, mib, host) in enumerate(looks):
         took(memory, model(), mib, replica=replica, host=host, at=float(at))
         seen = loads.pop(replica, ([], []))
@@ -199,4 +199,4 @@ def test_the_most_of_the_last_loads_is_known(looks: list[tuple[str, int | None, 
         seen[1].extend([] if host is None else [host])
         loads = dict([*loads.items(), (replica, seen)][-LOADS_KEPT:])
         most = [max((mib for load in loads.values() for mib in load[part]), default=None) for part in (0, 1)]
-        assert memory.need(model(), H200) == Observed(most[0], most[1], 1, float(at))
+        assert memory.observed_requirement(model(), H200) == ObservedSample(most[0], most[1], 1, float(at))

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from controller.sizing import requirements as module
-from controller.sizing.requirements import Needs
-from controller.state import DesiredModel, Gpu, Need
+from controller.sizing.requirements import Requirements
+from controller.state import DesiredModel, Gpu, Requirement
 from tests.support.traffic_simulator import autoload
 from tests.support.wait import until
 
@@ -29,7 +29,7 @@ class Files:
         """As looked at."""
         return want.name in self.seen
 
-    async def refresh(self, models: Iterable[DesiredModel]) -> bool:
+    async def refresh_artifacts(self, models: Iterable[DesiredModel]) -> bool:
         """Look, when let go."""
         self.begun += 1
         await self.done.wait()
@@ -38,10 +38,10 @@ class Files:
         self.seen |= {want.name for want in models}
         return self.changed
 
-    def needs(self, models: Iterable[DesiredModel]) -> Mapping[str, Need]:
+    def predict_requirements(self, models: Iterable[DesiredModel]) -> Mapping[str, Requirement]:
         """Of what was seen."""
         return {
-            want.name: Need(host_mib=100, gpu_share=0.5 if want.name == "b" else None)
+            want.name: Requirement(host_mib=100, gpu_share=0.5 if want.name == "b" else None)
             for want in models
             if want.name in self.seen
         }
@@ -50,25 +50,29 @@ class Files:
 class Seen:
     """One model was seen to take something."""
 
-    def needs(self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None) -> Mapping[str, Need]:
+    def observed_requirements(
+        self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None
+    ) -> Mapping[str, Requirement]:
         """Of that one."""
-        return {"b": Need(host_mib=200)}
+        return {"b": Requirement(host_mib=200)}
 
 
 async def test_the_first_look_is_waited_for_and_what_was_observed_rules() -> None:
     files, woken = Files(), []
-    needs = Needs(files, Seen(), lambda: woken.append(True))
+    needs = Requirements(files, Seen(), lambda: woken.append(True))
     models = [autoload(name, 0) for name in "ab"]
-    asked = asyncio.create_task(needs.of(models, ()))
+    asked = asyncio.create_task(needs.requirements_of(models, ()))
     await until("the look is under way", lambda: files.begun)
     for _ in range(5):
         await asyncio.sleep(0)
     assert not asked.done()
     files.done.set()
-    assert await asked == {"a": Need(host_mib=100), "b": Need(host_mib=200, gpu_share=0.5)}
+    assert await asked == {"a": Requirement(host_mib=100), "b": Requirement(host_mib=200, gpu_share=0.5)}
     assert woken == [True]
     files.done.clear()
-    assert (await needs.of(models, ()))["a"] == Need(host_mib=100), "a look that goes on holds up nothing"
+    assert (await needs.requirements_of(models, ()))["a"] == Requirement(host_mib=100), (
+        "a look that goes on holds up nothing"
+    )
     await needs.close()
 
 
@@ -77,14 +81,16 @@ async def test_a_disk_that_does_not_answer_or_fails_holds_up_no_round(
 ) -> None:
     monkeypatch.setattr(module, "FIRST_LOOK_S", 0.02)
     files = Files()
-    needs = Needs(files, Seen(), lambda: None)
+    needs = Requirements(files, Seen(), lambda: None)
     models = [autoload("a", 0), replace(autoload("remote", 0), runs=False)]
-    assert await needs.of(models, ()) == {"b": Need(host_mib=200)}
+    assert await needs.requirements_of(models, ()) == {"b": Requirement(host_mib=200)}
     monkeypatch.setattr(module, "FIRST_LOOK_S", 3600.0)
     async with asyncio.timeout(60):
-        assert await needs.of(models, ()) == {"b": Need(host_mib=200)}, "one round has waited for this look"
+        assert await needs.requirements_of(models, ()) == {"b": Requirement(host_mib=200)}, (
+            "one round has waited for this look"
+        )
     files.fails = True
     files.done.set()
     await until("it is told", lambda: "no such disk" in caplog.text)
-    assert await needs.of(models, ()) == {"b": Need(host_mib=200)}
+    assert await needs.requirements_of(models, ()) == {"b": Requirement(host_mib=200)}
     await needs.close()

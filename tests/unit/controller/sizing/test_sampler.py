@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from controller.engines.stub import StubDefinition
-from controller.sizing.history import FILE_NAME, Observed, ObservedMemory
-from controller.sizing.sampler import AGAIN_S, MemoryWatch
+from controller.sizing.history import FILE_NAME, MemoryHistory, ObservedSample
+from controller.sizing.sampler import AGAIN_S, MemorySampler
 from controller.state import (
     DesiredModel,
     DesiredState,
@@ -55,8 +55,8 @@ class Bench:
 
     def begin(self) -> None:
         """Another controller."""
-        self.known = ObservedMemory.load(self.folder)
-        self.watch = MemoryWatch(self.known, self.folder, self.runtime, lambda: self.now)
+        self.known = MemoryHistory.load_history(self.folder)
+        self.watch = MemorySampler(self.known, self.folder, self.runtime, lambda: self.now)
 
     async def round(self, issued: Mapping[str, OpKind] | None = None) -> None:
         """One more round, which issues operations in the end."""
@@ -75,7 +75,7 @@ class Bench:
             gpus=None if self.unreadable else tuple(gpus),
         )
         desired = DesiredState(1, self.desired)
-        self.watch.follow(Round(desired, observed, cast("Any", None), ()))
+        self.watch.follow_round(Round(desired, observed, cast("Any", None), ()))
         await asyncio.sleep(0)
         await asyncio.gather(*self.watch._tasks.values())
         self.pending.clear()
@@ -92,10 +92,10 @@ class Bench:
         """It answers, just after the GPUs were read."""
         self.replicas[name] = replace(self.replicas[name], health=Health.READY, ready_since=self.now + 0.9)
 
-    def of(self, model: str) -> Observed | None:
+    def of(self, model: str) -> ObservedSample | None:
         """What is known, on the GPUs if it has any."""
         want = self.desired[model]
-        return self.known.need(want, KIND if want.gpu_count else None)
+        return self.known.observed_requirement(want, KIND if want.gpu_count else None)
 
 
 async def test_without_a_gpu_main_memory_is_looked_at_once_it_is_ready_and_later_again(tmp_path: Path) -> None:
@@ -106,19 +106,21 @@ async def test_without_a_gpu_main_memory_is_looked_at_once_it_is_ready_and_later
     assert bench.of("m") is None, "it still loads"
     bench.ready(name)
     await bench.round()
-    seen = Observed(None, 300, 1, bench.now)
+    seen = ObservedSample(None, 300, 1, bench.now)
     assert bench.of("m") == seen
-    assert ObservedMemory.load(tmp_path).need(bench.desired["m"], None) == seen, "it is stored"
+    assert MemoryHistory.load_history(tmp_path).observed_requirement(bench.desired["m"], None) == seen, "it is stored"
     bench.runtime.held[name] = 350
     await bench.round()
     assert bench.of("m") == seen
     bench.now += AGAIN_S
     await bench.round()
-    assert bench.of("m") == Observed(None, 350, 1, bench.now)
+    assert bench.of("m") == ObservedSample(None, 350, 1, bench.now)
     bench.runtime.held[name] = 320
     bench.begin()
     await bench.round()
-    assert bench.of("m") == Observed(None, 350, 1, bench.now - 1), "a restarted controller does not look at once again"
+    assert bench.of("m") == ObservedSample(None, 350, 1, bench.now - 1), (
+        "a restarted controller does not look at once again"
+    )
 
 
 async def test_where_no_process_is_told_it_is_what_the_gpu_has_in_use_more(tmp_path: Path) -> None:
@@ -132,7 +134,7 @@ async def test_where_no_process_is_told_it_is_what_the_gpu_has_in_use_more(tmp_p
     assert bench.of("m") is None, "this reading may be from just before it was ready"
     bench.used = {"GPU-a": 4700, "GPU-b": 4200}
     await bench.round()
-    assert bench.of("m") == Observed(4200, None, 1, bench.now)
+    assert bench.of("m") == ObservedSample(4200, None, 1, bench.now)
 
 
 async def test_what_another_takes_after_it_is_not_counted(tmp_path: Path) -> None:
@@ -143,16 +145,16 @@ async def test_what_another_takes_after_it_is_not_counted(tmp_path: Path) -> Non
     bench.ready(first)
     second = bench.put("n", "GPU-a")
     await bench.round({second: OpKind.START})
-    assert bench.of("m") == Observed(4000, None, 1, bench.now), "the next reading would not be its own"
+    assert bench.of("m") == ObservedSample(4000, None, 1, bench.now), "the next reading would not be its own"
     bench.used["GPU-a"] = 9500
     await bench.round()
     bench.ready(second)
     await bench.round()
     await bench.round()
-    assert bench.of("n") == Observed(5000, None, 1, bench.now)
+    assert bench.of("n") == ObservedSample(5000, None, 1, bench.now)
     bench.now += AGAIN_S
     await bench.round()
-    assert bench.of("m") == Observed(4000, None, 1, bench.now)
+    assert bench.of("m") == ObservedSample(4000, None, 1, bench.now)
 
 
 async def test_processes_tell_better_than_what_is_in_use(tmp_path: Path) -> None:
@@ -164,15 +166,17 @@ async def test_processes_tell_better_than_what_is_in_use(tmp_path: Path) -> None
     bench.ready(name)
     await bench.round()
     await bench.round()
-    assert bench.of("m") == Observed(3700, None, 1, bench.now)
+    assert bench.of("m") == ObservedSample(3700, None, 1, bench.now)
     bench.now += AGAIN_S
     bench.processes["GPU-a"] = (replace(own[0], mib=3600), own[1])
     await bench.round()
-    assert bench.of("m") == Observed(4300, None, 1, bench.now)
+    assert bench.of("m") == ObservedSample(4300, None, 1, bench.now)
     bench.now += AGAIN_S
     bench.processes["GPU-a"] = (own[0], replace(own[1], mib=None))
     await bench.round()
-    assert bench.of("m") == Observed(8500, None, 1, bench.now), "of one process it is not told: what is in use more"
+    assert bench.of("m") == ObservedSample(8500, None, 1, bench.now), (
+        "of one process it is not told: what is in use more"
+    )
 
 
 async def test_of_one_that_is_taken_over_only_what_can_be_told_is_known(tmp_path: Path) -> None:
@@ -187,8 +191,8 @@ async def test_of_one_that_is_taken_over_only_what_can_be_told_is_known(tmp_path
     assert (bench.of("m"), bench.of("n")) == (None, None)
     bench.unreadable = False
     await bench.round()
-    assert bench.of("m") == Observed(3000, None, 1, bench.now)
-    assert bench.of("n") == Observed(None, 900, 1, bench.now)
+    assert bench.of("m") == ObservedSample(3000, None, 1, bench.now)
+    assert bench.of("n") == ObservedSample(None, 900, 1, bench.now)
 
 
 async def test_what_runs_with_other_parameters_is_not_looked_at(tmp_path: Path) -> None:
@@ -222,7 +226,7 @@ async def test_a_fault_stays_here_and_is_not_repeated_in_every_round(
     async def broken(_name: str) -> int | None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(bench.runtime, "host_mib", broken)
+    monkeypatch.setattr(bench.runtime, "read_host_mib", broken)
     for _ in range(3):
         await bench.round()
     assert len(caplog.records) == 1
@@ -237,7 +241,7 @@ async def test_a_model_that_is_gone_is_forgotten_on_disk_too(tmp_path: Path) -> 
     want = bench.desired.pop("m")
     del bench.replicas[name]
     await bench.round()
-    assert ObservedMemory.load(tmp_path).need(want, None) is None
+    assert MemoryHistory.load_history(tmp_path).observed_requirement(want, None) is None
     await bench.watch.close()
 
 
@@ -248,7 +252,7 @@ async def test_a_full_disk_is_said_and_harms_nothing(tmp_path: Path, caplog: pyt
     bench.runtime.held[name] = 300
     bench.ready(name)
     await bench.round()
-    assert bench.of("m") == Observed(None, 300, 1, bench.now)
+    assert bench.of("m") == ObservedSample(None, 300, 1, bench.now)
     assert "is not stored" in caplog.text
 
 
@@ -268,4 +272,4 @@ async def test_what_a_stranger_takes_later_is_not_counted_where_no_process_is_to
     await bench.round()
     bench.now += AGAIN_S
     await bench.round()
-    assert bench.of("m") == Observed(4000, None, 1, bench.now)
+    assert bench.of("m") == ObservedSample(4000, None, 1, bench.now)

@@ -28,8 +28,8 @@ from controller.state import (
     ReplicaKey,
     Statement,
 )
-from controller.status.model_status import assess
-from controller.status.routing_table import routes
+from controller.status.model_status import assess_models
+from controller.status.routing_table import build_routes
 
 NOW = 1_000.0
 MODEL = DesiredModel(
@@ -50,7 +50,7 @@ def _replica(index: int, health: Health = Health.READY, spec: str = "new", **fie
 
 def _status(observed: ObservedState, model: DesiredModel = MODEL) -> ModelStatus:
     desired = DesiredState(1, {model.name: model})
-    [status] = assess(desired, observed, plan(desired, observed, NOW))
+    [status] = assess_models(desired, observed, plan(desired, observed, NOW))
     return status
 
 
@@ -97,7 +97,7 @@ def test_a_failed_replacement_leaves_the_model_loaded_and_shows_the_error() -> N
 
 def test_a_model_that_is_no_longer_declared_is_unloading() -> None:
     observed = _seen(_replica(0))
-    [status] = assess(DesiredState(1, {}), observed, plan(DesiredState(1, {}), observed, NOW))
+    [status] = assess_models(DesiredState(1, {}), observed, plan(DesiredState(1, {}), observed, NOW))
     assert (status.state, status.wanted_replicas) == (ModelState.UNLOADING, 0)
 
 
@@ -107,8 +107,8 @@ def test_only_ready_and_undrained_replicas_are_routed_to_with_their_tokens() -> 
         _replica(0), _replica(1, Health.FAILING), _replica(2, draining=Draining(NOW, None)), _replica(3, base_url=None),
         loaded_once=frozenset("m"),
     )  # fmt: skip
-    statuses = assess(desired, observed, plan(desired, observed, NOW))
-    [route] = routes(desired, observed, statuses, lambda name: f"token of {name}")
+    statuses = assess_models(desired, observed, plan(desired, observed, NOW))
+    [route] = build_routes(desired, observed, statuses, lambda name: f"token of {name}")
     [endpoint] = route.endpoints
     assert (endpoint.replica, endpoint.base_url) == ("rh-new-0", "http://127.0.0.1:9000")
     assert endpoint.token is not None
@@ -125,10 +125,14 @@ def test_the_context_length_is_what_every_engine_takes_or_what_is_declared(
     model = replace(MODEL, definition=definition, backend="llama_server")
     desired = DesiredState(1, {"m": model})
     observed = _seen(*(_replica(index, context_length=each) for index, each in enumerate(told)))
-    [route] = routes(desired, observed, assess(desired, observed, plan(desired, observed, NOW)), lambda name: None)
+    [route] = build_routes(
+        desired, observed, assess_models(desired, observed, plan(desired, observed, NOW)), lambda name: None
+    )
     assert (route.context_length, route.shortens_embeddings, route.thinking_control) == (length, True, None)
     assert not route.takes_dimensions
-    [before] = routes(desired, _seen(), assess(desired, _seen(), plan(desired, _seen(), NOW)), lambda name: None)
+    [before] = build_routes(
+        desired, _seen(), assess_models(desired, _seen(), plan(desired, _seen(), NOW)), lambda name: None
+    )
     assert before.context_length == 8192
 
 
@@ -147,7 +151,7 @@ def test_a_remote_is_as_well_as_its_last_answer() -> None:
     well = ObservedState(NOW, remotes={"m": None})
     status = _status(well, remote)
     assert (status.state, status.loaded_replicas) == (ModelState.LOADED, 1)
-    [route] = routes(DesiredState(1, {"m": remote}), well, [status], lambda name: "key")
+    [route] = build_routes(DesiredState(1, {"m": remote}), well, [status], lambda name: "key")
     assert route.takes_dimensions
     assert (route.served_name, route.endpoints[0].base_url, route.endpoints[0].api_prefix) == (
         "there", "https://x.example/v1", ""

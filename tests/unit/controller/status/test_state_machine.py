@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from controller.schema.status import ModelState, ModelStatus, StatementView
-from controller.status.state_machine import LEGAL, in_step, next_state
+from controller.status.state_machine import LEGAL, next_state, publishable_statuses
 
 SEED = [
     ("unloaded", "loading"),
@@ -56,5 +56,5 @@ def _status(name: str, state: ModelState) -> ModelStatus:
 
 def test_each_model_goes_its_own_way() -> None:
     true = [_status("a", ModelState.LOADED), _status("b", ModelState.LOADED), _status("c", ModelState.LOADED)]
-    shown = in_step({"a": ModelState.LOADED, "b": ModelState.UNLOADED}, true)
+    shown = publishable_statuses({"a": ModelState.LOADED, "b": ModelState.UNLOADED}, true)
     assert [status.state for status in shown] == [ModelState.LOADED, ModelState.LOADING, ModelState.LOADED]

@@ -8,7 +8,7 @@ import pytest
 
 from controller.schema.errors import DEFAULT_RETRY_AFTER_S, RoundhouseError
 from controller.schema.status import ModelState
-from gateway.admission.admission import Admission, Place, Ticket
+from gateway.admission.admission import Admission, QueuePlace, Ticket
 from tests.support.admission import AdmissionHarness, route_of, where, who
 
 
@@ -90,23 +90,23 @@ def test_places_count_who_is_served_as_the_first() -> None:
     harness = AdmissionHarness()
     harness.table(route_of("m", ["a"], target=2))
     first = [harness.come() for _ in range(2)]
-    assert [ticket.place for ticket in first] == [Place(1, 1, 0)] * 2
-    assert [harness.come().place for _ in range(2)] == [Place(2, 2, None), Place(3, 3, None)]
+    assert [ticket.place for ticket in first] == [QueuePlace(1, 1, 0)] * 2
+    assert [harness.come().place for _ in range(2)] == [QueuePlace(2, 2, None), QueuePlace(3, 3, None)]
     harness.now += 4
     harness.leave(first[0])
-    assert harness.come().place == Place(3, 3, 4000)
-    assert harness.come("bob").place == Place(2, 4, 2000), "bob has had nothing yet"
+    assert harness.come().place == QueuePlace(3, 3, 4000)
+    assert harness.come("bob").place == QueuePlace(2, 4, 2000), "bob has had nothing yet"
 
 
 def test_a_model_that_is_being_loaded_lets_them_wait_until_it_is() -> None:
     harness = AdmissionHarness()
     harness.table(route_of("m", state=ModelState.LOADING))
     tickets = [harness.come() for _ in range(3)]
-    assert [ticket.place for ticket in tickets] == [Place(n, n, None) for n in (2, 3, 4)]
+    assert [ticket.place for ticket in tickets] == [QueuePlace(n, n, None) for n in (2, 3, 4)]
     assert harness.admission.depths == {"m": 3}
     assert who(harness.table(route_of("m", ["a", "b"]))) == [(tickets[0], "a"), (tickets[1], "b")]
-    assert harness.admission.waiting("m") == tickets[2:]
-    assert harness.admission.waiting("unheard-of") == []
+    assert harness.admission.waiting_tickets("m") == tickets[2:]
+    assert harness.admission.waiting_tickets("unheard-of") == []
 
 
 @pytest.mark.parametrize(("limit", "replicas", "may_wait"), [(None, 1, 8), (3, 2, 6), (0, 2, 0)])
@@ -120,7 +120,7 @@ def test_beyond_the_bound_nobody_waits(limit: int | None, replicas: int, may_wai
     assert refused.value.entry.code == "queue_full"
     words = f"Every slot of the model 'm' is taken, and {may_wait} requests wait; no more may."
     assert refused.value.message == words
-    assert refused.value.headers() == {"retry-after": str(DEFAULT_RETRY_AFTER_S)}
+    assert refused.value.build_headers() == {"retry-after": str(DEFAULT_RETRY_AFTER_S)}
     if may_wait:
         harness.leave(tickets[-1])
         harness.come()
@@ -150,8 +150,8 @@ def test_who_is_refused_for_the_bound_is_told_the_place_that_it_would_have_had()
         harness.come()
     late = Ticket(None, "m", "alice", 1.0, 1)
     with pytest.raises(RoundhouseError):
-        harness.admission.arrive(late, harness.routes.models["m"], harness.now)
-    assert late.place == Place(5, 5, 20_000)
+        harness.admission.admit_ticket(late, harness.routes.models["m"], harness.now)
+    assert late.place == QueuePlace(5, 5, 20_000)
     assert late.state == "new"
 
 
@@ -165,10 +165,14 @@ def test_leaving_is_idempotent_wherever_one_is() -> None:
     assert who(harness.leave(inside)) == [(other, "a")]
     assert harness.leave(inside) == []
     harness.leave(Ticket(None, "m", "alice", 1.0, 1))
-    assert harness.admission.taken == {"a": 1}
-    assert harness.admission.taken_by_model == {"m": 1}
+    assert harness.admission.slots_in_use == {"a": 1}
+    assert harness.admission.slots_in_use_by_model == {"m": 1}
     harness.leave(other)
-    assert (harness.admission.taken, harness.admission.taken_by_model, harness.admission.depths) == ({}, {}, {})
+    assert (harness.admission.slots_in_use, harness.admission.slots_in_use_by_model, harness.admission.depths) == (
+        {},
+        {},
+        {},
+    )
 
 
 def test_depths_is_always_the_same_mapping() -> None:
@@ -196,7 +200,7 @@ def test_a_replica_that_left_and_came_back_still_holds_who_is_inside() -> None:
     harness.table(route_of("m", ["a"]))
     old = harness.come()
     harness.table(route_of("m", state=ModelState.UNLOADED))
-    assert harness.admission.taken == {"a": 1}
+    assert harness.admission.slots_in_use == {"a": 1}
     harness.table(route_of("m", ["a"]))
     waiting = harness.come()
     assert waiting.state == "waiting"
@@ -208,7 +212,7 @@ def test_who_waits_for_a_model_that_vanished_waits_on_until_the_caller_says() ->
     harness.table(route_of("m", state=ModelState.LOADING))
     tickets = [harness.come() for _ in range(2)]
     assert harness.table() == []
-    assert harness.admission.waiting("m") == tickets
+    assert harness.admission.waiting_tickets("m") == tickets
     for ticket in tickets:
         harness.leave(ticket)
     assert repr(harness.admission) == "Admission()"
@@ -230,26 +234,26 @@ def test_requests_without_a_slot_go_where_the_least_is_inside() -> None:
     harness = AdmissionHarness()
     harness.table(route_of("m", ["a", "b"]))
     route = harness.routes.models["m"]
-    chosen = [harness.admission.choose(route, harness.now).replica for _ in range(3)]
+    chosen = [harness.admission.choose_replica(route, harness.now).replica for _ in range(3)]
     assert chosen == ["a", "b", "a"]
     harness.come()
-    assert harness.admission.choose(route, harness.now).replica == "a"
-    assert harness.admission.taken == {"b": 1}
+    assert harness.admission.choose_replica(route, harness.now).replica == "a"
+    assert harness.admission.slots_in_use == {"b": 1}
     harness.table(route_of("m", []))
     with pytest.raises(RoundhouseError, match="no replica is ready"):
-        harness.admission.choose(harness.routes.models["m"], harness.now)
+        harness.admission.choose_replica(harness.routes.models["m"], harness.now)
 
 
 def test_service_times_of_requests_that_were_retried_are_no_history() -> None:
     harness = AdmissionHarness()
     harness.table(route_of("m", ["a", "b"]))
     ticket = harness.come()
-    harness.admission.again(ticket, harness.now, is_refused=True)
+    harness.admission.retry_ticket(ticket, harness.now, is_refused=True)
     harness.now += 100
     harness.leave(ticket)
     harness.come()
     harness.come()
-    assert harness.come().place == Place(2, 2, None)
+    assert harness.come().place == QueuePlace(2, 2, None)
 
 
 def test_nobody_owes_anything_for_what_was_served_while_nobody_else_came() -> None:
@@ -288,7 +292,7 @@ def test_a_storm_leaks_nothing() -> None:
     assert admission.depths == {"m": 996}
     for ticket in reversed(tickets):
         harness.leave(ticket)
-    assert (admission.depths, admission.taken, repr(admission)) == ({}, {}, "Admission(m: a 0/2, b 0/2)")
+    assert (admission.depths, admission.slots_in_use, repr(admission)) == ({}, {}, "Admission(m: a 0/2, b 0/2)")
 
 
 def test_a_grant_names_whose_ticket_it_is() -> None:
@@ -297,7 +301,7 @@ def test_a_grant_names_whose_ticket_it_is() -> None:
     inside = harness.come()
     owner = object()
     waiting = Ticket(owner, "m", "alice", 1.0, 1)
-    assert harness.admission.arrive(waiting, harness.routes.models["m"], harness.now) is None
+    assert harness.admission.admit_ticket(waiting, harness.routes.models["m"], harness.now) is None
     [(ticket, _)] = harness.leave(inside)
     assert ticket.owner is owner
     assert repr(ticket) == "Ticket(alice m, inside)"

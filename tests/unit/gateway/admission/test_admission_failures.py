@@ -6,15 +6,15 @@ import pytest
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.status import ModelState
-from gateway.admission.admission import Place, Ticket
+from gateway.admission.admission import QueuePlace, Ticket
 from gateway.admission.circuit_breaker import FAILURES, FIRST_PAUSE_S
 from tests.support.admission import AdmissionHarness, route_of, where, who
 
 
 def _again(harness: AdmissionHarness, ticket: Ticket, *, refused: bool = False) -> str | None:
     """Where it is after its replica failed; None: it waits."""
-    harness.admission.failed(where(ticket), harness.now)
-    endpoint, grants = harness.admission.again(ticket, harness.now, is_refused=refused)
+    harness.admission.record_failure(where(ticket), harness.now)
+    endpoint, grants = harness.admission.retry_ticket(ticket, harness.now, is_refused=refused)
     assert grants == []
     if endpoint is None:
         assert ticket.state == "waiting"
@@ -27,7 +27,7 @@ def _leave_out(harness: AdmissionHarness, replica: str) -> list[tuple[Ticket, st
     """Those who come to nothing by it."""
     told = []
     for _ in range(FAILURES):
-        told += who(harness.admission.failed(replica, harness.now))
+        told += who(harness.admission.record_failure(replica, harness.now))
     return told
 
 
@@ -36,13 +36,13 @@ def test_a_replica_that_refused_is_not_tried_again() -> None:
     harness.table(route_of("m", ["a", "b"]))
     ticket = harness.come()
     assert _again(harness, ticket, refused=True) == "b"
-    assert not ticket.tries.breaks
+    assert not ticket.tries.break_count
     with pytest.raises(RoundhouseError, match=r"connections were refused \(a, b\)") as error:
         _again(harness, ticket, refused=True)
     assert error.value.entry.code == "engine_unreachable"
-    assert harness.admission.taken == {"b": 1}, "until it leaves"
+    assert harness.admission.slots_in_use == {"b": 1}, "until it leaves"
     harness.leave(ticket)
-    assert harness.admission.taken == {}
+    assert harness.admission.slots_in_use == {}
 
 
 def test_one_that_broke_is_tried_once_more_when_no_other_is_left() -> None:
@@ -50,7 +50,7 @@ def test_one_that_broke_is_tried_once_more_when_no_other_is_left() -> None:
     harness.table(route_of("m", ["a"]))
     ticket = harness.come()
     assert _again(harness, ticket) == "a"
-    assert ticket.tries.breaks == 1
+    assert ticket.tries.break_count == 1
     with pytest.raises(RoundhouseError, match=r"connections broke before an answer came \(a\)"):
         _again(harness, ticket)
 
@@ -90,11 +90,11 @@ def test_a_retry_waits_in_front_of_its_tenants_others_for_a_replica_that_it_has_
     harness.table(route_of("m", ["a", "b"]))
     retried, elsewhere = harness.come(), harness.come()
     others = [harness.come(rank=0), harness.come(rank=0)]
-    harness.admission.failed("a", harness.now)
-    endpoint, grants = harness.admission.again(retried, harness.now, is_refused=True)
+    harness.admission.record_failure("a", harness.now)
+    endpoint, grants = harness.admission.retry_ticket(retried, harness.now, is_refused=True)
     assert endpoint is None
     assert who(grants) == [(others[0], "a")], "the slot that it gave up is of no use to it"
-    assert harness.admission.waiting("m") == [retried, others[1]]
+    assert harness.admission.waiting_tickets("m") == [retried, others[1]]
     assert who(harness.leave(elsewhere)) == [(retried, "b")]
 
 
@@ -113,7 +113,7 @@ def test_a_retry_waits_for_a_model_that_is_loaded_anew() -> None:
     harness.table(route_of("m", state=ModelState.LOADING))
     assert _again(harness, ticket) is None
     assert who(harness.table(route_of("m", ["b"]))) == [(ticket, "b")]
-    assert ticket.tries.breaks == 1
+    assert ticket.tries.break_count == 1
 
 
 def test_a_retry_for_which_a_new_table_leaves_nothing_is_told() -> None:
@@ -129,20 +129,20 @@ def test_a_retry_for_which_a_new_table_leaves_nothing_is_told() -> None:
 def test_a_replica_is_left_out_after_three_failures_in_a_row_and_an_answer_takes_it_back() -> None:
     harness = AdmissionHarness()
     harness.table(route_of("m", ["a", "b"], target=9))
-    harness.admission.failed("a", harness.now)
-    harness.admission.failed("a", harness.now)
-    harness.admission.answered("a", harness.now)
-    harness.admission.failed("a", harness.now)
+    harness.admission.record_failure("a", harness.now)
+    harness.admission.record_failure("a", harness.now)
+    harness.admission.record_answer("a", harness.now)
+    harness.admission.record_failure("a", harness.now)
     assert where(harness.come()) == "a"
     _leave_out(harness, "a")
     assert [where(harness.come()) for _ in range(3)] == ["b"] * 3
-    assert harness.admission.choose(harness.routes.models["m"], harness.now).replica == "b"
+    assert harness.admission.choose_replica(harness.routes.models["m"], harness.now).replica == "b"
     assert repr(harness.admission) == "Admission(m: a 1/9 left out, b 3/9)"
     harness.now += FIRST_PAUSE_S
     trial = harness.come()
     assert where(trial) == "a"
     assert where(harness.come()) == "b", "one trial at a time"
-    harness.admission.answered("a", harness.now)
+    harness.admission.record_answer("a", harness.now)
     assert where(harness.come()) == "a"
 
 
@@ -152,10 +152,10 @@ def test_an_answer_lets_those_in_who_wait() -> None:
     harness.come()
     _leave_out(harness, "b")
     waiting = [harness.come(), harness.come()]
-    assert who(harness.admission.answered("b", harness.now)) == [(waiting[0], "b")]
-    assert harness.admission.answered("b", harness.now) == ()
-    assert harness.admission.answered("unheard-of", harness.now) == ()
-    assert harness.admission.failed("unheard-of", harness.now) == ()
+    assert who(harness.admission.record_answer("b", harness.now)) == [(waiting[0], "b")]
+    assert harness.admission.record_answer("b", harness.now) == ()
+    assert harness.admission.record_answer("unheard-of", harness.now) == ()
+    assert harness.admission.record_failure("unheard-of", harness.now) == ()
 
 
 def test_time_lets_a_trial_in() -> None:
@@ -164,9 +164,9 @@ def test_time_lets_a_trial_in() -> None:
     harness.come()
     _leave_out(harness, "b")
     waiting = [harness.come(), harness.come()]
-    assert harness.admission.tick(harness.now + FIRST_PAUSE_S / 2) == []
-    assert who(harness.admission.tick(harness.now + FIRST_PAUSE_S)) == [(waiting[0], "b")]
-    assert harness.admission.tick(harness.now + FIRST_PAUSE_S) == []
+    assert harness.admission.admit_trials(harness.now + FIRST_PAUSE_S / 2) == []
+    assert who(harness.admission.admit_trials(harness.now + FIRST_PAUSE_S)) == [(waiting[0], "b")]
+    assert harness.admission.admit_trials(harness.now + FIRST_PAUSE_S) == []
 
 
 def test_a_trial_is_for_who_waits_not_for_who_comes() -> None:
@@ -177,7 +177,7 @@ def test_a_trial_is_for_who_waits_not_for_who_comes() -> None:
     waiting = harness.come()
     harness.now += FIRST_PAUSE_S
     assert harness.come().state == "waiting"
-    assert who(harness.admission.tick(harness.now)) == [(waiting, "b")]
+    assert who(harness.admission.admit_trials(harness.now)) == [(waiting, "b")]
 
 
 def test_when_every_replica_is_left_out_nobody_waits() -> None:
@@ -189,7 +189,7 @@ def test_when_every_replica_is_left_out_nobody_waits() -> None:
     assert dict(_leave_out(harness, "b")) == dict.fromkeys(waiting, "engine_unreachable")
     assert [ticket.state for ticket in waiting] == ["gone"] * 2
     harness.now += FIRST_PAUSE_S / 4
-    for try_it in (harness.come, lambda: harness.admission.choose(harness.routes.models["m"], harness.now)):
+    for try_it in (harness.come, lambda: harness.admission.choose_replica(harness.routes.models["m"], harness.now)):
         with pytest.raises(RoundhouseError, match="left out for a moment") as error:
             try_it()
         assert error.value.retry_after_s == FIRST_PAUSE_S * 3 / 4
@@ -208,12 +208,12 @@ def test_while_one_trial_runs_the_others_wait_for_how_it_ends() -> None:
     assert where(trial) == "a"
     waiting = [harness.come() for _ in range(3)]
     assert [ticket.state for ticket in waiting] == ["waiting"] * 3
-    assert harness.admission.tick(harness.now) == []
+    assert harness.admission.admit_trials(harness.now) == []
     with pytest.raises(RoundhouseError) as refused:
         harness.come()
     assert refused.value.entry.code == "queue_full", "the line has its bound as ever"
-    assert harness.admission.choose(harness.routes.models["m"], harness.now).replica == "a"
-    assert who(harness.admission.answered("a", harness.now)) == [(ticket, "a") for ticket in waiting[:2]]
+    assert harness.admission.choose_replica(harness.routes.models["m"], harness.now).replica == "a"
+    assert who(harness.admission.record_answer("a", harness.now)) == [(ticket, "a") for ticket in waiting[:2]]
     assert who(harness.leave(trial)) == [(waiting[2], "a")]
 
 
@@ -224,9 +224,9 @@ def test_who_waits_for_a_trial_that_fails_is_told(refused: bool) -> None:
     _leave_out(harness, "a")
     harness.now += FIRST_PAUSE_S
     trial, waiting = harness.come(), harness.come()
-    assert who(harness.admission.failed("a", harness.now)) == [(waiting, "engine_unreachable")]
+    assert who(harness.admission.record_failure("a", harness.now)) == [(waiting, "engine_unreachable")]
     with pytest.raises(RoundhouseError) as error:
-        harness.admission.again(trial, harness.now, is_refused=refused)
+        harness.admission.retry_ticket(trial, harness.now, is_refused=refused)
     assert error.value.entry.code == "engine_unreachable"
     with pytest.raises(RoundhouseError) as error:
         harness.come()
@@ -284,7 +284,7 @@ def test_who_comes_passes_every_retry_and_is_told_who_waits() -> None:
     for retried in (tickets[0], tickets[2]):
         assert _again(harness, retried, refused=True) is None
     newcomer = harness.come("bob")
-    assert (where(newcomer), newcomer.place) == ("a", Place(1, 3, 0))
+    assert (where(newcomer), newcomer.place) == ("a", QueuePlace(1, 3, 0))
 
 
 def test_a_retry_may_be_the_trial() -> None:
@@ -303,7 +303,7 @@ def test_an_answer_lets_in_past_a_replica_that_is_left_out() -> None:
     for name in ("b", "c"):
         _leave_out(harness, name)
     waiting = [harness.come(), harness.come()]
-    assert who(harness.admission.answered("b", harness.now)) == [(waiting[0], "b")]
+    assert who(harness.admission.record_answer("b", harness.now)) == [(waiting[0], "b")]
 
 
 def test_past_a_retry_that_waits_others_go_in_while_a_third_replica_is_left_out() -> None:
@@ -312,8 +312,8 @@ def test_past_a_retry_that_waits_others_go_in_while_a_third_replica_is_left_out(
     _leave_out(harness, "c")
     retried, elsewhere = harness.come(), harness.come()
     others = [harness.come(), harness.come()]
-    harness.admission.failed("a", harness.now)
-    endpoint, grants = harness.admission.again(retried, harness.now, is_refused=True)
+    harness.admission.record_failure("a", harness.now)
+    endpoint, grants = harness.admission.retry_ticket(retried, harness.now, is_refused=True)
     assert (endpoint, who(grants)) == (None, [(others[0], "a")])
     assert who(harness.leave(elsewhere)) == [(retried, "b")]
 

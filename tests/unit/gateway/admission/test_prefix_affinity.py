@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.admission.prefix_affinity import BLOCK, MOST_KEYS, Affinity, prefix_keys
+from gateway.admission.prefix_affinity import BLOCK, MOST_KEYS, PrefixAffinity, prefix_keys
 from gateway.protocols.common.conversation import Assistant, Call, Image, Prompt, System, Text, ToolResult, Turn, User
 from tests.support.campaign import campaign_count
 
@@ -20,14 +20,14 @@ def _said(*texts: str) -> dict[str, Any]:
 
 
 def test_the_longest_beginning_comes_first_and_the_longest_unused_is_forgotten() -> None:
-    affinity: Affinity[str] = Affinity(3)
-    affinity.went([2, 1], "a")
-    affinity.went([3, 1], "b")
-    assert list(affinity.matches([9, 3, 2, 1])) == ["b", "a", "b"]
-    affinity.went([2], "c")
-    affinity.went([4], "d")
+    affinity: PrefixAffinity[str] = PrefixAffinity(3)
+    affinity.record_request([2, 1], "a")
+    affinity.record_request([3, 1], "b")
+    assert list(affinity.matching_replicas([9, 3, 2, 1])) == ["b", "a", "b"]
+    affinity.record_request([2], "c")
+    affinity.record_request([4], "d")
     assert len(affinity) == 3
-    assert list(affinity.matches([4, 3, 2, 1])) == ["d", "c", "b"]
+    assert list(affinity.matching_replicas([4, 3, 2, 1])) == ["d", "c", "b"]
 
 
 def test_a_conversation_that_went_on_shares_the_keys_of_its_beginning() -> None:

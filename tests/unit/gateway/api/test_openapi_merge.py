@@ -12,8 +12,8 @@ from pydantic import create_model
 
 from controller.schema.admin import AdminModels, UnloadRequest
 from controller.schema.errors import ERROR_CODES
-from gateway.api.declare import ADMIN, INFERENCE, admin_errors, errors
-from gateway.api.openapi_merge import decode, merge
+from gateway.api.declare import ADMIN, INFERENCE, admin_errors, error_responses
+from gateway.api.openapi_merge import decode_document, merge_documents
 from gateway.app import create_gateway
 from gateway.settings import GatewaySettings
 
@@ -59,7 +59,7 @@ def test_only_admin_paths_come_over_and_only_what_they_use() -> None:
         },
         {"List": {"items": ref("Row")}, "Row": {"type": "string"}, "Secret": {"type": "null"}},
     )
-    merged = merge(OWN, controller)
+    merged = merge_documents(OWN, controller)
     assert set(merged["paths"]) == {"/v1/models", "/v1/admin/models"}
     assert set(schemas_of(merged)) == {"Error", "List", "Row"}
 
@@ -67,18 +67,18 @@ def test_only_admin_paths_come_over_and_only_what_they_use() -> None:
 def test_neither_document_is_changed() -> None:
     controller = document({"/v1/admin/models": answer(ref("Error"))}, {"Error": {"type": "string"}})
     before = copy.deepcopy((OWN, controller))
-    merge(OWN, controller)
+    merge_documents(OWN, controller)
     assert (OWN, controller) == before
 
 
 def test_the_same_component_is_there_once() -> None:
-    merged = merge(OWN, document({"/v1/admin/models": answer(ref("Error"))}, {"Error": {"type": "object"}}))
+    merged = merge_documents(OWN, document({"/v1/admin/models": answer(ref("Error"))}, {"Error": {"type": "object"}}))
     assert set(schemas_of(merged)) == {"Error"}
     assert schema_of(merged, "/v1/admin/models") == ref("Error")
 
 
 def test_another_component_of_the_same_name_gets_another_name() -> None:
-    merged = merge(OWN, document({"/v1/admin/models": answer(ref("Error"))}, {"Error": {"type": "string"}}))
+    merged = merge_documents(OWN, document({"/v1/admin/models": answer(ref("Error"))}, {"Error": {"type": "string"}}))
     assert schemas_of(merged) == {"Error": {"type": "object"}, "ControllerError": {"type": "string"}}
     assert schema_of(merged, "/v1/admin/models") == ref("ControllerError")
     assert schema_of(merged, "/v1/models") == ref("Error")
@@ -89,7 +89,7 @@ def test_a_new_name_is_free() -> None:
         {"/v1/admin/models": answer({"anyOf": [ref("Error"), ref("ControllerError")]})},
         {"Error": {"type": "string"}, "ControllerError": {"type": "number"}},
     )
-    merged = merge(OWN, controller)
+    merged = merge_documents(OWN, controller)
     assert schemas_of(merged)["ControllerControllerError"] == {"type": "string"}
     assert schemas_of(merged)["ControllerError"] == {"type": "number"}
 
@@ -98,7 +98,7 @@ def test_the_same_text_that_refers_to_something_else_is_not_the_same() -> None:
     same = {"Envelope": {"properties": {"error": ref("Body")}}, "Outer": {"items": ref("Envelope")}}
     own = document({"/v1/models": answer(ref("Outer"))}, {**same, "Body": {"type": "object"}})
     controller = document({"/v1/admin/models": answer(ref("Outer"))}, {**same, "Body": {"type": "string"}})
-    schemas = schemas_of(merge(own, controller))
+    schemas = schemas_of(merge_documents(own, controller))
     assert schemas["ControllerOuter"] == {"items": ref("ControllerEnvelope")}
     assert schemas["ControllerEnvelope"] == {"properties": {"error": ref("ControllerBody")}}
     assert schemas["ControllerBody"] == {"type": "string"}
@@ -107,12 +107,16 @@ def test_the_same_text_that_refers_to_something_else_is_not_the_same() -> None:
 
 def test_components_that_refer_to_each_other() -> None:
     loop = {"A": {"items": ref("B")}, "B": {"items": ref("A")}}
-    assert set(schemas_of(merge(OWN, document({"/v1/admin/x": answer(ref("A"))}, loop)))) == {"Error", "A", "B"}
+    assert set(schemas_of(merge_documents(OWN, document({"/v1/admin/x": answer(ref("A"))}, loop)))) == {
+        "Error",
+        "A",
+        "B",
+    }
 
 
 def test_a_discriminators_mapping_is_renamed_too() -> None:
     union = {"oneOf": [ref("Error")], "discriminator": {"propertyName": "k", "mapping": {"e": ref("Error")["$ref"]}}}
-    merged = merge(OWN, document({"/v1/admin/x": answer(union)}, {"Error": {"type": "string"}}))
+    merged = merge_documents(OWN, document({"/v1/admin/x": answer(union)}, {"Error": {"type": "string"}}))
     assert schema_of(merged, "/v1/admin/x")["discriminator"]["mapping"] == {"e": ref("ControllerError")["$ref"]}
 
 
@@ -121,13 +125,13 @@ def test_only_tags_in_use_come_over() -> None:
         {"/v1/admin/x": answer({}, tags=["admin", "models"]), "/internal/y": answer({}, tags=["internal"])},
         tags=[{"name": "internal"}, {"name": "admin", "description": "d"}, {"name": "models", "description": "other"}],
     )
-    assert merge(OWN, controller)["tags"] == [{"name": "models"}, {"name": "admin", "description": "d"}]
+    assert merge_documents(OWN, controller)["tags"] == [{"name": "models"}, {"name": "admin", "description": "d"}]
 
 
 def test_what_the_gateway_itself_may_answer_is_added() -> None:
     theirs = {"503": {"description": "`model_failed`: x `gone`: y", "content": {}}}
     item = {"parameters": [], "post": {"responses": theirs}}
-    merged = merge(
+    merged = merge_documents(
         OWN, document({"/v1/admin/x": item}), {"503": ["- `gone`: y", "- `stopping`: z"], "403": ["- `no`: w"]}
     )
     added = merged["paths"]["/v1/admin/x"]["post"]["responses"]
@@ -141,10 +145,10 @@ def test_what_the_gateway_itself_may_answer_is_added() -> None:
 @pytest.mark.parametrize("broken", [{}, {"paths": []}, {"paths": {}, "components": 1}])
 def test_what_is_no_document_is_refused(broken: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="not an OpenAPI document"):
-        merge(OWN, broken)
+        merge_documents(OWN, broken)
     for text in (b"[]", b"no"):
         with pytest.raises(ValueError):  # noqa: PT011
-            decode(text)
+            decode_document(text)
 
 
 Envelope: Any = create_model("ErrorEnvelope", rows=(list[int], ...))
@@ -169,7 +173,7 @@ def test_real_documents_make_a_valid_one() -> None:
     async def unload(name: str, body: UnloadRequest) -> Envelope:
         raise AssertionError
 
-    merged = merge(own_document(), controller.openapi(), admin_errors())
+    merged = merge_documents(own_document(), controller.openapi(), admin_errors())
     validate(merged)
     unload_answers = merged["paths"]["/v1/admin/models/{name}/unload"]["post"]["responses"]
     assert all("`" in unload_answers[str(ERROR_CODES[code].status)]["description"] for code in ADMIN)
@@ -202,6 +206,6 @@ def test_each_error_status_of_an_inference_route_lists_its_codes() -> None:
 
 
 def test_errors_are_grouped_by_status() -> None:
-    both = errors("model_loading", "unknown_model", "controller_unavailable")
+    both = error_responses("model_loading", "unknown_model", "controller_unavailable")
     assert list(both) == [404, 503]
     assert both[503]["description"].count("\n") == 1

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from controller.schema.routing import RoutingTable, Stamp
-from gateway.control.link import ControllerAddress, Verdict, judge, read_table, retry_delay
+from gateway.control.link import ControllerAddress, TableVerdict, judge_table, read_table, retry_delay
 from gateway.routing.table import Routes
 from tests.fakes.fake_controller import route
 
@@ -20,21 +20,21 @@ def table(epoch: int, seq: int, instance: str = "one") -> RoutingTable:
 @pytest.mark.parametrize(
     ("new", "first", "verdict"),
     [
-        (table(2, 6), False, Verdict.APPLY),
-        (table(3, 1), True, Verdict.APPLY),
-        (table(2, 5), True, Verdict.REPEATED),
-        (table(2, 4), False, Verdict.OLDER),
-        (table(1, 9), True, Verdict.OLDER),
-        (table(1, 1, "two"), True, Verdict.APPLY),
-        (table(9, 9, "two"), False, Verdict.OTHER_INSTANCE),
+        (table(2, 6), False, TableVerdict.APPLY),
+        (table(3, 1), True, TableVerdict.APPLY),
+        (table(2, 5), True, TableVerdict.REPEATED),
+        (table(2, 4), False, TableVerdict.OLDER),
+        (table(1, 9), True, TableVerdict.OLDER),
+        (table(1, 1, "two"), True, TableVerdict.APPLY),
+        (table(9, 9, "two"), False, TableVerdict.OTHER_INSTANCE),
     ],
 )
-def test_judge(new: RoutingTable, first: bool, verdict: Verdict) -> None:
-    assert judge(Routes.of(table(2, 5)), new, first_of_connection=first) is verdict
+def test_judge(new: RoutingTable, first: bool, verdict: TableVerdict) -> None:
+    assert judge_table(Routes.of(table(2, 5)), new, first_of_connection=first) is verdict
 
 
 def test_the_first_table_of_all_is_believed() -> None:
-    assert judge(None, table(1, 1), first_of_connection=False) is Verdict.APPLY
+    assert judge_table(None, table(1, 1), first_of_connection=False) is TableVerdict.APPLY
 
 
 def test_a_newer_schema_is_refused_in_plain_words(caplog: pytest.LogCaptureFixture) -> None:

@@ -32,16 +32,16 @@ def said(headers: list[Header]) -> dict[bytes, bytes]:
 def test_which_origins_may_read(rule: Cors, is_on: bool, allowed: list[bytes]) -> None:
     assert rule.is_on is is_on
     origins = [CHAT, CHAT.upper(), EVIL, b"http://localhost:3000", b"https://chat.example/"]
-    assert [origin for origin in origins if rule.allows(origin)] == (origins if rule is ALL else allowed)
+    assert [origin for origin in origins if rule.allows_origin(origin)] == (origins if rule is ALL else allowed)
 
 
 def test_an_answer_names_the_origin_that_may_read_it() -> None:
-    headers = said(NAMED.headers(asking(CHAT)))
+    headers = said(NAMED.response_headers(asking(CHAT)))
     assert list(headers) == [b"access-control-allow-origin", b"access-control-expose-headers", b"vary"]
     assert (headers[b"access-control-allow-origin"], headers[b"vary"]) == (CHAT, b"origin")
     exposed = headers[b"access-control-expose-headers"].split(b", ")
     assert {b"x-request-id", b"x-client-id", b"retry-after", b"x-ratelimit-reset-tokens"} <= set(exposed)
-    assert said(ALL.headers(asking(EVIL))) == {
+    assert said(ALL.response_headers(asking(EVIL))) == {
         b"access-control-allow-origin": b"*",
         b"access-control-expose-headers": headers[b"access-control-expose-headers"],
     }
@@ -49,23 +49,23 @@ def test_an_answer_names_the_origin_that_may_read_it() -> None:
 
 @pytest.mark.parametrize("origin", [EVIL, None, b""])
 def test_to_others_an_answer_says_only_that_it_depends_on_the_origin(origin: bytes | None) -> None:
-    assert NAMED.headers(asking(origin)) == [VARY]
-    assert OFF.headers(asking(origin)) == []
+    assert NAMED.response_headers(asking(origin)) == [VARY]
+    assert OFF.response_headers(asking(origin)) == []
 
 
 def test_headers_as_they_go_over_the_wire() -> None:
-    assert NAMED.lines(asking(EVIL)) == b"vary: origin\r\n"
-    assert NAMED.lines(asking(CHAT)) == b"".join(
-        name + b": " + value + b"\r\n" for name, value in NAMED.headers(asking(CHAT))
+    assert NAMED.header_lines(asking(EVIL)) == b"vary: origin\r\n"
+    assert NAMED.header_lines(asking(CHAT)) == b"".join(
+        name + b": " + value + b"\r\n" for name, value in NAMED.response_headers(asking(CHAT))
     )
 
 
 @pytest.mark.parametrize(("rule", "origin"), [(NAMED, CHAT), (ALL, EVIL)])
 def test_a_question_before_the_request_is_answered(rule: Cors, origin: bytes) -> None:
     wanted = (b"access-control-request-headers", b"X-Stainless-Lang, authorization")
-    headers = said(rule.preflight(asking(origin, METHOD, wanted)))
-    assert {name: headers.pop(name) for name in said(rule.headers(asking(origin)))} == said(
-        rule.headers(asking(origin))
+    headers = said(rule.answer_preflight(asking(origin, METHOD, wanted)))
+    assert {name: headers.pop(name) for name in said(rule.response_headers(asking(origin)))} == said(
+        rule.response_headers(asking(origin))
     ), "what every answer says"
     assert headers == {
         b"access-control-allow-methods": b"GET, POST, DELETE",
@@ -77,7 +77,7 @@ def test_a_question_before_the_request_is_answered(rule: Cors, origin: bytes) ->
 @pytest.mark.parametrize("wanted", [None, b"", b"x\r\nset-cookie: a", b"\x80", b"a" * 2001, b"a;b"])
 def test_a_question_without_decent_names_gets_the_usual_ones(wanted: bytes | None) -> None:
     more = [] if wanted is None else [(b"access-control-request-headers", wanted)]
-    assert said(NAMED.preflight(asking(CHAT, METHOD, *more)))[b"access-control-allow-headers"] == USUAL
+    assert said(NAMED.answer_preflight(asking(CHAT, METHOD, *more)))[b"access-control-allow-headers"] == USUAL
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_a_question_without_decent_names_gets_the_usual_ones(wanted: bytes | Non
     ],
 )
 def test_what_is_no_question_of_one_that_may_read_is_not_answered(rule: Cors, headers: list[Header]) -> None:
-    assert rule.preflight(headers) == []
+    assert rule.answer_preflight(headers) == []

@@ -6,23 +6,23 @@ import pytest
 
 from controller.schema.errors import RoundhouseError
 from gateway.ingress.cors import Cors
-from gateway.ingress.host_check import _REMEMBERED, HostRule, hostname
+from gateway.ingress.host_check import _REMEMBERED, HostCheck, hostname_of
 
 
-def verdict(rule: HostRule, host: str | None, origin: str | None = None, cors: Cors | None = None) -> str:
+def verdict(rule: HostCheck, host: str | None, origin: str | None = None, cors: Cors | None = None) -> str:
     headers = [(b"accept", b"*/*")]
     headers += [(b"host", host.encode())] if host is not None else []
     headers += [(b"origin", origin.encode())] if origin is not None else []
     try:
-        rule.check(headers, cors or NO_PAGES)
+        rule.check_request(headers, cors or NO_PAGES)
     except RoundhouseError as error:
         return error.entry.code
     return "accepted"
 
 
 NO_PAGES = Cors([])
-LOOPBACK = HostRule("127.0.0.1", ["llm.example"], is_open=False)
-OPEN = HostRule("0.0.0.0", [], is_open=True)
+LOOPBACK = HostCheck("127.0.0.1", ["llm.example"], is_open=False)
+OPEN = HostCheck("0.0.0.0", [], is_open=True)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_foreign_hosts_are_refused(host: str | None) -> None:
 
 def test_two_host_headers_are_refused() -> None:
     with pytest.raises(RoundhouseError, match="several"):
-        LOOPBACK.check([(b"host", b"localhost"), (b"host", b"localhost")], NO_PAGES)
+        LOOPBACK.check_request([(b"host", b"localhost"), (b"host", b"localhost")], NO_PAGES)
 
 
 def test_an_open_gateway_is_reached_by_address_and_not_by_foreign_name() -> None:
@@ -103,20 +103,20 @@ def test_on_an_open_gateway_its_own_pages_may_ask_and_other_addresses_may_not() 
     ],
 )
 def test_hostname(authority: str, name: str) -> None:
-    assert hostname(authority) == name
+    assert hostname_of(authority) == name
 
 
 def test_a_refusal_says_what_was_sent() -> None:
     with pytest.raises(RoundhouseError, match=r"The Host header is 'evil\.example'; this gateway"):
-        LOOPBACK.check([(b"host", b"evil.example")], NO_PAGES)
+        LOOPBACK.check_request([(b"host", b"evil.example")], NO_PAGES)
     with pytest.raises(RoundhouseError, match="The Host header is missing, or there are several; this gateway"):
-        LOOPBACK.check([], NO_PAGES)
+        LOOPBACK.check_request([], NO_PAGES)
     with pytest.raises(RoundhouseError, match=r"origin 'https://evil\.example' may not"):
-        LOOPBACK.check([(b"host", b"localhost"), (b"origin", b"https://evil.example")], NO_PAGES)
+        LOOPBACK.check_request([(b"host", b"localhost"), (b"origin", b"https://evil.example")], NO_PAGES)
 
 
 def test_names_are_compared_without_case() -> None:
-    rule = HostRule("LLM.Local", ["Api.Example"], is_open=False)
+    rule = HostCheck("LLM.Local", ["Api.Example"], is_open=False)
     for host in ("llm.local", "LLM.LOCAL:1", "api.example", "API.EXAMPLE:8080"):
         assert verdict(rule, host, f"http://{host}") == "accepted"
     assert verdict(OPEN, "[FD00::1]:8080", "http://[fd00::1]:8080") == "accepted"
@@ -130,7 +130,7 @@ def test_an_origin_that_cors_names_is_not_foreign_and_no_other_is_let_in() -> No
 
 
 def test_what_is_remembered_has_a_bound() -> None:
-    rule = HostRule("0.0.0.0", [], is_open=True)
+    rule = HostCheck("0.0.0.0", [], is_open=True)
     for port in range(3 * _REMEMBERED):
         assert verdict(rule, f"10.0.0.1:{port}") == "accepted"
     assert len(rule._accepted) == _REMEMBERED

@@ -9,32 +9,32 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.control.inflight import Ledger
+from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
 from gateway.metrics.registry import UNKNOWN_MODEL, Metrics
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.live_routes import LiveRoutes
-from gateway.stored_responses.records import Stored
+from gateway.stored_responses.records import StoredTotals
 
 DOCS = Path(__file__).parents[4] / "docs" / "metrics.md"
 
 
 def everything() -> Metrics:
     """Metrics that have counted one of everything, so that every label shows."""
-    metrics, live, ledger, link = Metrics(), LiveRoutes(), Ledger(lambda: 0.0, {"m": 1}), LinkState()
+    metrics, live, ledger, link = Metrics(), LiveRoutes(), InflightCounts(lambda: 0.0, {"m": 1}), LinkState()
     metrics.show_state(live, ledger, link, lambda: 3.0)
     link.table_at = 1.0
-    ledger.enter("m", "r", "req-1")
+    ledger.enter_replica("m", "r", "req-1")
     metrics.show_connections(count_idle=lambda: 3, count_busy=lambda: 2)
-    metrics.show_stored(lambda: Stored(5, 4096), lambda: 1)
-    metrics.key("team-a").finished(Usage(3, 4))
-    series = metrics.series("m", "/v1/chat/completions")
-    series.finished(200, 1.0, 0.5, Usage(3, 4))
-    series.retried()
-    series.client_left()
-    series.broke_off("engine_disconnected")
-    series.waited(0.2)
-    series.refused("queue_full")
+    metrics.show_stored(lambda: StoredTotals(5, 4096), lambda: 1)
+    metrics.key_series_of("team-a").count_finished(Usage(3, 4))
+    series = metrics.series_of("m", "/v1/chat/completions")
+    series.count_finished(200, 1.0, 0.5, Usage(3, 4))
+    series.count_retries()
+    series.count_client_left()
+    series.count_broken_off("engine_disconnected")
+    series.count_waited(0.2)
+    series.count_refused("queue_full")
     return metrics
 
 
@@ -98,15 +98,15 @@ def test_what_a_request_was_is_counted_under_its_model_and_route() -> None:
 def test_routes_of_a_model_share_its_tokens() -> None:
     metrics = Metrics()
     for route in ("/v1/chat/completions", "/v1/completions"):
-        metrics.series("m", route).finished(200, 1.0, None, Usage(1, 2))
+        metrics.series_of("m", route).count_finished(200, 1.0, None, Usage(1, 2))
     assert sample(metrics, "tokens_total", model="m", direction="out") == 4
     assert sample(metrics, "requests_total", model="m", route="/v1/completions", status="200") == 1
 
 
 def test_a_key_is_counted_by_its_name() -> None:
     metrics = Metrics()
-    metrics.key("team-a").finished(Usage(3, 4))
-    metrics.key("team-a").finished(None)
+    metrics.key_series_of("team-a").count_finished(Usage(3, 4))
+    metrics.key_series_of("team-a").count_finished(None)
     assert sample(metrics, "key_requests_total", key="team-a") == 2
     assert sample(metrics, "key_tokens_total", key="team-a", direction="in") == 3
     assert sample(metrics, "key_tokens_total", key="team-a", direction="out") == 4
@@ -114,7 +114,7 @@ def test_a_key_is_counted_by_its_name() -> None:
 
 def test_nothing_is_shown_that_was_not_counted() -> None:
     metrics = Metrics()
-    metrics.series(UNKNOWN_MODEL, "/v1/completions").finished(404, 0.1, 0.1, None)
+    metrics.series_of(UNKNOWN_MODEL, "/v1/completions").count_finished(404, 0.1, 0.1, None)
     text = generate_latest(metrics.registry).decode()
     counted = {line.partition("{")[0] for line in text.splitlines() if line.startswith("roundhouse_gateway_")}
     assert counted == {
@@ -130,7 +130,7 @@ def test_histograms_read_as_prometheus_clients_own(value: float) -> None:
     bounds = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
     name = "roundhouse_gateway_request_duration_seconds"
     Histogram(name, "x", ("model", "route"), buckets=bounds, registry=theirs).labels("m", "r").observe(value)
-    ours.series("m", "r").finished(200, value, None, None)
+    ours.series_of("m", "r").count_finished(200, value, None, None)
     assert samples(ours.registry, name) == samples(theirs, name)
 
 
@@ -138,9 +138,9 @@ def test_counters_read_as_prometheus_clients_own() -> None:
     theirs, ours = CollectorRegistry(), Metrics()
     name = "roundhouse_gateway_refusals"
     Counter(name, "x", ("model", "code"), registry=theirs).labels('od"d\\ \n', "queue_full").inc(2)
-    series = ours.series('od"d\\ \n', "r")
-    series.refused("queue_full")
-    series.refused("queue_full")
+    series = ours.series_of('od"d\\ \n', "r")
+    series.count_refused("queue_full")
+    series.count_refused("queue_full")
     assert samples(ours.registry, name) == samples(theirs, name)
 
 

@@ -10,7 +10,7 @@ import pytest
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_OVER_CHAT, MESSAGES_OVER_CHAT
-from gateway.protocols.api_matrix import Way, way_for
+from gateway.protocols.api_matrix import ServingOption, serving_option
 from gateway.protocols.common.request import parse_request
 from tests.fakes.fake_controller import route
 
@@ -18,10 +18,10 @@ NATIVE = ("/v1/messages", "/v1/messages/count_tokens")
 CHAT = ("/v1/chat/completions", "/v1/chat/completions/input_tokens")
 
 
-def way(path: str, backend: str, apis: tuple[str, ...], **fields: Any) -> Way:
+def way(path: str, backend: str, apis: tuple[str, ...], **fields: Any) -> ServingOption:
     """How a request is served."""
     request = parse_request(json.dumps({"model": "m", **fields}).encode(), may_stream=True)
-    return way_for(path, request, route("m", apis=apis).model_copy(update={"backend": backend}))
+    return serving_option(path, request, route("m", apis=apis).model_copy(update={"backend": backend}))
 
 
 @pytest.mark.parametrize(("path", "ours"), [(NATIVE[0], MESSAGES_OVER_CHAT), (NATIVE[1], MESSAGES_COUNTED_OVER_CHAT)])
@@ -31,7 +31,7 @@ def test_an_engines_own_messages_are_first_unless_they_are_flawed(path: str, our
         assert way(path, backend, NATIVE).dialect is MESSAGES, "better than none"
         assert way(path, backend, CHAT).dialect is ours
     translated = way(path, "llama_server", NATIVE + CHAT)
-    assert translated.target == translated.needs
+    assert translated.target == translated.required_api
     assert translated.target in CHAT
     with pytest.raises(RoundhouseError, match="does not offer"):
         way(path, "llama_server", ("/v1/embeddings",))

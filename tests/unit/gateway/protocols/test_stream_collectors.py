@@ -9,7 +9,7 @@ import pytest
 
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
-from gateway.protocols.common.dialect import HOLD_LIMIT, Dialect, EventTooLongError, Gathering, Usage
+from gateway.protocols.common.dialect import HOLD_LIMIT, Dialect, EventTooLongError, StreamCollector, Usage
 from gateway.protocols.common.json_dialect import PLAIN
 from gateway.protocols.common.request import parse_request
 from gateway.protocols.llama_native.dialect import NATIVE
@@ -18,16 +18,16 @@ FAMILIES: list[Dialect] = [CHAT, COMPLETIONS, MESSAGES, NATIVE]
 DONE = b"data: [DONE]\n\n"
 
 
-def gathering_of(dialect: Dialect, **fields: Any) -> Gathering | None:
-    return dialect.gathering(parse_request(json.dumps({"model": "m", **fields}).encode(), may_stream=True))
+def gathering_of(dialect: Dialect, **fields: Any) -> StreamCollector | None:
+    return dialect.open_collector(parse_request(json.dumps({"model": "m", **fields}).encode(), may_stream=True))
 
 
 def made(dialect: Dialect, *events: bytes, **fields: Any) -> tuple[int, Any] | None:
     gathering = gathering_of(dialect, **fields)
     assert gathering is not None
     for event in events:
-        gathering.feed(event)
-    result = gathering.result()
+        gathering.feed_data(event)
+    result = gathering.build_result()
     return None if result is None else (result[0], json.loads(result[1]))
 
 
@@ -113,10 +113,10 @@ def test_the_usage_of_a_blocking_chat_is_the_first_choices() -> None:
     gathering = gathering_of(CHAT, n=2)
     assert gathering is not None
     for index, count in ((1, 5), (0, 3)):
-        gathering.feed(delta(index, "stop"))
-        gathering.feed(data(choices=[], usage={"prompt_tokens": 9, "completion_tokens": count}))
-    gathering.feed(DONE)
-    result = gathering.result()
+        gathering.feed_data(delta(index, "stop"))
+        gathering.feed_data(data(choices=[], usage={"prompt_tokens": 9, "completion_tokens": count}))
+    gathering.feed_data(DONE)
+    result = gathering.build_result()
     assert result is not None
     assert json.loads(result[1])["usage"]["completion_tokens"] == 3
     assert gathering.usage == Usage(9, 8)
@@ -209,7 +209,7 @@ def test_an_error_is_the_answer(dialect: Dialect, event: bytes, status: int) -> 
         assert result is not None
         assert result[0] == status
         assert result[1]["error"]["message"] == "x"
-        assert dialect.engine_error(status, json.dumps(result[1]).encode(), "r")
+        assert dialect.engine_error_body(status, json.dumps(result[1]).encode(), "r")
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
@@ -218,9 +218,9 @@ def test_a_stream_that_broke_off_is_no_answer(dialect: Dialect) -> None:
     assert made(dialect, delta(content="a"), typed("message_start", message={}), data(content="a", stop=False)) is None
     gathering = gathering_of(dialect)
     assert gathering is not None
-    gathering.feed(b"x" * HOLD_LIMIT)
+    gathering.feed_data(b"x" * HOLD_LIMIT)
     with pytest.raises(EventTooLongError):
-        gathering.feed(b"x")
+        gathering.feed_data(b"x")
 
 
 def test_native_waits_for_as_many_answers_as_were_asked_for() -> None:

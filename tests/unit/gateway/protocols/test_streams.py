@@ -10,7 +10,7 @@ import pytest
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
-from gateway.protocols.common.dialect import HOLD_LIMIT, Dialect, Events, EventTooLongError, Usage
+from gateway.protocols.common.dialect import HOLD_LIMIT, Dialect, EventStream, EventTooLongError, Usage
 from gateway.protocols.common.request import parse_request
 from gateway.protocols.llama_native.dialect import NATIVE
 
@@ -18,9 +18,9 @@ LOST = RoundhouseError("engine_disconnected", "Gone.")
 FAMILIES: list[Dialect] = [CHAT, COMPLETIONS, MESSAGES, NATIVE]
 
 
-def stream_of(dialect: Dialect, **fields: Any) -> Events:
+def stream_of(dialect: Dialect, **fields: Any) -> EventStream:
     raw = json.dumps({"model": "m", "stream": True, **fields}).encode()
-    return dialect.events(parse_request(raw, may_stream=True))
+    return dialect.open_stream(parse_request(raw, may_stream=True))
 
 
 def typed(kind: str, **fields: Any) -> bytes:
@@ -31,8 +31,8 @@ def data(**fields: Any) -> bytes:
     return b"data: " + json.dumps(fields).encode() + b"\n\n"
 
 
-def passed(events: Events, *chunks: bytes) -> bytes:
-    return b"".join([events.feed(chunk) for chunk in chunks]) + events.finish()
+def passed(events: EventStream, *chunks: bytes) -> bytes:
+    return b"".join([events.feed_data(chunk) for chunk in chunks]) + events.finish_stream()
 
 
 def told(event: bytes) -> Any:
@@ -68,7 +68,7 @@ def test_each_end_is_known_as_one(dialect: Dialect, end: bytes, after: bytes, bl
     out = passed(events, part, end + after)
     assert out == part + end + (after if blank else b"\n\n")
     assert events.is_complete
-    assert events.failure(LOST, "r") == b""
+    assert events.fail_stream(LOST, "r") == b""
 
 
 @pytest.mark.parametrize("rest", [b"", b"\n", b"\r", b"\r\n"])
@@ -89,15 +89,15 @@ def test_a_stream_without_its_end_is_not_complete(dialect: Dialect, rest: bytes)
 @pytest.mark.parametrize("dialect", FAMILIES)
 def test_a_chunk_of_whole_events_is_not_even_copied(dialect: Dialect) -> None:
     part = PARTS[dialect]
-    assert stream_of(dialect).feed(part) is part
+    assert stream_of(dialect).feed_data(part) is part
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
 def test_an_endless_event_is_an_error(dialect: Dialect) -> None:
     events = stream_of(dialect)
-    assert events.feed(b"x" * HOLD_LIMIT) == b""
+    assert events.feed_data(b"x" * HOLD_LIMIT) == b""
     with pytest.raises(EventTooLongError):
-        events.feed(b"x")
+        events.feed_data(b"x")
 
 
 LLAMA_ERROR = {"code": 500, "message": "Compute error", "type": "server_error"}
@@ -109,7 +109,7 @@ def test_chat_errors_get_every_field_and_then_done() -> None:
     assert told(error)["error"].items() >= {"code": "engine_error", "status": 500, "message": "Compute error"}.items()
     assert done + b"\n\n" == DONE
     assert events.is_complete
-    assert events.failure(LOST, "r") == DONE
+    assert events.fail_stream(LOST, "r") == DONE
 
 
 def test_native_errors_are_the_end() -> None:
@@ -132,11 +132,11 @@ def test_llama_servers_errors_of_messages_become_the_familys() -> None:
 
 def test_failures_of_ours() -> None:
     for dialect in (CHAT, COMPLETIONS):
-        out = stream_of(dialect).failure(LOST, "r")
-        assert told(out) == LOST.envelope("r").model_dump()
+        out = stream_of(dialect).fail_stream(LOST, "r")
+        assert told(out) == LOST.build_envelope("r").model_dump()
         assert out.endswith(b"\n\n" + DONE)
-    assert told(stream_of(NATIVE).failure(LOST, "r")) == LOST.envelope("r").model_dump()
-    assert told(stream_of(MESSAGES).failure(LOST, "r"))["request_id"] == "r"
+    assert told(stream_of(NATIVE).fail_stream(LOST, "r")) == LOST.build_envelope("r").model_dump()
+    assert told(stream_of(MESSAGES).fail_stream(LOST, "r"))["request_id"] == "r"
 
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
@@ -176,7 +176,7 @@ def test_usage_of_several_choices() -> None:
 def test_usage_of_the_other_families() -> None:
     events = stream_of(MESSAGES)
     start = {"usage": {"input_tokens": 4, "cache_read_input_tokens": 3, "output_tokens": 0}}
-    events.feed(typed("message_start", message=start))
+    events.feed_data(typed("message_start", message=start))
     assert events.usage == Usage(7, 0)
     passed(
         events,
@@ -186,7 +186,7 @@ def test_usage_of_the_other_families() -> None:
     assert events.usage == Usage(7, 9)
     events = stream_of(NATIVE, n=2)
     end = data(stop=True, stop_type="eos", tokens_evaluated=5, tokens_predicted=4)
-    ended = [(events.feed(end), events.is_complete)[1] for _ in range(2)]
+    ended = [(events.feed_data(end), events.is_complete)[1] for _ in range(2)]
     assert ended == [False, True]
     assert events.usage == Usage(5, 8)
 
@@ -206,4 +206,4 @@ def test_usage_of_the_other_families() -> None:
 )  # fmt: skip
 def test_usage_of_blocking_answers(dialect: Dialect, body: Any, usage: Usage | None) -> None:
     for separators in ((",", ":"), None):
-        assert dialect.usage_in(json.dumps(body, separators=separators).encode()) == usage
+        assert dialect.find_usage(json.dumps(body, separators=separators).encode()) == usage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.schema.status import ModelState
-from gateway.routing.availability import is_worth_waiting, refusal
+from gateway.routing.availability import is_worth_waiting, refusal_of
 from gateway.server.asgi import error_headers
 from tests.fakes.fake_controller import route
 
@@ -22,7 +22,7 @@ NOW = 1000.0
     ],
 )
 def test_every_state_but_loaded_has_its_code(state: ModelState, code: str) -> None:
-    error = refusal(route("m", state=state, last_error="the file is missing"), NOW)
+    error = refusal_of(route("m", state=state, last_error="the file is missing"), NOW)
     assert error is not None
     assert error.entry.code == code
     assert "the file is missing" in error.message
@@ -30,24 +30,24 @@ def test_every_state_but_loaded_has_its_code(state: ModelState, code: str) -> No
 
 def test_a_model_that_is_not_loaded_says_why() -> None:
     unloaded = route("m", state=ModelState.UNLOADED).model_copy(update={"reason": "an operator unloaded it"})
-    error = refusal(unloaded, NOW)
+    error = refusal_of(unloaded, NOW)
     assert error is not None
     assert error.message == "The model 'm' is not loaded: an operator unloaded it."
 
 
 def test_a_loaded_model_is_not_refused() -> None:
-    assert refusal(route("m"), NOW) is None
+    assert refusal_of(route("m"), NOW) is None
 
 
 @pytest.mark.parametrize(("retry_at", "seconds"), [(None, "5"), (1042.0, "42"), (900.0, "1")])
 def test_retry_after_is_the_next_attempt(retry_at: float | None, seconds: str) -> None:
-    error = refusal(route("m", state=ModelState.LOADING, retry_at=retry_at), NOW)
+    error = refusal_of(route("m", state=ModelState.LOADING, retry_at=retry_at), NOW)
     assert error is not None
     assert (b"retry-after", seconds.encode()) in error_headers(error)
 
 
 def test_a_failed_model_names_its_next_attempt_and_asks_clients_not_to_retry_by_themselves() -> None:
-    error = refusal(route("m", state=ModelState.FAILED, retry_at=NOW + 30), NOW)
+    error = refusal_of(route("m", state=ModelState.FAILED, retry_at=NOW + 30), NOW)
     assert error is not None
     assert {(b"retry-after", b"30"), (b"x-should-retry", b"false")} <= set(error_headers(error))
 

@@ -20,10 +20,10 @@ class Taker:
         self.body: bytes | None = None
         self.error: RoundhouseError | None = None
 
-    def begin(self, body: bytes) -> None:
+    def take_body(self, body: bytes) -> None:
         self.body = body
 
-    def fail(self, error: RoundhouseError) -> None:
+    def fail_request(self, error: RoundhouseError) -> None:
         self.error = error
 
     def client_gone(self) -> None:
@@ -45,7 +45,7 @@ class Line:
     def send_continue(self) -> None:
         raise AssertionError
 
-    def answered(self, call: ClientCall) -> None:
+    def finish_call(self, call: ClientCall) -> None:
         raise AssertionError
 
 
@@ -61,7 +61,7 @@ def test_the_parts_of_a_body_come_together(parts: list[bytes]) -> None:
     for part in parts:
         call.take_body(part)
     call.body_complete = True
-    call.go_on()
+    call.serve_request()
     assert taker.body == b"".join(parts)
     assert type(taker.body) is bytes
 
@@ -71,7 +71,7 @@ def test_a_body_in_one_part_is_not_copied() -> None:
     call = call_on(Line(), taker)
     call.take_body(part)
     call.body_complete = True
-    call.go_on()
+    call.serve_request()
     assert taker.body is part
 
 
@@ -94,7 +94,7 @@ def test_of_a_body_that_is_too_large_nothing_is_kept() -> None:
     for part in (b"ab", b"cd", b"e"):
         call.take_body(part)
     call.body_complete = True
-    call.go_on()
+    call.serve_request()
     assert taker.error is not None
     assert taker.error.entry.code == "body_too_large"
     assert taker.body is None
@@ -110,7 +110,7 @@ class Breaking(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         line = Line(cast("asyncio.Transport", transport))
         call = call_on(line, Taker(), chunked=self._chunked)
-        call.start(200, b"", b"some")
+        call.start_response(200, b"", b"some")
         call.break_off()
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from controller.schema.errors import RoundhouseError
-from gateway.stored_responses.database import FREE_PAGES, RESTARTED, Database, FullError
-from gateway.stored_responses.records import Bounds
+from gateway.stored_responses.database import FREE_PAGES, RESTARTED, DatabaseFullError, ResponseDatabase
+from gateway.stored_responses.records import HistoryBounds
 from gateway.stored_responses.schema import NewerDatabaseError, is_damaged
 from tests.support.stored import HOUR, MIB, Clock, iid, message, opened, response, rid, stored
 
-BOUNDS = Bounds(MIB)
+BOUNDS = HistoryBounds(MIB)
 
 
 @pytest.fixture
@@ -25,18 +25,20 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def database(tmp_path: Path, clock: Clock) -> Iterator[Database]:
+def database(tmp_path: Path, clock: Clock) -> Iterator[ResponseDatabase]:
     made = opened(tmp_path, clock)
     yield made
     made.close()
 
 
-def history(database: Database, previous: str, *, tenant: str = "t", bounds: Bounds = BOUNDS) -> list[str]:
+def history(
+    database: ResponseDatabase, previous: str, *, tenant: str = "t", bounds: HistoryBounds = BOUNDS
+) -> list[str]:
     """Ids of the items that a request continues."""
-    return [item["id"] for item in database.history(tenant, rid(previous), (), bounds).items]
+    return [item["id"] for item in database.load_history(tenant, rid(previous), (), bounds).items]
 
 
-def refused(database: Database, previous: str, **more: Any) -> tuple[str, str]:
+def refused(database: ResponseDatabase, previous: str, **more: Any) -> tuple[str, str]:
     """Code and message."""
     with pytest.raises(RoundhouseError) as caught:
         history(database, previous, **more)
@@ -49,100 +51,102 @@ def ids(*names: str) -> list[str]:
     return [item for name in names for item in (iid(name, "in"), iid(name, "out"))]
 
 
-def chain(database: Database, names: str) -> None:
+def chain(database: ResponseDatabase, names: str) -> None:
     """Responses, each continuing the one before."""
     for before, name in itertools.pairwise([None, *names]):
         assert name is not None
-        database.save(stored(name, before))
+        database.save_responses(stored(name, before))
 
 
-def test_what_is_saved_is_found_as_it_was(database: Database) -> None:
-    database.save(stored("a", said="\ud800 é"))
-    found = database.find("t", rid("a"))
+def test_what_is_saved_is_found_as_it_was(database: ResponseDatabase) -> None:
+    database.save_responses(stored("a", said="\ud800 é"))
+    found = database.find_response("t", rid("a"))
     assert found is not None
     assert found == ("m", response("a", said="\ud800 é"))
     assert list(found.response) == list(response("a"))
 
 
-def test_a_later_save_takes_the_place_of_an_earlier_one(database: Database) -> None:
-    database.save(stored("a", status="queued"))
-    database.save(stored("a", said="at last"))
-    found = database.find("t", rid("a"))
+def test_a_later_save_takes_the_place_of_an_earlier_one(database: ResponseDatabase) -> None:
+    database.save_responses(stored("a", status="queued"))
+    database.save_responses(stored("a", said="at last"))
+    found = database.find_response("t", rid("a"))
     assert found is not None
     assert found.response == response("a", said="at last")
-    assert database.stored().responses == 1
+    assert database.count_stored().responses == 1
 
 
-def test_a_conversation_is_told_from_its_beginning(database: Database) -> None:
+def test_a_conversation_is_told_from_its_beginning(database: ResponseDatabase) -> None:
     chain(database, "abc")
-    database.save(stored("x", "a"))
+    database.save_responses(stored("x", "a"))
     assert history(database, "c") == ids("a", "b", "c")
     assert history(database, "x") == ids("a", "x")
-    made_of = database.input_of("t", rid("c"))
+    made_of = database.list_input_items("t", rid("c"))
     assert made_of is not None
     assert [item["id"] for item in made_of[1]] == [*ids("a", "b"), iid("c", "in")]
 
 
-def test_of_another_tenant_nothing_is_told_apart_from_nothing(database: Database) -> None:
-    database.save(stored("a"))
-    database.save(stored("b", "a", tenant="other"))
-    assert database.find("other", rid("a")) is None
-    assert database.input_of("other", rid("a")) is None
-    assert not database.delete("other", rid("a"))
+def test_of_another_tenant_nothing_is_told_apart_from_nothing(database: ResponseDatabase) -> None:
+    database.save_responses(stored("a"))
+    database.save_responses(stored("b", "a", tenant="other"))
+    assert database.find_response("other", rid("a")) is None
+    assert database.list_input_items("other", rid("a")) is None
+    assert not database.delete_response("other", rid("a"))
     code, said = refused(database, "a", tenant="other")
     assert (code, said.replace(rid("a"), rid("z"))) == refused(database, "z", tenant="other")
     # Its conversation cannot reach into another tenant's, whatever it says that it continues.
     assert refused(database, "b", tenant="other")[0] == "previous_response_not_found"
-    referred = database.history("other", None, (iid("a", "in"), iid("b", "in")), BOUNDS)
-    assert list(referred.referenced) == [iid("b", "in")]
+    referred = database.load_history("other", None, (iid("a", "in"), iid("b", "in")), BOUNDS)
+    assert list(referred.referenced_items) == [iid("b", "in")]
 
 
-def test_what_lost_a_part_of_its_beginning_cannot_be_continued(database: Database) -> None:
+def test_what_lost_a_part_of_its_beginning_cannot_be_continued(database: ResponseDatabase) -> None:
     chain(database, "abc")
-    assert database.delete("t", rid("a"))
-    assert not database.delete("t", rid("a"))
+    assert database.delete_response("t", rid("a"))
+    assert not database.delete_response("t", rid("a"))
     assert refused(database, "c") == (
         "previous_response_not_found",
         f"The response '{rid('a')}', which '{rid('c')}' continues, is not stored any more.",
     )
-    assert database.find("t", rid("c")) is not None
-    made_of = database.input_of("t", rid("c"))
+    assert database.find_response("t", rid("c")) is not None
+    made_of = database.list_input_items("t", rid("c"))
     assert made_of is not None
     assert [item["id"] for item in made_of[1]] == [*ids("b"), iid("c", "in")]
 
 
 @pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
-def test_what_has_no_answer_cannot_be_continued(database: Database, status: str) -> None:
-    database.save(stored("a", status=status))
+def test_what_has_no_answer_cannot_be_continued(database: ResponseDatabase, status: str) -> None:
+    database.save_responses(stored("a", status=status))
     code, said = refused(database, "a")
     assert code == "invalid_request"
     assert f"it is {status}" in said
 
 
-def test_what_was_cut_can_be_continued(database: Database) -> None:
-    database.save(stored("a", status="incomplete"))
+def test_what_was_cut_can_be_continued(database: ResponseDatabase) -> None:
+    database.save_responses(stored("a", status="incomplete"))
     assert history(database, "a") == ids("a")
 
 
-def test_items_are_found_by_their_ids_the_newest_of_each(database: Database) -> None:
-    database.save(stored("a", asked="old"))
-    database.save(stored("b", asked="new"))
+def test_items_are_found_by_their_ids_the_newest_of_each(database: ResponseDatabase) -> None:
+    database.save_responses(stored("a", asked="old"))
+    database.save_responses(stored("b", asked="new"))
     with pytest.raises(RoundhouseError) as caught:
-        database.history("t", None, (iid("a", "in"), iid("a", "in"), iid("b", "in")), Bounds(200))
+        database.load_history("t", None, (iid("a", "in"), iid("a", "in"), iid("b", "in")), HistoryBounds(200))
     assert (caught.value.entry.code, caught.value.param) == ("invalid_request", "input")
-    found = database.history("t", None, (iid("a", "in"), "none", iid("b", "out")), BOUNDS)
+    found = database.load_history("t", None, (iid("a", "in"), "none", iid("b", "out")), BOUNDS)
     assert found.items == ()
     assert found.model is None
-    assert found.referenced == {
+    assert found.referenced_items == {
         iid("a", "in"): message(iid("a", "in"), "old"),
         iid("b", "out"): message(iid("b", "out"), "yes", "assistant"),
     }
 
 
 @pytest.mark.parametrize(
-    "bounds", [Bounds(400), Bounds(MIB, items=5), Bounds(MIB, responses=2)], ids=["bytes", "items", "responses"]
+    "bounds",
+    [HistoryBounds(400), HistoryBounds(MIB, items=5), HistoryBounds(MIB, responses=2)],
+    ids=["bytes", "items", "responses"],
 )
-def test_a_conversation_is_bounded(database: Database, bounds: Bounds) -> None:
+def test_a_conversation_is_bounded(database: ResponseDatabase, bounds: HistoryBounds) -> None:
     chain(database, "abc")
     code, said = refused(database, "c", bounds=bounds)
     assert code == "invalid_request"
@@ -150,30 +154,32 @@ def test_a_conversation_is_bounded(database: Database, bounds: Bounds) -> None:
     assert history(database, "a", bounds=bounds) == ids("a")
 
 
-def test_a_conversation_of_just_as_much_is_continued(database: Database) -> None:
+def test_a_conversation_of_just_as_much_is_continued(database: ResponseDatabase) -> None:
     chain(database, "abc")
     size = sum(stored(name).items_size for name in "abc")
-    assert history(database, "c", bounds=Bounds(size, items=6, responses=3)) == ids("a", "b", "c")
+    assert history(database, "c", bounds=HistoryBounds(size, items=6, responses=3)) == ids("a", "b", "c")
 
 
-def test_what_nobody_continues_goes_after_its_time_and_what_is_used_stays(database: Database, clock: Clock) -> None:
-    database.save(stored("a"))
-    database.save(stored("lonely"))
+def test_what_nobody_continues_goes_after_its_time_and_what_is_used_stays(
+    database: ResponseDatabase, clock: Clock
+) -> None:
+    database.save_responses(stored("a"))
+    database.save_responses(stored("lonely"))
     clock.now += 0.9 * HOUR
-    database.save(stored("b", "a"))
+    database.save_responses(stored("b", "a"))
     clock.now += 0.2 * HOUR
-    assert database.find("t", rid("lonely")) is None
+    assert database.find_response("t", rid("lonely")) is None
     assert refused(database, "lonely")[0] == "previous_response_not_found"
-    assert not database.delete("t", rid("lonely"))
-    assert database.stored().responses == 3
-    assert not database.sweep()
-    assert database.stored().responses == 2
+    assert not database.delete_response("t", rid("lonely"))
+    assert database.count_stored().responses == 3
+    assert not database.sweep_expired()
+    assert database.count_stored().responses == 2
     assert history(database, "b") == ids("a", "b")
     clock.now += 0.95 * HOUR
-    assert list(database.history("t", None, (iid("a", "in"),), BOUNDS).referenced) == [iid("a", "in")]
+    assert list(database.load_history("t", None, (iid("a", "in"),), BOUNDS).referenced_items) == [iid("a", "in")]
     clock.now += 0.1 * HOUR
-    assert database.find("t", rid("a")) is not None, "it was referred to"
-    assert database.find("t", rid("b")) is None
+    assert database.find_response("t", rid("a")) is not None, "it was referred to"
+    assert database.find_response("t", rid("b")) is None
 
 
 def test_what_was_used_longest_ago_makes_room(tmp_path: Path, clock: Clock) -> None:
@@ -181,51 +187,51 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path, clock: Clock) -> N
     names = [f"r{number}" for number in range(10)]
     for name in names:
         clock.now += 1
-        database.save(stored(name, asked="x" * 60_000))
+        database.save_responses(stored(name, asked="x" * 60_000))
     clock.now += 1
     assert history(database, "r0") == ids("r0")
     for name in ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7"):
         clock.now += 1
-        database.save(stored(name, asked="x" * 60_000))
-    left = [name for name in [*names, "s0", "s7"] if database.find("t", rid(name)) is not None]
+        database.save_responses(stored(name, asked="x" * 60_000))
+    left = [name for name in [*names, "s0", "s7"] if database.find_response("t", rid(name)) is not None]
     assert left[0] == "r0", "it was continued"
     assert "r1" not in left
     assert left[-2:] == ["s0", "s7"]
     assert left == ["r0", *[name for name in names if name in left[1:]], "s0", "s7"]
-    assert database.stored().bytes <= MIB
+    assert database.count_stored().bytes <= MIB
     database.close()
     assert (tmp_path / "responses.db").stat().st_size <= MIB
 
 
 def test_what_is_too_large_is_refused_and_costs_nobody_anything(tmp_path: Path, clock: Clock) -> None:
     database = opened(tmp_path, clock, max_mib=1)
-    database.save(stored("a"))
-    with pytest.raises(FullError):
-        database.save(stored("b", asked="x" * MIB))
-    assert database.find("t", rid("a")) is not None
-    assert database.find("t", rid("b")) is None
+    database.save_responses(stored("a"))
+    with pytest.raises(DatabaseFullError):
+        database.save_responses(stored("b", asked="x" * MIB))
+    assert database.find_response("t", rid("a")) is not None
+    assert database.find_response("t", rid("b")) is None
     database.close()
 
 
 def test_what_runs_makes_no_room(tmp_path: Path, clock: Clock) -> None:
     database = opened(tmp_path, clock, max_mib=1)
     for name in ("a", "b"):
-        database.save(stored(name, status="queued", asked="x" * 400_000))
-    with pytest.raises(FullError):
-        database.save(stored("c", asked="x" * 400_000))
+        database.save_responses(stored(name, status="queued", asked="x" * 400_000))
+    with pytest.raises(DatabaseFullError):
+        database.save_responses(stored("c", asked="x" * 400_000))
     clock.now += 2 * HOUR
-    database.sweep()
-    assert database.stored().responses == 2
+    database.sweep_expired()
+    assert database.count_stored().responses == 2
     database.close()
 
 
 def test_the_file_becomes_smaller_again(tmp_path: Path, clock: Clock) -> None:
     database = opened(tmp_path, clock)
     for number in range(30):
-        database.save(stored(f"r{number}", asked="x" * 200_000))
+        database.save_responses(stored(f"r{number}", asked="x" * 200_000))
     clock.now += 2 * HOUR
     sweeps = 0
-    while database.sweep():
+    while database.sweep_expired():
         sweeps += 1
     assert sweeps > 1
     assert (tmp_path / "responses.db").stat().st_size <= (FREE_PAGES + 20) * 4096
@@ -234,11 +240,11 @@ def test_the_file_becomes_smaller_again(tmp_path: Path, clock: Clock) -> None:
 
 def test_what_ran_when_it_was_closed_has_failed(tmp_path: Path, clock: Clock) -> None:
     database = opened(tmp_path, clock)
-    database.save(stored("a", status="queued"))
-    database.save(stored("b"))
+    database.save_responses(stored("a", status="queued"))
+    database.save_responses(stored("b"))
     database.close()
     database = opened(tmp_path, clock)
-    found = database.find("t", rid("a"))
+    found = database.find_response("t", rid("a"))
     assert found is not None
     assert (found.response["status"], found.response["error"]["message"]) == ("failed", RESTARTED)
     assert found.response["error"]["code"] == "server_error"

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from controller.schema.errors import RoundhouseError
-from gateway.stored_responses.pagination import page
+from gateway.stored_responses.pagination import paginate_items
 from gateway.stored_responses.records import TOKEN_LENGTH, id_of, item_ids, response_of
-from gateway.stored_responses.request_options import MOST_REFERENCES, Asked
+from gateway.stored_responses.request_options import MOST_REFERENCES, RequestOptions
 
 
 def refused(fields: dict[str, Any], *, keeps: bool = True) -> tuple[str | None, str]:
     """The place, and the message."""
     with pytest.raises(RoundhouseError) as caught:
-        Asked.of(fields, can_store=keeps)
+        RequestOptions.of(fields, can_store=keeps)
     assert caught.value.entry.code == "invalid_request"
     return caught.value.param, caught.value.message
 
@@ -32,13 +32,15 @@ def refused(fields: dict[str, Any], *, keeps: bool = True) -> tuple[str | None, 
     ],
 )
 def test_a_response_is_stored_unless_somebody_says_no(fields: dict[str, Any], keeps: bool, stores: bool) -> None:
-    asked = Asked.of({"input": "Hi", **fields}, can_store=keeps)
-    assert (asked.stores, asked.background, asked.loads) == (stores, False, False)
+    asked = RequestOptions.of({"input": "Hi", **fields}, can_store=keeps)
+    assert (asked.is_stored, asked.is_background, asked.needs_stored) == (stores, False, False)
 
 
 def test_what_goes_on_without_its_client_must_be_stored() -> None:
-    assert Asked.of({"background": True}, can_store=True) == Asked(None, (), stores=True, background=True)
-    assert Asked.of({"background": False, "store": False}, can_store=True) == Asked(None, ())
+    assert RequestOptions.of({"background": True}, can_store=True) == RequestOptions(
+        None, (), is_stored=True, is_background=True
+    )
+    assert RequestOptions.of({"background": False, "store": False}, can_store=True) == RequestOptions(None, ())
     assert refused({"background": True, "store": False})[0] == "background"
     assert "this gateway stores none" in refused({"background": True}, keeps=False)[1]
 
@@ -60,24 +62,24 @@ def test_references_are_found_where_they_are() -> None:
         {"type": "item_reference"},
         "text",
     ]
-    asked = Asked.to_load({"input": items, "previous_response_id": "resp_1", "store": "nonsense"})
-    assert asked == Asked("resp_1", ("a", "b", "c"))
-    assert asked.loads
-    assert not Asked.to_load({"input": "id"}).loads
+    asked = RequestOptions.of_references({"input": items, "previous_response_id": "resp_1", "store": "nonsense"})
+    assert asked == RequestOptions("resp_1", ("a", "b", "c"))
+    assert asked.needs_stored
+    assert not RequestOptions.of_references({"input": "id"}).needs_stored
 
 
 @pytest.mark.parametrize("strange", ["\ud800", "resp_1'", "", "x" * 129, "../x", "é"])
 def test_what_cannot_be_an_id_is_nobodys(strange: str) -> None:
     with pytest.raises(RoundhouseError) as caught:
-        Asked.to_load({"previous_response_id": strange})
+        RequestOptions.of_references({"previous_response_id": strange})
     assert caught.value.entry.code == "previous_response_not_found"
-    assert Asked.to_load({"input": [{"id": strange}]}).references == ()
+    assert RequestOptions.of_references({"input": [{"id": strange}]}).references == ()
 
 
 def test_references_are_bounded() -> None:
     items = [{"type": "item_reference", "id": str(number)} for number in range(MOST_REFERENCES + 1)]
     assert refused({"input": items})[0] == "input"
-    assert len(Asked.of({"input": items[1:]}, can_store=True).references) == MOST_REFERENCES
+    assert len(RequestOptions.of({"input": items[1:]}, can_store=True).references) == MOST_REFERENCES
 
 
 ITEMS = [{"id": name} for name in "abcab"] + [{"type": "message"}, {"id": "d"}]
@@ -85,7 +87,7 @@ ITEMS = [{"id": name} for name in "abcab"] + [{"type": "message"}, {"id": "d"}]
 
 def listed(after: str | None = None, limit: int = 20, *, is_ascending: bool = True) -> tuple[list[Any], Any, Any, bool]:
     """Ids, the first, the last, whether there are more."""
-    found = page(ITEMS, after, limit, is_ascending=is_ascending)
+    found = paginate_items(ITEMS, after, limit, is_ascending=is_ascending)
     assert found["object"] == "list"
     return [item.get("id") for item in found["data"]], found["first_id"], found["last_id"], found["has_more"]
 
@@ -100,7 +102,7 @@ def test_pages_follow_each_other() -> None:
     assert listed("b", 3) == (["c", None, "d"], "c", "d", False)
     assert listed("d") == ([], None, None, False)
     assert listed("c", 1, is_ascending=False) == (["b"], "b", "b", True)
-    assert page([], None, 5, is_ascending=True)["data"] == []
+    assert paginate_items([], None, 5, is_ascending=True)["data"] == []
 
 
 def test_a_page_after_nothing_is_refused() -> None:

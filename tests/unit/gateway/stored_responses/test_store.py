@@ -14,7 +14,7 @@ import pytest
 
 from controller.schema.errors import RoundhouseError
 from gateway.stored_responses import store as stores
-from gateway.stored_responses.records import Bounds
+from gateway.stored_responses.records import HistoryBounds
 from gateway.stored_responses.store import ResponseStore, StoreError
 from tests.support.stored import HOUR, MIB, Clock, response, rid, stored
 from tests.support.wait import until
@@ -39,7 +39,7 @@ async def opened(folder: Path, **more: Any) -> AsyncIterator[ResponseStore]:
 def held(store: ResponseStore) -> Iterator[None]:
     """Its thread is kept busy."""
     go_on = threading.Event()
-    store._ask(lambda _: go_on.wait())
+    store._submit_job(lambda _: go_on.wait())
     try:
         yield
     finally:
@@ -48,18 +48,18 @@ def held(store: ResponseStore) -> Iterator[None]:
 
 async def found(store: ResponseStore, name: str) -> Any:
     """The response object, or None."""
-    answer = await store.find("t", rid(name))
+    answer = await store.find_response("t", rid(name))
     return answer and answer.response
 
 
 async def test_what_is_asked_later_sees_what_was_saved_before(tmp_path: Path) -> None:
     async with opened(tmp_path / "new" / "folder") as store:
         with held(store):
-            saving = store.save_first(stored("a"))
-            finding = store.find("t", rid("a"))
-            deleting = store.delete("t", rid("a"))
-            again = store.find("t", rid("a"))
-            continuing = store.history("t", rid("a"), (), Bounds(MIB))
+            saving = store.save_new_response(stored("a"))
+            finding = store.find_response("t", rid("a"))
+            deleting = store.delete_response("t", rid("a"))
+            again = store.find_response("t", rid("a"))
+            continuing = store.load_history("t", rid("a"), (), HistoryBounds(MIB))
             await asyncio.sleep(0)
             assert not saving.done()
         first = await finding
@@ -75,7 +75,7 @@ async def test_what_is_asked_later_sees_what_was_saved_before(tmp_path: Path) ->
 async def test_what_was_asked_for_is_done_before_it_closes(tmp_path: Path) -> None:
     store = made(tmp_path)
     for number in range(50):
-        store.save(stored(f"r{number}"))
+        store.save_response(stored(f"r{number}"))
     await store.close()
     async with opened(tmp_path) as store:
         assert await found(store, "r49") == response("r49")
@@ -87,7 +87,7 @@ async def test_a_database_that_hangs_does_not_keep_the_gateway_from_ending(
     monkeypatch.setattr(stores, "CLOSE_WITHIN_S", 0.05)
     store = made(tmp_path)
     with held(store):
-        store.save(stored("a"))
+        store.save_response(stored("a"))
         await store.close()
         assert "responses.db hangs" in caplog.text
     await until("it ends after all", lambda: not store._thread.is_alive())
@@ -96,11 +96,11 @@ async def test_a_database_that_hangs_does_not_keep_the_gateway_from_ending(
 async def test_who_does_not_wait_any_more_disturbs_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with opened(tmp_path) as store:
         with held(store):
-            leaving = store.find("t", rid("a"))
-            staying = store.find("t", rid("a"))
+            leaving = store.find_response("t", rid("a"))
+            staying = store.find_response("t", rid("a"))
             leaving.cancel()
         assert await staying is None
-    assert store.waiting == 0
+    assert store.waiting_count == 0
     assert "Exception" not in caplog.text
 
 
@@ -112,13 +112,13 @@ async def test_a_database_that_hangs_is_given_only_so_much(
     async with opened(tmp_path) as store:
         with held(store):
             for name in ("a", "b", "lost"):
-                store.save(stored(name))
-            asked = [store.find("t", rid(name)) for name in "ab"]
+                store.save_response(stored(name))
+            asked = [store.find_response("t", rid(name)) for name in "ab"]
             with pytest.raises(RoundhouseError, match="too many wait for it") as caught:
-                await store.save_first(stored("c"))
+                await store.save_new_response(stored("c"))
             assert caught.value.entry.code == "response_store_failed"
         assert all([await each for each in asked])
-        await store.save_first(stored("d"))
+        await store.save_new_response(stored("d"))
     assert f"the response {rid('lost')} is not stored: too much waits" in caplog.text
     assert store.failures == 2
 
@@ -127,15 +127,15 @@ async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened(tmp_path) as store:
-        await store.save_first(stored("a"))
+        await store.save_new_response(stored("a"))
         database: Any = store._database
-        await store._ask(lambda _: database._db.execute("PRAGMA max_page_count = 30").fetchall())
+        await store._submit_job(lambda _: database._db.execute("PRAGMA max_page_count = 30").fetchall())
         with held(store):  # so that they are written at once
             for name, size in (("b", 10), ("big", 200_000), ("c", 10)):
-                store.save(stored(name, asked="x" * size))
+                store.save_response(stored(name, asked="x" * size))
         assert [await found(store, name) is not None for name in ("a", "b", "big", "c")] == [True, True, False, True]
         with pytest.raises(RoundhouseError, match="database or disk is full") as caught:
-            await store.save_first(stored("first", asked="x" * 200_000))
+            await store.save_new_response(stored("first", asked="x" * 200_000))
         assert caught.value.entry.code == "response_store_failed"
     assert caplog.text.count("is not stored") == 1
     assert f"the response {rid('big')} is not stored: database or disk is full" in caplog.text
@@ -144,7 +144,7 @@ async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(
 
 async def test_what_is_larger_than_all_that_may_be_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with opened(tmp_path, max_bytes=MIB) as store:
-        store.save(stored("b", asked="x" * MIB))
+        store.save_response(stored("b", asked="x" * MIB))
         assert await found(store, "b") is None
     assert f"the response {rid('b')} is not stored: it is larger than all that may be stored" in caplog.text
 
@@ -153,13 +153,13 @@ async def test_many_that_come_at_once_are_all_written_the_last_of_each(tmp_path:
     async with opened(tmp_path) as store:
         with held(store):
             for number in range(200):
-                store.save(stored(f"r{number}", None if number == 0 else f"r{number - 1}"))
-            store.save(stored("r7", said="again"))
-            store.save(stored("r7", said="and again"))
-        counted = await store._ask(lambda database: database.stored())
+                store.save_response(stored(f"r{number}", None if number == 0 else f"r{number - 1}"))
+            store.save_response(stored("r7", said="again"))
+            store.save_response(stored("r7", said="and again"))
+        counted = await store._submit_job(lambda database: database.count_stored())
         assert counted.responses == 200
         assert await found(store, "r7") == response("r7", said="and again")
-        history = await store.history("t", rid("r199"), (), Bounds(MIB))
+        history = await store.load_history("t", rid("r199"), (), HistoryBounds(MIB))
         assert len(history.items) == 2 * (200 - 8) + 2 * 1
     assert store._bytes_asked == store._bytes_done
 
@@ -169,7 +169,7 @@ async def test_a_damaged_file_is_put_aside_when_it_is_opened(tmp_path: Path, cap
     (tmp_path / "responses.db").write_bytes(damage)
     (tmp_path / "responses.db-wal").write_bytes(damage)
     async with opened(tmp_path) as store:
-        await store.save_first(stored("a"))
+        await store.save_new_response(stored("a"))
     assert (tmp_path / "responses.db.damaged").read_bytes() == damage
     assert "is damaged" in caplog.text
     assert "responses.db.damaged" in caplog.text
@@ -180,14 +180,14 @@ async def test_a_damaged_file_is_put_aside_when_it_is_opened(tmp_path: Path, cap
 async def test_damage_that_shows_later_is_put_aside_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with opened(tmp_path) as store:
         for number in range(20):
-            await store.save_first(stored(f"r{number}", asked="x" * 10_000))
+            await store.save_new_response(stored(f"r{number}", asked="x" * 10_000))
     path = tmp_path / "responses.db"
     with path.open("r+b") as file:
         file.seek(12 * 4096)
         file.write(b"\xff" * (path.stat().st_size - 12 * 4096))
     async with opened(tmp_path) as store:
         assert [await found(store, f"r{number}") for number in range(20)][-1] is None
-        await store.save_first(stored("a"))
+        await store.save_new_response(stored("a"))
         assert await found(store, "a") == response("a")
     with (tmp_path / "responses.db.damaged").open("rb") as file:
         file.seek(12 * 4096)
@@ -197,7 +197,7 @@ async def test_damage_that_shows_later_is_put_aside_then(tmp_path: Path, caplog:
 
 async def test_a_database_that_could_not_be_begun_anew_is_tried_again(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
-        open_it = store._open
+        open_it = store._open_database
         damage = sqlite3.DatabaseError("image is malformed")
         damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
 
@@ -207,13 +207,13 @@ async def test_a_database_that_could_not_be_begun_anew_is_tried_again(tmp_path: 
         def cannot() -> Any:
             raise OSError(28, "No space left on device")
 
-        store._open = cannot
+        store._open_database = cannot
         with pytest.raises(RoundhouseError, match="No space left"):
-            await store._ask(fail)
+            await store._submit_job(fail)
         with pytest.raises(RoundhouseError, match="No space left"):
-            await store.save_first(stored("a"))
-        store._open = open_it
-        await store.save_first(stored("a"))
+            await store.save_new_response(stored("a"))
+        store._open_database = open_it
+        await store.save_new_response(stored("a"))
         assert await found(store, "a") == response("a")
 
 
@@ -241,7 +241,7 @@ async def test_another_gateways_folder_is_left_to_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         with pytest.raises(StoreError, match="another gateway uses it"):
             made(tmp_path)
-        await store.save_first(stored("a"))
+        await store.save_new_response(stored("a"))
         assert await found(store, "a") == response("a")
 
 
@@ -259,9 +259,9 @@ async def test_it_tidies_up_by_itself_and_tells_how_much_there_is(
     clock = Clock()
     async with opened(tmp_path, clock=clock) as store:
         for number in range(250):
-            store.save(stored(f"r{number}", asked="x" * 2000))
-        await until("they are counted", lambda: store.stored.responses == 250)
-        assert store.stored.bytes > 250 * 2000
+            store.save_response(stored(f"r{number}", asked="x" * 2000))
+        await until("they are counted", lambda: store.totals.responses == 250)
+        assert store.totals.bytes > 250 * 2000
         clock.now += 2 * HOUR
-        await until("they are gone", lambda: store.stored.responses == 0)
-        assert store.stored.bytes < 250 * 2000
+        await until("they are gone", lambda: store.totals.responses == 0)
+        assert store.totals.bytes < 250 * 2000

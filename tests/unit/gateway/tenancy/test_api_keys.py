@@ -32,7 +32,7 @@ RING = KeyRing.of((key(), key("other", OTHER)))
 
 def refusal(ring: KeyRing, *headers: tuple[bytes, bytes], now: float = NOON) -> str:
     with pytest.raises(RoundhouseError) as raised:
-        ring.caller([(b"host", b"localhost"), *headers], now)
+        ring.authenticate_key([(b"host", b"localhost"), *headers], now)
     assert raised.value.entry.code == "invalid_api_key"
     for secret in (SECRET, OTHER):
         assert secret.decode() not in raised.value.message
@@ -50,14 +50,14 @@ def refusal(ring: KeyRing, *headers: tuple[bytes, bytes], now: float = NOON) -> 
     ],
 )
 def test_a_key_is_known_by_its_secret(header: tuple[bytes, bytes]) -> None:
-    assert RING.caller([(b"accept", b"*/*"), header], NOON).name == "ci"
+    assert RING.authenticate_key([(b"accept", b"*/*"), header], NOON).name == "ci"
 
 
 @pytest.mark.parametrize("secret", [b"XsX", b"Bearer s"])
 def test_nothing_but_blanks_is_cut_off_a_secret(secret: bytes) -> None:
     ring = KeyRing.of((key("ci", secret),))
     for header in ((b"x-api-key", b"\t " + secret + b" \t"), (b"authorization", b"Bearer \t" + secret + b"\t ")):
-        assert ring.caller([header], NOON).name == "ci"
+        assert ring.authenticate_key([header], NOON).name == "ci"
 
 
 def test_a_caller_is_what_its_key_says() -> None:
@@ -77,7 +77,7 @@ def test_one_limit_is_a_limit(limit: str) -> None:
 
 
 def test_the_same_key_in_both_headers_is_one_key() -> None:
-    assert RING.caller([(b"authorization", b"Bearer " + OTHER), (b"x-api-key", OTHER)], NOON).name == "other"
+    assert RING.authenticate_key([(b"authorization", b"Bearer " + OTHER), (b"x-api-key", OTHER)], NOON).name == "other"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def far_away(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("far_away")
 def test_an_expired_key_says_which_and_when() -> None:
     ring = KeyRing.of((key(expires_at=NOON),))
-    assert ring.caller([(b"x-api-key", SECRET)], NOON - 1).name == "ci"
+    assert ring.authenticate_key([(b"x-api-key", SECRET)], NOON - 1).name == "ci"
     assert refusal(ring, (b"x-api-key", SECRET)) == "The key ci expired at 2027-01-15T08:00:00Z."
 
 
@@ -126,17 +126,17 @@ def test_without_keys_everybody_may_do_everything() -> None:
     ring = KeyRing.of(())
     assert ring.is_empty
     for headers in ([], [(b"authorization", b"Basic x")], [(b"x-api-key", SECRET)] * 2):
-        assert ring.caller(headers, NOON) is ANONYMOUS
+        assert ring.authenticate_key(headers, NOON) is ANONYMOUS
     assert (ANONYMOUS.name, ANONYMOUS.client_id, ANONYMOUS.tenant, ANONYMOUS.weight) == (
         None,
         b"anonymous",
         "anonymous",
         1.0,
     )
-    ANONYMOUS.needs("inference")
-    ANONYMOUS.needs("admin")
-    ANONYMOUS.may_use(route("any"))
-    assert [ANONYMOUS.rank(tier) for tier in ("priority", "default", "flex")] == [0, 1, 2]
+    ANONYMOUS.require_scope("inference")
+    ANONYMOUS.require_scope("admin")
+    ANONYMOUS.require_model(route("any"))
+    assert [ANONYMOUS.tier_rank(tier) for tier in ("priority", "default", "flex")] == [0, 1, 2]
 
 
 def test_a_damaged_key_opens_nothing_and_is_a_key_all_the_same() -> None:
@@ -149,26 +149,26 @@ def test_a_damaged_key_opens_nothing_and_is_a_key_all_the_same() -> None:
 def test_a_request_that_waited_keeps_its_key_while_there_is_one() -> None:
     caller = RING.by_name["ci"]
     newer = KeyRing.of((key(weight=3.0, expires_at=NOON), key("other", OTHER)))
-    assert newer.renewed(caller, NOON - 1) is newer.by_name["ci"]
+    assert newer.renew_caller(caller, NOON - 1) is newer.by_name["ci"]
     with pytest.raises(RoundhouseError, match=r"The key ci expired at 2027-01-15T08:00:00Z\.") as raised:
-        newer.renewed(caller, NOON)
+        newer.renew_caller(caller, NOON)
     assert raised.value.entry.code == "invalid_api_key"
     for revoked in (KeyRing.of((key("other", OTHER),)), KeyRing.of((key("ci", OTHER),))):
         with pytest.raises(RoundhouseError, match="The key ci was revoked while the request waited") as raised:
-            revoked.renewed(caller, NOON)
+            revoked.renew_caller(caller, NOON)
         assert raised.value.entry.code == "invalid_api_key"
 
 
 def test_a_request_that_waited_without_a_key_is_everybodys_until_keys_are_declared() -> None:
-    assert KeyRing.of(()).renewed(ANONYMOUS, NOON) is ANONYMOUS
+    assert KeyRing.of(()).renew_caller(ANONYMOUS, NOON) is ANONYMOUS
     with pytest.raises(RoundhouseError, match="Keys have been declared while the request waited") as raised:
-        RING.renewed(ANONYMOUS, NOON)
+        RING.renew_caller(ANONYMOUS, NOON)
     assert raised.value.entry.code == "invalid_api_key"
 
 
 def test_one_caller_per_key() -> None:
     headers = [(b"x-api-key", SECRET)]
-    assert RING.caller(headers, NOON) is RING.caller(headers, NOON + 1) is RING.by_name["ci"]
+    assert RING.authenticate_key(headers, NOON) is RING.authenticate_key(headers, NOON + 1) is RING.by_name["ci"]
 
 
 def test_neither_secret_nor_hash_shows() -> None:
@@ -178,9 +178,9 @@ def test_neither_secret_nor_hash_shows() -> None:
 @pytest.mark.parametrize(("scopes", "lacks"), [(["inference"], "admin"), (["admin"], "inference")])
 def test_no_scope_holds_another(scopes: list[str], lacks: Any) -> None:
     caller = Caller.of(key(scopes=scopes))
-    caller.needs(scopes[0])  # type: ignore[arg-type]
+    caller.require_scope(scopes[0])  # type: ignore[arg-type]
     with pytest.raises(RoundhouseError, match=f"The key ci lacks the scope `{lacks}`") as raised:
-        caller.needs(lacks)
+        caller.require_scope(lacks)
     assert raised.value.entry.code == "scope_required"
 
 
@@ -215,28 +215,28 @@ def test_no_scope_holds_another(scopes: list[str], lacks: Any) -> None:
 def test_models_of_a_key(models: tuple[str, ...] | None, name: str, aliases: tuple[str, ...], allowed: bool) -> None:
     caller, model = Caller.of(key(models=models)), aliased(name, *aliases)
     for _ in ("looked up", "remembered"):
-        assert caller.sees(model) is allowed
+        assert caller.may_see_model(model) is allowed
         if allowed:
-            caller.may_use(model)
+            caller.require_model(model)
             continue
         with pytest.raises(RoundhouseError) as raised:
-            caller.may_use(model)
+            caller.require_model(model)
         assert (raised.value.entry.code, raised.value.param) == ("model_not_allowed", "model")
         assert name not in raised.value.message
 
 
 def test_many_stars_take_no_time() -> None:
-    assert not Caller.of(key(models=["*a" * 90 + "b"])).sees(route("a" * 199))
+    assert not Caller.of(key(models=["*a" * 90 + "b"])).may_see_model(route("a" * 199))
 
 
 def test_what_is_remembered_follows_the_aliases_and_has_a_bound() -> None:
     caller = Caller.of(key(models=["gpt"]))
-    assert not caller.sees(aliased("m"))
-    assert caller.sees(aliased("m", "gpt"))
-    assert not caller.sees(aliased("m"))
+    assert not caller.may_see_model(aliased("m"))
+    assert caller.may_see_model(aliased("m", "gpt"))
+    assert not caller.may_see_model(aliased("m"))
     for number in range(3 * REMEMBERED_MODELS):
-        assert not caller.sees(route(f"m{number}"))
-        assert len(caller._known) <= REMEMBERED_MODELS
+        assert not caller.may_see_model(route(f"m{number}"))
+        assert len(caller._access_cache) <= REMEMBERED_MODELS
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_what_is_remembered_follows_the_aliases_and_has_a_bound() -> None:
 )
 def test_tiers(tiers: list[ServiceTier], ranks: list[int]) -> None:
     caller = Caller.of(key(service_tiers=tiers))
-    assert [caller.rank(asked) for asked in ("priority", "default", "flex", "auto")] == ranks
+    assert [caller.tier_rank(asked) for asked in ("priority", "default", "flex", "auto")] == ranks
     others: list[object] = [None, "scale", "", 7, [], {"a": 1}, True]
     for unknown in others:
-        assert caller.rank(unknown) == ranks[3]
+        assert caller.tier_rank(unknown) == ranks[3]

@@ -15,10 +15,10 @@ from gateway.tenancy.rate_limits import (
     MOST_ANSWERS,
     MOST_LOOKS,
     MOST_TOKENS,
-    Limits,
+    RateLimits,
     client_headers,
+    duration_text,
     estimated_tokens,
-    span,
 )
 
 
@@ -30,115 +30,117 @@ def caller(**limits: int) -> Caller:
     return ring("ci", **limits).by_name["ci"]
 
 
-def refused(limits: Limits, who: Caller, tokens: int = 0, now: float = 0.0) -> RoundhouseError:
+def refused(limits: RateLimits, who: Caller, tokens: int = 0, now: float = 0.0) -> RoundhouseError:
     with pytest.raises(RoundhouseError) as raised:
-        limits.enter(who, tokens, now)
+        limits.admit_request(who, tokens, now)
     assert raised.value.entry.code == "rate_limit_exceeded"
     return raised.value
 
 
-def left(limits: Limits, who: Caller, now: float = 0.0) -> dict[str, str]:
-    return {name.decode().removeprefix("x-ratelimit-"): value.decode() for name, value in limits.headers(who, now)}
+def left(limits: RateLimits, who: Caller, now: float = 0.0) -> dict[str, str]:
+    return {
+        name.decode().removeprefix("x-ratelimit-"): value.decode() for name, value in limits.response_headers(who, now)
+    }
 
 
 def test_requests_per_minute_are_refilled_all_the_time() -> None:
-    limits, who = Limits(), caller(requests_per_minute=6)
+    limits, who = RateLimits(), caller(requests_per_minute=6)
     for _ in range(6):
-        limits.enter(who, 0, 0.0).leave(0.0, 0)
+        limits.admit_request(who, 0, 0.0).release_request(0.0, 0)
     error = refused(limits, who)
-    assert (error.message, error.headers()) == (
+    assert (error.message, error.build_headers()) == (
         "The key ci has reached its limit of 6 request(s) per minute.",
         {"retry-after": "10"},
     )
-    assert refused(limits, who, now=9.9).headers() == {"retry-after": "1"}
-    limits.enter(who, 0, 10.0)
+    assert refused(limits, who, now=9.9).build_headers() == {"retry-after": "1"}
+    limits.admit_request(who, 0, 10.0)
     assert refused(limits, who, now=10.1).retry_after_s == 10
 
 
 def test_who_comes_back_when_told_is_let_in() -> None:
-    limits, who = Limits(), caller(requests_per_minute=7, tokens_per_minute=1000)
+    limits, who = RateLimits(), caller(requests_per_minute=7, tokens_per_minute=1000)
     now, refusals = 0.0, 0
     while refusals < 100:
         try:
-            limits.enter(who, 333, now)
+            limits.admit_request(who, 333, now)
         except RoundhouseError as error:
             refusals, now = refusals + 1, now + (error.retry_after_s or 0.0)
-            limits.enter(who, 333, now)
+            limits.admit_request(who, 333, now)
 
 
 def test_requests_at_a_time() -> None:
-    limits, who = Limits(), caller(concurrency=2)
-    first, _ = limits.enter(who, 0, 0.0), limits.enter(who, 0, 0.0)
+    limits, who = RateLimits(), caller(concurrency=2)
+    first, _ = limits.admit_request(who, 0, 0.0), limits.admit_request(who, 0, 0.0)
     error = refused(limits, who)
     assert (error.message, error.retry_after_s) == ("The key ci has reached its limit of 2 request(s) at a time.", None)
-    first.leave(1.0, None)
-    first.leave(1.0, None)
-    assert limits.inflight("ci") == 1, "leaving twice is leaving once"
-    limits.enter(who, 0, 1.0)
+    first.release_request(1.0, None)
+    first.release_request(1.0, None)
+    assert limits.count_inflight("ci") == 1, "leaving twice is leaving once"
+    limits.admit_request(who, 0, 1.0)
     refused(limits, who)
 
 
 def test_tokens_are_settled_when_they_are_known() -> None:
-    limits, who = Limits(), caller(tokens_per_minute=600)
-    entry = limits.enter(who, 500, 0.0)
+    limits, who = RateLimits(), caller(tokens_per_minute=600)
+    entry = limits.admit_request(who, 500, 0.0)
     assert refused(limits, who, 200).message == "The key ci has reached its limit of 600 token(s) per minute."
-    entry.leave(0.0, 100)
+    entry.release_request(0.0, 100)
     assert left(limits, who)["remaining-tokens"] == "500"
-    limits.enter(who, 200, 0.0).leave(0.0, None)
+    limits.admit_request(who, 200, 0.0).release_request(0.0, None)
     assert left(limits, who)["remaining-tokens"] == "300", "what nobody counted stays as estimated"
-    limits.enter(who, 100, 0.0).leave(0.0, 900)
+    limits.admit_request(who, 100, 0.0).release_request(0.0, 900)
     assert left(limits, who) == {"limit-tokens": "600", "remaining-tokens": "0", "reset-tokens": "2m0s"}
     assert refused(limits, who, 10).retry_after_s == 61, "a debt is refilled first"
-    limits.enter(who, 10, 61.0)
+    limits.admit_request(who, 10, 61.0)
 
 
 def test_what_comes_in_while_a_request_runs_pays_for_none_of_it_beyond_a_minutes_worth() -> None:
-    limits, who = Limits(), caller(tokens_per_minute=600)
-    limits.enter(who, 0, 0.0).leave(600.0, 200)
+    limits, who = RateLimits(), caller(tokens_per_minute=600)
+    limits.admit_request(who, 0, 0.0).release_request(600.0, 200)
     assert left(limits, who, 600.0)["remaining-tokens"] == "400"
 
 
 def test_rounding_costs_nobody_a_request() -> None:
-    limits, who = Limits(), caller(requests_per_minute=7)
+    limits, who = RateLimits(), caller(requests_per_minute=7)
     for _ in range(7):
-        limits.enter(who, 0, 0.0)
+        limits.admit_request(who, 0, 0.0)
     for step in range(1, 7 * 60 + 1):
         shown = left(limits, who, step / 7)["remaining-requests"]
         assert shown == str(min(7, step // 60))
     for _ in range(7):
-        limits.enter(who, 0, 60.0)
+        limits.admit_request(who, 0, 60.0)
 
 
 def test_a_request_larger_than_the_limit_passes_when_nothing_was_used() -> None:
-    limits, who = Limits(), caller(tokens_per_minute=60)
-    limits.enter(who, 1, 0.0).leave(0.0, 1)
+    limits, who = RateLimits(), caller(tokens_per_minute=60)
+    limits.admit_request(who, 1, 0.0).release_request(0.0, 1)
     assert refused(limits, who, 500).retry_after_s == 1
-    limits.enter(who, 500, 1.0)
+    limits.admit_request(who, 500, 1.0)
     assert refused(limits, who, 1, now=1.0).retry_after_s == 441
 
 
 def test_a_refused_request_uses_nothing_up() -> None:
-    limits, who = Limits(), caller(requests_per_minute=5, tokens_per_minute=100, concurrency=3)
-    limits.enter(who, 90, 0.0)
+    limits, who = RateLimits(), caller(requests_per_minute=5, tokens_per_minute=100, concurrency=3)
+    limits.admit_request(who, 90, 0.0)
     before = left(limits, who)
     for _ in range(10):
         refused(limits, who, 50)
-    assert (left(limits, who), limits.inflight("ci")) == (before, 1)
+    assert (left(limits, who), limits.count_inflight("ci")) == (before, 1)
 
 
 def test_the_limit_that_lasts_longest_is_the_one_that_is_named() -> None:
-    limits, who = Limits(), caller(requests_per_minute=1, tokens_per_minute=60)
-    limits.enter(who, 60, 0.0)
+    limits, who = RateLimits(), caller(requests_per_minute=1, tokens_per_minute=60)
+    limits.admit_request(who, 60, 0.0)
     assert "1 request(s) per minute" in refused(limits, who, 10).message
     assert refused(limits, who, 10).retry_after_s == 60
-    limits.enter(who, 60, 120.0).leave(120.0, 600)
+    limits.admit_request(who, 60, 120.0).release_request(120.0, 600)
     error = refused(limits, who, 10, now=120.0)
     assert ("60 token(s) per minute" in error.message, error.retry_after_s) == (True, 550)
 
 
 def test_headers() -> None:
-    limits, who = Limits(), caller(requests_per_minute=60, tokens_per_minute=6000, concurrency=5)
-    limits.enter(who, 3000, 0.0)
+    limits, who = RateLimits(), caller(requests_per_minute=60, tokens_per_minute=6000, concurrency=5)
+    limits.admit_request(who, 3000, 0.0)
     assert left(limits, who, 0.5) == {
         "limit-requests": "60",
         "remaining-requests": "59",
@@ -147,17 +149,17 @@ def test_headers() -> None:
         "remaining-tokens": "3050",
         "reset-tokens": "30s",
     }
-    assert set(left(Limits(), caller(tokens_per_minute=5))) == {"limit-tokens", "remaining-tokens", "reset-tokens"}
-    assert Limits().headers(caller(concurrency=5), 0.0) == []
+    assert set(left(RateLimits(), caller(tokens_per_minute=5))) == {"limit-tokens", "remaining-tokens", "reset-tokens"}
+    assert RateLimits().response_headers(caller(concurrency=5), 0.0) == []
 
 
 @pytest.mark.parametrize("who", [ANONYMOUS, caller()])
 def test_without_limits_nothing_is_counted(who: Caller) -> None:
-    limits = Limits()
-    entries = [limits.enter(who, 10**9, 0.0) for _ in range(3)]
+    limits = RateLimits()
+    entries = [limits.admit_request(who, 10**9, 0.0) for _ in range(3)]
     for entry in entries:
-        entry.leave(0.0, 5)
-    assert (limits.headers(who, 0.0), limits._states) == ([], {})
+        entry.release_request(0.0, 5)
+    assert (limits.response_headers(who, 0.0), limits._states) == ([], {})
 
 
 def test_a_429_names_the_key() -> None:
@@ -166,18 +168,18 @@ def test_a_429_names_the_key() -> None:
 
 
 def test_changed_limits_hold_at_once() -> None:
-    limits, old = Limits(), ring(requests_per_minute=10, concurrency=5)
-    limits.follow(old, 0.0)
+    limits, old = RateLimits(), ring(requests_per_minute=10, concurrency=5)
+    limits.follow_keys(old, 0.0)
     for _ in range(5):
-        limits.enter(old.by_name["ci"], 0, 0.0)
+        limits.admit_request(old.by_name["ci"], 0, 0.0)
     more = ring(requests_per_minute=100, concurrency=2, tokens_per_minute=50)
-    limits.follow(more, 0.0)
+    limits.follow_keys(more, 0.0)
     who = more.by_name["ci"]
     assert left(limits, who)["remaining-requests"] == "50", "half of it was used up"
     assert left(limits, who)["remaining-tokens"] == "50"
     assert "2 request(s) at a time" in refused(limits, who).message, "those inside stay counted"
     fewer = ring(requests_per_minute=4)
-    limits.follow(fewer, 0.0)
+    limits.follow_keys(fewer, 0.0)
     assert left(limits, fewer.by_name["ci"]) == {
         "limit-requests": "4",
         "remaining-requests": "2",
@@ -186,35 +188,35 @@ def test_changed_limits_hold_at_once() -> None:
 
 
 def test_a_key_that_vanished_is_forgotten_when_nothing_of_it_runs() -> None:
-    limits, keys = Limits(), ring(requests_per_minute=10, tokens_per_minute=10)
+    limits, keys = RateLimits(), ring(requests_per_minute=10, tokens_per_minute=10)
     who, gone = keys.by_name["ci"], ring("other")
-    limits.enter(who, 1, 0.0).leave(0.0, 1)
-    limits.follow(gone, 0.0)
+    limits.admit_request(who, 1, 0.0).release_request(0.0, 1)
+    limits.follow_keys(gone, 0.0)
     assert limits._states == {}
-    first, second = limits.enter(who, 1, 0.0), limits.enter(who, 1, 0.0)
-    limits.follow(gone, 0.0)
-    first.leave(1.0, 1)
-    assert limits.inflight("ci") == 1
-    second.leave(1.0, 1)
+    first, second = limits.admit_request(who, 1, 0.0), limits.admit_request(who, 1, 0.0)
+    limits.follow_keys(gone, 0.0)
+    first.release_request(1.0, 1)
+    assert limits.count_inflight("ci") == 1
+    second.release_request(1.0, 1)
     assert limits._states == {}
 
 
 def test_a_key_that_came_back_is_the_same() -> None:
-    limits, keys = Limits(), ring(requests_per_minute=10)
+    limits, keys = RateLimits(), ring(requests_per_minute=10)
     who = keys.by_name["ci"]
-    running = limits.enter(who, 0, 0.0)
-    limits.follow(KeyRing.of(()), 0.0)
-    limits.follow(keys, 0.0)
-    running.leave(0.0, 0)
+    running = limits.admit_request(who, 0, 0.0)
+    limits.follow_keys(KeyRing.of(()), 0.0)
+    limits.follow_keys(keys, 0.0)
+    running.release_request(0.0, 0)
     assert left(limits, who)["remaining-requests"] == "9"
 
 
 def settled(used: int | None = None, *, sent: bool = True, failed: bool = False, passed: int = 0) -> tuple[str, str]:
     """Requests and tokens that are left of 10 and 600, after one that was estimated at 100 and took no time."""
-    limits, who = Limits(), caller(requests_per_minute=10, tokens_per_minute=600)
-    limits.enter(who, 0, 0.0)
-    limits.enter(who, 100, 0.0).settle(0.0, used, was_sent=sent, is_failed=failed, passed_tokens=passed)
-    assert limits.inflight("ci") == 1
+    limits, who = RateLimits(), caller(requests_per_minute=10, tokens_per_minute=600)
+    limits.admit_request(who, 0, 0.0)
+    limits.admit_request(who, 100, 0.0).settle_request(0.0, used, was_sent=sent, is_failed=failed, passed_tokens=passed)
+    assert limits.count_inflight("ci") == 1
     shown = left(limits, who)
     return shown["remaining-requests"], shown["remaining-tokens"]
 
@@ -229,41 +231,43 @@ def test_what_a_request_is_charged_in_the_end() -> None:
 
 
 def test_what_is_given_back_is_at_most_what_a_minute_holds() -> None:
-    limits, who = Limits(), caller(requests_per_minute=6, tokens_per_minute=600)
-    first, second = limits.enter(who, 500, 0.0), limits.enter(who, 0, 0.0)
-    first.settle(15.0, None, was_sent=False, is_failed=False, passed_tokens=0)
+    limits, who = RateLimits(), caller(requests_per_minute=6, tokens_per_minute=600)
+    first, second = limits.admit_request(who, 500, 0.0), limits.admit_request(who, 0, 0.0)
+    first.settle_request(15.0, None, was_sent=False, is_failed=False, passed_tokens=0)
     assert (left(limits, who, 15.0)["remaining-requests"], left(limits, who, 15.0)["remaining-tokens"]) == ("6", "600")
-    second.settle(15.0, None, was_sent=False, is_failed=False, passed_tokens=0)
-    second.settle(15.0, None, was_sent=False, is_failed=False, passed_tokens=0)
-    limits.enter(who, 600, 15.0)
+    second.settle_request(15.0, None, was_sent=False, is_failed=False, passed_tokens=0)
+    second.settle_request(15.0, None, was_sent=False, is_failed=False, passed_tokens=0)
+    limits.admit_request(who, 600, 15.0)
     refused(limits, who, 1, now=15.0)
     shown = left(limits, who, 15.0)
     assert (shown["remaining-requests"], shown["remaining-tokens"]) == ("5", "0")
     only_tokens = caller(tokens_per_minute=60)
-    limits = Limits()
-    limits.enter(only_tokens, 60, 0.0).settle(0.0, None, was_sent=False, is_failed=False, passed_tokens=0)
+    limits = RateLimits()
+    limits.admit_request(only_tokens, 60, 0.0).settle_request(
+        0.0, None, was_sent=False, is_failed=False, passed_tokens=0
+    )
     assert left(limits, only_tokens) == {"limit-tokens": "60", "remaining-tokens": "60", "reset-tokens": "0ms"}
 
 
 def test_an_answer_that_took_less_than_expected_fills_the_bucket_and_no_more() -> None:
-    limits, who = Limits(), caller(tokens_per_minute=600)
-    limits.enter(who, 500, 0.0).leave(60.0, 0)
-    limits.enter(who, 600, 60.0)
+    limits, who = RateLimits(), caller(tokens_per_minute=600)
+    limits.admit_request(who, 500, 0.0).release_request(60.0, 0)
+    limits.admit_request(who, 600, 60.0)
     assert refused(limits, who, 60, now=60.0).retry_after_s == 6
 
 
 def test_an_edit_of_one_limit_leaves_the_others_as_used_as_they_are() -> None:
-    limits, old = Limits(), ring(tokens_per_minute=600, requests_per_minute=10)
-    limits.enter(old.by_name["ci"], 200, 0.0)
+    limits, old = RateLimits(), ring(tokens_per_minute=600, requests_per_minute=10)
+    limits.admit_request(old.by_name["ci"], 200, 0.0)
     new = ring(tokens_per_minute=600, requests_per_minute=20)
-    limits.follow(new, 0.0)
+    limits.follow_keys(new, 0.0)
     shown = left(limits, new.by_name["ci"])
     assert (shown["remaining-tokens"], shown["remaining-requests"]) == ("400", "18")
 
 
 def test_of_two_limits_that_last_as_long_the_requests_are_named() -> None:
-    limits, who = Limits(), caller(requests_per_minute=1, tokens_per_minute=1)
-    limits.enter(who, 1, 0.0)
+    limits, who = RateLimits(), caller(requests_per_minute=1, tokens_per_minute=1)
+    limits.admit_request(who, 1, 0.0)
     assert "1 request(s) per minute" in refused(limits, who, 1).message
 
 
@@ -279,13 +283,13 @@ def test_of_two_limits_that_last_as_long_the_requests_are_named() -> None:
     ],
 )
 def test_headers_as_they_go_over_the_wire(declared: dict[str, int]) -> None:
-    limits, who = Limits(), caller(**declared)
-    unused = b"".join(name + b": " + value + b"\r\n" for name, value in Limits().headers(who, 1.0))
-    assert limits.lines(who, 1.0) == unused
-    limits.enter(who, 2, 1.0)
-    headers = limits.headers(who, 1.0)
-    assert limits.lines(who, 1.0) == b"".join(name + b": " + value + b"\r\n" for name, value in headers)
-    assert limits.lines(ANONYMOUS, 1.0) == b""
+    limits, who = RateLimits(), caller(**declared)
+    unused = b"".join(name + b": " + value + b"\r\n" for name, value in RateLimits().response_headers(who, 1.0))
+    assert limits.header_lines(who, 1.0) == unused
+    limits.admit_request(who, 2, 1.0)
+    headers = limits.response_headers(who, 1.0)
+    assert limits.header_lines(who, 1.0) == b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+    assert limits.header_lines(ANONYMOUS, 1.0) == b""
     kinds = [each.removesuffix("_per_minute").encode() for each in declared if each != "concurrency"]
     names = [b"x-ratelimit-" + which + kind for kind in kinds for which in (b"limit-", b"remaining-", b"reset-")]
     assert [name for name, _ in headers] == names
@@ -427,4 +431,4 @@ def test_of_more_values_than_are_looked_at_the_first_are(beside: int, kind: str)
     ],
 )
 def test_times(seconds: float, words: bytes) -> None:
-    assert span(seconds).encode() == words
+    assert duration_text(seconds).encode() == words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.upstream.pool import Origin, Pool
+from gateway.upstream.pool import ConnectionPool, Origin
 from gateway.upstream.target import Address
 
 
@@ -24,29 +24,29 @@ class FakeConnection:
 
 
 async def test_what_is_idle_for_two_rounds_is_closed_and_withdrawn_at_once() -> None:
-    pool: Pool[FakeConnection] = Pool()
-    origin = pool.origin(Address(tls=False, host="h", port=1))
+    pool: ConnectionPool[FakeConnection] = ConnectionPool()
+    origin = pool.origin_of(Address(tls=False, host="h", port=1))
     old, young = FakeConnection(origin), FakeConnection(origin)
     for connection in (old, young):
-        pool.opened(connection)
-    pool.keep(old)
+        pool.add_connection(connection)
+    pool.keep_idle(old)
     pool._sweep()
-    pool.keep(young)
+    pool.keep_idle(young)
     pool._sweep()
-    assert (old.closed, young.closed, origin.idle) == (True, False, [young])
-    pool.lost(old)
-    assert (pool.open, pool.idle) == (1, 1)
+    assert (old.closed, young.closed, origin.idle_connections) == (True, False, [young])
+    pool.remove_connection(old)
+    assert (pool.open_count, pool.idle_count) == (1, 1)
     pool._sweep()
-    pool.lost(young)
-    assert (young.closed, pool.open, pool.idle) == (True, 0, 0)
+    pool.remove_connection(young)
+    assert (young.closed, pool.open_count, pool.idle_count) == (True, 0, 0)
     assert pool._timer is None, "no timer while nothing is idle"
     await pool.close()
 
 
 async def test_an_origin_is_forgotten_once_no_connection_leads_to_it() -> None:
-    pool: Pool[FakeConnection] = Pool()
-    used, unused = (pool.origin(Address(tls=False, host="h", port=port)) for port in (1, 2))
-    pool.opened(FakeConnection(used))
+    pool: ConnectionPool[FakeConnection] = ConnectionPool()
+    used, unused = (pool.origin_of(Address(tls=False, host="h", port=port)) for port in (1, 2))
+    pool.add_connection(FakeConnection(used))
     pool.forget_unused()
-    assert pool.origin(used.address) is used
-    assert pool.origin(unused.address) is not unused
+    assert pool.origin_of(used.address) is used
+    assert pool.origin_of(unused.address) is not unused

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.bindings.extension_lock import compiling
+from worker.bindings.extension_lock import lock_extension
 from worker.errors import LoadError
 
 
@@ -27,7 +27,7 @@ def test_a_lock_that_was_left_is_taken_away(monkeypatch: pytest.MonkeyPatch, tmp
         each.mkdir(parents=True)
         (each / "lock").touch()
     (folder / "ext.so").touch()
-    with compiling("ext"):
+    with lock_extension("ext"):
         assert [each.name for each in folder.iterdir()] == ["ext.so"]
         assert (other / "lock").exists()
 
@@ -37,11 +37,11 @@ def test_a_second_one_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     begun = threading.Event()
 
     def second() -> None:
-        with compiling("ext"):
+        with lock_extension("ext"):
             begun.set()
 
     thread = threading.Thread(target=second)
-    with compiling("ext"):
+    with lock_extension("ext"):
         thread.start()
         (tmp_path / "ext").mkdir()
         (tmp_path / "ext" / "lock").touch()
@@ -54,5 +54,5 @@ def test_a_second_one_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
-    with pytest.raises(LoadError, match="where torch keeps what it compiles"), compiling("ext"):
+    with pytest.raises(LoadError, match="where torch keeps what it compiles"), lock_extension("ext"):
         pass

@@ -11,13 +11,13 @@ import pytest
 from worker.bindings.litert_messages import answer_of, messages_for, piece_of
 from worker.engine import Piece
 from worker.errors import RequestError
-from worker.schema import ChatRequest, parse
+from worker.schema import ChatRequest, parse_request
 
 PNG = "iVBORw0KGgo="
 
 
 def made(*messages: dict[str, Any], images: bool = True) -> list[dict[str, Any]]:
-    return messages_for(parse(ChatRequest, json.dumps({"messages": messages}).encode()).messages, images=images)
+    return messages_for(parse_request(ChatRequest, json.dumps({"messages": messages}).encode()).messages, images=images)
 
 
 def picture(url: Any) -> dict[str, Any]:

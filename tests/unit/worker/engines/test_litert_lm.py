@@ -16,7 +16,7 @@ from worker.engine import Job, Piece
 from worker.engines.litert_lm import LiteRTLM
 from worker.errors import JobCancelledError, RequestError
 from worker.metrics import Counters
-from worker.schema import ChatRequest, parse
+from worker.schema import ChatRequest, parse_request
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
@@ -81,8 +81,8 @@ class Watched:
         self.engine._engine.close()
 
     def pieces(self, messages: list[Any], job: Job | None = None, **fields: Any) -> Iterator[Piece]:
-        request = parse(ChatRequest, json.dumps({"messages": messages, **fields}).encode())
-        return self.engine.chat(request, job or Job(Counters()))
+        request = parse_request(ChatRequest, json.dumps({"messages": messages, **fields}).encode())
+        return self.engine.stream_chat(request, job or Job(Counters()))
 
     def ask(self, messages: list[Any], **fields: Any) -> tuple[str, int, int]:
         """Text, and tokens of prompt and answer."""

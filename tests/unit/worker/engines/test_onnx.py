@@ -24,7 +24,7 @@ from tests.support.onnx_models import (
 )
 from worker.__main__ import parse_engine
 from worker.engine import Job
-from worker.engines.onnx import BATCH_TOKENS, Onnx, batches
+from worker.engines.onnx import BATCH_TOKENS, Onnx, plan_batches
 from worker.errors import JobCancelledError, LoadError
 from worker.metrics import Counters
 
@@ -55,12 +55,12 @@ def loaded(path: Path, *flags: str) -> Onnx:
     listen = ("--host", "127.0.0.1", "--port", "1", "--served-name", "demo", "--model", str(path))
     module, args = parse_engine("onnx", [*listen, *flags])
     engine: Onnx = module.create(args)
-    engine.load()
+    engine.load_model()
     return engine
 
 
 def embedded(engine: Onnx, texts: list[str] = TEXTS) -> Any:
-    return np.asarray(engine.embed(texts, Job(Counters())))
+    return np.asarray(engine.embed_texts(texts, Job(Counters())))
 
 
 def close(found: Any, expected: Any) -> bool:
@@ -100,11 +100,11 @@ def test_an_output_that_is_pooled_already_is_taken_as_it_is(make: Make) -> None:
 
 def test_tokens_are_counted_and_long_texts_are_cut(make: Make) -> None:
     job = Job(Counters())
-    make().embed(TEXTS, job)
+    make().embed_texts(TEXTS, job)
     assert job.prompt_tokens == sum(len(each.split()) for each in TOKENS)
     engine, job = make("--max-tokens", "4"), Job(Counters())
     assert engine.context_length == 4
-    assert close(engine.embed(["hello world hello world"], job), [unit(token_vectors(TOKENS[0]).mean(0))])
+    assert close(engine.embed_texts(["hello world hello world"], job), [unit(token_vectors(TOKENS[0]).mean(0))])
     assert job.prompt_tokens == 4
     assert make().context_length == 512, "BERT's, where a vocabulary is all there is"
     assert make("--max-tokens", "100", shape=(2, 16)).context_length == 16, "the model takes no more"
@@ -146,7 +146,7 @@ def test_many_texts_keep_their_order(make: Make) -> None:
 @settings(max_examples=campaign_count(40, 2_000))
 @given(st.lists(st.integers(1, 5000), max_size=60), st.none() | st.integers(1, 5))
 def test_batches_hold_every_text_once_and_are_bounded(lengths: list[int], rows: int | None) -> None:
-    made = [*batches(lengths, rows)]
+    made = [*plan_batches(lengths, rows)]
     assert sorted(number for batch in made for number in batch) == [*range(len(lengths))]
     for batch in made:
         widest = max(lengths[number] for number in batch)
@@ -165,7 +165,7 @@ def test_a_cancelled_request_ends_with_its_batch(make: Make) -> None:
 
     engine._session = Cancels()
     with pytest.raises(JobCancelledError):
-        engine.embed(["hello " * 500] * 100, job)
+        engine.embed_texts(["hello " * 500] * 100, job)
     assert len(ran) == 1
     rows, width = ran[0]
     assert rows * width <= BATCH_TOKENS

@@ -14,7 +14,7 @@ from worker.errors import LoadError, RequestError
 from worker.hf.folder import HFFolder
 from worker.hf.prompts import HFForms
 from worker.hf.vocabulary import HFVocabulary
-from worker.schema import ChatRequest, parse
+from worker.schema import ChatRequest, parse_request
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "<ä>"}}
 
@@ -26,7 +26,9 @@ def forms(folder: Path, template: str | None, prompt_format: str | None = None) 
 
 
 def asked(**fields: Any) -> ChatRequest:
-    return parse(ChatRequest, json.dumps({"messages": [{"role": "user", "content": "hello"}], **fields}).encode())
+    return parse_request(
+        ChatRequest, json.dumps({"messages": [{"role": "user", "content": "hello"}], **fields}).encode()
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def asked(**fields: Any) -> ChatRequest:
 )
 def test_prompts(tmp_path: Path, template: str, fields: dict[str, Any], prompt: str) -> None:
     request = asked(**fields)
-    made = forms(tmp_path, template).of(request).prompt(request)
+    made = forms(tmp_path, template).choose_form(request).render_prompt(request)
     assert made.text == prompt
     assert made.tokens, "and its tokens"
 
@@ -63,7 +65,7 @@ def test_prompts(tmp_path: Path, template: str, fields: dict[str, Any], prompt: 
 )
 def test_a_template_that_refuses(tmp_path: Path, template: str, reason: str) -> None:
     with pytest.raises(RequestError) as raised:
-        forms(tmp_path, template).of(asked()).prompt(asked())
+        forms(tmp_path, template).choose_form(asked()).render_prompt(asked())
     assert raised.value.param == "messages"
     assert str(raised.value).startswith("The chat template makes no prompt of this conversation: ")
     assert reason in str(raised.value)
@@ -72,9 +74,9 @@ def test_a_template_that_refuses(tmp_path: Path, template: str, reason: str) -> 
 def test_a_second_template_for_tools(tmp_path: Path) -> None:
     templates: Any = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     both = forms(tmp_path, templates)
-    assert both.of(asked()).prompt(asked()).text == "plain"
+    assert both.choose_form(asked()).render_prompt(asked()).text == "plain"
     with_tools = asked(tools=[TOOL])
-    assert both.of(with_tools).prompt(with_tools).text == "tools"
+    assert both.choose_form(with_tools).render_prompt(with_tools).text == "tools"
 
 
 def test_a_format_needs_a_template_that_can_be_read(tmp_path: Path) -> None:
@@ -83,4 +85,4 @@ def test_a_format_needs_a_template_that_can_be_read(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="the chat template default cannot be used: Expected an expression"):
         forms(tmp_path, "{% if %}{")
     with pytest.raises(RequestError, match="no chat template: send its prompt to /v1/completions"):
-        forms(tmp_path, None).of(asked())
+        forms(tmp_path, None).choose_form(asked())

@@ -69,14 +69,14 @@ def vocabulary(folder: Path) -> HFVocabulary:
 @settings(max_examples=campaign_count(30, 1_500))
 def test_a_text_comes_back_token_by_token(vocabulary: HFVocabulary, folder: Path, text: str) -> None:
     tokens = vocabulary.tokenize(text, add_special=False, parse_special=False)
-    whole = b"".join(vocabulary.texts(tokens)).decode()
+    whole = b"".join(vocabulary.token_texts(tokens)).decode()
     theirs: Any = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert whole == theirs.decode(tokens, skip_special_tokens=False)
     assert whole == text.encode(errors="replace").decode().replace("▁", " " if folder_is_pieces(theirs) else "▁")
     reader = TokenReader(vocabulary)
-    parts = [reader.feed(token) for token in tokens]
+    parts = [reader.feed_token(token) for token in tokens]
     assert "\ufffd" not in "".join(parts) or "\ufffd" in text
-    assert "".join(parts) + reader.rest() == whole
+    assert "".join(parts) + reader.flush_text() == whole
 
 
 def folder_is_pieces(tokenizer: Any) -> bool:
@@ -87,14 +87,17 @@ def test_special_tokens_are_read_hidden_and_shown(tmp_path: Path) -> None:
     byte_level(tmp_path / "m")
     vocabulary = HFVocabulary(HFFolder(tmp_path / "m", tmp_path / "m"))
     think, tool = vocabulary.tokenize("<think><tool>", add_special=False, parse_special=True)
-    assert (vocabulary.text(think, with_special=False), vocabulary.text(tool, with_special=False)) == (b"<think>", b"")
-    assert vocabulary.texts([think, tool]) == [b"<think>", b"<tool>"]
-    assert vocabulary.special_in(["<tool>"]) == {tool}
+    assert (vocabulary.token_text(think, with_special=False), vocabulary.token_text(tool, with_special=False)) == (
+        b"<think>",
+        b"",
+    )
+    assert vocabulary.token_texts([think, tool]) == [b"<think>", b"<tool>"]
+    assert vocabulary.special_tokens_in(["<tool>"]) == {tool}
     assert len(vocabulary.tokenize("<tool>", add_special=False, parse_special=False)) == len("<tool>")
     assert vocabulary.end_tokens == {make_vocabulary().id_of("<|end|>")}
     for unknown in (-1, vocabulary.size):
         with pytest.raises(RequestError, match=f"There is no token {unknown}: the model has {vocabulary.size}."):
-            vocabulary.texts([unknown])
+            vocabulary.token_texts([unknown])
 
 
 def test_what_the_files_say(tmp_path: Path) -> None:

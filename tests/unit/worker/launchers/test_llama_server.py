@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.require import require
 from worker.launchers.child_process import Ending
-from worker.launchers.llama_server import apply, explain, first_error
-from worker.launchers.llama_server_flags import OPTIONS, Member, Setting, UsageError, parse, value_of
+from worker.launchers.llama_server import apply_settings, explain_ending, first_error
+from worker.launchers.llama_server_flags import OPTIONS, Member, Setting, UsageError, parse_flags, value_of
 
 BASE = ("--model", "m.gguf", "--port", "8081")
 VALUES = {
@@ -41,9 +41,9 @@ def test_every_flag_sets_attributes_that_xllamacpp_has(name: str) -> None:
     available = importlib.util.find_spec("xllamacpp") is not None
     require("embedded", available, "xllamacpp is not installed (extra `embedded`)")
     xllamacpp = importlib.import_module("xllamacpp")
-    settings = parse([*BASE, *example(name)], {})
+    settings = parse_flags([*BASE, *example(name)], {})
     params = xllamacpp.CommonParams()
-    apply(settings, params, xllamacpp)
+    apply_settings(settings, params, xllamacpp)
     *owners, last = settings[-1].attribute.split(".")
     owner = params
     for part in owners:
@@ -64,14 +64,16 @@ def test_every_flag_sets_attributes_that_xllamacpp_has(name: str) -> None:
 
 
 def test_the_last_of_two_wins_and_the_slots_default_to_llama_server_s_own() -> None:
-    settings = parse([*BASE, "-c", "512", "--ctx-size", "1024"], {})
+    settings = parse_flags([*BASE, "-c", "512", "--ctx-size", "1024"], {})
     assert value_of(settings, "n_ctx") == 1024
     assert value_of(settings, "n_parallel") == -1
     assert value_of(settings, "kv_unified") is None
 
 
 def test_values_that_are_words() -> None:
-    settings = parse([*BASE, "--n-gpu-layers", "all", "--alias", "a, b", "--host", "127.0.0.1,::1", "--fit", "on"], {})
+    settings = parse_flags(
+        [*BASE, "--n-gpu-layers", "all", "--alias", "a, b", "--host", "127.0.0.1,::1", "--fit", "on"], {}
+    )
     assert value_of(settings, "n_gpu_layers") == -2
     assert value_of(settings, "model_alias") == {"a", "b"}
     assert value_of(settings, "hostnames") == ["127.0.0.1", "::1"]
@@ -79,26 +81,26 @@ def test_values_that_are_words() -> None:
 
 
 def test_reranking_is_embedding_with_its_pooling() -> None:
-    settings = parse([*BASE, "--reranking"], {})
+    settings = parse_flags([*BASE, "--reranking"], {})
     assert value_of(settings, "embedding") is True
     assert value_of(settings, "pooling_type") == Member("llama_pooling_type", "LLAMA_POOLING_TYPE_RANK")
 
 
 def test_threads_are_for_prompts_too() -> None:
-    settings = parse([*BASE, "--threads", "3"], {})
+    settings = parse_flags([*BASE, "--threads", "3"], {})
     assert value_of(settings, "cpuparams.n_threads") == value_of(settings, "cpuparams_batch.n_threads") == 3
 
 
 def test_the_key_comes_from_the_environment_and_a_flag_overrules_it() -> None:
     environment = {"LLAMA_API_KEY": "one,two"}
-    assert value_of(parse(BASE, environment), "api_keys") == ["one", "two"]
-    assert value_of(parse([*BASE, "--api-key", "three"], environment), "api_keys") == ["three"]
-    assert value_of(parse(BASE, {"LLAMA_API_KEY": ""}), "api_keys") is None
+    assert value_of(parse_flags(BASE, environment), "api_keys") == ["one", "two"]
+    assert value_of(parse_flags([*BASE, "--api-key", "three"], environment), "api_keys") == ["three"]
+    assert value_of(parse_flags(BASE, {"LLAMA_API_KEY": ""}), "api_keys") is None
 
 
 def test_a_template_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_text("{{ x }}")
-    settings = parse([*BASE, "--chat-template-file", str(tmp_path / "t.jinja")], {})
+    settings = parse_flags([*BASE, "--chat-template-file", str(tmp_path / "t.jinja")], {})
     assert value_of(settings, "chat_template") == "{{ x }}"
 
 
@@ -121,13 +123,13 @@ def test_a_template_file_is_read(tmp_path: Path) -> None:
 )
 def test_a_command_line_that_is_not_taken(arguments: list[str], message: str) -> None:
     with pytest.raises(UsageError) as raised:
-        parse(arguments, {})
+        parse_flags(arguments, {})
     assert f"error: invalid argument: {message}" in str(raised.value)
 
 
 def test_llama_server_s_own_variables_are_refused_not_overlooked() -> None:
     with pytest.raises(UsageError, match="does not read LLAMA_ARG_CTX_SIZE"):
-        parse(BASE, {"LLAMA_ARG_CTX_SIZE": "1", "PATH": "/bin"})
+        parse_flags(BASE, {"LLAMA_ARG_CTX_SIZE": "1", "PATH": "/bin"})
 
 
 def test_later_settings_win() -> None:
@@ -169,9 +171,9 @@ LOADING = "while loading m.gguf"
 def test_how_an_end_is_explained(
     ready: bool, killed_by: signal.Signals | None, error: str | None, code: int, line: str
 ) -> None:
-    assert explain(Ending(False, ready, killed_by, error), parse(BASE, {})) == (code, line)
+    assert explain_ending(Ending(False, ready, killed_by, error), parse_flags(BASE, {})) == (code, line)
 
 
 @pytest.mark.parametrize("ready", [True, False])
 def test_an_end_that_was_asked_for_needs_no_words(ready: bool) -> None:
-    assert explain(Ending(True, ready, signal.SIGTERM, "whatever"), parse(BASE, {})) == (0, None)
+    assert explain_ending(Ending(True, ready, signal.SIGTERM, "whatever"), parse_flags(BASE, {})) == (0, None)

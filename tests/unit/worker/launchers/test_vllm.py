@@ -10,7 +10,7 @@ import pytest
 
 from worker.launchers import vllm
 from worker.launchers.child_process import Ending
-from worker.launchers.vllm import explain
+from worker.launchers.vllm import explain_ending
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ from worker.launchers.vllm import explain
     ],
 )
 def test_error_lines_of_the_log(line: str, error: str | None) -> None:
-    assert vllm.Log().error_in(line + "\n") == error
+    assert vllm.Log().find_error(line + "\n") == error
 
 
 def test_errors_of_requests_are_no_reason() -> None:
     log = vllm.Log()
-    assert log.error_in("INFO:     Application startup complete.\n") is None
-    assert log.served
-    assert log.error_in("ValueError: a request's\n") is None
+    assert log.find_error("INFO:     Application startup complete.\n") is None
+    assert log.has_served
+    assert log.find_error("ValueError: a request's\n") is None
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_errors_of_requests_are_no_reason() -> None:
     ],
 )
 def test_how_an_end_is_explained(ending: Ending, served: bool, code: int, line: str | None) -> None:
-    assert explain(ending, has_served=served) == (code, line)
+    assert explain_ending(ending, has_served=served) == (code, line)
 
 
 def test_what_is_checked_first(

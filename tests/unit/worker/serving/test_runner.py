@@ -35,11 +35,11 @@ async def exhaust(run: Run[int]) -> None:
 async def test_pieces_come_in_order_and_are_counted() -> None:
     counters = Counters()
     runner = Runner(1, counters)
-    run = runner.start(counting)
+    run = runner.start_run(counting)
     assert [number async for number in run] == [0, 1, 2]
     assert [number async for number in run] == [], "an end stays the end"
-    assert counters.read().tokens_predicted == run.job.completion_tokens == 3
-    assert counters.read().processing == counters.read().deferred == 0
+    assert counters.read_figures().tokens_predicted == run.job.completion_tokens == 3
+    assert counters.read_figures().processing == counters.read_figures().deferred == 0
 
 
 async def test_one_slot_serves_in_order_of_arrival() -> None:
@@ -51,7 +51,7 @@ async def test_one_slot_serves_in_order_of_arrival() -> None:
             order.append(name)
             yield None
 
-        return runner.start(work)
+        return runner.start_run(work)
 
     runs = [named(name) for name in "abcde"]
     await until("all have run", lambda: len(order) == len(runs))
@@ -65,27 +65,27 @@ async def test_several_slots_serve_side_by_side() -> None:
     def meet(job: Job) -> Iterator[int]:
         yield meeting.wait()
 
-    first, second = runner.start(meet), runner.start(meet)
+    first, second = runner.start_run(meet), runner.start_run(meet)
     assert {await anext(first), await anext(second)} == {0, 1}
 
 
 async def test_cancelling_stops_the_engine_at_its_next_token() -> None:
     counters = Counters()
-    run = Runner(1, counters).start(endless)
+    run = Runner(1, counters).start_run(endless)
     await anext(run)
-    assert counters.read().processing == 1
+    assert counters.read_figures().processing == 1
     run.cancel()
     with pytest.raises(JobCancelledError):
         await exhaust(run)
-    await until("the slot is free", lambda: counters.read().processing == 0)
-    predicted = counters.read().tokens_predicted
+    await until("the slot is free", lambda: counters.read_figures().processing == 0)
+    predicted = counters.read_figures().tokens_predicted
     assert predicted == run.job.completion_tokens
 
 
 async def test_a_job_that_waits_is_withdrawn_without_ever_running() -> None:
     counters = Counters()
     runner = Runner(1, counters)
-    running = runner.start(endless)
+    running = runner.start_run(endless)
     await anext(running)
     ran = threading.Event()
 
@@ -93,14 +93,14 @@ async def test_a_job_that_waits_is_withdrawn_without_ever_running() -> None:
         ran.set()
         yield None
 
-    waiting = runner.start(work)
-    assert counters.read().deferred == 1
+    waiting = runner.start_run(work)
+    assert counters.read_figures().deferred == 1
     waiting.cancel()
-    assert counters.read().deferred == 0
+    assert counters.read_figures().deferred == 0
     with pytest.raises(JobCancelledError):
         await anext(waiting)
-    runner.forget(running)
-    last = runner.start(counting)
+    runner.forget_run(running)
+    last = runner.start_run(counting)
     assert [number async for number in last] == [0, 1, 2]
     assert not ran.is_set()
 
@@ -108,12 +108,12 @@ async def test_a_job_that_waits_is_withdrawn_without_ever_running() -> None:
 async def test_cancelling_twice_or_after_the_end_changes_no_figure() -> None:
     counters = Counters()
     runner = Runner(1, counters)
-    run = runner.start(counting)
+    run = runner.start_run(counting)
     assert [number async for number in run] == [0, 1, 2]
     run.cancel()
     run.cancel()
-    runner.forget(run)
-    assert (counters.read().processing, counters.read().deferred) == (0, 0)
+    runner.forget_run(run)
+    assert (counters.read_figures().processing, counters.read_figures().deferred) == (0, 0)
 
 
 async def test_a_request_s_own_fault_is_passed_on() -> None:
@@ -121,7 +121,7 @@ async def test_a_request_s_own_fault_is_passed_on() -> None:
         raise RequestError("too long", param="prompt")
 
     with pytest.raises(RequestError, match="too long"):
-        await anext(Runner(1, Counters()).start(refuse))
+        await anext(Runner(1, Counters()).start_run(refuse))
 
 
 async def test_an_engine_s_failure_is_logged_and_named_as_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -131,24 +131,24 @@ async def test_an_engine_s_failure_is_logged_and_named_as_one(caplog: pytest.Log
 
     counters = Counters()
     runner = Runner(1, counters)
-    run = runner.start(break_down)
+    run = runner.start_run(break_down)
     assert await anext(run) == 1
     with pytest.raises(EngineFailedError):
         await anext(run)
     assert "cable cut" in caplog.text
-    assert counters.read().processing == 0
-    assert [number async for number in runner.start(counting)] == [0, 1, 2]
+    assert counters.read_figures().processing == 0
+    assert [number async for number in runner.start_run(counting)] == [0, 1, 2]
 
 
 async def test_stopping_cancels_what_runs_and_what_waits() -> None:
     counters = Counters()
     runner = Runner(1, counters)
-    runs = [runner.start(endless) for _ in range(3)]
+    runs = [runner.start_run(endless) for _ in range(3)]
     await anext(runs[0])
-    runner.stop()
+    runner.stop_runs()
     assert runner.stopping
     for run in runs:
         with pytest.raises(JobCancelledError):
             await exhaust(run)
-    await until("the slot is free", lambda: counters.read().processing == 0)
-    assert counters.read().deferred == 0
+    await until("the slot is free", lambda: counters.read_figures().processing == 0)
+    assert counters.read_figures().deferred == 0

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from worker.errors import RequestError
-from worker.schema import ChatRequest, Message, parse
-from worker.text.chat_template import RESERVED, messages_for, plain, variables
+from worker.schema import ChatRequest, Message, parse_request
+from worker.text.chat_template import RESERVED, build_variables, messages_for, plain_message
 
 HELLO = [{"role": "user", "content": "hello"}]
 
 
 def request(**fields: Any) -> ChatRequest:
-    return parse(ChatRequest, json.dumps({"messages": HELLO, **fields}).encode())
+    return parse_request(ChatRequest, json.dumps({"messages": HELLO, **fields}).encode())
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ def request(**fields: Any) -> ChatRequest:
     ],
 )
 def test_how_much_to_think(fields: dict[str, Any], given: dict[str, Any]) -> None:
-    assert variables(request(**fields)) == given
+    assert build_variables(request(**fields)) == given
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))
 def test_what_a_client_may_not_set(name: str) -> None:
     with pytest.raises(RequestError) as raised:
-        variables(request(chat_template_kwargs={name: "x"}))
+        build_variables(request(chat_template_kwargs={name: "x"}))
     assert raised.value.param == f"chat_template_kwargs.{name}"
 
 
@@ -60,7 +60,7 @@ def test_what_a_client_may_not_set(name: str) -> None:
     ],
 )
 def test_a_message_as_templates_know_it(message: dict[str, Any], given: dict[str, Any]) -> None:
-    assert plain(Message(role="assistant", **message)) == {"role": "assistant", **given}
+    assert plain_message(Message(role="assistant", **message)) == {"role": "assistant", **given}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_message_as_templates_know_it(message: dict[str, Any], given: dict[str
 )
 def test_arguments_of_earlier_calls_are_objects(sent: Any, given: Any) -> None:
     call = {"id": "i", "type": "function", "function": {"name": "f", "arguments": sent}}
-    message = plain(Message(role="assistant", content="", tool_calls=[call]))
+    message = plain_message(Message(role="assistant", content="", tool_calls=[call]))
     assert message["tool_calls"] == [call | {"function": {"name": "f", "arguments": given}}]
     assert call["function"] == {"name": "f", "arguments": sent}, "the request stays as it is"
 

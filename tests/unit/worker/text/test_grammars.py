@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from worker.errors import RequestError
-from worker.text.grammars import MOST_REPETITIONS, after_thought, gbnf_of, one_of, or_call, schema_asked
+from worker.text.grammars import MOST_REPETITIONS, allow_call, allow_reasoning, any_call_schema, gbnf_of, schema_asked
 from worker.text.reasoning import QWEN
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -110,7 +110,7 @@ def test_a_reference_that_leads_nowhere(ref: str) -> None:
 
 
 def test_one_of_several_tools() -> None:
-    one = one_of({"f": SCHEMA, "g": {"$defs": {"N": SCHEMA}, "$ref": "#/$defs/N"}})
+    one = any_call_schema({"f": SCHEMA, "g": {"$defs": {"N": SCHEMA}, "$ref": "#/$defs/N"}})
     first, second = one["anyOf"]
     assert first["properties"] == {"name": {"const": "f"}, "arguments": {"$ref": "#/$defs/0"}}
     assert second["properties"] == {"name": {"const": "g"}, "arguments": {"$ref": "#/$defs/1"}}
@@ -119,14 +119,14 @@ def test_one_of_several_tools() -> None:
 
 
 def test_a_call_in_the_place_of_an_answer_takes_no_rule_of_the_answer_s() -> None:
-    assert or_call('answer ::= "a"\nroot ::= answer', "<c") == (
+    assert allow_call('answer ::= "a"\nroot ::= answer', "<c") == (
         'root ::= answerx | "\\x3c\\x63" .*\nanswer ::= "a"\nanswerx ::= answer'
     )
 
 
 def test_a_thought_before_an_answer_takes_no_rule_of_the_answer_s() -> None:
     gbnf = 'answer ::= "a"\nthought-0 ::= "b"\nroot ::= answer thought-0'
-    rules = dict(line.split(" ::= ", 1) for line in after_thought(gbnf, QWEN, is_thinking=False).splitlines())
+    rules = dict(line.split(" ::= ", 1) for line in allow_reasoning(gbnf, QWEN, is_thinking=False).splitlines())
     assert (rules["answer"], rules["thought-0"]) == ('"a"', '"b"')
     assert rules["answerx"] == "answer thought-0"
     assert rules["root"].endswith("| answerx")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from worker.engine import Piece
-from worker.text.reasoning import GEMMA, MISTRAL, QWEN, Marks, is_open, marks_of, separated
+from worker.text.reasoning import GEMMA, MISTRAL, QWEN, Marks, is_open, marks_of, split_reasoning
 
 
 def split(text: str, marks: Marks, *, opened: bool = False) -> tuple[str, str]:
-    pieces = [*separated((each for each in (Piece(text), Piece(finish_reason="stop"))), marks, is_thinking=opened)]
+    pieces = [
+        *split_reasoning((each for each in (Piece(text), Piece(finish_reason="stop"))), marks, is_thinking=opened)
+    ]
     return "".join(piece.thought for piece in pieces), "".join(piece.text for piece in pieces)
 
 

@@ -10,18 +10,18 @@ import pytest
 
 from worker.engine import Piece
 from worker.errors import RequestError
-from worker.schema import ChatRequest, parse
+from worker.schema import ChatRequest, parse_request
 from worker.text.gemma_calls import DEPTH, gemma_call
 from worker.text.tool_calls import (
     GEMMA,
     MISTRAL,
     QWEN,
     Markup,
-    called,
-    called_as_json,
-    called_by_name,
-    forced,
+    forced_tools,
     markup_of,
+    split_calls,
+    split_forced_call,
+    split_json_calls,
 )
 
 SCHEMAS = {"f": {"properties": {"n": {"type": "integer"}, "s": {"type": "string"}}}}
@@ -88,12 +88,12 @@ def told(made: Generator[Piece]) -> tuple[str, list[tuple[str, Any]], str | None
 )
 def test_by_the_markup_of_the_family(markup: Markup, text: str, said: str | None, calls: list[tuple[str, Any]]) -> None:
     expected = (text if said is None else said, calls, "tool_calls" if calls else "stop")
-    assert told(called(pieces(text), markup, SCHEMAS, new_id, several=True)) == expected
+    assert told(split_calls(pieces(text), markup, SCHEMAS, new_id, several=True)) == expected
 
 
 def test_a_call_s_delta_has_its_index_and_an_id_and_is_whole() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"s": "é"}}</tool_call>'
-    made = [piece.tool_calls for piece in called(pieces(text, text), QWEN, {}, new_id, several=True)]
+    made = [piece.tool_calls for piece in split_calls(pieces(text, text), QWEN, {}, new_id, several=True)]
     function = {"name": "f", "arguments": '{"s": "é"}'}
     assert made == [
         ({"index": 0, "id": new_id(), "type": "function", "function": function},),
@@ -104,13 +104,13 @@ def test_a_call_s_delta_has_its_index_and_an_id_and_is_whole() -> None:
 
 def test_white_space_around_a_call_is_nobody_s_and_between_words_it_is_text() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    made = called(pieces("First ", "this. \n", call, "\n", " Then", " that. "), QWEN, {}, new_id, several=True)
+    made = split_calls(pieces("First ", "this. \n", call, "\n", " Then", " that. "), QWEN, {}, new_id, several=True)
     assert told(made) == ("First this.Then that.", [("f", {})], "tool_calls")
 
 
 def test_where_there_may_be_one_only_the_engine_is_stopped_after_it() -> None:
     engine = pieces('<tool_call>{"name": "f", "arguments": {}}</tool_call> <tool_call>', "more", "and more")
-    assert told(called(engine, QWEN, {}, new_id, several=False)) == ("", [("f", {})], "tool_calls")
+    assert told(split_calls(engine, QWEN, {}, new_id, several=False)) == ("", [("f", {})], "tool_calls")
     assert list(engine) == []
 
 
@@ -130,13 +130,13 @@ def test_where_there_may_be_one_only_the_engine_is_stopped_after_it() -> None:
 def test_what_may_be_text_stays_text(schema: Any, value: Any) -> None:
     text = "<tool_call><function=f><parameter=n>1</parameter></function></tool_call>"
     schemas = {"f": {"properties": {"n": schema}}}
-    assert told(called(pieces(text), QWEN, schemas, new_id, several=True))[1] == [("f", {"n": value})]
+    assert told(split_calls(pieces(text), QWEN, schemas, new_id, several=True))[1] == [("f", {"n": value})]
 
 
 @pytest.mark.parametrize("properties", [None, []])
 def test_properties_that_are_none(properties: Any) -> None:
     text = "<tool_call><function=f><parameter=n>1</parameter></function></tool_call>"
-    made = called(pieces(text), QWEN, {"f": {"properties": properties}}, new_id, several=True)
+    made = split_calls(pieces(text), QWEN, {"f": {"properties": properties}}, new_id, several=True)
     assert told(made)[1] == [F1]
 
 
@@ -144,7 +144,7 @@ def test_properties_that_are_none(properties: Any) -> None:
     "half", ['<tool_call>{"name": "f", "argum', "<tool_call><function=f><parameter=n>1</parameter><parameter=s>hel"]
 )
 def test_an_answer_that_is_cut_short_keeps_its_reason_and_its_words(half: str) -> None:
-    assert told(called(pieces("Hm. ", half, finish="length"), QWEN, {}, new_id, several=True)) == (
+    assert told(split_calls(pieces("Hm. ", half, finish="length"), QWEN, {}, new_id, several=True)) == (
         f"Hm. {half}",
         [],
         "length",
@@ -152,27 +152,31 @@ def test_an_answer_that_is_cut_short_keeps_its_reason_and_its_words(half: str) -
 
 
 def test_a_call_that_was_forced_comes_as_it_is_made() -> None:
-    made = list(called_by_name(pieces('{"n"', ": 1}"), "f", new_id))
+    made = list(split_forced_call(pieces('{"n"', ": 1}"), "f", new_id))
     first = {"index": 0, "id": new_id(), "type": "function", "function": {"name": "f", "arguments": '{"n"'}}
     assert [piece.tool_calls for piece in made] == [(first,), ({"index": 0, "function": {"arguments": ": 1}"}},), ()]
     assert [piece.finish_reason for piece in made] == [None, None, "tool_calls"]
     assert all(not piece.text for piece in made)
     thinking = (each for each in (Piece(thought="hm"), Piece("{}"), Piece(finish_reason="length")))
-    thought, arguments, end = called_by_name(thinking, "f", new_id)
+    thought, arguments, end = split_forced_call(thinking, "f", new_id)
     assert (thought.thought, thought.tool_calls) == ("hm", ())
     assert (arguments.tool_calls[0]["function"]["arguments"], end.finish_reason) == ("{}", "length")
-    cut = list(called_by_name((each for each in (Piece(thought="hm"), Piece(finish_reason="length"))), "f", new_id))
+    cut = list(split_forced_call((each for each in (Piece(thought="hm"), Piece(finish_reason="length"))), "f", new_id))
     assert [(piece.tool_calls, piece.finish_reason) for piece in cut] == [((), None), ((), "length")]
-    (empty,) = called_by_name(pieces(), "f", new_id)
+    (empty,) = split_forced_call(pieces(), "f", new_id)
     assert (empty.tool_calls[0]["function"]["arguments"], empty.finish_reason) == ("", "tool_calls")
 
 
 def test_one_of_several_tools_is_told_by_the_answer() -> None:
-    assert told(called_as_json(pieces('{"name": "f", ', '"arguments": {"n": 1}}'), new_id)) == ("", [F1], "tool_calls")
+    assert told(split_json_calls(pieces('{"name": "f", ', '"arguments": {"n": 1}}'), new_id)) == (
+        "",
+        [F1],
+        "tool_calls",
+    )
     cut = '{"name": "f", "argu'
-    assert told(called_as_json(pieces(cut, finish="length"), new_id)) == (cut, [], "length")
+    assert told(split_json_calls(pieces(cut, finish="length"), new_id)) == (cut, [], "length")
     endless = '{"name": "f", "arguments": {"n": 1e999}}'
-    assert told(called_as_json(pieces(endless), new_id)) == (endless, [], "stop")
+    assert told(split_json_calls(pieces(endless), new_id)) == (endless, [], "stop")
 
 
 @pytest.mark.parametrize(
@@ -225,17 +229,17 @@ TOOLS = [{"type": "function", "function": {"name": name}} for name in "fg"]
 
 
 def request(**fields: Any) -> ChatRequest:
-    return parse(ChatRequest, json.dumps({"messages": [{"role": "user", "content": "x"}], **fields}).encode())
+    return parse_request(ChatRequest, json.dumps({"messages": [{"role": "user", "content": "x"}], **fields}).encode())
 
 
 def test_which_tools_must_be_called() -> None:
     nothing = {"type": "object", "properties": {}}
     named = {"type": "function", "function": {"name": "g"}}
-    assert forced(request(tools=TOOLS)) == forced(request(tools=TOOLS, tool_choice="auto")) == {}
-    assert forced(request(tools=TOOLS, tool_choice="none")) == {}
-    assert forced(request(tools=TOOLS, tool_choice="required")) == {"f": nothing, "g": nothing}
-    assert forced(request(tools=TOOLS, tool_choice=named)) == {"g": nothing}
+    assert forced_tools(request(tools=TOOLS)) == forced_tools(request(tools=TOOLS, tool_choice="auto")) == {}
+    assert forced_tools(request(tools=TOOLS, tool_choice="none")) == {}
+    assert forced_tools(request(tools=TOOLS, tool_choice="required")) == {"f": nothing, "g": nothing}
+    assert forced_tools(request(tools=TOOLS, tool_choice=named)) == {"g": nothing}
     for choice in ("required", named):
         with pytest.raises(RequestError) as raised:
-            forced(request(tools=[], tool_choice=choice))
+            forced_tools(request(tools=[], tool_choice=choice))
         assert raised.value.param == "tool_choice"

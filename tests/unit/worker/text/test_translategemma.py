@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from worker.errors import RequestError
-from worker.schema import ChatRequest, parse
-from worker.text.translategemma import DETECT, structured
+from worker.schema import ChatRequest, parse_request
+from worker.text.translategemma import DETECT, structure_messages
 
 CODES = {"source_lang_code": "de", "target_lang_code": "en"}
 TEXT = {"type": "text", "text": "Guten Tag"}
@@ -17,7 +17,7 @@ TEXT = {"type": "text", "text": "Guten Tag"}
 
 def request(content: Any = "Guten Tag", **fields: Any) -> ChatRequest:
     body = {"messages": [{"role": "user", "content": content}], **fields}
-    return parse(ChatRequest, json.dumps(body).encode())
+    return parse_request(ChatRequest, json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_one_part_names_both_languages(
     content: Any, fields: dict[str, Any], source: str, target: str, text: str
 ) -> None:
     part = {"type": "text", "source_lang_code": source, "target_lang_code": target, "text": text}
-    assert structured(request(content, **fields)) == [{"role": "user", "content": [part]}]
+    assert structure_messages(request(content, **fields)) == [{"role": "user", "content": [part]}]
 
 
 USER = {"role": "user", "content": "x"}
@@ -80,7 +80,7 @@ USER = {"role": "user", "content": "x"}
     ],
 )
 def test_what_it_does_not_take(fields: dict[str, Any], code: str, param: str) -> None:
-    asked = parse(ChatRequest, json.dumps(fields).encode())
+    asked = parse_request(ChatRequest, json.dumps(fields).encode())
     with pytest.raises(RequestError) as raised:
-        structured(asked)
+        structure_messages(asked)
     assert (raised.value.code, raised.value.param) == (code, param)

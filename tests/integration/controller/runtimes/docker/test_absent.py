@@ -24,7 +24,13 @@ def runtime_at(url: str, root: Path) -> DockerRuntime:
 async def test_a_daemon_that_is_not_there_is_unavailable_in_plain_words(tmp_path: Path) -> None:
     url = f"unix://{tmp_path}/none.sock"
     runtime = runtime_at(url, tmp_path)
-    for call in (runtime.list(), runtime.stop("x", 1), runtime.gpus(), runtime.pull("x"), runtime.log_tail("x")):
+    for call in (
+        runtime.list_replicas(),
+        runtime.stop_replica("x", 1),
+        runtime.read_gpus(),
+        runtime.pull_image("x"),
+        runtime.read_log_tail("x"),
+    ):
         with pytest.raises(RuntimeUnavailableError, match="there is no such socket: is Docker installed"):
             await call
     await runtime.close()
@@ -40,7 +46,7 @@ async def test_a_socket_that_nobody_listens_on_is_unavailable(tmp_path: Path) ->
         old.bind(str(path))
     runtime = runtime_at(f"unix://{path}", tmp_path)
     with pytest.raises(RuntimeUnavailableError, match="nothing listens there: is Docker running"):
-        await runtime.list()
+        await runtime.list_replicas()
     await runtime.close()
 
 

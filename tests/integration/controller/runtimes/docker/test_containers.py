@@ -14,8 +14,8 @@ import pytest
 
 from controller.engines import spec_hash
 from controller.planning.backoff import verdict_of_exit
-from controller.redaction.redactor import nothing_secret
-from controller.reports.drift import drift
+from controller.redaction.redactor import redact_nothing
+from controller.reports.drift import find_drift
 from controller.runtimes.base import StartError
 from controller.runtimes.docker.labels import PREFIX, SCHEMA, write_labels
 from controller.runtimes.docker.runtime import DockerRuntime
@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.docker]
 
 async def test_the_labels_say_it_all_and_nothing_secret(containers: DockerEngines) -> None:
     request = containers.request(containers.shell(RUN), "team/model:1", claims={HOST: 64})
-    await containers.runtime().start(request)
+    await containers.runtime().start_replica(request)
     labels = containers.inspect(request.name)["Config"]["Labels"]
     assert {key.removeprefix(PREFIX): value for key, value in labels.items() if not key.endswith("created")} == {
         "managed-by": "roundhouse",
@@ -66,12 +66,12 @@ async def test_labels_of_a_newer_roundhouse_are_left_alone_and_reported_once(
     containers.foreign(request.name, newer)
     containers.foreign(f"{request.name}-g", garbled)
     with caplog.at_level(logging.WARNING):
-        assert await runtime.list() == []
-        assert await runtime.list() == []
+        assert await runtime.list_replicas() == []
+        assert await runtime.list_replicas() == []
     assert len([record for record in caplog.records if "left alone" in record.getMessage()]) == 2
-    await runtime.stop(request.name, 0)
+    await runtime.stop_replica(request.name, 0)
     with pytest.raises(StartError, match="not of this Roundhouse"):
-        await runtime.start(request)
+        await runtime.start_replica(request)
     assert containers.inspect(request.name)["State"]["Running"]
 
 
@@ -79,9 +79,9 @@ async def test_a_name_that_a_foreign_container_has_is_refused(containers: Docker
     runtime = containers.runtime()
     request = containers.request(containers.shell(RUN))
     containers.foreign(request.name)
-    assert await runtime.log_tail(request.name) == ""
+    assert await runtime.read_log_tail(request.name) == ""
     with pytest.raises(StartError, match="is taken by a container that is not of this Roundhouse"):
-        await runtime.start(request)
+        await runtime.start_replica(request)
     assert containers.foreign_runs(request.name)
 
 
@@ -90,7 +90,7 @@ async def test_a_container_that_was_only_created_can_be_started(containers: Dock
     request = containers.request(containers.shell(f"echo up; {RUN}"))
     await containers.half_created(request)
     assert (await only(runtime)).phase is Phase.CREATED
-    await runtime.start(request)
+    await runtime.start_replica(request)
     assert (await only(runtime)).phase is Phase.RUNNING
     await said(runtime, request.name, "up")
 
@@ -98,7 +98,7 @@ async def test_a_container_that_was_only_created_can_be_started(containers: Dock
 async def test_an_engine_beyond_its_memory_is_seen_as_out_of_memory(containers: DockerEngines) -> None:
     runtime = containers.runtime()
     body = "exec python3 -c 'print(\"filling\", flush=True); x = bytearray(512 * 2**20)'"
-    await runtime.start(containers.request(containers.shell(body, memory_mib=64)))
+    await runtime.start_replica(containers.request(containers.shell(body, memory_mib=64)))
     seen = await exited(runtime)
     assert seen.exit is not None
     assert (seen.exit.code, seen.exit.oom, seen.exit.log_tail) == (137, True, "filling")
@@ -109,13 +109,13 @@ async def test_the_last_controller_out_removes_its_network(containers_alone: Doc
     containers = containers_alone
     runtime = containers.runtime()
     request = containers.request(containers.shell(RUN))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await runtime.close()
     assert containers.inspect(request.name)["State"]["Running"]
     assert containers.client.networks.list(names=[containers.network])
 
     after = containers.runtime()
-    await after.stop(request.name, 30)
+    await after.stop_replica(request.name, 30)
     await after.close()
     assert containers.left() == []
     assert containers.client.networks.list(names=[containers.network]) == []
@@ -128,15 +128,15 @@ async def test_a_removal_is_an_event_and_one_thread_listens(containers: DockerEn
     phases: list[Phase] = []
 
     async def watch() -> None:
-        async for _ in runtime.events():
-            phases[:] = [seen.phase for seen in await runtime.list()]
+        async for _ in runtime.watch_events():
+            phases[:] = [seen.phase for seen in await runtime.list_replicas()]
             woken.set()
 
     task = asyncio.create_task(watch())
     await woken.wait()
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await until("the end was told", lambda: phases == [Phase.EXITED])
-    await runtime.remove(request.name)
+    await runtime.remove_replica(request.name)
     await until("the removal was told", lambda: phases == [])
     assert [each.name for each in threading.enumerate()].count("docker-events") == 1
     await runtime.close()
@@ -148,10 +148,10 @@ async def test_a_removal_is_an_event_and_one_thread_listens(containers: DockerEn
 async def test_an_image_that_is_gone_renders_without_an_id(containers: DockerEngines) -> None:
     runtime = containers.runtime()
     definition = containers.shell(RUN)
-    await runtime.start(containers.request(definition))
+    await runtime.start_replica(containers.request(definition))
     seen = await only(runtime)
     assert seen.image_id == containers.client.images.get(shell_image()).id
-    absent = await runtime.rendered(seen, definition, "roundhouse/none:at-all")
+    absent = await runtime.render_replica(seen, definition, "roundhouse/none:at-all")
     assert absent is not None
     assert (absent.argv, absent.image_id) == (seen.argv, None)
 
@@ -159,12 +159,12 @@ async def test_an_image_that_is_gone_renders_without_an_id(containers: DockerEng
 async def test_a_paused_engine_still_runs_and_can_be_stopped(containers: DockerEngines) -> None:
     runtime = containers.runtime()
     request = containers.request(containers.shell(f"echo up; {RUN}"))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await said(runtime, request.name, "up")
     containers.client.containers.get(request.name).pause()
     assert (await only(runtime)).phase is Phase.RUNNING
-    await runtime.stop(request.name, 0.2)
-    assert await runtime.list() == []
+    await runtime.stop_replica(request.name, 0.2)
+    assert await runtime.list_replicas() == []
 
 
 async def test_an_image_s_name_that_moved_is_drift(containers: DockerEngines) -> None:
@@ -175,7 +175,7 @@ async def test_an_image_s_name_that_moved_is_drift(containers: DockerEngines) ->
         runtime = containers.runtime()
         definition = containers.shell(RUN).model_copy(update={"image": tag})
         request = containers.request(definition)
-        await runtime.start(request)
+        await runtime.start_replica(request)
         assert await _drift(runtime, definition) == []
         containers.client.images.get(base_image()).tag(name, version, force=True)
         running = (await only(runtime)).image_id
@@ -197,8 +197,8 @@ async def _drift(runtime: DockerRuntime, definition: Definition) -> list[tuple[s
     )
     replica = ObservedReplica(seen.id, seen.name, seen.phase, seen.created_at, health=Health.READY)
     replica = replace(replica, argv=seen.argv, image_id=seen.image_id)
-    rendered = await runtime.rendered(seen, definition, definition.image)
+    rendered = await runtime.render_replica(seen, definition, definition.image)
     assert rendered is not None
     desired, observed = DesiredState(1, {"m": want}), ObservedState(2.0, (replica,))
-    found = drift(desired, observed, {seen.name: rendered}, file_since={}, conceal=nothing_secret, now=2.0)
+    found = find_drift(desired, observed, {seen.name: rendered}, file_since={}, conceal=redact_nothing, now=2.0)
     return [(item.kind, item.declared, item.running) for item in found]

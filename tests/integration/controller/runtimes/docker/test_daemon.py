@@ -24,16 +24,16 @@ pytestmark = [pytest.mark.engines, pytest.mark.docker]
 async def test_events_of_a_daemon_that_is_missing_begin_when_it_comes(containers: DockerEngines) -> None:
     link = containers.root / "docker.sock"
     runtime = containers.runtime(docker_url=f"unix://{link}")
-    events = runtime.events()
+    events = runtime.watch_events()
     await anext(events)  # the first failure is a wakeup as well
     link.symlink_to(SOCKET)
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(RuntimeUnavailableError):
-                await runtime.list()
+                await runtime.list_replicas()
                 break
             await anext(events)
-        start = asyncio.create_task(runtime.start(containers.request(containers.shell(RUN))))
+        start = asyncio.create_task(runtime.start_replica(containers.request(containers.shell(RUN))))
         await anext(events)
         await start
     await runtime.close()
@@ -43,16 +43,16 @@ async def test_events_of_a_daemon_that_is_missing_begin_when_it_comes(containers
 async def test_preflight_says_which_image_is_missing(containers: DockerEngines) -> None:
     runtime = containers.runtime(images={"worker": base_image()})
     good = containers.shell(RUN)
-    assert (await runtime.preflight("m", good, good.image)).ok
-    gone = await runtime.preflight("m", good, "roundhouse-test/none:1")
+    assert (await runtime.check_preflight("m", good, good.image)).ok
+    gone = await runtime.check_preflight("m", good, "roundhouse-test/none:1")
     assert (gone.ok, gone.missing_image) == (False, "roundhouse-test/none:1")
     assert gone.error == "image roundhouse-test/none:1 is missing"
 
-    nameless = await runtime.preflight("m", LlamaServerDefinition(model_path="m.gguf"), None)
+    nameless = await runtime.check_preflight("m", LlamaServerDefinition(model_path="m.gguf"), None)
     assert nameless.error == "no container image is known for m: set its `image`"
-    odd = await runtime.preflight("m", good, "Not An Image")
+    odd = await runtime.check_preflight("m", good, "Not An Image")
     assert "is not a valid image reference" in (odd.error or "")
-    assert (await runtime.preflight("s", containers.stub(image=None), None)).ok, "the image of its kind"
+    assert (await runtime.check_preflight("s", containers.stub(image=None), None)).ok, "the image of its kind"
     assert containers.left() == []
 
 
@@ -66,20 +66,20 @@ async def test_preflight_says_which_image_is_missing(containers: DockerEngines) 
 async def test_a_pull_that_fails_says_why(containers: DockerEngines, image: str, words: str) -> None:
     runtime = containers.runtime()
     with pytest.raises(StartError, match=words) as caught:
-        await runtime.pull(image)
+        await runtime.pull_image(image)
     assert str(caught.value).startswith(f"image {image} ")
 
 
 async def test_a_start_without_its_image_may_be_tried_again(containers: DockerEngines) -> None:
     request, words = containers.unstartable()
     with pytest.raises(StartError, match=words) as caught:
-        await containers.runtime().start(request)
+        await containers.runtime().start_replica(request)
     assert not caught.value.permanent
 
 
 async def test_an_image_without_the_program_ends_and_names_it(containers: DockerEngines) -> None:
     runtime = containers.runtime()
-    await runtime.start(replace(containers.request(containers.shell(RUN)), image=base_image()))
+    await runtime.start_replica(replace(containers.request(containers.shell(RUN)), image=base_image()))
     seen = await exited(runtime)
     assert seen.exit is not None
     assert seen.exit.code == 127
@@ -87,12 +87,12 @@ async def test_an_image_without_the_program_ends_and_names_it(containers: Docker
 
 
 async def test_gpus_where_docker_has_none_are_a_permanent_error(containers: DockerEngines) -> None:
-    if await containers.runtime().gpus():
+    if await containers.runtime().read_gpus():
         pytest.skip("this host has GPUs")
     runtime = containers.runtime()
     request = containers.request(containers.shell(RUN), claims={"GPU-0123": 1000})
     with pytest.raises(StartError, match="this host's Docker has no NVIDIA runtime") as caught:
-        await runtime.start(request)
+        await runtime.start_replica(request)
     assert caught.value.permanent
     assert containers.left() == []
 
@@ -100,10 +100,10 @@ async def test_gpus_where_docker_has_none_are_a_permanent_error(containers: Dock
 async def test_a_models_folder_that_is_gone_says_so(containers: DockerEngines) -> None:
     runtime = containers.runtime()
     request = containers.request(containers.shell(RUN))
-    await runtime.surroundings()
+    await runtime.get_surroundings()
     containers.models.rename(containers.models.with_name("elsewhere"))
     with pytest.raises(StartError, match=f"the models folder {containers.models} does not exist"):
-        await runtime.start(request)
+        await runtime.start_replica(request)
     assert containers.left() == []
 
 
@@ -112,7 +112,7 @@ async def test_an_internal_network_is_refused_where_ports_must_be_published(cont
     containers.client.networks.create(containers.network, internal=True)
     runtime = containers.runtime()
     with pytest.raises(StartError, match="is internal, and on such a network Docker publishes no ports"):
-        await runtime.start(containers.request(containers.shell(RUN)))
+        await runtime.start_replica(containers.request(containers.shell(RUN)))
     await runtime.close()
     assert containers.client.networks.list(names=[containers.network]), "somebody else's network stays"
 

@@ -47,7 +47,7 @@ def name_of(containers: DockerEngines) -> str:
 
 async def test_gpus_are_read_and_the_probe_is_contained_and_removed(containers: DockerEngines, daemon: Daemon) -> None:
     probe = fake_nvml_probe(daemon, containers, f"while :; do echo '{READING}'; sleep 0.2; done", Clock())
-    assert await probe.read() == (GPU,)
+    assert await probe.read_gpus() == (GPU,)
     inspected = containers.inspect(name_of(containers))
     host = inspected["HostConfig"]
     assert (host["CapDrop"], host["ReadonlyRootfs"], host["NetworkMode"], host["PidMode"]) == (
@@ -57,9 +57,9 @@ async def test_gpus_are_read_and_the_probe_is_contained_and_removed(containers: 
         "host",
     )
     assert host["LogConfig"]["Config"] == {"max-file": "2", "max-size": "1m"}
-    assert await probe.read() == (GPU,)
+    assert await probe.read_gpus() == (GPU,)
     assert containers.inspect(name_of(containers))["Id"] == inspected["Id"], "one probe, read twice"
-    assert await containers.runtime().list() == [], "the probe is no replica"
+    assert await containers.runtime().list_replicas() == [], "the probe is no replica"
     await probe.close()
     assert containers.left() == []
 
@@ -69,14 +69,14 @@ async def test_a_probe_that_ends_after_it_worked_makes_the_gpus_unknown_until_it
 ) -> None:
     clock = Clock()
     probe = fake_nvml_probe(daemon, containers, f"while :; do echo '{READING}'; sleep 0.2; done", clock)
-    assert await probe.read() == (GPU,)
+    assert await probe.read_gpus() == (GPU,)
     containers.client.containers.get(name_of(containers)).kill()
-    assert await probe.read() is None
+    assert await probe.read_gpus() is None
     assert containers.left() == []
-    assert await probe.read() is None, "it waits before it starts another"
+    assert await probe.read_gpus() is None, "it waits before it starts another"
     assert containers.left() == []
     clock.ahead += 60
-    assert await probe.read() == (GPU,)
+    assert await probe.read_gpus() == (GPU,)
 
 
 async def test_a_library_that_fails_after_it_worked_makes_the_gpus_unknown(
@@ -85,11 +85,11 @@ async def test_a_library_that_fails_after_it_worked_makes_the_gpus_unknown(
     go = "/dev/shm/go"
     body = f"mkfifo {go}; echo '{READING}'; read line < {go}; while :; do echo '{UNREADABLE}'; sleep 0.2; done"
     probe = fake_nvml_probe(daemon, containers, body, Clock())
-    assert await probe.read() == (GPU,)
+    assert await probe.read_gpus() == (GPU,)
     assert containers.inside(name_of(containers), "sh", "-c", f"echo > {go}")[0] == 0
 
     async def unknown() -> bool:
-        return await probe.read() is None
+        return await probe.read_gpus() is None
 
     await until("a reading that failed", unknown)
 
@@ -97,31 +97,31 @@ async def test_a_library_that_fails_after_it_worked_makes_the_gpus_unknown(
 async def test_a_probe_that_falls_silent_makes_the_gpus_unknown(containers: DockerEngines, daemon: Daemon) -> None:
     clock = Clock()
     probe = fake_nvml_probe(daemon, containers, f"echo '{READING}'; exec sleep 600", clock)
-    assert await probe.read() == (GPU,)
+    assert await probe.read_gpus() == (GPU,)
     clock.ahead += 60
-    assert await probe.read() is None
+    assert await probe.read_gpus() is None
     assert containers.left() == [], "what hangs is removed"
 
 
 async def test_a_probe_that_never_worked_means_no_gpus(containers: DockerEngines, daemon: Daemon) -> None:
     probe = fake_nvml_probe(daemon, containers, "echo nonsense; exec sleep 600", Clock())
-    assert await probe.read() == ()
+    assert await probe.read_gpus() == ()
 
 
 async def test_no_gpu_support_means_no_gpus_and_is_looked_at_again_rarely(
     containers: DockerEngines, daemon: Daemon
 ) -> None:
-    if await containers.runtime().gpus():
+    if await containers.runtime().read_gpus():
         pytest.skip("this host has GPUs")
     clock = Clock()
     probe = GpuProbe(daemon, containers.instance, base_image(), clock=clock)
-    assert await probe.read() == ()
+    assert await probe.read_gpus() == ()
     assert (probe.reason or "").startswith("this Docker Engine has no NVIDIA support: could not select device driver")
     daemon.close()  # another question to the daemon would fail
-    assert await probe.read() == ()
+    assert await probe.read_gpus() == ()
     clock.ahead += ABSENT_RECHECK_S + 1
     with pytest.raises(Exception, match="was closed"):
-        await probe.read()
+        await probe.read_gpus()
     assert containers.left() == []
 
 
@@ -129,15 +129,15 @@ async def test_what_an_earlier_controller_left_is_replaced_and_what_is_foreign_i
     containers: DockerEngines, daemon: Daemon
 ) -> None:
     body = f"while :; do echo '{READING}'; sleep 0.2; done"
-    assert await fake_nvml_probe(daemon, containers, body, Clock()).read() == (GPU,)
+    assert await fake_nvml_probe(daemon, containers, body, Clock()).read_gpus() == (GPU,)
     before = containers.inspect(name_of(containers))["Id"]
     probe = fake_nvml_probe(daemon, containers, body, Clock())
-    assert await probe.read() == (GPU,)
+    assert await probe.read_gpus() == (GPU,)
     assert containers.inspect(name_of(containers))["Id"] != before
     await probe.close()
 
     containers.foreign(name_of(containers))
     probe = fake_nvml_probe(daemon, containers, body, Clock())
-    assert await probe.read() == ()
+    assert await probe.read_gpus() == ()
     await probe.close()
     assert containers.foreign_runs(name_of(containers))

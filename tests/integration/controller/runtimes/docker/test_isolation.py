@@ -28,7 +28,7 @@ def status_of(text: str) -> dict[str, str]:
 async def test_the_restrictions_are_set(containers: DockerEngines) -> None:
     runtime = containers.runtime(log_mib=2)
     request = containers.request(containers.shell(RUN, memory_mib=256))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     inspected = containers.inspect(request.name)
     host: dict[str, Any] = inspected["HostConfig"]
     assert host["CapDrop"] == ["ALL"]
@@ -51,7 +51,7 @@ async def test_the_restrictions_are_set(containers: DockerEngines) -> None:
 async def test_nothing_but_its_own_folders_is_writable_from_inside(containers: DockerEngines) -> None:
     runtime = containers.runtime()
     request = containers.request(containers.shell(RUN))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     status = status_of(containers.inside(request.name, "cat", "/proc/1/status")[1])
     assert [int(status[each], 16) for each in CAPABILITIES] == [0, 0, 0, 0, 0]
     assert (status["NoNewPrivs"], status["Uid"].split()) == ("1", ["10001"] * 4)
@@ -72,9 +72,9 @@ async def test_the_variables_that_choose_gpus_are_ours(containers: DockerEngines
     body = f"env; echo end; {RUN}"
     env = {"CUDA_VISIBLE_DEVICES": "0", "NVIDIA_VISIBLE_DEVICES": "all", "OTHER": "a=b c"}
     request = containers.request(containers.shell(body, env=env))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await said(runtime, request.name, "end")
-    words = (await runtime.log_tail(request.name)).splitlines()
+    words = (await runtime.read_log_tail(request.name)).splitlines()
     assert "NVIDIA_VISIBLE_DEVICES=void" in words
     assert "OTHER=a=b c" in words
     assert not any(word.startswith("CUDA_VISIBLE_DEVICES") for word in words)
@@ -85,7 +85,7 @@ async def test_a_model_is_read_as_its_owner(containers: DockerEngines) -> None:
     os.chown(path, 4321, 8765)
     runtime = containers.runtime()
     request = containers.request(containers.shell(READ_MODEL))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     assert containers.inspect(request.name)["Config"]["User"] == "4321:8765"
     seen = await exited(runtime)
     assert seen.exit is not None
@@ -96,7 +96,7 @@ async def test_root_s_private_model_is_read_by_root_without_capabilities(contain
     containers.file("m.gguf", b"GGUF of root", 0o600)
     runtime = containers.runtime()
     request = containers.request(containers.shell(f"{READ_MODEL}; grep CapEff /proc/self/status"))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     seen = await exited(runtime)
     assert seen.exit is not None
     lines = seen.exit.log_tail.splitlines()
@@ -113,7 +113,7 @@ async def test_models_that_no_one_user_may_read_are_read_with_dac_override(conta
     request = containers.request(
         containers.shell("cat /models/set/a.gguf /models/set/b.gguf", model_path="set", backend="llama_server")
     )
-    await runtime.start(request)
+    await runtime.start_replica(request)
     seen = await exited(runtime)
     assert seen.exit is not None
     assert (seen.exit.code, seen.exit.log_tail) == (0, "GGUF aGGUF b")
@@ -123,23 +123,23 @@ async def test_models_that_no_one_user_may_read_are_read_with_dac_override(conta
 async def test_what_an_engine_compiled_is_there_for_the_next_one_of_its_user_alone(containers: DockerEngines) -> None:
     runtime = containers.runtime()
     first = containers.request(containers.shell("echo kernel > $XDG_CACHE_HOME/k"))
-    await runtime.start(first)
+    await runtime.start_replica(first)
     await exited(runtime)
-    await runtime.remove(first.name)
+    await runtime.remove_replica(first.name)
 
     second = containers.request(containers.shell("cat $XDG_CACHE_HOME/k; ls -ldn /cache /cache/10001"))
-    await runtime.start(second)
+    await runtime.start_replica(second)
     seen = await exited(runtime)
     assert seen.exit is not None
     lines = seen.exit.log_tail.splitlines()
     assert lines[0] == "kernel"
     assert lines[1].split()[:4:2] == ["drwxr-xr-x", "0"]
     assert lines[2].split()[:4:2] == ["drwx------", "10001"]
-    await runtime.remove(second.name)
+    await runtime.remove_replica(second.name)
 
     os.chown(containers.file("m.gguf", b"GGUF", 0o600), 4321, 4321)
     third = containers.request(containers.shell("echo other > $HOME/k; cat /cache/10001/k"), attempt=2)
-    await runtime.start(third)
+    await runtime.start_replica(third)
     seen = await exited(runtime)
     assert seen.exit is not None
     assert "Permission denied" in seen.exit.log_tail
@@ -150,7 +150,7 @@ async def test_what_an_engine_compiled_is_there_for_the_next_one_of_its_user_alo
 async def test_the_network_lets_nothing_out(containers_alone: DockerEngines) -> None:
     containers = containers_alone
     runtime = containers.runtime()
-    await runtime.start(containers.request(containers.shell(RUN)))
+    await runtime.start_replica(containers.request(containers.shell(RUN)))
     assert (await only(runtime)).base_url is not None
     (network,) = containers.client.networks.list(names=[containers.network])
     network.reload()

@@ -74,15 +74,15 @@ async def test_the_engines_of_a_killed_controller_are_adopted(processes: Process
     assert (seen.id, seen.phase) == (request.id, Phase.RUNNING)
     assert running(processes.leader(request.name))
 
-    events = runtime.events()
+    events = runtime.watch_events()
     processes.kill(request.name)
     async with asyncio.timeout(60):
         await anext(events)
     seen = await exited(runtime)
     assert seen.exit is not None
     assert seen.exit.code is None
-    await runtime.remove(request.name)
-    assert await runtime.list() == []
+    await runtime.remove_replica(request.name)
+    assert await runtime.list_replicas() == []
 
 
 async def test_an_adopted_engine_is_ended_with_its_family(processes: ProcessEngines) -> None:
@@ -94,7 +94,7 @@ async def test_an_adopted_engine_is_ended_with_its_family(processes: ProcessEngi
     await until("the engine's child", lambda: len(numbers(pids)) == 2)
 
     runtime = processes.runtime()
-    await runtime.stop((await only(runtime)).name, 30)
+    await runtime.stop_replica((await only(runtime)).name, 30)
     assert [pid for pid in numbers(pids) if running(pid)] == []
 
 
@@ -103,10 +103,10 @@ async def test_a_controller_that_died_before_the_spawn_leaves_a_half_created_rep
     runtime = processes.runtime()
     seen = await only(runtime)
     assert seen.phase is Phase.CREATED
-    await runtime.start(processes.request(processes.shell(RUN)))
+    await runtime.start_replica(processes.request(processes.shell(RUN)))
     assert (await only(runtime)).phase is Phase.CREATED
-    await runtime.remove(seen.name)
-    assert await runtime.list() == []
+    await runtime.remove_replica(seen.name)
+    assert await runtime.list_replicas() == []
 
 
 async def test_an_engine_whose_start_was_not_recorded_is_adopted(processes: ProcessEngines) -> None:
@@ -116,7 +116,7 @@ async def test_an_engine_whose_start_was_not_recorded_is_adopted(processes: Proc
     assert seen.phase is Phase.RUNNING
     pid = processes.leader(seen.name)
     assert running(pid)
-    await runtime.stop(seen.name, 30)
+    await runtime.stop_replica(seen.name, 30)
     assert not running(pid)
 
 
@@ -137,7 +137,7 @@ async def test_a_child_that_was_not_yet_the_engine_cannot_escape(
     seen = await only(runtime)
     assert seen.phase is Phase.CREATED
     if removed_before_exec:
-        remove = asyncio.create_task(runtime.remove(seen.name))
+        remove = asyncio.create_task(runtime.remove_replica(seen.name))
         done, _ = await asyncio.wait([remove], timeout=0.2)
         assert not done
         (processes.root / "go").touch()
@@ -149,5 +149,5 @@ async def test_a_child_that_was_not_yet_the_engine_cannot_escape(
         seen = await only(runtime)
         assert seen.phase is Phase.RUNNING
         assert processes.record(seen.name).pid == child
-        await runtime.stop(seen.name, 30)
-    assert await runtime.list() == []
+        await runtime.stop_replica(seen.name, 30)
+    assert await runtime.list_replicas() == []

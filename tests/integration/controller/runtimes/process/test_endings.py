@@ -55,16 +55,16 @@ async def test_an_engine_is_asked_once_and_may_clean_up(processes: ProcessEngine
         kill -9 $cleaner && echo cleaned
     """
     request = processes.request(processes.shell(body))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await until("the engine's children", lambda: len(numbers(pids)) == 2)
-    stop = asyncio.create_task(runtime.stop(request.name, 3600))
+    stop = asyncio.create_task(runtime.stop_replica(request.name, 3600))
     await until("the end of the engine's child", lambda: not running(numbers(pids)[0]))
     await until("the engine's answer to SIGTERM", lambda: processes.log(request.name).read_text() != "")
     go.touch()
     await until("a program that cleans up", helper.exists)
     last.touch()
     await stop
-    assert await runtime.log_tail(request.name) == "asked\ncleaned"
+    assert await runtime.read_log_tail(request.name) == "asked\ncleaned"
 
 
 async def test_what_an_ending_engine_leaves_is_asked_too(processes: ProcessEngines) -> None:
@@ -82,24 +82,24 @@ async def test_what_an_ending_engine_leaves_is_asked_too(processes: ProcessEngin
         while :; do :; done
     """
     request = processes.request(processes.shell(body))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await until("the engine's child", up.exists)
-    stop = asyncio.create_task(runtime.stop(request.name, 3600))
+    stop = asyncio.create_task(runtime.stop_replica(request.name, 3600))
     await until("what the engine starts as it ends", lambda: len(numbers(pids)) == 1)
     await until("the end of what it started", lambda: not running(numbers(pids)[0]))
     go.touch()
     await stop
-    assert await runtime.log_tail(request.name) == "asked"
+    assert await runtime.read_log_tail(request.name) == "asked"
 
 
 async def test_the_whole_family_is_ended(processes: ProcessEngines, bystander: int) -> None:
     runtime = processes.runtime()
     pids = processes.root / "pids"
     request = processes.request(processes.shell(family(pids)))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await until("four descendants", lambda: len(numbers(pids)) == 4)
     assert all(running(pid) for pid in numbers(pids))
-    await runtime.stop(request.name, 30)
+    await runtime.stop_replica(request.name, 30)
     assert [pid for pid in numbers(pids) if running(pid)] == []
     assert bystander not in numbers(pids)
 
@@ -111,12 +111,12 @@ async def test_what_a_dead_engine_leaves_is_ended_before_it_counts_as_ended(
     runtime = processes.runtime()
     pids = processes.root / "pids"
     request = processes.request(processes.shell(family(pids)))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await until("four descendants", lambda: len(numbers(pids)) == 4)
     if adopted:
         runtime = processes.runtime()
-        await runtime.list()
-    events = runtime.events()
+        await runtime.list_replicas()
+    events = runtime.watch_events()
     processes.kill(request.name)
     await anext(events)
     seen = await only(runtime)
@@ -128,7 +128,7 @@ async def test_what_a_dead_engine_leaves_is_ended_before_it_counts_as_ended(
             await anext(events)
         seen = await only(runtime)
     assert [pid for pid in numbers(pids) if running(pid)] == []
-    await runtime.remove(request.name)
+    await runtime.remove_replica(request.name)
     await runtime.close()
 
 
@@ -144,11 +144,11 @@ async def test_a_process_without_its_main_thread_has_not_ended(processes: Proces
     )
     runtime = processes.runtime()
     request = processes.request(processes.shell(f"{sys.executable} {script} & {RUN}"))
-    await runtime.start(request)
+    await runtime.start_replica(request)
 
     def without_main_thread() -> bool:
         stat = read_stat(numbers(pids)[0]) if numbers(pids) else None
-        return stat is not None and stat.exiting
+        return stat is not None and stat.is_exiting
 
     await until("the end of a main thread", without_main_thread)
     (pid,) = numbers(pids)
@@ -156,13 +156,13 @@ async def test_a_process_without_its_main_thread_has_not_ended(processes: Proces
     processes.kill(request.name)
     await exited(runtime)
     assert not running(pid)
-    await runtime.remove(request.name)
+    await runtime.remove_replica(request.name)
 
 
 async def test_a_pid_that_was_given_out_again_is_somebody_else(processes: ProcessEngines, bystander: int) -> None:
     runtime = processes.runtime()
     request = processes.request(processes.shell("exit 0"))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await exited(runtime)
     stat = read_stat(bystander)
     assert stat is not None
@@ -172,15 +172,15 @@ async def test_a_pid_that_was_given_out_again_is_somebody_else(processes: Proces
 
     later = processes.runtime()
     assert (await only(later)).phase is Phase.EXITED
-    await later.stop(request.name, 0)
-    assert await later.list() == []
+    await later.stop_replica(request.name, 0)
+    assert await later.list_replicas() == []
 
 
 async def test_a_session_number_that_was_given_out_again_is_somebody_elses(processes: ProcessEngines) -> None:
     """The new holder of the engine's pid has led a session too, and is gone: only its child is left."""
     runtime = processes.runtime()
     request = processes.request(processes.shell("exit 0"))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await exited(runtime)
     session, child = await asyncio.to_thread(orphan)
     changes = {"pid": session, "start_ticks": 1, "ended": False}
@@ -189,7 +189,7 @@ async def test_a_session_number_that_was_given_out_again_is_somebody_elses(proce
 
     later = processes.runtime()
     assert (await only(later)).phase is Phase.EXITED
-    await later.remove(request.name)
+    await later.remove_replica(request.name)
     assert running(child)
     os.kill(child, signal.SIGKILL)
 
@@ -212,7 +212,7 @@ def orphan() -> tuple[int, int]:
 async def test_a_record_from_before_a_reboot_has_ended(processes: ProcessEngines, bystander: int) -> None:
     runtime = processes.runtime()
     request = processes.request(processes.shell("exit 0"))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await exited(runtime)
     stat = read_stat(bystander)
     assert stat is not None
@@ -222,7 +222,7 @@ async def test_a_record_from_before_a_reboot_has_ended(processes: ProcessEngines
 
     later = processes.runtime()
     assert (await only(later)).phase is Phase.EXITED
-    await later.stop(request.name, 0)
+    await later.stop_replica(request.name, 0)
 
 
 async def test_starts_and_ends_leave_nothing(processes: ProcessEngines) -> None:
@@ -232,9 +232,9 @@ async def test_starts_and_ends_leave_nothing(processes: ProcessEngines) -> None:
     fds: set[int] = set()
     for attempt in range(1, 1 + campaign_count(5, 50)):
         request = processes.request(definition, attempt=attempt)
-        await runtime.start(request)
-        await runtime.list()
-        await runtime.stop(request.name, 30)
+        await runtime.start_replica(request)
+        await runtime.list_replicas()
+        await runtime.stop_replica(request.name, 30)
         if attempt == 1:
             fds = open_fds()
     await runtime.close()

@@ -13,7 +13,7 @@ from controller.schema.desired import Definition
 from tests.support.clockwork_folders import make_ct2
 from tests.support.process_engines import ProcessEngines
 from tests.support.runtime_contract import exited, only, ready, running, serve_and_end
-from worker.clockwork import SENTENCE, make
+from worker.clockwork import SENTENCE, make_model
 
 pytestmark = pytest.mark.engines
 
@@ -28,10 +28,10 @@ async def test_a_killed_launcher_takes_its_server_along(
     processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(processes.root))
-    make(processes.models / "clockwork.gguf")
+    make_model(processes.models / "clockwork.gguf")
     runtime = processes.runtime()
     request = processes.request(processes.llama_server("clockwork.gguf"))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await ready(runtime)
     family = processes.pids(request.name)
     assert len(family) > 1
@@ -40,7 +40,7 @@ async def test_a_killed_launcher_takes_its_server_along(
     assert seen.exit is not None
     assert seen.exit.code == -signal.SIGKILL
     assert [each for each in family if running(each)] == []
-    await runtime.remove(request.name)
+    await runtime.remove_replica(request.name)
     await runtime.close()
 
 
@@ -51,7 +51,7 @@ async def test_preflight_tells_which_program_or_package_is_missing(
     (processes.models / "m.gguf").write_bytes(b"GGUF")
 
     async def error(definition: Definition) -> str | None:
-        return (await runtime.preflight("m", definition, None)).error
+        return (await runtime.check_preflight("m", definition, None)).error
 
     missing = processes.root / "llama-server"
     named = LlamaServerDefinition(model_path="m.gguf", llama_server_binary=str(missing))
@@ -63,7 +63,7 @@ async def test_preflight_tells_which_program_or_package_is_missing(
 
 async def test_what_is_gone_renders_no_more(processes: ProcessEngines) -> None:
     runtime, definition = processes.runtime(), processes.stub()
-    await runtime.start(processes.request(definition))
+    await runtime.start_replica(processes.request(definition))
     seen = await only(runtime)
-    await runtime.stop(seen.name, 0)
-    assert await runtime.rendered(seen, definition, None) is None
+    await runtime.stop_replica(seen.name, 0)
+    assert await runtime.render_replica(seen, definition, None) is None

@@ -22,16 +22,16 @@ async def killed_engine_is_an_event(processes: ProcessEngines, *, adopted: bool)
     """The test, for any event loop."""
     runtime = processes.runtime()
     request = processes.request(processes.shell(RUN))
-    await runtime.start(request)
+    await runtime.start_replica(request)
     if adopted:
         runtime = processes.runtime()
-        await runtime.list()
-    events = runtime.events()
+        await runtime.list_replicas()
+    events = runtime.watch_events()
     processes.kill(request.name)
     async with asyncio.timeout(60):
         await anext(events)
     assert (await only(runtime)).phase is Phase.EXITED
-    await runtime.remove(request.name)
+    await runtime.remove_replica(request.name)
     await runtime.close()
 
 
@@ -48,8 +48,8 @@ async def test_an_event_needs_no_timer(processes: ProcessEngines, monkeypatch: p
     timers: list[float] = []
     runtime = processes.runtime()
     request = processes.request(processes.shell(RUN))
-    await runtime.start(request)
-    await runtime.list()
+    await runtime.start_replica(request)
+    await runtime.list_replicas()
     loop = asyncio.get_running_loop()
     real = loop.call_later
 
@@ -58,7 +58,7 @@ async def test_an_event_needs_no_timer(processes: ProcessEngines, monkeypatch: p
         return real(delay, *args, **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(loop, "call_later", call_later)
-    events = runtime.events()
+    events = runtime.watch_events()
     processes.kill(request.name)
     await anext(events)
     assert timers == []
@@ -68,7 +68,7 @@ async def test_an_event_needs_no_timer(processes: ProcessEngines, monkeypatch: p
 async def test_a_closed_runtime_has_no_events(processes: ProcessEngines) -> None:
     runtime = processes.runtime()
     await runtime.close()
-    assert [each async for each in runtime.events()] == []
+    assert [each async for each in runtime.watch_events()] == []
 
 
 async def test_many_ends_may_be_one_event(processes: ProcessEngines) -> None:
@@ -77,14 +77,14 @@ async def test_many_ends_may_be_one_event(processes: ProcessEngines) -> None:
     names = []
     for attempt in range(1, 6):
         request = processes.request(definition, attempt=attempt)
-        await runtime.start(request)
+        await runtime.start_replica(request)
         names.append(request.name)
-    events = runtime.events()
+    events = runtime.watch_events()
     for name in names:
         processes.kill(name)
     count = 0
     async with asyncio.timeout(60):
-        while count == 0 or any(seen.phase is Phase.RUNNING for seen in await runtime.list()):
+        while count == 0 or any(seen.phase is Phase.RUNNING for seen in await runtime.list_replicas()):
             await anext(events)
             count += 1
     assert count <= len(names)
@@ -97,9 +97,9 @@ async def test_an_end_before_the_watch_is_reported_too() -> None:
     stat = read_stat(os.getpid())
     assert stat is not None
     never, reused = Process(2**22 + 1, 1), Process(os.getpid(), stat.process.start_ticks - 1)
-    watch.add(never)
-    watch.add(reused)
-    watch.add(reused)
+    watch.add_process(never)
+    watch.add_process(reused)
+    watch.add_process(reused)
     async with asyncio.timeout(60):
         assert {await ended.get(), await ended.get()} == {never, reused}
     watch.close()
@@ -117,9 +117,9 @@ async def test_without_pidfds_ends_are_looked_for(
     await killed_engine_is_an_event(processes, adopted=False)
     runtime = processes.runtime()
     request = processes.request(processes.shell(RUN), attempt=2)
-    await runtime.start(request)
-    await runtime.stop(request.name, 30)
-    assert await runtime.list() == []
+    await runtime.start_replica(request)
+    await runtime.stop_replica(request.name, 30)
+    assert await runtime.list_replicas() == []
 
 
 async def test_waiting_has_its_limit() -> None:

@@ -21,7 +21,7 @@ from controller.runtimes.base import RuntimeUnavailableError, StartError
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process import launch
 from controller.runtimes.process import runtime as process_runtime
-from controller.runtimes.process.stat import Process, alive
+from controller.runtimes.process.stat import Process, is_alive
 from controller.state import Gpu
 from tests.fakes.fake_nvml import FakeNvml
 from tests.support.process_engines import INSTANCE, ProcessEngines, wait_for
@@ -35,23 +35,23 @@ async def test_an_end_waits_for_a_start_whose_caller_has_gone(processes: Process
     go = threading.Event()
 
     class SlowReader(NvmlReader):
-        def read(self) -> tuple[Gpu, ...] | None:
+        def read_gpus(self) -> tuple[Gpu, ...] | None:
             go.wait(60)
             return (Gpu("GPU-a", 0, "NVIDIA Fake", 1000),)
 
     runtime = processes.runtime(nvml=SlowReader(FakeNvml()))
     request = processes.request(processes.shell(RUN), claims={"GPU-a": 10})
-    start = asyncio.create_task(runtime.start(request))
+    start = asyncio.create_task(runtime.start_replica(request))
     await asyncio.sleep(0)
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
-    stop = asyncio.create_task(runtime.stop(request.name, 30))
+    stop = asyncio.create_task(runtime.stop_replica(request.name, 30))
     done, _ = await asyncio.wait([stop], timeout=0.1)
     assert not done
     go.set()
     await stop
-    assert await runtime.list() == []
+    assert await runtime.list_replicas() == []
 
 
 async def test_an_end_in_the_middle_of_a_look_keeps_its_code(
@@ -59,11 +59,11 @@ async def test_an_end_in_the_middle_of_a_look_keeps_its_code(
 ) -> None:
     def ends_now(leader: Process) -> bool:
         os.kill(leader.pid, signal.SIGKILL)
-        wait_for(lambda: not alive(leader), "the engine's end")
+        wait_for(lambda: not is_alive(leader), "the engine's end")
         return False
 
     runtime = processes.runtime()
-    await runtime.start(processes.request(processes.shell(RUN)))
+    await runtime.start_replica(processes.request(processes.shell(RUN)))
     monkeypatch.setattr(process_runtime, "alive", ends_now)
     seen = await only(runtime)
     assert seen.exit is not None
@@ -83,7 +83,7 @@ async def test_the_engine_gets_a_curated_environment(
     body = f"env > {out}.new; readlink /proc/self/fd/0 >> {out}.new; pwd >> {out}.new; mv {out}.new {out}; {RUN}"
     request = processes.request(processes.shell(body, env={"MINE": "yes", "CUDA_VISIBLE_DEVICES": "7"}))
     with stdin_of_ours():
-        await runtime.start(request)
+        await runtime.start_replica(request)
     await until("the engine's environment", out.exists)
     lines = out.read_text().splitlines()
     env = dict(line.split("=", 1) for line in lines[:-2])
@@ -101,7 +101,7 @@ async def test_the_engine_gets_a_curated_environment(
 
     pid = processes.leader(request.name)
     assert os.getsid(pid) == pid
-    await runtime.stop(request.name, 30)
+    await runtime.stop_replica(request.name, 30)
 
 
 @contextmanager
@@ -126,18 +126,18 @@ async def test_claims_make_gpus_visible_by_their_pci_index(processes: ProcessEng
     out = processes.root / "env"
     body = f'echo "$CUDA_DEVICE_ORDER $CUDA_VISIBLE_DEVICES" > {out}.new; mv {out}.new {out}; {RUN}'
     request = processes.request(processes.shell(body), claims={"GPU-c": 100, "GPU-b": 100})
-    await runtime.start(request)
+    await runtime.start_replica(request)
     await until("the engine's environment", out.exists)
     assert out.read_text() == "PCI_BUS_ID 1,2\n"
     assert (await only(runtime)).claims == {"GPU-c": 100, "GPU-b": 100}
-    await runtime.stop(request.name, 30)
+    await runtime.stop_replica(request.name, 30)
 
     with pytest.raises(StartError, match="GPU GPU-x is not there"):
-        await runtime.start(processes.request(processes.shell(RUN), claims={"GPU-x": 1}))
+        await runtime.start_replica(processes.request(processes.shell(RUN), claims={"GPU-x": 1}))
     fake.fail("Unknown")
     with pytest.raises(StartError, match="cannot be read: Unknown Error"):
-        await runtime.start(request)
-    assert await runtime.list() == []
+        await runtime.start_replica(request)
+    assert await runtime.list_replicas() == []
 
 
 async def test_a_mig_instance_is_shown_to_its_engine_by_uuid(processes: ProcessEngines) -> None:
@@ -146,7 +146,7 @@ async def test_a_mig_instance_is_shown_to_its_engine_by_uuid(processes: ProcessE
     runtime = processes.runtime(nvml=NvmlReader(fake))
     out = processes.root / "env"
     body = f'echo "$CUDA_DEVICE_ORDER $CUDA_VISIBLE_DEVICES" > {out}.new; mv {out}.new {out}; {RUN}'
-    await runtime.start(processes.request(processes.shell(body), claims={"MIG-x": 4000}))
+    await runtime.start_replica(processes.request(processes.shell(body), claims={"MIG-x": 4000}))
     await until("the engine's environment", out.exists)
     assert out.read_text() == "PCI_BUS_ID MIG-x\n"
     assert (await only(runtime)).claims == {"MIG-x": 4000}
@@ -157,14 +157,14 @@ async def test_a_program_that_cannot_be_run_leaves_nothing(processes: ProcessEng
     runtime = processes.runtime()
     request, words = processes.unstartable()
     with pytest.raises(StartError, match=words) as caught:
-        await runtime.start(request)
+        await runtime.start_replica(request)
     assert caught.value.permanent
     program = processes.root / "odd"
     program.write_text("neither a script nor a program")
     program.chmod(0o755)
     with pytest.raises(StartError, match="Exec format error"):
-        await runtime.start(processes.request(processes.shell(RUN, llama_server_binary=str(program))))
-    assert await runtime.list() == []
+        await runtime.start_replica(processes.request(processes.shell(RUN, llama_server_binary=str(program))))
+    assert await runtime.list_replicas() == []
     assert not [path for path in processes.state.rglob("*") if path.is_file()]
 
 
@@ -173,7 +173,7 @@ async def test_a_taken_port_shows_as_an_early_end(processes: ProcessEngines) -> 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         args = ["--port", str(taken.getsockname()[1])]
         request = processes.request(processes.stub(extra_args=args))
-        await runtime.start(request)
+        await runtime.start_replica(request)
         seen = await exited(runtime)
     assert seen.exit is not None
     assert seen.exit.code == 3
@@ -191,11 +191,11 @@ async def test_engines_that_start_together_have_different_ports(
     runtime = processes.runtime()
     definition = processes.shell(RUN)
     requests = [processes.request(definition, attempt=attempt) for attempt in range(1, 9)]
-    await asyncio.gather(*(runtime.start(request) for request in requests))
-    urls = {seen.base_url for seen in await runtime.list()}
+    await asyncio.gather(*(runtime.start_replica(request) for request in requests))
+    urls = {seen.base_url for seen in await runtime.list_replicas()}
     assert urls == {f"http://127.0.0.1:{port}" for port in range(40_000, 40_008)}
     for request in requests:
-        await runtime.stop(request.name, 30)
+        await runtime.stop_replica(request.name, 30)
 
 
 async def test_files_and_folders_are_for_their_owner_alone(processes: ProcessEngines) -> None:
@@ -203,23 +203,23 @@ async def test_files_and_folders_are_for_their_owner_alone(processes: ProcessEng
     try:
         runtime = processes.runtime(log_mib=1)
         request = processes.request(processes.shell(f"echo hello; {RUN}"))
-        await runtime.start(request)
+        await runtime.start_replica(request)
         await until("output", lambda: processes.log(request.name).stat().st_size > 0)
-        await runtime.stop(request.name, 30)
-        await runtime.start(request)
+        await runtime.stop_replica(request.name, 30)
+        await runtime.start_replica(request)
     finally:
         os.umask(before)
     paths = [path for path in processes.state.rglob("*") if path.parent != processes.state / "work" / request.name]
     assert {path.relative_to(processes.state).parts[0] for path in paths} == {"replicas", "logs", "work", "cache"}
     for path in paths:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
-    await runtime.stop(request.name, 30)
+    await runtime.stop_replica(request.name, 30)
 
 
 async def test_names_of_other_instances_are_refused(processes: ProcessEngines) -> None:
     other = processes.other_instance().runtime()
     name = processes.request(processes.shell(RUN)).name
-    for end in (other.stop(name, 0), other.remove(name)):
+    for end in (other.stop_replica(name, 0), other.remove_replica(name)):
         with pytest.raises(ValueError, match="not a replica of instance test2"):
             await end
 
@@ -229,12 +229,12 @@ async def test_a_record_that_cannot_be_read_makes_the_state_unknown(processes: P
     runtime = processes.runtime()
     processes.record_path(f"rh-{INSTANCE}-m-0-12345678-1").write_text(content)
     with pytest.raises(RuntimeUnavailableError, match="is no record of schema version 1"):
-        await runtime.list()
+        await runtime.list_replicas()
     processes.record_path("rh-another-m-0-12345678-1").write_text(content)
     processes.record_path(f"rh-{INSTANCE}-m-0-12345678-1").unlink()
-    assert await runtime.list() == []
+    assert await runtime.list_replicas() == []
 
 
 async def test_there_are_no_images(processes: ProcessEngines) -> None:
     with pytest.raises(StartError, match="no images"):
-        await processes.runtime().pull("an/image")
+        await processes.runtime().pull_image("an/image")

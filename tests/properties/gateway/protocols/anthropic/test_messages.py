@@ -8,8 +8,8 @@ from typing import Any, Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.protocols.anthropic.request import prompt_of
-from gateway.protocols.anthropic.stream_collector import MessagesGathering
+from gateway.protocols.anthropic.request import read_prompt
+from gateway.protocols.anthropic.stream_collector import MessagesCollector
 from gateway.protocols.anthropic.via_chat import MESSAGES_OVER_CHAT
 from gateway.protocols.common.conversation import (
     Answer,
@@ -86,7 +86,9 @@ def prompts(draw: st.DrawFn) -> Prompt:
         thinking=thinking,
         thinking_tokens=draw(st.none() | st.integers(1, 9)) if thinking == "enabled" else None,
         effort=draw(st.sampled_from([None, "low", "medium", "high", "xhigh"])),
-        passed=draw(st.dictionaries(st.sampled_from(["temperature", "top_k", "min_p", "user"]), NAMES, max_size=3)),
+        passed_fields=draw(
+            st.dictionaries(st.sampled_from(["temperature", "top_k", "min_p", "user"]), NAMES, max_size=3)
+        ),
     )
 
 
@@ -132,7 +134,7 @@ def request_of(prompt: Prompt, *, apart: bool) -> Fields:
         else:
             messages.append({"role": role, "content": blocks})
     kinds = {"auto": "auto", "none": "none", "required": "any", "named": "tool"}
-    fields: Fields = {**prompt.passed, "model": "m", "messages": messages, "max_tokens": prompt.max_tokens}
+    fields: Fields = {**prompt.passed_fields, "model": "m", "messages": messages, "max_tokens": prompt.max_tokens}
     fields["system"] = [block_of(Text(turn.text)) for turn in system]
     fields["stop_sequences"] = list(prompt.stop)
     fields["tools"] = [
@@ -155,7 +157,7 @@ def request_of(prompt: Prompt, *, apart: bool) -> Fields:
 @given(prompts(), st.booleans())
 @settings(max_examples=campaign_count(40, 1_000))
 def test_a_conversation_survives_the_way_through_a_request(prompt: Prompt, apart: bool) -> None:
-    assert prompt_of(json.loads(json.dumps(request_of(prompt, apart=apart)))) == prompt
+    assert read_prompt(json.loads(json.dumps(request_of(prompt, apart=apart)))) == prompt
 
 
 ANSWERS = st.builds(
@@ -222,24 +224,24 @@ def test_a_stream_gathered_is_the_whole_message(data: st.DataObject) -> None:
     parts = data.draw(streams(answer))
     asked = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
     request = parse_request(json.dumps(asked).encode(), may_stream=True)
-    MESSAGES_OVER_CHAT.check(request, route("m"))
-    translate = MESSAGES_OVER_CHAT.whole(request)
+    MESSAGES_OVER_CHAT.check_request(request, route("m"))
+    translate = MESSAGES_OVER_CHAT.get_body_converter(request)
     assert translate is not None
     whole = json.loads(translate(json.dumps(chat_of(answer)).encode()))
     checked_message(whole)
-    made = MESSAGES_OVER_CHAT.gathering(request)
+    made = MESSAGES_OVER_CHAT.open_collector(request)
     assert made is not None
-    events = MESSAGES_OVER_CHAT.events(request)
+    events = MESSAGES_OVER_CHAT.open_stream(request)
     sent = b""
     for part in parts:
-        made.feed(part)
-        sent += events.feed(part)
-    sent += events.finish()
+        made.feed_data(part)
+        sent += events.feed_data(part)
+    sent += events.finish_stream()
     assert events.is_complete
     assert events.usage == made.usage
     checked_events(sent)
-    gathered = MessagesGathering("m")
-    gathered.feed(sent)
-    for result in (made.result(), gathered.result()):
+    gathered = MessagesCollector("m")
+    gathered.feed_data(sent)
+    for result in (made.build_result(), gathered.build_result()):
         assert result is not None
         assert (result[0], json.loads(result[1])) == (200, whole)

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.protocols.embeddings.codec import Shortening, shortened
+from gateway.protocols.embeddings.codec import Shortening, shorten_vectors
 from tests.support.campaign import campaign_count
 
 numbers = st.floats(-1e6, 1e6, width=32)
@@ -29,7 +29,7 @@ def answer(embeddings: list[Any]) -> dict[str, Any]:
 
 
 def cut(embeddings: list[Any], dimensions: int) -> list[Any]:
-    made = shortened(answer(embeddings), Shortening(dimensions, is_declared=True, model="m"))
+    made = shorten_vectors(answer(embeddings), Shortening(dimensions, is_declared=True, model="m"))
     assert made is not None
     assert [item["index"] for item in made["data"]] == list(range(len(embeddings)))
     return [item["embedding"] for item in made["data"]]

@@ -157,7 +157,7 @@ def asked_for(prompt: Prompt, draw: Draw) -> Fields:
         "max_output_tokens": prompt.max_tokens,
         "thinking": prompt.thinking or "default",
         "reasoning": {"effort": prompt.effort},
-        **prompt.passed,
+        **prompt.passed_fields,
     }
 
 
@@ -176,7 +176,7 @@ def prompts(draw: st.DrawFn) -> Prompt:
         max_tokens=draw(st.none() | st.integers(1, 99)),
         thinking=draw(st.sampled_from([None, "enabled", "disabled"])),
         effort=draw(st.sampled_from([None, "none", "minimal", "high"])),
-        passed=draw(
+        passed_fields=draw(
             st.fixed_dictionaries(
                 {}, optional={"temperature": st.floats(0, 2), "top_k": st.integers(1, 9), "user": words}
             )
@@ -188,11 +188,11 @@ def prompts(draw: st.DrawFn) -> Prompt:
 @given(draw=st.data(), prompt=prompts(), places=st.integers(0, 9))
 def test_items_say_what_they_were_made_of(draw: st.DataObject, prompt: Prompt, places: int) -> None:
     fields = asked_for(prompt, draw.draw)
-    assert responses.read(fields, context()) == prompt
+    assert responses.read_prompt(fields, context()) == prompt
     # It is the same whether a part of the items came before, and is only referred to, or all come at once.
     before, own = fields["input"][:places], fields["input"][places:]
     follows = {**fields, "input": own, "previous_response_id": "resp_0"}
-    assert responses.read(follows, context(history=tuple(before))) == prompt
+    assert responses.read_prompt(follows, context(history=tuple(before))) == prompt
 
 
 @settings(max_examples=campaign_count(40, 1_000))
@@ -200,10 +200,10 @@ def test_items_say_what_they_were_made_of(draw: st.DataObject, prompt: Prompt, p
 def test_what_is_kept_of_the_input_says_the_same(draw: st.DataObject, prompt: Prompt) -> None:
     fields = asked_for(prompt, draw.draw)
     made = context(stores=True)
-    responses.read(fields, made)
+    responses.read_prompt(fields, made)
     ids = [item["id"] for item in made.input_items]
     assert len(set(ids)) == len(ids) == len(fields["input"])
-    assert responses.read({**fields, "input": list(made.input_items)}, context()) == prompt
+    assert responses.read_prompt({**fields, "input": list(made.input_items)}, context()) == prompt
 
 
 # What is answered.
@@ -266,7 +266,7 @@ def request_of(custom: str | None, *, stream: bool, is_open: bool) -> InferenceR
     fields: Fields = {"model": "m", "input": "Hi", "tools": tools}
     request = InferenceRequest(b"", fields, "m", stream=stream, wants_usage=False)
     request.state = context(is_open_responses=is_open)
-    request.prompt = RESPONSES_OVER_CHAT.read(request)
+    request.prompt = RESPONSES_OVER_CHAT.read_request(request)
     return request
 
 
@@ -278,8 +278,8 @@ def streamed(choices: list[Fields]) -> bytes:
 
 def passed(request: InferenceRequest, parts: list[bytes]) -> bytes:
     """What comes out of the parts of a stream."""
-    events = RESPONSES_OVER_CHAT.events(request)
-    out = b"".join([events.feed(part) for part in parts]) + events.finish()
+    events = RESPONSES_OVER_CHAT.open_stream(request)
+    out = b"".join([events.feed_data(part) for part in parts]) + events.finish_stream()
     assert events.is_complete
     return out
 
@@ -293,7 +293,7 @@ def test_a_stream_says_what_the_whole_answer_says(
     names_called = [call["function"]["name"] for call in choice["message"].get("tool_calls", ())]
     custom = names_called[0] if names_called and custom else custom
     blocking = request_of(custom, stream=False, is_open=is_open)
-    translate = RESPONSES_OVER_CHAT.whole(blocking)
+    translate = RESPONSES_OVER_CHAT.get_body_converter(blocking)
     assert translate is not None
     whole = json.loads(translate(json.dumps({"id": "x", "choices": [choice], "usage": USAGE}).encode()))
     stream = request_of(custom, stream=True, is_open=is_open)
@@ -302,11 +302,11 @@ def test_a_stream_says_what_the_whole_answer_says(
     assert whole == blocking.state.response == stream.state.response
     assert whole["usage"]["input_tokens_details"]["cached_tokens"] == 2
 
-    gathering = RESPONSES_OVER_CHAT.gathering(request_of(custom, stream=False, is_open=is_open))
+    gathering = RESPONSES_OVER_CHAT.open_collector(request_of(custom, stream=False, is_open=is_open))
     assert gathering is not None
     for part in parts:
-        gathering.feed(part)
-    result = gathering.result()
+        gathering.feed_data(part)
+    result = gathering.build_result()
     assert result is not None
     assert json.loads(result[1]) == whole
 
@@ -324,19 +324,19 @@ def test_a_stream_that_breaks_off_ends_as_one_should(
     made: tuple[list[Fields], Fields], places: list[int], length: int, code: str, message: str, is_open: bool
 ) -> None:
     request = request_of(None, stream=True, is_open=is_open)
-    events = RESPONSES_OVER_CHAT.events(request)
+    events = RESPONSES_OVER_CHAT.open_stream(request)
     whole = streamed(made[0])
     whole = whole[: min(length, len(whole) - 20)]
-    out = b"".join([events.feed(part) for part in cut(whole, places)]) + events.finish()
-    out += events.failure(RoundhouseError(code, message, param="p"), "r")
+    out = b"".join([events.feed_data(part) for part in cut(whole, places)]) + events.finish_stream()
+    out += events.fail_stream(RoundhouseError(code, message, param="p"), "r")
     assert events.is_complete
     response = folded(out, is_open=is_open)
     assert response == request.state.response
     assert (response["status"], response["error"]["message"]) == ("failed", message)
     error = events_in(out)[-2]
-    assert error["error"] == RoundhouseError(code, message, param="p").envelope("r").error.model_dump()
+    assert error["error"] == RoundhouseError(code, message, param="p").build_envelope("r").error.model_dump()
     assert (error["code"], error["message"], error["param"]) == (code, message, "p")
-    assert events.failure(RoundhouseError(code, message), "r") == b""
+    assert events.fail_stream(RoundhouseError(code, message), "r") == b""
 
 
 @settings(max_examples=campaign_count(40, 1_000))
@@ -346,6 +346,6 @@ def test_a_stream_that_breaks_off_ends_as_one_should(
 )
 @example(stream=b'data: {"choices":[{"delta":{"tool_calls":[{"index":[],"id":3,"function":7}]}}]}\n\n', places=[])
 def test_garbage_harms_nothing(stream: bytes, places: list[int]) -> None:
-    events = RESPONSES_OVER_CHAT.events(request_of(None, stream=True, is_open=False))
-    out = b"".join([events.feed(part) for part in cut(stream, places)]) + events.finish()
-    folded(out + events.failure(RoundhouseError("engine_disconnected", "Gone."), "r"))
+    events = RESPONSES_OVER_CHAT.open_stream(request_of(None, stream=True, is_open=False))
+    out = b"".join([events.feed_data(part) for part in cut(stream, places)]) + events.finish_stream()
+    folded(out + events.fail_stream(RoundhouseError("engine_disconnected", "Gone."), "r"))

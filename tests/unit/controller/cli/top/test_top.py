@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 from controller.cli.output import time_words
 from controller.cli.top.token_rates import TokenSample, token_rates, tokens_of
 from controller.cli.top.view import TopView
@@ -41,7 +41,7 @@ async def api(folder: Path) -> AsyncIterator[FakeControlApi]:
 
 def finished(metrics: Metrics, model: str, tokens: int) -> None:
     usage = Usage(prompt=1000, completion=tokens)
-    metrics.series(model, "/v1/chat/completions").finished(200, 1.0, 0.1, usage)
+    metrics.series_of(model, "/v1/chat/completions").count_finished(200, 1.0, 0.1, usage)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_the_busiest_come_first() -> None:
 
 async def test_one_table_without_a_terminal(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.memory = GpuMemoryAnswer(gpus=[CARD], models=[], error=None)
-    assert await roundhouse(api, "top", *NO_GATEWAY) == Exit.DONE
+    assert await roundhouse(api, "top", *NO_GATEWAY) == ExitCode.DONE
     assert capsys.readouterr().out == (
         "GPU 0 H200: 4MiB / 9MiB\n"
         "MODEL  STATE   READY  IN FLIGHT  QUEUE  TOKENS/S  MEMORY\n"
@@ -119,13 +119,13 @@ async def test_one_table_without_a_terminal(api: FakeControlApi, capsys: pytest.
 async def test_what_keeps_the_controller_from_its_work(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     problem = Problem(file="models.yaml", line=1, message="not YAML 1.2")
     api.trouble = {"paused": True, "observation_error": "docker is away", "desired_problems": [problem]}
-    assert await roundhouse(api, "top", *NO_GATEWAY) == Exit.DONE
+    assert await roundhouse(api, "top", *NO_GATEWAY) == ExitCode.DONE
     assert capsys.readouterr().out.splitlines()[:-2] == [
         "paused: the controller observes and does not act; `roundhouse resume` ends it",
         f"what runs cannot be seen since {time_words(1000.0)}: docker is away",
         "models.yaml:1: not YAML 1.2 (what was last good rules)",
     ]
-    assert await roundhouse(api, "top", "--json", *NO_GATEWAY) == Exit.DONE
+    assert await roundhouse(api, "top", "--json", *NO_GATEWAY) == ExitCode.DONE
     shown = json.loads(capsys.readouterr().out)
     assert (shown["paused"], shown["observation_error"], shown["observed_at"]) == (True, "docker is away", 1000.0)
     assert shown["desired_problems"] == [problem.model_dump()]
@@ -134,7 +134,7 @@ async def test_what_keeps_the_controller_from_its_work(api: FakeControlApi, caps
 async def test_the_gateways_counters_give_rates(
     api: FakeControlApi, gateway: tuple[str, Metrics], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await roundhouse(api, "top", "--json", "--interval", "0.1", "--gateway", gateway[0]) == Exit.DONE
+    assert await roundhouse(api, "top", "--json", "--interval", "0.1", "--gateway", gateway[0]) == ExitCode.DONE
     [model] = json.loads(capsys.readouterr().out)["models"]
     assert 0 < model.pop("tokens_per_s") <= 50 / 0.1
     assert model == {
@@ -156,12 +156,12 @@ async def test_the_gateway_is_where_up_listens(
 ) -> None:
     monkeypatch.setenv("ROUNDHOUSE_HOST", "0.0.0.0")
     monkeypatch.setenv("ROUNDHOUSE_PORT", gateway[0].rpartition(":")[2])
-    assert await roundhouse(api, "top", "--json", "--once", "--interval", "0.1") == Exit.DONE
+    assert await roundhouse(api, "top", "--json", "--once", "--interval", "0.1") == ExitCode.DONE
     assert json.loads(capsys.readouterr().out)["models"][0]["tokens_per_s"] > 0
 
 
 async def test_without_a_controller_it_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await roundhouse(FakeControlApi(folder / "none.sock"), "top", *NO_GATEWAY) == Exit.NO_CONTROLLER
+    assert await roundhouse(FakeControlApi(folder / "none.sock"), "top", *NO_GATEWAY) == ExitCode.NO_CONTROLLER
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -178,4 +178,4 @@ async def test_on_a_terminal_it_lives_until_ctrl_c(api: FakeControlApi, gateway:
         program.send_signal(signal.SIGINT)
         async with asyncio.timeout(60):
             _, err = await program.communicate()
-    assert (program.returncode, err) == (Exit.DONE, b"")
+    assert (program.returncode, err) == (ExitCode.DONE, b"")

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli.exit_codes import Exit
+from controller.cli.exit_codes import ExitCode
 from controller.cli.up.supervisor import (
     FIRST_DELAY_S,
     MAX_DELAY_S,
     ChildSpec,
     Ending,
-    Fatal,
+    FatalExit,
     Supervisor,
-    how_ended,
+    ending_words,
     restart_delay_s,
 )
 from tests.support.wait import until
@@ -27,7 +27,10 @@ from tests.support.wait import until
 pytestmark = pytest.mark.slow
 
 FOREVER = "import signal; signal.pause()"
-FATAL = {3: Fatal(Exit.ADDRESS_TAKEN, "its address is taken"), 5: Fatal(Exit.FAILED, "not yet", at_first_only=True)}
+FATAL = {
+    3: FatalExit(ExitCode.ADDRESS_TAKEN, "its address is taken"),
+    5: FatalExit(ExitCode.FAILED, "not yet", at_first_only=True),
+}
 
 
 def spec(name: str, script: str = FOREVER) -> ChildSpec:
@@ -53,7 +56,7 @@ class Watched:
         ending = await self.running
         for child in self.supervisor.children.values():
             child.kill()
-        await self.supervisor.finished()
+        await self.supervisor.wait_until_ended()
         return ending
 
 
@@ -62,7 +65,7 @@ async def test_all_run_until_told_each_in_a_session_of_its_own() -> None:
     await until("both run", lambda: len(watched.pids) == 2)
     for pid in watched.pids.values():
         assert os.getsid(pid) == pid
-    assert await watched.end() == Ending(Exit.DONE)
+    assert await watched.end() == Ending(ExitCode.DONE)
     for pid in watched.pids.values():
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -91,7 +94,7 @@ async def test_a_child_that_ends_at_once_is_told_with_its_exit_code() -> None:
 
 async def test_a_fatal_exit_code_ends_everything() -> None:
     watched = Watched(spec("a", "import sys; sys.exit(3)"), spec("b"))
-    assert await watched.running == Ending(Exit.ADDRESS_TAKEN, "the a ended: its address is taken")
+    assert await watched.running == Ending(ExitCode.ADDRESS_TAKEN, "the a ended: its address is taken")
     assert watched.lines == []
     await watched.end()
 
@@ -113,12 +116,12 @@ async def test_an_exit_that_is_fatal_at_first_only_passes_later(tmp_path: Path) 
 
 async def test_an_exit_that_is_fatal_at_first_is_so_at_first() -> None:
     watched = Watched(spec("a", "import sys; sys.exit(5)"))
-    assert await watched.running == Ending(Exit.FAILED, "the a ended: not yet")
+    assert await watched.running == Ending(ExitCode.FAILED, "the a ended: not yet")
 
 
 async def test_a_child_that_was_told_to_end_by_others_ends_everything() -> None:
     watched = Watched(spec("a", "pass"), spec("b"))
-    assert await watched.running == Ending(Exit.DONE, "the a was told to end")
+    assert await watched.running == Ending(ExitCode.DONE, "the a was told to end")
     await watched.end()
 
 
@@ -126,7 +129,7 @@ async def test_a_program_that_cannot_be_started_is_told() -> None:
     watched = Watched(ChildSpec("a", ("/nonexistent/program",), {}, {}))
     await until("it was tried", lambda: watched.lines)
     assert watched.lines[0] == "the a cannot be started: No such file or directory"
-    assert await watched.end() == Ending(Exit.DONE)
+    assert await watched.end() == Ending(ExitCode.DONE)
 
 
 async def test_killing_takes_the_childs_own_children_along(tmp_path: Path) -> None:
@@ -156,6 +159,6 @@ def test_delays_double_up_to_a_bound() -> None:
 
 
 def test_endings_in_words() -> None:
-    assert how_ended(1) == "ended with exit code 1"
-    assert how_ended(-9) == "was ended by SIGKILL"
-    assert how_ended(-99) == "was ended by signal 99"
+    assert ending_words(1) == "ended with exit code 1"
+    assert ending_words(-9) == "was ended by SIGKILL"
+    assert ending_words(-99) == "was ended by signal 99"

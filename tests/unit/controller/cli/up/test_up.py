@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from controller.cli.app import run
-from controller.cli.exit_codes import Exit
-from controller.cli.up.first_model import first_choice, real_model_line, try_line
+from controller.cli.exit_codes import ExitCode
+from controller.cli.up.first_model import choose_first_model, real_model_line, try_line
 from controller.cli.up.record import ProcessRecord, UpRecord, read_record, write_record
 from controller.settings import url_of
 from tests.support.ports import free_port
@@ -100,7 +100,7 @@ class Up:
 
 def runs(pid: int) -> bool:
     record = ProcessRecord.of(pid)
-    return record is not None and record.alive()
+    return record is not None and record.is_alive()
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ async def test_it_says_how_to_use_the_first_model_and_ends_in_order(up: Up) -> N
     assert ready.startswith(f"chat is ready. Try: curl http://127.0.0.1:{up.port}/v1/chat/completions ")
     assert "hf download" in hint
     up.send(signal.SIGINT)
-    assert await up.ended() == Exit.DONE
+    assert await up.ended() == ExitCode.DONE
     events = up.events()
     assert sorted(events[:2]) == ["controller started", "gateway started"]
     assert events[2:] == ENDED_IN_ORDER
@@ -137,7 +137,7 @@ async def test_every_signal_that_ends_a_program_ends_it_in_order(up: Up, number:
     await up.ready()
     assert json.loads(up.out.splitlines()[0])["event"] == "ready"
     up.send(number)
-    assert await up.ended() == Exit.DONE
+    assert await up.ended() == ExitCode.DONE
     assert not any(runs(pid) for pid in up.pids())
 
 
@@ -148,7 +148,7 @@ async def test_a_second_ctrl_c_does_not_wait(up: Up) -> None:
     await until("the gateway was told", lambda: "gateway got SIGTERM" in up.events())
     assert "controller was asked to end" not in up.events(), "its engines are still needed"
     up.send(signal.SIGINT)
-    assert await up.ended() == Exit.DONE
+    assert await up.ended() == ExitCode.DONE
     assert not any(runs(pid) for pid in up.pids())
     assert "forced: killing the controller and the gateway" in up.err
     assert "Traceback" not in up.err
@@ -164,7 +164,7 @@ async def test_a_child_that_dies_is_started_again_and_the_record_follows(up: Up)
     assert read_record(up.state).children["controller"] == before["controller"]
     assert "the gateway was ended by SIGKILL; it is started again in 0.5 s" in up.err
     up.send(signal.SIGTERM)
-    assert await up.ended() == Exit.DONE
+    assert await up.ended() == ExitCode.DONE
 
 
 async def test_a_crash_at_the_start_passes(up: Up) -> None:
@@ -176,15 +176,25 @@ async def test_a_crash_at_the_start_passes(up: Up) -> None:
 @pytest.mark.parametrize(
     ("program", "code", "exit_code", "words"),
     [
-        ("GATEWAY", 2, Exit.USAGE, "the gateway ended: a setting is wrong; stopping everything"),
-        ("GATEWAY", 3, Exit.ADDRESS_TAKEN, "the gateway ended: its address is taken; choose another with --host or"),
-        ("CONTROLLER", 2, Exit.USAGE, "the controller ended: a setting is wrong"),
-        ("CONTROLLER", 4, Exit.LOCKED, "the controller ended: the state folder is in use; `roundhouse down` ends what"),
-        ("CONTROLLER", 5, Exit.FAILED, "the controller ended: the runtime does not answer"),
+        ("GATEWAY", 2, ExitCode.USAGE, "the gateway ended: a setting is wrong; stopping everything"),
+        (
+            "GATEWAY",
+            3,
+            ExitCode.ADDRESS_TAKEN,
+            "the gateway ended: its address is taken; choose another with --host or",
+        ),
+        ("CONTROLLER", 2, ExitCode.USAGE, "the controller ended: a setting is wrong"),
+        (
+            "CONTROLLER",
+            4,
+            ExitCode.LOCKED,
+            "the controller ended: the state folder is in use; `roundhouse down` ends what",
+        ),
+        ("CONTROLLER", 5, ExitCode.FAILED, "the controller ended: the runtime does not answer"),
     ],
 )
 async def test_what_a_new_start_cannot_mend_ends_everything(
-    up: Up, program: str, code: int, exit_code: Exit, words: str
+    up: Up, program: str, code: int, exit_code: ExitCode, words: str
 ) -> None:
     up.start(**{f"{program}_DOES": f"exit:{code}"})
     assert await up.ended() == exit_code
@@ -199,7 +209,7 @@ async def test_a_second_up_on_the_same_state_folder_is_refused(up: Up, folder: P
     (folder / "other").mkdir()
     other = Up(folder / "other")
     other.start(ROUNDHOUSE_STATE=str(up.state))
-    assert await other.ended() == Exit.LOCKED
+    assert await other.ended() == ExitCode.LOCKED
     assert other.err == (
         f"roundhouse: another `roundhouse up` (process {up.process.pid}) runs on state folder {up.state}; "
         "`roundhouse down` ends it\n"
@@ -216,12 +226,12 @@ async def test_what_a_killed_up_left_is_not_started_beside(up: Up) -> None:
     left = up.pids()
     assert all(runs(pid) for pid in left)
     up.start()
-    assert await up.ended() == Exit.LOCKED
+    assert await up.ended() == ExitCode.LOCKED
     assert "an earlier `roundhouse up` left its " in up.err
     assert "`roundhouse down` ends that" in up.err
     assert up.pids() == left
     done = await asyncio.to_thread(run, ["down", "--state", str(up.state), "--runtime", "process"])
-    assert done == Exit.DONE
+    assert done == ExitCode.DONE
     assert up.events()[2:] == ENDED_IN_ORDER
     assert not any(runs(pid) for pid in left)
     assert not (up.state / "up.json").exists()
@@ -233,8 +243,8 @@ async def test_down_ends_a_running_up_in_order(up: Up, capsys: pytest.CaptureFix
     assert up.process is not None
     ending = asyncio.create_task(up.ended())
     done = await asyncio.to_thread(run, ["down", "--state", str(up.state), "--runtime", "process"])
-    assert done == Exit.DONE
-    assert await ending == Exit.DONE
+    assert done == ExitCode.DONE
+    assert await ending == ExitCode.DONE
     assert capsys.readouterr().out == f"stopped roundhouse up (process {up.process.pid})\n"
     assert "gateway got SIGTERM" in up.events()
     assert "controller was asked to end" in up.events()
@@ -253,7 +263,7 @@ def test_a_taken_port_is_one_line_and_nothing_is_started(folder: Path, capsys: p
     (folder / "models.yaml").write_text("models: {}")
     with taken_port() as port:
         arguments = ["up", "--desired", str(folder), "--state", str(folder / "state"), "--port", str(port)]
-        assert run(arguments) == Exit.ADDRESS_TAKEN
+        assert run(arguments) == ExitCode.ADDRESS_TAKEN
     assert capsys.readouterr() == (
         "",
         f"roundhouse: cannot listen on 127.0.0.1:{port}: Address already in use; "
@@ -263,7 +273,7 @@ def test_a_taken_port_is_one_line_and_nothing_is_started(folder: Path, capsys: p
 
 
 def test_a_missing_desired_state_folder_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["up", "--desired", str(folder / "none"), "--state", str(folder / "state")]) == Exit.USAGE
+    assert run(["up", "--desired", str(folder / "none"), "--state", str(folder / "state")]) == ExitCode.USAGE
     assert capsys.readouterr().err == (
         f"roundhouse: there is no folder {folder}/none; --desired or ROUNDHOUSE_DESIRED names the folder of the "
         "desired-state files\n"
@@ -273,7 +283,7 @@ def test_a_missing_desired_state_folder_is_one_line(folder: Path, capsys: pytest
 
 def test_a_state_folder_that_cannot_be_made_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "file").touch()
-    assert run(["up", "--desired", str(folder), "--state", str(folder / "file" / "state")]) == Exit.FAILED
+    assert run(["up", "--desired", str(folder), "--state", str(folder / "file" / "state")]) == ExitCode.FAILED
     assert capsys.readouterr().err == f"roundhouse: state folder {folder}/file/state cannot be used: Not a directory\n"
 
 
@@ -283,11 +293,14 @@ def test_a_state_folder_that_cannot_be_made_is_one_line(folder: Path, capsys: py
 def test_the_model_to_try_is_the_one_with_the_best_api() -> None:
     embed = {"id": "e", "state": "loaded", "apis": ["/v1/embeddings"]}
     chat = {"id": "c", "state": "loaded", "apis": ["/v1/chat/completions", "/v1/completions"]}
-    assert first_choice([embed, chat]) == ("c", "/v1/chat/completions")
-    assert first_choice([embed, {**chat, "state": "loading"}]) is None, "the better one is coming"
-    assert first_choice([embed, {**chat, "state": "failed"}]) == ("e", "/v1/embeddings")
-    assert first_choice([chat, {**embed, "state": "loading"}]) == ("c", "/v1/chat/completions")
-    assert first_choice([{**chat, "state": "failed"}, {"id": "r", "state": "loaded", "apis": ["/v1/rerank"]}]) is None
+    assert choose_first_model([embed, chat]) == ("c", "/v1/chat/completions")
+    assert choose_first_model([embed, {**chat, "state": "loading"}]) is None, "the better one is coming"
+    assert choose_first_model([embed, {**chat, "state": "failed"}]) == ("e", "/v1/embeddings")
+    assert choose_first_model([chat, {**embed, "state": "loading"}]) == ("c", "/v1/chat/completions")
+    assert (
+        choose_first_model([{**chat, "state": "failed"}, {"id": "r", "state": "loaded", "apis": ["/v1/rerank"]}])
+        is None
+    )
 
 
 def test_the_line_to_try_is_a_shell_command_with_json() -> None:
@@ -323,4 +336,4 @@ def test_a_record_of_another_boot_names_nobody(folder: Path) -> None:
     assert read_record(folder).up is None
     write_record(folder, UpRecord(up=myself))
     assert read_record(folder).up == myself
-    assert not ProcessRecord(pid=myself.pid, start_ticks=myself.start_ticks - 1).alive()
+    assert not ProcessRecord(pid=myself.pid, start_ticks=myself.start_ticks - 1).is_alive()

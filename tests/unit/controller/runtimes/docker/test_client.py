@@ -9,7 +9,13 @@ import requests
 from docker.errors import DockerException
 
 from controller.runtimes.base import RuntimeUnavailableError
-from controller.runtimes.docker.client import NEWEST_API, OLDEST_API, RefusedError, negotiated, plain_reason
+from controller.runtimes.docker.client import (
+    NEWEST_API,
+    OLDEST_API,
+    DaemonRefusedError,
+    negotiate_version,
+    plain_reason,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,13 +30,13 @@ from controller.runtimes.docker.client import NEWEST_API, OLDEST_API, RefusedErr
     ],
 )
 def test_the_newest_version_that_both_know_is_spoken(newest: str, oldest: str | None, version: str) -> None:
-    assert negotiated({"ApiVersion": newest, "MinAPIVersion": oldest}) == version
+    assert negotiate_version({"ApiVersion": newest, "MinAPIVersion": oldest}) == version
 
 
 @pytest.mark.parametrize(("server", "words"), [({}, "not a Docker daemon"), ({"ApiVersion": "1.40"}, "is too old")])
 def test_what_is_too_old_or_no_daemon_is_refused(server: dict[str, str], words: str) -> None:
     with pytest.raises(RuntimeUnavailableError, match=words):
-        negotiated(server)
+        negotiate_version(server)
     assert OLDEST_API == "1.41", "Docker Engine 20.10"
 
 
@@ -48,6 +54,6 @@ def test_the_system_s_reason_is_found_wherever_the_library_hides_it() -> None:
 
 
 def test_an_unexpected_refusal_counts_as_unavailable() -> None:
-    error = RefusedError(500, "out of order")
+    error = DaemonRefusedError(500, "out of order")
     assert isinstance(error, RuntimeUnavailableError)
     assert (error.status, error.message) == (500, "out of order")

@@ -7,30 +7,32 @@ import tarfile
 from dataclasses import replace
 from typing import Any
 
-from controller.engines import engine_of
+from controller.engines import get_engine
 from controller.engines.base import Launch
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.runtimes.base import StartRequest
 from controller.runtimes.docker.container_spec import (
-    HostSide,
+    HostContext,
     bounded_log,
     cache_folder_archive,
     container_config,
     render_context,
 )
-from controller.runtimes.docker.user import Identity
+from controller.runtimes.docker.user import UserIdentity
 from controller.state import ReplicaId
 
-HOST = HostSide("one", "engines", published=False, models={"Type": "bind", "Source": "/srv/models"}, log_mib=16)
-USER = Identity(1000, 1001)
+HOST = HostContext(
+    "one", "engines", publishes_ports=False, models={"Type": "bind", "Source": "/srv/models"}, log_mib=16
+)
+USER = UserIdentity(1000, 1001)
 DEFINITION = LlamaServerDefinition(model_path="m.gguf", image="engine:1", memory_mib=512, env={"A": "b=c"})
 REQUEST = StartRequest(
     ReplicaId("a/b:c", 0, "0123456789abcdef", 2), "rh-one-x-0-01234567-2", DEFINITION, "a/b:c", "engine:1", "SECRET"
 )
 
 
-def config(request: StartRequest = REQUEST, host: HostSide = HOST, **launch: Any) -> dict[str, Any]:
-    rendered = engine_of(request.definition).render(request.definition, render_context("a/b:c", USER, {}))
+def config(request: StartRequest = REQUEST, host: HostContext = HOST, **launch: Any) -> dict[str, Any]:
+    rendered = get_engine(request.definition).render_command(request.definition, render_context("a/b:c", USER, {}))
     return container_config(request, replace(rendered, **launch), USER, host, 12.5)
 
 
@@ -44,7 +46,7 @@ def without(content: object, *keys: str) -> object:
 def test_an_engine_sees_its_own_world() -> None:
     context = render_context("a/b:c", USER, {"worker": "w:1"})
     assert (context.runtime, context.host, context.port) == ("docker", "0.0.0.0", 8000)
-    assert context.path("sub/m.gguf") == "/models/sub/m.gguf"
+    assert context.resolve_path("sub/m.gguf") == "/models/sub/m.gguf"
     assert str(context.cache_dir) == "/cache/1000"
     made = config()
     assert made["Entrypoint"] == ["/app/llama-server"]
@@ -82,7 +84,7 @@ def test_a_port_is_published_on_loopback_only_where_names_do_not_reach() -> None
     inside = config()
     assert "ExposedPorts" not in inside
     assert "PortBindings" not in inside["HostConfig"]
-    outside = config(host=replace(HOST, published=True))
+    outside = config(host=replace(HOST, publishes_ports=True))
     assert outside["HostConfig"]["PortBindings"] == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": ""}]}
     assert outside["HostConfig"]["NetworkMode"] == "engines"
 
@@ -105,7 +107,7 @@ def test_everything_is_restricted() -> None:
         ("/models", True),
         ("/cache", False),
     ]
-    cap_added = container_config(REQUEST, Launch(("x",), image="i"), Identity(0, 0, ("DAC_OVERRIDE",)), HOST, 0.0)
+    cap_added = container_config(REQUEST, Launch(("x",), image="i"), UserIdentity(0, 0, ("DAC_OVERRIDE",)), HOST, 0.0)
     assert cap_added["HostConfig"]["CapAdd"] == ["DAC_OVERRIDE"]
 
 

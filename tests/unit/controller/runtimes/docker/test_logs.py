@@ -6,7 +6,7 @@ from typing import Any
 
 from docker.errors import APIError
 
-from controller.runtimes.docker.logs import Place, log_part
+from controller.runtimes.docker.logs import DockerLogCursor, read_log_part
 
 ENDED = {"Id": "c" * 64, "State": {"Status": "exited"}}
 
@@ -21,8 +21,8 @@ class Removing:
 
 def test_one_that_is_being_removed_is_read_from_what_was_kept_and_followed_to_its_end() -> None:
     client: Any = Removing()
-    assert log_part(client, ENDED, None, 5) is None
-    cursor = str(Place("2026-11-21T20:00:00.000000001Z"))
-    part = log_part(client, ENDED, cursor, 5)
+    assert read_log_part(client, ENDED, None, 5) is None
+    cursor = str(DockerLogCursor("2026-11-21T20:00:00.000000001Z"))
+    part = read_log_part(client, ENDED, cursor, 5)
     assert part is not None
     assert (part.lines, part.cursor, part.running) == ((), cursor, True)

@@ -8,41 +8,41 @@ from pathlib import Path
 
 import pytest
 
-from controller.runtimes.docker.user import UNPRIVILEGED, Entry, Identity, choose_identity, entries_to_read
+from controller.runtimes.docker.user import UNPRIVILEGED, FileEntry, UserIdentity, choose_identity, entries_to_read
 
 FILE, FOLDER = stat.S_IFREG, stat.S_IFDIR
 
 
-def file(uid: int, mode: int, gid: int | None = None) -> Entry:
-    return Entry(uid, uid if gid is None else gid, FILE | mode)
+def file(uid: int, mode: int, gid: int | None = None) -> FileEntry:
+    return FileEntry(uid, uid if gid is None else gid, FILE | mode)
 
 
-def folder(uid: int, mode: int) -> Entry:
-    return Entry(uid, uid, FOLDER | mode)
+def folder(uid: int, mode: int) -> FileEntry:
+    return FileEntry(uid, uid, FOLDER | mode)
 
 
 @pytest.mark.parametrize(
     ("entries", "identity"),
     [
-        ([], Identity(UNPRIVILEGED, UNPRIVILEGED)),
-        ([file(1000, 0o600), folder(1000, 0o700)], Identity(1000, 1000)),
-        ([file(1000, 0o644), folder(0, 0o755)], Identity(1000, 1000)),
-        ([file(0, 0o644), folder(0, 0o755)], Identity(UNPRIVILEGED, UNPRIVILEGED)),
-        ([file(0, 0o600), folder(0, 0o755)], Identity(0, 0)),
-        ([file(0, 0o644), folder(0, 0o700)], Identity(0, 0)),
+        ([], UserIdentity(UNPRIVILEGED, UNPRIVILEGED)),
+        ([file(1000, 0o600), folder(1000, 0o700)], UserIdentity(1000, 1000)),
+        ([file(1000, 0o644), folder(0, 0o755)], UserIdentity(1000, 1000)),
+        ([file(0, 0o644), folder(0, 0o755)], UserIdentity(UNPRIVILEGED, UNPRIVILEGED)),
+        ([file(0, 0o600), folder(0, 0o755)], UserIdentity(0, 0)),
+        ([file(0, 0o644), folder(0, 0o700)], UserIdentity(0, 0)),
         # readable, but a folder above it cannot be entered
-        ([file(1000, 0o644), folder(0, 0o754)], Identity(0, 0)),
-        ([file(1000, 0o600), folder(2000, 0o700)], Identity(0, 0, ("DAC_OVERRIDE",))),
-        ([file(1000, 0o600), file(2000, 0o600)], Identity(0, 0, ("DAC_OVERRIDE",))),
-        ([file(1000, 0o600), file(0, 0o600)], Identity(0, 0, ("DAC_OVERRIDE",))),
+        ([file(1000, 0o644), folder(0, 0o754)], UserIdentity(0, 0)),
+        ([file(1000, 0o600), folder(2000, 0o700)], UserIdentity(0, 0, ("DAC_OVERRIDE",))),
+        ([file(1000, 0o600), file(2000, 0o600)], UserIdentity(0, 0, ("DAC_OVERRIDE",))),
+        ([file(1000, 0o600), file(0, 0o600)], UserIdentity(0, 0, ("DAC_OVERRIDE",))),
         # the second owner can read what the first one cannot
-        ([file(1000, 0o644), file(2000, 0o600)], Identity(2000, 2000)),
-        ([file(0, 0o640, gid=50), file(1000, 0o644, gid=50)], Identity(1000, 50)),
+        ([file(1000, 0o644), file(2000, 0o600)], UserIdentity(2000, 2000)),
+        ([file(0, 0o640, gid=50), file(1000, 0o644, gid=50)], UserIdentity(1000, 50)),
         # an owner without the right, although everybody else has it
-        ([file(1000, 0o044)], Identity(UNPRIVILEGED, UNPRIVILEGED)),
+        ([file(1000, 0o044)], UserIdentity(UNPRIVILEGED, UNPRIVILEGED)),
     ],
 )
-def test_the_least_rights_that_suffice(entries: list[Entry], identity: Identity) -> None:
+def test_the_least_rights_that_suffice(entries: list[FileEntry], identity: UserIdentity) -> None:
     assert choose_identity(entries) == identity
     assert identity.user == f"{identity.uid}:{identity.gid}"
 

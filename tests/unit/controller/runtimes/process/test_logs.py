@@ -12,7 +12,7 @@ import pytest
 
 from controller.runtimes.ended_logs import KEPT_LOGS
 from controller.runtimes.logs import TAIL_BYTES, plain_tail
-from controller.runtimes.process.logs import Logs
+from controller.runtimes.process.logs import ProcessLogs
 
 NAME = "rh-a-m-0-12345678-1"
 
@@ -45,77 +45,77 @@ def test_a_tail_has_at_most_so_many_lines_and_bytes() -> None:
 
 
 def test_a_log_within_its_bound_is_left_alone(tmp_path: Path) -> None:
-    logs = Logs(tmp_path, 1000)
-    logs.path(NAME).write_bytes(b"x" * 1000)
-    logs.bound(NAME)
-    assert logs.path(NAME).stat().st_size == 1000
-    logs.bound("rh-a-none-0-12345678-1")
+    logs = ProcessLogs(tmp_path, 1000)
+    logs.log_path(NAME).write_bytes(b"x" * 1000)
+    logs.bound_log(NAME)
+    assert logs.log_path(NAME).stat().st_size == 1000
+    logs.bound_log("rh-a-none-0-12345678-1")
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [f"{NAME}.log"]
 
 
 def test_a_long_log_keeps_whole_lines_at_its_end(tmp_path: Path) -> None:
-    logs = Logs(tmp_path, 1000)
+    logs = ProcessLogs(tmp_path, 1000)
     lines = [b"line %04d\n" % number for number in range(200)]
-    fd = logs.open(NAME)
+    fd = logs.open_log(NAME)
     os.write(fd, b"".join(lines))
-    logs.bound(NAME)
+    logs.bound_log(NAME)
     os.write(fd, b"after\n")
     os.close(fd)
-    assert logs.path(NAME).read_bytes() == b"after\n"
-    assert logs.path(NAME).with_suffix(".log.1").read_bytes() == b"".join(lines[-49:])
-    assert logs.tail(NAME, 2) == "line 0199\nafter"
+    assert logs.log_path(NAME).read_bytes() == b"after\n"
+    assert logs.log_path(NAME).with_suffix(".log.1").read_bytes() == b"".join(lines[-49:])
+    assert logs.read_tail(NAME, 2) == "line 0199\nafter"
 
 
 def test_an_ended_replica_leaves_one_bounded_file(tmp_path: Path) -> None:
-    logs = Logs(tmp_path, 10**6)
-    logs.path(NAME).write_bytes(b"".join(b"line %06d\n" % number for number in range(10_000)))
-    logs.retire(NAME)
+    logs = ProcessLogs(tmp_path, 10**6)
+    logs.log_path(NAME).write_bytes(b"".join(b"line %06d\n" % number for number in range(10_000)))
+    logs.retire_log(NAME)
     (kept,) = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert kept == tmp_path / "ended" / f"{NAME}.log"
     assert kept.stat().st_size <= 64 * 1024
-    assert logs.tail(NAME, 1) == "line 009999"
-    logs.retire(NAME)
-    assert logs.tail(NAME, 1) == "line 009999"
+    assert logs.read_tail(NAME, 1) == "line 009999"
+    logs.retire_log(NAME)
+    assert logs.read_tail(NAME, 1) == "line 009999"
 
 
 def test_the_oldest_ended_logs_go_first(tmp_path: Path) -> None:
-    logs = Logs(tmp_path, 1000)
+    logs = ProcessLogs(tmp_path, 1000)
     names = [f"rh-a-m-0-12345678-{attempt}" for attempt in range(1, KEPT_LOGS + 6)]
     for age, name in enumerate(names):
-        logs.path(name).write_text(name)
-        logs.retire(name)
+        logs.log_path(name).write_text(name)
+        logs.retire_log(name)
         os.utime(tmp_path / "ended" / f"{name}.log", (1_000_000 + age, 1_000_000 + age))
     assert {path.stem for path in (tmp_path / "ended").iterdir()} == set(names[-KEPT_LOGS:])
-    assert logs.tail(names[0]) == ""
+    assert logs.read_tail(names[0]) == ""
 
 
 def test_a_log_without_output_leaves_nothing(tmp_path: Path) -> None:
-    logs = Logs(tmp_path, 1000)
-    os.close(logs.open(NAME))
-    logs.retire(NAME)
+    logs = ProcessLogs(tmp_path, 1000)
+    os.close(logs.open_log(NAME))
+    logs.retire_log(NAME)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_log_shows_whether_somebody_still_writes_to_it(tmp_path: Path) -> None:
-    logs = Logs(tmp_path, 1000)
-    assert not logs.written_to(NAME)
-    fd = logs.open(NAME)
+    logs = ProcessLogs(tmp_path, 1000)
+    assert not logs.is_written_to(NAME)
+    fd = logs.open_log(NAME)
     inherited = os.dup(fd)
     os.close(fd)
-    assert logs.written_to(NAME)
+    assert logs.is_written_to(NAME)
     os.close(inherited)
-    assert not logs.written_to(NAME)
+    assert not logs.is_written_to(NAME)
 
 
 def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    logs = Logs(tmp_path, 1000)
-    logs.path(NAME).write_bytes(b"x\n" * 1000)
+    logs = ProcessLogs(tmp_path, 1000)
+    logs.log_path(NAME).write_bytes(b"x\n" * 1000)
     with no_space():
-        logs.bound(NAME)
-        assert logs.path(NAME).stat().st_size == 0
-    logs.path(NAME).write_bytes(b"x\n")
+        logs.bound_log(NAME)
+        assert logs.log_path(NAME).stat().st_size == 0
+    logs.log_path(NAME).write_bytes(b"x\n")
     with no_space():
-        logs.retire(NAME)
+        logs.retire_log(NAME)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert "log lines are lost" in caplog.text
 

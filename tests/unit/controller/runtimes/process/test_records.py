@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from controller.runtimes.base import RuntimeUnavailableError
-from controller.runtimes.process.records import Record, Records
+from controller.runtimes.process.records import Records, ReplicaRecord
 from controller.runtimes.process.stat import Process
 from controller.state import ReplicaId
 
 NAME = "rh-a-m-0-12345678-1"
 
 
-def record(name: str = NAME, instance: str = "a") -> Record:
-    return Record(
+def record(name: str = NAME, instance: str = "a") -> ReplicaRecord:
+    return ReplicaRecord(
         instance=instance,
         name=name,
         model="org/m:1",
@@ -37,60 +37,60 @@ def record(name: str = NAME, instance: str = "a") -> Record:
 
 def test_a_record_is_what_was_written(tmp_path: Path) -> None:
     records = Records(tmp_path / "replicas", "a")
-    assert records.create(record())
-    (read,) = Records(tmp_path / "replicas", "a").all()
+    assert records.create_record(record())
+    (read,) = Records(tmp_path / "replicas", "a").read_records()
     assert read == record()
     assert read.id == ReplicaId("org/m:1", 0, "1234567890abcdef", 1)
     assert read.leader is None
-    begun = records.begun(NAME, Process(12, 345))
+    begun = records.note_started(NAME, Process(12, 345))
     assert begun is not None
     assert begun.leader == Process(12, 345)
-    assert records.get(NAME) == begun
+    assert records.read_record(NAME) == begun
 
 
 def test_a_folder_that_is_away_is_unknown_and_not_empty(tmp_path: Path) -> None:
     records = Records(tmp_path / "replicas", "a")
-    assert records.create(record())
+    assert records.create_record(record())
     (tmp_path / "replicas").rename(tmp_path / "away")
     with pytest.raises(FileNotFoundError):
-        records.all()
+        records.read_records()
     with pytest.raises(FileNotFoundError):
-        records.get(NAME)
+        records.read_record(NAME)
     (tmp_path / "away").rename(tmp_path / "replicas")
-    assert records.all() == [record()]
+    assert records.read_records() == [record()]
 
 
 def test_an_existing_record_is_not_created_again(tmp_path: Path) -> None:
     records = Records(tmp_path, "a")
-    assert records.create(record())
-    assert not records.create(record().model_copy(update={"port": 1}))
-    assert records.all() == [record()]
+    assert records.create_record(record())
+    assert not records.create_record(record().model_copy(update={"port": 1}))
+    assert records.read_records() == [record()]
 
 
 def test_a_removed_record_cannot_be_changed_back_into_being(tmp_path: Path) -> None:
     records = Records(tmp_path, "a")
-    records.create(record())
-    records.remove(NAME)
-    assert records.update(NAME, ended=True) is None
-    records.remove(NAME)
-    assert records.all() == []
+    records.create_record(record())
+    records.remove_record(NAME)
+    assert records.update_record(NAME, ended=True) is None
+    records.remove_record(NAME)
+    assert records.read_records() == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_other_instances_records_are_left_alone(tmp_path: Path) -> None:
     records, other = Records(tmp_path, "a"), Records(tmp_path, "ab")
     theirs = record("rh-ab-m-0-12345678-1", "ab")
-    other.create(theirs)
-    records.create(record())
-    assert (records.all(), other.all()) == ([record()], [theirs])
+    other.create_record(theirs)
+    records.create_record(record())
+    assert (records.read_records(), other.read_records()) == ([record()], [theirs])
     for name in (theirs.name, "rh-a-../x", "x"):
         with pytest.raises(ValueError, match="is not a replica of instance a"):
-            records.remove(name)
+            records.remove_record(name)
     # Our name, and another's id within.
     (tmp_path / f"{NAME}.json").write_text(record(instance="ab").model_dump_json())
-    assert records.all() == []
-    assert records.update(NAME, ended=True) is None
-    records.remove(NAME)
+    assert records.read_records() == []
+    assert records.update_record(NAME, ended=True) is None
+    records.remove_record(NAME)
     assert (tmp_path / f"{NAME}.json").exists()
 
 
@@ -100,24 +100,24 @@ def test_other_instances_records_are_left_alone(tmp_path: Path) -> None:
 )
 def test_a_record_that_cannot_be_read_is_unknown_not_absent(tmp_path: Path, content: str, what: str) -> None:
     records = Records(tmp_path, "a")
-    records.create(record())
+    records.create_record(record())
     (tmp_path / "rh-a-m-1-12345678-1.json").write_text(content)
     with pytest.raises(RuntimeUnavailableError, match=rf"rh-a-m-1-12345678-1\.json is no record .*{what}.*delete"):
-        records.all()
+        records.read_records()
 
 
 def test_a_file_that_a_crash_left_half_written_is_not_a_record(tmp_path: Path) -> None:
     records = Records(tmp_path, "a")
     (tmp_path / f".{NAME}.json.new").write_text("{")
-    assert records.all() == []
-    assert records.create(record())
-    assert records.all() == [record()]
+    assert records.read_records() == []
+    assert records.create_record(record())
+    assert records.read_records() == [record()]
 
 
 def test_records_are_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        Records(tmp_path / "replicas", "a").create(record())
+        Records(tmp_path / "replicas", "a").create_record(record())
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "replicas").stat().st_mode) == 0o700
@@ -126,15 +126,15 @@ def test_records_are_private(tmp_path: Path) -> None:
 
 def test_a_full_disk_does_not_hide_what_is_seen(tmp_path: Path) -> None:
     records = Records(tmp_path, "a")
-    records.create(record())
+    records.create_record(record())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
-        changed = records.update(NAME, ended=True, exit_code=1)
+        changed = records.update_record(NAME, ended=True, exit_code=1)
         with pytest.raises(OSError, match="File too large"):
-            records.create(record("rh-a-m-1-12345678-1"))
+            records.create_record(record("rh-a-m-1-12345678-1"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert changed is not None
     assert (changed.ended, changed.exit_code) == (True, 1)
-    assert records.all() == [record()]
+    assert records.read_records() == [record()]

@@ -15,8 +15,8 @@ import pytest
 
 from controller.runtimes.base import StartError
 from controller.runtimes.process.preflight import check_program
-from controller.runtimes.process.spawn import free_port, inherited, spawn, visible_gpus
-from controller.runtimes.process.stat import alive, boot_id, read_stat, stats
+from controller.runtimes.process.spawn import find_free_port, inherited_environment, spawn_engine, visible_gpus
+from controller.runtimes.process.stat import boot_id, is_alive, list_stats, read_stat
 from controller.state import Gpu
 from worker import engines
 
@@ -35,7 +35,7 @@ def test_only_what_is_known_to_be_harmless_is_inherited() -> None:
         "CUDA_VISIBLE_DEVICES": "3",
         "SOME_OTHER": "x",
     }
-    assert inherited(controller) == {
+    assert inherited_environment(controller) == {
         "PATH": "/bin",
         "LC_TIME": "C",
         "LD_LIBRARY_PATH": "/cuda",
@@ -54,44 +54,44 @@ def test_a_mig_instance_is_named_by_its_uuid() -> None:
 
 
 def test_a_free_port_is_free_and_not_yet_given_away() -> None:
-    port = free_port("127.0.0.1", ())
+    port = find_free_port("127.0.0.1", ())
     with socket.create_server(("127.0.0.1", port)):
         pass
     with pytest.raises(StartError, match=r"no port is free on 127\.0\.0\.1"):
-        free_port("127.0.0.1", range(65536))
+        find_free_port("127.0.0.1", range(65536))
     with pytest.raises(StartError, match=r"no port can be had on 192\.0\.2\.1"):
-        free_port("192.0.2.1", ())
+        find_free_port("192.0.2.1", ())
 
 
 def test_a_command_line_that_cannot_be_passed_is_a_permanent_error(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="embedded null byte") as caught:
-        spawn([sys.executable, "a\0b"], {}, tmp_path, 1)
+        spawn_engine([sys.executable, "a\0b"], {}, tmp_path, 1)
     assert caught.value.permanent
     with pytest.raises(StartError, match="Argument list too long") as caught:
-        spawn([sys.executable, "x" * 2**22], {}, tmp_path, 1)
+        spawn_engine([sys.executable, "x" * 2**22], {}, tmp_path, 1)
     assert not caught.value.permanent
 
 
 def test_an_exit_code_is_learned_once_and_kept(tmp_path: Path) -> None:
     with (tmp_path / "log").open("ab") as log:
-        child = spawn(["/bin/sh", "-c", "exit 5"], {}, tmp_path, log.fileno())
+        child = spawn_engine(["/bin/sh", "-c", "exit 5"], {}, tmp_path, log.fileno())
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert [child.poll(), child.poll()] == [5, 5]
 
 
 def test_a_later_start_does_not_take_an_exit_code(tmp_path: Path) -> None:
     with (tmp_path / "log").open("ab") as log:
-        first = spawn(["/bin/sh", "-c", "exit 5"], {}, tmp_path, log.fileno())
+        first = spawn_engine(["/bin/sh", "-c", "exit 5"], {}, tmp_path, log.fileno())
         gc.collect()
         os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
-        second = spawn(["/bin/sh", "-c", "exit 6"], {}, tmp_path, log.fileno())
+        second = spawn_engine(["/bin/sh", "-c", "exit 6"], {}, tmp_path, log.fileno())
     os.waitid(os.P_PID, second.pid, os.WEXITED | os.WNOWAIT)
     assert [first.poll(), second.poll()] == [5, 6]
 
 
 def test_an_exit_code_that_somebody_else_took_is_not_known(tmp_path: Path) -> None:
     with (tmp_path / "log").open("ab") as log:
-        child = spawn(["/bin/sh", "-c", "exit 5"], {}, tmp_path, log.fileno())
+        child = spawn_engine(["/bin/sh", "-c", "exit 5"], {}, tmp_path, log.fileno())
     os.waitpid(child.pid, 0)
     assert [child.poll(), child.poll()] == [None, None]
 
@@ -147,9 +147,9 @@ def test_looking_for_a_package_imports_nothing(monkeypatch: pytest.MonkeyPatch) 
 def test_this_process_is_alive_and_no_other_with_its_pid() -> None:
     stat = read_stat(os.getpid())
     assert stat is not None
-    assert (stat.parent, stat.session, stat.ended) == (os.getppid(), os.getsid(0), False)
-    assert alive(stat.process)
-    assert stat.process in {each.process for each in stats()}
+    assert (stat.parent, stat.session, stat.has_ended) == (os.getppid(), os.getsid(0), False)
+    assert is_alive(stat.process)
+    assert stat.process in {each.process for each in list_stats()}
     assert read_stat(2**22 + 1) is None
     assert boot_id() == boot_id()
 
@@ -158,7 +158,7 @@ def test_a_command_name_may_hold_anything(tmp_path: Path) -> None:
     program = tmp_path / "a) S 1 (\u00fc"
     program.symlink_to("/bin/sleep")
     with (tmp_path / "log").open("ab") as log:
-        child = spawn([str(program), "600"], {}, tmp_path, log.fileno())
+        child = spawn_engine([str(program), "600"], {}, tmp_path, log.fileno())
     stat = read_stat(child.pid)
     assert stat is not None
     assert (stat.parent, stat.session) == (os.getpid(), child.pid)
@@ -166,6 +166,6 @@ def test_a_command_name_may_hold_anything(tmp_path: Path) -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     zombie = read_stat(child.pid)
     assert zombie is not None
-    assert zombie.ended
-    assert not alive(zombie.process)
+    assert zombie.has_ended
+    assert not is_alive(zombie.process)
     assert child.poll() == -9

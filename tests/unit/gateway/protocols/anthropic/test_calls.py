@@ -90,11 +90,11 @@ def test_calls_of_one_number_are_as_many_as_they_have_ids(place: Fields) -> None
     out = streamed(*chunks, chunk({}, "tool_calls"))
     blocks = [each["content_block"] for each in checked_events(out) if each["type"] == "content_block_start"]
     assert [(block["id"], block["name"]) for block in blocks] == [("a", "f"), ("b", "g"), ("c", "f")]
-    made = MESSAGES_OVER_CHAT.gathering(asked())
+    made = MESSAGES_OVER_CHAT.open_collector(asked())
     assert made is not None
     for each in (*chunks, chunk({}, "tool_calls"), b"data: [DONE]\n\n"):
-        made.feed(each)
-    result = made.result()
+        made.feed_data(each)
+    result = made.build_result()
     assert result is not None
     told = [(block["id"], block["name"], block["input"]) for block in json.loads(result[1])["content"]]
     assert told == [("a", "f", {"x": 1}), ("b", "g", {}), ("c", "f", {})]

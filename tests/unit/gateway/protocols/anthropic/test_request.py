@@ -32,8 +32,8 @@ def chat_fields(fields: Fields, *, counts: bool = False, capabilities: Capabilit
     dialect = MESSAGES_COUNTED_OVER_CHAT if counts else MESSAGES_OVER_CHAT
     to = route("m", served_name="inner", capabilities=capabilities, **model)
     request = parse_request(json.dumps(fields).encode(), may_stream=not counts)
-    dialect.check(request, to)
-    made: Fields = json.loads(dialect.body_for(request, to, as_stream=False))
+    dialect.check_request(request, to)
+    made: Fields = json.loads(dialect.engine_body(request, to, as_stream=False))
     return made
 
 
@@ -223,8 +223,8 @@ def test_llama_server_is_asked_for_more() -> None:
     fields = {**ASKED, "stop_sequences": ["x"], "thinking": {"type": "enabled", "budget_tokens": 2048}}
     to = route("m", served_name="inner", capabilities=ANYTHING).model_copy(update={"backend": "llama_server"})
     request = parse_request(json.dumps(fields).encode(), may_stream=True)
-    MESSAGES_OVER_CHAT.check(request, to)
-    made = json.loads(MESSAGES_OVER_CHAT.body_for(request, to, as_stream=False))
+    MESSAGES_OVER_CHAT.check_request(request, to)
+    made = json.loads(MESSAGES_OVER_CHAT.engine_body(request, to, as_stream=False))
     assert made == {**SAID, "stop": ["x"], "verbose": True, "thinking_budget_tokens": 2048}
 
 

@@ -11,7 +11,7 @@ from controller.schema.admin import Capabilities
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute, ThinkingControl
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
-from gateway.protocols.chat.engine_request import for_engine, in_own_words
+from gateway.protocols.chat.engine_request import adapt_fields, adapt_request
 from gateway.protocols.common.request import parse_request
 from tests.fakes.fake_controller import route
 
@@ -28,7 +28,7 @@ def to(backend: str, control: ThinkingControl | None = None, capabilities: Capab
 def sent(fields: dict[str, Any], model: ModelRoute) -> dict[str, Any]:
     """What the engine gets, without the model's name."""
     request = parse_request(json.dumps({"model": "m", **HI, **fields}).encode(), may_stream=True)
-    body = CHAT.body_for(request, model, as_stream=False)
+    body = CHAT.engine_body(request, model, as_stream=False)
     made = json.loads(body)
     assert made.pop("model") == "m"
     assert request.fields == {"model": "m", **HI, **fields}, "the request itself stays"
@@ -91,7 +91,7 @@ def test_an_effort_of_none_is_the_engines_where_the_model_cannot_be_told() -> No
 def test_completions_are_left_alone() -> None:
     raw = b'{"model": "m", "prompt": "Hi", "thinking": "disabled", "reasoning_effort": "none"}'
     request = parse_request(raw, may_stream=True)
-    assert COMPLETIONS.body_for(request, to("llama_server", "chat_template_kwargs"), as_stream=False) == raw
+    assert COMPLETIONS.engine_body(request, to("llama_server", "chat_template_kwargs"), as_stream=False) == raw
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
@@ -156,7 +156,7 @@ def test_a_choice_of_tools(backend: str, choice: Any, expected: dict[str, Any]) 
 def test_a_choice_of_a_tool_that_is_not_there(choice: Any) -> None:
     request = parse_request(json.dumps({"model": "m", **HI, **TOOLS, "tool_choice": choice}).encode(), may_stream=True)
     with pytest.raises(RoundhouseError, match="'z', which is not among") as caught:
-        for_engine(request, to("llama_server"))
+        adapt_request(request, to("llama_server"))
     assert (caught.value.entry.code, caught.value.param) == ("invalid_request", "tool_choice")
 
 
@@ -164,9 +164,9 @@ def test_what_was_written_here_is_said_in_a_remotes_own_words() -> None:
     thought = {"role": "assistant", "content": "a", "reasoning_content": "t", "reasoning": "t"}
     fields = {"messages": [thought], "max_tokens": 5, "seed": 1}
     remote = route("m").model_copy(update={"backend": "openai_remote", "max_tokens_field": "max_completion_tokens"})
-    assert in_own_words({**fields, "messages": [dict(thought)]}, remote) == {
+    assert adapt_fields({**fields, "messages": [dict(thought)]}, remote) == {
         "messages": [{"role": "assistant", "content": "a", "reasoning_content": "t"}],
         "max_completion_tokens": 5,
         "seed": 1,
     }
-    assert in_own_words(fields, route("m")) is fields
+    assert adapt_fields(fields, route("m")) is fields

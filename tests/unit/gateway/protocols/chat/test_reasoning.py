@@ -34,7 +34,7 @@ def deltas(events: bytes) -> list[dict[str, Any]]:
 def test_a_thought_in_a_stream_has_both_names_and_its_bytes(name: str) -> None:
     text = r'"so\u00fc \"reasoning\": \\ \n ü€ \ud83d"'
     chunk = event(f'{{"{name}" : {text},"content":null}}')
-    passed = CHAT.events(REQUEST).feed(chunk)
+    passed = CHAT.open_stream(REQUEST).feed_data(chunk)
     other = NAMES[1 - NAMES.index(name)]
     assert passed == event(f'{{"{name}" : {text},"{other}":{text},"content":null}}')
 
@@ -54,38 +54,38 @@ def test_a_thought_in_a_stream_has_both_names_and_its_bytes(name: str) -> None:
     ],
 )
 def test_what_is_no_thought_or_has_both_names_stays(delta: str) -> None:
-    assert CHAT.events(REQUEST).feed(event(delta)) == event(delta)
+    assert CHAT.open_stream(REQUEST).feed_data(event(delta)) == event(delta)
 
 
 @pytest.mark.parametrize("first", NAMES)
 def test_a_name_that_is_null_is_given_the_thought(first: str) -> None:
     other = NAMES[1 - NAMES.index(first)]
     chunk = event(f'{{"{first}":null,"{other}":"so"}}') + event('{"content":"x"}') + event(f'{{"{other}":"on"}}')
-    passed = CHAT.events(REQUEST).feed(chunk)
+    passed = CHAT.open_stream(REQUEST).feed_data(chunk)
     assert deltas(passed) == [dict.fromkeys(NAMES, "so"), {"content": "x"}, dict.fromkeys(NAMES, "on")]
     assert passed.count(b"\n\n") == 3
 
 
 def test_choices_of_one_event_keep_their_own_thoughts() -> None:
     chunk = b'data: {"choices":[{"delta":{"reasoning":"a"}},{"delta":{"reasoning_content":null}}]}\n\n'
-    passed = CHAT.events(REQUEST).feed(chunk)
+    passed = CHAT.open_stream(REQUEST).feed_data(chunk)
     assert deltas(passed) == [dict.fromkeys(NAMES, "a"), {"reasoning_content": None}]
 
 
 def test_both_names_in_different_events_of_a_chunk() -> None:
-    passed = CHAT.events(REQUEST).feed(event('{"reasoning":"a"}') + event('{"reasoning_content":"b"}'))
+    passed = CHAT.open_stream(REQUEST).feed_data(event('{"reasoning":"a"}') + event('{"reasoning_content":"b"}'))
     assert deltas(passed) == [dict.fromkeys(NAMES, "a"), dict.fromkeys(NAMES, "b")]
 
 
 def test_completions_have_no_thoughts() -> None:
     chunk = b'data: {"choices":[{"text":"x","reasoning":"y"}]}\n\n'
-    assert COMPLETIONS.events(REQUEST).feed(chunk) == chunk
-    assert COMPLETIONS.whole(REQUEST) is None
+    assert COMPLETIONS.open_stream(REQUEST).feed_data(chunk) == chunk
+    assert COMPLETIONS.get_body_converter(REQUEST) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_blocking_answer_has_both(name: str) -> None:
-    change = CHAT.whole(REQUEST)
+    change = CHAT.get_body_converter(REQUEST)
     assert change is not None
     body = b'{\n "choices": [{"message": {"%b": "so",\n "content": "x"}}],"usage":{"d":{"reasoning_tokens":1}}}'
     answer = change(body % name.encode())
@@ -96,10 +96,10 @@ def test_a_blocking_answer_has_both(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gathered_answer_has_both(name: str) -> None:
-    gathering = CHAT.gathering(REQUEST)
+    gathering = CHAT.open_collector(REQUEST)
     assert gathering is not None
-    gathering.feed(event(f'{{"{name}":"so "}}') + event(f'{{"{name}":"on"}}') + event('{"content":"x"}') + DONE)
-    result = gathering.result()
+    gathering.feed_data(event(f'{{"{name}":"so "}}') + event(f'{{"{name}":"on"}}') + event('{"content":"x"}') + DONE)
+    result = gathering.build_result()
     assert result is not None
     message = json.loads(result[1])["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "x"} | dict.fromkeys(NAMES, "so on")
@@ -124,7 +124,7 @@ def test_whatever_is_said_both_names_hold_the_thought_and_nothing_else_changes(
 ) -> None:
     separators = (", ", ": ") if spaced else (",", ":")
     chunk = b"".join(event(json.dumps(delta, ensure_ascii=ascii_only, separators=separators)) for delta in said)
-    passed = reasoning.in_events(chunk)
+    passed = reasoning.alias_in_events(chunk)
     for before, after in zip(said, deltas(passed), strict=True):
         told = [before[name] for name in NAMES if before.get(name)]
         expected = dict.fromkeys(NAMES, told[0]) if len(told) == 1 else {}
@@ -132,4 +132,4 @@ def test_whatever_is_said_both_names_hold_the_thought_and_nothing_else_changes(
             expected = {name: after.get(name) for name in NAMES if name in after}
             assert set(expected.values()) <= {"", None}
         assert after == before | expected
-    assert reasoning.in_events(passed) == passed
+    assert reasoning.alias_in_events(passed) == passed

@@ -19,7 +19,7 @@ USAGE = {"include_usage": True}
 
 
 def asked(dialect: Dialect, raw: bytes, served: str = "m", *, as_stream: bool = False) -> bytes:
-    return dialect.body_for(parse_request(raw, may_stream=True), route(served), as_stream=as_stream)
+    return dialect.engine_body(parse_request(raw, may_stream=True), route(served), as_stream=as_stream)
 
 
 @pytest.mark.parametrize("dialect", [CHAT, MESSAGES, NATIVE, PLAIN])
@@ -88,8 +88,8 @@ def test_bytes_that_must_not_change_stay_when_the_model_is_renamed() -> None:
 def test_a_native_request_whose_model_is_in_the_query_gets_no_name() -> None:
     for raw in (b'{"input_prefix":"a"}', b"{ }", b'{"model":7}'):
         request = parse_native(raw, b"model=m", "/infill", None, body="object")
-        assert NATIVE.body_for(request, route("n"), as_stream=False) is raw
-        changed = json.loads(NATIVE.body_for(request, route("n"), as_stream=True))
+        assert NATIVE.engine_body(request, route("n"), as_stream=False) is raw
+        changed = json.loads(NATIVE.engine_body(request, route("n"), as_stream=True))
         assert changed == json.loads(raw) | {"stream": True}
     state = parse_native(b"[]", b"model=m", "/lora-adapters", None, body="any")
-    assert PLAIN.body_for(state, route("n"), as_stream=False) == b"[]"
+    assert PLAIN.engine_body(state, route("n"), as_stream=False) == b"[]"

@@ -27,12 +27,12 @@ def body(content: bytes) -> Any:
 
 @pytest.mark.parametrize("dialect", OPENAI_FORM)
 def test_our_errors_in_openais_form(dialect: Dialect) -> None:
-    assert body(dialect.error_body(BUSY, "r1")) == BUSY.envelope("r1").model_dump()
+    assert body(dialect.error_body(BUSY, "r1")) == BUSY.build_envelope("r1").model_dump()
 
 
 @pytest.mark.parametrize("dialect", OPENAI_FORM)
 def test_an_engines_error_gets_every_field_and_keeps_its_own(dialect: Dialect) -> None:
-    assert body(dialect.engine_error(400, LLAMA, "r1"))["error"] == {
+    assert body(dialect.engine_error_body(400, LLAMA, "r1"))["error"] == {
         "code": "engine_error",
         "message": "too long",
         "type": "exceed_context_size_error",
@@ -47,25 +47,25 @@ def test_an_engines_error_gets_every_field_and_keeps_its_own(dialect: Dialect) -
 
 def test_an_engines_own_code_stays_if_it_is_text() -> None:
     theirs = b'{"error":{"message":"x","type":null,"code":"context_length_exceeded","param":"messages"}}'
-    error = body(CHAT.engine_error(400, theirs, "r"))["error"]
+    error = body(CHAT.engine_error_body(400, theirs, "r"))["error"]
     assert (error["code"], error["param"], error["type"]) == (
         "context_length_exceeded",
         "messages",
         "invalid_request_error",
     )
-    ours = body(CHAT.engine_error(501, b'{"error":{"message":"x","code":"not_supported"}}', "r"))["error"]
+    ours = body(CHAT.engine_error_body(501, b'{"error":{"message":"x","code":"not_supported"}}', "r"))["error"]
     assert ours["next_steps"] == list(ERROR_CODES["not_supported"].next_steps)
 
 
 def test_an_envelope_of_ours_passes_as_it_is() -> None:
     envelope = BUSY.json_bytes("r0")
-    assert CHAT.engine_error(429, envelope, "r1") is envelope
+    assert CHAT.engine_error_body(429, envelope, "r1") is envelope
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>Bad gateway</html>", b"[]", b'{"detail":"no"}', b"[" * 5000])
 def test_what_is_no_error_object_becomes_one(content: bytes) -> None:
     for dialect in (CHAT, MESSAGES):
-        error = body(dialect.engine_error(500, content, "r"))["error"]
+        error = body(dialect.engine_error_body(500, content, "r"))["error"]
         assert error["message"]
         assert error["status"] == 500
 
@@ -95,17 +95,17 @@ def test_our_errors_in_anthropics_form(code: str) -> None:
 
 
 def test_an_engines_error_in_anthropics_form() -> None:
-    told = body(MESSAGES.engine_error(400, LLAMA, "r1"))
+    told = body(MESSAGES.engine_error_body(400, LLAMA, "r1"))
     assert errors.is_anthropic(told)
     assert told["error"]["type"] == "invalid_request_error"
     assert told["error"]["n_ctx"] == 4096
     assert told["request_id"] == "r1"
     theirs = b'{"type":"error","error":{"type":"overloaded_error","message":"busy"}}'
-    assert MESSAGES.engine_error(529, theirs, "r1") is theirs
+    assert MESSAGES.engine_error_body(529, theirs, "r1") is theirs
 
 
 def test_errors_as_the_last_events_of_a_stream() -> None:
-    pretty = json.dumps(BUSY.envelope("r").model_dump(), indent=1).encode()
+    pretty = json.dumps(BUSY.build_envelope("r").model_dump(), indent=1).encode()
     for dialect in (CHAT, COMPLETIONS, PLAIN):
         first, done, end = dialect.error_as_events(pretty).split(b"\n\n")
         assert body(first.removeprefix(b"data: ")) == body(pretty)
@@ -140,5 +140,5 @@ def test_the_status_that_an_error_tells(error: Any, status: int) -> None:
 
 
 def test_half_a_surrogate_pair_can_be_written() -> None:
-    assert json.loads(errors.encoded({"x": "\ud83d"})) == {"x": "\ud83d"}
-    assert json.loads(errors.encoded("ü")) == "ü"
+    assert json.loads(errors.encode_json({"x": "\ud83d"})) == {"x": "\ud83d"}
+    assert json.loads(errors.encode_json("ü")) == "ü"

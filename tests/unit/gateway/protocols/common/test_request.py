@@ -61,12 +61,12 @@ def test_a_wrong_field_is_named(raw: bytes, param: str) -> None:
 
 def test_the_original_bytes_are_forwarded_where_nothing_must_change() -> None:
     raw = b'{ "model":"m",  "messages": [], "n": 1.50, "unknown": {"model": "x"} }'
-    assert CHAT.body_for(parse_request(raw, may_stream=True), route("m"), as_stream=False) == raw
+    assert CHAT.engine_body(parse_request(raw, may_stream=True), route("m"), as_stream=False) == raw
 
 
 def test_asking_for_usage_inserts_and_leaves_the_rest_alone() -> None:
     raw = b' {"model":"m","stream":true,"temperature":1.0e0,"s":"\\ud83d"}'
-    body = CHAT.body_for(parse_request(raw, may_stream=True), route("m"), as_stream=False)
+    body = CHAT.engine_body(parse_request(raw, may_stream=True), route("m"), as_stream=False)
     assert (
         body
         == b' {"stream_options":{"include_usage":true},"model":"m","stream":true,"temperature":1.0e0,"s":"\\ud83d"}'
@@ -78,7 +78,7 @@ def test_asking_for_usage_keeps_other_stream_options(options: dict[str, object] 
     raw = json.dumps({"model": "m", "stream": True, "stream_options": options}).encode()
     request = parse_request(raw, may_stream=True)
     assert not request.wants_usage
-    sent = json.loads(CHAT.body_for(request, route("m"), as_stream=False))
+    sent = json.loads(CHAT.engine_body(request, route("m"), as_stream=False))
     assert sent["stream_options"] == (options or {}) | {"include_usage": True}
 
 
@@ -86,12 +86,12 @@ def test_a_client_that_asks_for_usage_itself_changes_nothing() -> None:
     raw = b'{"model":"m","stream":true,"stream_options":{"include_usage":true}}'
     request = parse_request(raw, may_stream=True)
     assert request.wants_usage
-    assert CHAT.body_for(request, route("m"), as_stream=False) == raw
+    assert CHAT.engine_body(request, route("m"), as_stream=False) == raw
 
 
 def test_an_alias_is_rewritten_and_every_other_field_kept() -> None:
     fields = {"model": "alias", "messages": [{"role": "user", "content": "Grüße \U0001f600"}], "seed": 2**60, "x": None}
-    sent = PLAIN.body_for(
+    sent = PLAIN.engine_body(
         parse_request(json.dumps(fields).encode(), may_stream=True), route("real/name:1"), as_stream=False
     )
     assert json.loads(sent) == fields | {"model": "real/name:1"}
@@ -99,7 +99,7 @@ def test_an_alias_is_rewritten_and_every_other_field_kept() -> None:
 
 def test_a_lone_surrogate_survives_rewriting() -> None:
     raw = b'{"model":"alias","prompt":"\\ud800"}'
-    sent = PLAIN.body_for(parse_request(raw, may_stream=True), route("m"), as_stream=False)
+    sent = PLAIN.engine_body(parse_request(raw, may_stream=True), route("m"), as_stream=False)
     assert json.loads(sent)["prompt"] == "\ud800"
 
 
@@ -114,7 +114,7 @@ def test_numbers_of_any_size_and_half_characters_are_written_as_they_were() -> N
     raw = (
         b'{"model":"alias","seed":123456789012345678901234567890,"prompt":"\\ud83d","stream_options":{},"stream":true}'
     )
-    sent = json.loads(CHAT.body_for(parse_request(raw, may_stream=True), route("m"), as_stream=False))
+    sent = json.loads(CHAT.engine_body(parse_request(raw, may_stream=True), route("m"), as_stream=False))
     assert (sent["seed"], sent["prompt"]) == (123456789012345678901234567890, "\ud83d")
 
 
@@ -122,7 +122,7 @@ def test_an_api_without_streams_passes_the_field_on_and_stays_blocking() -> None
     raw = b'{"model":"m","stream":true}'
     request = parse_request(raw, may_stream=False)
     assert not request.stream
-    assert PLAIN.body_for(request, route("m"), as_stream=False) == raw
+    assert PLAIN.engine_body(request, route("m"), as_stream=False) == raw
 
 
 def native(query: bytes, fields: object, *, sole: str | None = "sole") -> InferenceRequest:
@@ -161,7 +161,7 @@ def test_where_a_native_request_names_its_model(query: bytes, fields: object, mo
 
 
 def test_an_alias_that_query_and_body_name_is_rewritten_in_the_body() -> None:
-    sent = PLAIN.body_for(native(b"model=alias", {"model": "alias", "content": "x"}), route("real"), as_stream=False)
+    sent = PLAIN.engine_body(native(b"model=alias", {"model": "alias", "content": "x"}), route("real"), as_stream=False)
     assert json.loads(sent) == {"model": "real", "content": "x"}
 
 

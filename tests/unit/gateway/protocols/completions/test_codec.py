@@ -11,7 +11,7 @@ from openai.types import Completion
 from controller.schema.admin import Capabilities
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
-from gateway.protocols.api_matrix import way_for
+from gateway.protocols.api_matrix import serving_option
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.completions.via_chat import COMPLETIONS_OVER_CHAT
 from tests.fakes.fake_controller import route
@@ -31,13 +31,13 @@ SWITCHED = route(
 def checked(of: ModelRoute = SWITCHED, **fields: Any) -> InferenceRequest:
     request = parse_request(json.dumps({"model": "alias", "prompt": "Hi", **fields}).encode(), may_stream=True)
     request.id, request.received_at = "req-ab-1", 1700000000.9
-    COMPLETIONS_OVER_CHAT.check(request, of)
+    COMPLETIONS_OVER_CHAT.check_request(request, of)
     return request
 
 
 def sent(*, as_stream: bool = False, **fields: Any) -> Any:
     """What the engine is asked."""
-    return json.loads(COMPLETIONS_OVER_CHAT.body_for(checked(**fields), SWITCHED, as_stream=as_stream))
+    return json.loads(COMPLETIONS_OVER_CHAT.engine_body(checked(**fields), SWITCHED, as_stream=as_stream))
 
 
 def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
@@ -47,8 +47,8 @@ def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> byte
 
 def streamed(*events: bytes, **fields: Any) -> bytes:
     """What the client gets of a stream."""
-    made = COMPLETIONS_OVER_CHAT.events(checked(stream=True, **fields))
-    out = b"".join(made.feed(event) for event in events) + made.finish()
+    made = COMPLETIONS_OVER_CHAT.open_stream(checked(stream=True, **fields))
+    out = b"".join(made.feed_data(event) for event in events) + made.finish_stream()
     assert made.is_complete
     return out
 
@@ -65,10 +65,10 @@ def part(text: str, finish: str | None = None, **more: Any) -> bytes:
 def test_the_native_way_is_the_better_one() -> None:
     request = parse_request(b'{"model":"m","prompt":"Hi"}', may_stream=True)
     for apis in ((), ("/v1/completions", CHAT)):
-        assert way_for("/v1/completions", request, route("m", apis=apis)).target is None
-    assert way_for("/v1/completions", request, route("m", apis=(CHAT,))).target == CHAT
+        assert serving_option("/v1/completions", request, route("m", apis=apis)).target is None
+    assert serving_option("/v1/completions", request, route("m", apis=(CHAT,))).target == CHAT
     with pytest.raises(RoundhouseError) as caught:
-        way_for("/v1/completions", request, route("m", apis=("/v1/embeddings",)))
+        serving_option("/v1/completions", request, route("m", apis=("/v1/embeddings",)))
     assert caught.value.entry.code == "not_supported"
 
 
@@ -188,7 +188,7 @@ WHOLE = {
 
 
 def given(told: Any, **fields: Any) -> Any:
-    translate = COMPLETIONS_OVER_CHAT.whole(checked(**fields))
+    translate = COMPLETIONS_OVER_CHAT.get_body_converter(checked(**fields))
     assert translate is not None
     made = json.loads(translate(json.dumps(told).encode()))
     Completion.model_validate(made)

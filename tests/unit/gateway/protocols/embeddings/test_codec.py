@@ -26,7 +26,7 @@ def asked(**fields: Any) -> InferenceRequest:
 
 def checked(of: ModelRoute, **fields: Any) -> InferenceRequest:
     request = asked(**fields)
-    EMBEDDINGS.check(request, of)
+    EMBEDDINGS.check_request(request, of)
     return request
 
 
@@ -41,7 +41,7 @@ def answer(*vectors: Any) -> dict[str, Any]:
 
 def given(request: InferenceRequest, told: Any) -> Any:
     """What the client gets."""
-    translate = EMBEDDINGS.whole(request)
+    translate = EMBEDDINGS.get_body_converter(request)
     assert translate is not None
     return json.loads(translate(json.dumps(told).encode()))
 
@@ -52,15 +52,15 @@ def given(request: InferenceRequest, told: Any) -> Any:
 )
 def test_inputs_of_every_kind_pass_as_they_are(value: Any) -> None:
     request = checked(route("m"), input=value, encoding_format="base64", user="u", own={"x": 1})
-    assert EMBEDDINGS.body_for(request, route("m"), as_stream=False) is request.raw
-    assert EMBEDDINGS.whole(request) is None
+    assert EMBEDDINGS.engine_body(request, route("m"), as_stream=False) is request.raw
+    assert EMBEDDINGS.get_body_converter(request) is None
 
 
 def test_an_input_under_an_engines_own_name_passes() -> None:
     for name in ("messages", "content"):
         request = parse_request(json.dumps({"model": "m", name: []}).encode(), may_stream=False)
-        EMBEDDINGS.check(request, route("m"))
-        assert EMBEDDINGS.body_for(request, route("m"), as_stream=False) is request.raw
+        EMBEDDINGS.check_request(request, route("m"))
+        assert EMBEDDINGS.engine_body(request, route("m"), as_stream=False) is request.raw
 
 
 @pytest.mark.parametrize(
@@ -97,21 +97,21 @@ def test_what_is_no_request_for_embeddings_is_refused_at_its_place(fields: dict[
 
 def test_a_missing_input_is_refused() -> None:
     with pytest.raises(RoundhouseError, match="it is missing"):
-        EMBEDDINGS.check(parse_request(b'{"model": "m"}', may_stream=False), route("m"))
+        EMBEDDINGS.check_request(parse_request(b'{"model": "m"}', may_stream=False), route("m"))
 
 
 def test_null_is_as_if_it_were_left_out() -> None:
     # llama-server answers 500 to an `encoding_format` of null.
     request = checked(route("m"), encoding_format=None, dimensions=None, user="u")
-    body = json.loads(EMBEDDINGS.body_for(request, route("m", served_name="inner"), as_stream=False))
+    body = json.loads(EMBEDDINGS.engine_body(request, route("m", served_name="inner"), as_stream=False))
     assert body == {"model": "inner", "input": "a", "user": "u"}
-    assert EMBEDDINGS.whole(request) is None
+    assert EMBEDDINGS.get_body_converter(request) is None
 
 
 def test_dimensions_never_reach_an_engine_that_may_overlook_them() -> None:
     for fields in ({}, {"encoding_format": None}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
         request = checked(route("m"), dimensions=2, **fields)
-        body = json.loads(EMBEDDINGS.body_for(request, route("m", served_name="inner"), as_stream=False))
+        body = json.loads(EMBEDDINGS.engine_body(request, route("m", served_name="inner"), as_stream=False))
         # Numbers are read ten times as fast from base64.
         assert body == {"model": "inner", "input": "a", "encoding_format": "base64"}
 
@@ -119,23 +119,23 @@ def test_dimensions_never_reach_an_engine_that_may_overlook_them() -> None:
 def test_dimensions_are_left_to_an_engine_that_knows_them() -> None:
     knows = route("m", takes_dimensions=True)
     request = checked(knows, dimensions=2)
-    assert EMBEDDINGS.body_for(request, knows, as_stream=False) is request.raw
-    assert EMBEDDINGS.whole(request) is None
+    assert EMBEDDINGS.engine_body(request, knows, as_stream=False) is request.raw
+    assert EMBEDDINGS.get_body_converter(request) is None
 
 
 def test_what_is_declared_of_a_model_rules_and_a_remote_is_asked_in_the_clients_words() -> None:
     remote = route("m", takes_dimensions=True, shortens_embeddings=True)
     for encoding in ("float", "base64"):
         request = checked(remote, dimensions=2, encoding_format=encoding)
-        body = json.loads(EMBEDDINGS.body_for(request, remote, as_stream=False))
+        body = json.loads(EMBEDDINGS.engine_body(request, remote, as_stream=False))
         assert body == {"model": "m", "input": "a", "encoding_format": encoding}
         assert given(request, answer(OWN, packed(OWN))) == answer([0.6, 0.8], packed([0.6, 0.8]))
 
 
 def test_another_version_of_the_table_decides_anew() -> None:
     request = checked(route("m", shortens_embeddings=True), dimensions=2)
-    EMBEDDINGS.check(request, route("m", takes_dimensions=True))
-    assert EMBEDDINGS.whole(request) is None
+    EMBEDDINGS.check_request(request, route("m", takes_dimensions=True))
+    assert EMBEDDINGS.get_body_converter(request) is None
 
 
 def test_shorter_vectors_are_the_beginning_scaled_to_length_1() -> None:
@@ -164,7 +164,7 @@ def test_fields_of_the_engines_own_stay() -> None:
 @pytest.mark.parametrize("shortens", [True, False])
 def test_the_models_own_length_is_not_touched(shortens: bool) -> None:
     own = route("m", shortens_embeddings=shortens)
-    translate = EMBEDDINGS.whole(checked(own, dimensions=3, encoding_format="base64"))
+    translate = EMBEDDINGS.get_body_converter(checked(own, dimensions=3, encoding_format="base64"))
     assert translate is not None
     for told in (answer(OWN, [1, 2, 3]), answer(packed(OWN))):
         body = json.dumps(told, indent=3).encode()
@@ -210,7 +210,7 @@ def test_what_is_no_answer_of_embeddings_is_the_engines_failure(told: Any) -> No
 
 
 def test_what_is_no_json_is_the_engines_failure() -> None:
-    translate = EMBEDDINGS.whole(checked(route("m"), dimensions=2))
+    translate = EMBEDDINGS.get_body_converter(checked(route("m"), dimensions=2))
     assert translate is not None
     with pytest.raises(RoundhouseError, match="no embeddings"):
         translate(b"<html>")

@@ -31,18 +31,18 @@ TOKENS = {"input_tokens": 9, "output_tokens": 0}
 def checked(dialect: RerankDialect = RERANK, **fields: Any) -> InferenceRequest:
     request = parse_request(json.dumps({"model": "alias", **fields}).encode(), may_stream=False)
     request.id = "req-1"
-    dialect.check(request, MODEL)
+    dialect.check_request(request, MODEL)
     return request
 
 
 def sent(dialect: RerankDialect = RERANK, **fields: Any) -> Any:
     """What the engine is asked."""
-    return json.loads(dialect.body_for(checked(dialect, **fields), MODEL, as_stream=False))
+    return json.loads(dialect.engine_body(checked(dialect, **fields), MODEL, as_stream=False))
 
 
 def given(told: Any, dialect: RerankDialect = RERANK, **fields: Any) -> Any:
     """What the client is answered."""
-    translate = dialect.whole(checked(dialect, **fields))
+    translate = dialect.get_body_converter(checked(dialect, **fields))
     assert translate is not None
     return json.loads(translate(json.dumps(told).encode()))
 

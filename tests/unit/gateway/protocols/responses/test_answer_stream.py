@@ -41,8 +41,8 @@ def test_transcripts(name: str, is_open: bool) -> None:
     fields = {"model": "m", "input": "Hi", "stream": True, **ASKED[name]}
     request = InferenceRequest(b"", fields, "m", stream=True, wants_usage=False)
     request.state = context(is_open_responses=is_open)
-    events = RESPONSES_OVER_CHAT.events(request)
-    out = events.feed((GOLDEN / f"{name}.chat").read_bytes()) + events.finish()
+    events = RESPONSES_OVER_CHAT.open_stream(request)
+    out = events.feed_data((GOLDEN / f"{name}.chat").read_bytes()) + events.finish_stream()
     golden = (GOLDEN / f"{name}.events").read_bytes()
     if is_open:
         golden = golden.replace(b"response.reasoning_text.", b"response.reasoning.")
@@ -74,7 +74,7 @@ def test_what_was_asked_for_is_told_again() -> None:
         "user": "u",
     }
     tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}, "defer_loading": True}]
-    response = writer(context(stores=True), **asked, tools=tools).whole(Answer(text="Hi", tokens=Tokens(1, 2)))
+    response = writer(context(stores=True), **asked, tools=tools).build_answer(Answer(text="Hi", tokens=Tokens(1, 2)))
     assert asked.items() <= response.items()
     assert response["tools"] == [
         {"type": "function", "name": "f", "parameters": {"type": "object"}, "description": None, "strict": None}
@@ -84,7 +84,7 @@ def test_what_was_asked_for_is_told_again() -> None:
 
 
 def test_what_was_not_asked_for_has_its_default() -> None:
-    response = writer(metadata=None, tools=None, text=None, temperature=None).whole(Answer(text="Hi"))
+    response = writer(metadata=None, tools=None, text=None, temperature=None).build_answer(Answer(text="Hi"))
     check_response(response)
     told = ("temperature", "top_p", "tool_choice", "truncation", "store", "metadata", "service_tier", "text")
     assert [response[name] for name in told] == [
@@ -98,13 +98,13 @@ def test_tool_choices_and_forms_are_told_as_the_schemas_have_them() -> None:
     schema = {"type": "object", "properties": {}}
     form = {"format": {"type": "json_schema", "name": "n", "schema": schema}}
     fields: Fields = {"tools": [{"type": "function", "name": "f"}], "tool_choice": chosen, "text": form}
-    response = writer(**fields).whole(Answer())
+    response = writer(**fields).build_answer(Answer())
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
     assert response["tool_choice"] == allowed
     told = {"type": "json_schema", "name": "n", "description": None, "strict": False}
     assert response["text"] == {"format": {**told, "schema": schema}}
     check_response(response)
-    response = writer(context(is_open_responses=True), **fields).whole(Answer())
+    response = writer(context(is_open_responses=True), **fields).build_answer(Answer())
     assert response["text"] == {"format": {**told, "schema": None}}
     check_response(response, is_open=True)
 
@@ -118,7 +118,7 @@ def test_an_answer_that_is_whole() -> None:
         calls=(Call("1", "f", "{}"), Call("2", "g", '{"input":"x"}'), Call("3", "g", "odd")),
         tokens=Tokens(5, 4, cached=3, reasoning=2),
     )
-    response = writer(made, tools=[{"type": "custom", "name": "g"}]).whole(answer)
+    response = writer(made, tools=[{"type": "custom", "name": "g"}]).build_answer(answer)
     check_response(response)
     assert response is made.response
     assert response["output"] == [
@@ -152,27 +152,32 @@ def said(text: str, refusal: str) -> list[Fields]:
 @pytest.mark.parametrize(("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
 def test_an_answer_that_was_cut_is_incomplete_and_so_is_its_last_item(finish: Any, reason: str) -> None:
     cut = writer()
-    stream = cut.begin("x") + cut.thought("a") + cut.text("b", None) + cut.end(finish, None, Tokens(1, 1))
+    stream = (
+        cut.begin_answer("x")
+        + cut.write_reasoning("a")
+        + cut.write_text("b", None)
+        + cut.end_answer(finish, None, Tokens(1, 1))
+    )
     response = folded(stream)
     assert events_in(stream)[-1]["type"] == "response.incomplete"
     assert response["incomplete_details"] == {"reason": reason}
     assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
-    whole = writer().whole(Answer(thought="a", text="b", finish=finish, tokens=Tokens(1, 1)))
+    whole = writer().build_answer(Answer(thought="a", text="b", finish=finish, tokens=Tokens(1, 1)))
     assert whole == response
     assert (whole["status"], whole["completed_at"]) == ("incomplete", None)
     nothing = writer()
-    empty = folded(nothing.begin("x") + nothing.end(finish, None, None))
+    empty = folded(nothing.begin_answer("x") + nothing.end_answer(finish, None, None))
     assert (empty["output"], empty["usage"], empty["status"]) == ([], None, "incomplete")
-    assert writer().whole(Answer(finish=finish)) == empty
+    assert writer().build_answer(Answer(finish=finish)) == empty
 
 
 def test_a_conversation_in_which_nothing_is_said_goes_to_the_engine() -> None:
     fields = {"model": "m", "input": [{"type": "reasoning", "summary": []}]}
     request = InferenceRequest(b"", fields, "m", stream=False, wants_usage=False, state=context())
     engine = route("m").model_copy(update={"backend": "llama_server"})
-    RESPONSES_OVER_CHAT.check(request, engine)
-    assert RESPONSES_OVER_CHAT.gathering(request) is not None
-    assert json.loads(RESPONSES_OVER_CHAT.body_for(request, engine, as_stream=False))["messages"] == []
+    RESPONSES_OVER_CHAT.check_request(request, engine)
+    assert RESPONSES_OVER_CHAT.open_collector(request) is not None
+    assert json.loads(RESPONSES_OVER_CHAT.engine_body(request, engine, as_stream=False))["messages"] == []
 
 
 @pytest.mark.parametrize("stop", ["x", ["x"]])
@@ -180,15 +185,21 @@ def test_what_a_stream_would_lose_is_not_gathered(stop: Any) -> None:
     for limit, is_gathered in (({}, True), ({"max_output_tokens": 5}, False)):
         fields = {"model": "m", "input": "Hi", "stop": stop, **limit}
         request = InferenceRequest(b"", fields, "m", stream=False, wants_usage=False, state=context())
-        request.prompt = RESPONSES_OVER_CHAT.read(request)
-        assert (RESPONSES_OVER_CHAT.gathering(request) is not None) is is_gathered
+        request.prompt = RESPONSES_OVER_CHAT.read_request(request)
+        assert (RESPONSES_OVER_CHAT.open_collector(request) is not None) is is_gathered
 
 
 def test_calls_that_overlap_lose_nothing() -> None:
     both = writer()
-    stream = both.begin("x") + both.call(0, "a", "f", '{"x":') + both.call(1, "b", "g", "{}")
-    stream += both.call(0, None, None, "1}") + both.call(2, None, "h", "") + both.call(1, None, None, "late")
-    stream += both.text("so", None) + both.end("tool_calls", None, None)
+    stream = (
+        both.begin_answer("x") + both.write_tool_call(0, "a", "f", '{"x":') + both.write_tool_call(1, "b", "g", "{}")
+    )
+    stream += (
+        both.write_tool_call(0, None, None, "1}")
+        + both.write_tool_call(2, None, "h", "")
+        + both.write_tool_call(1, None, None, "late")
+    )
+    stream += both.write_text("so", None) + both.end_answer("tool_calls", None, None)
     response = folded(stream)
     called = [(item["call_id"], item["arguments"]) for item in response["output"][:3]]
     assert called == [("a", '{"x":1}'), ("b", "{}"), ("call_0", "")]
@@ -200,8 +211,10 @@ def test_calls_that_overlap_lose_nothing() -> None:
 
 def test_thoughts_between_texts_are_items_between_items() -> None:
     mixed = writer()
-    stream = mixed.begin("x") + mixed.text("a", None) + mixed.thought("b") + mixed.text("c", None)
-    stream += mixed.refusal("d") + mixed.end("stop", None, None)
+    stream = (
+        mixed.begin_answer("x") + mixed.write_text("a", None) + mixed.write_reasoning("b") + mixed.write_text("c", None)
+    )
+    stream += mixed.write_refusal("d") + mixed.end_answer("stop", None, None)
     response = folded(stream)
     assert [item["type"] for item in response["output"]] == ["message", "reasoning", "message"]
     assert [part["type"] for part in response["output"][2]["content"]] == ["output_text", "refusal"]
@@ -216,9 +229,9 @@ def test_thoughts_between_texts_are_items_between_items() -> None:
     ],
 )
 def test_an_error_before_anything_began_is_a_whole_stream(code: str, told: str) -> None:
-    error = RoundhouseError(code, "No.", param="input").envelope("r").error.model_dump()
+    error = RoundhouseError(code, "No.", param="input").build_envelope("r").error.model_dump()
     made = context()
-    stream = writer(made).failure(error)
+    stream = writer(made).fail_answer(error)
     response = folded(stream)
     assert [event["type"] for event in events_in(stream)] == [
         *("response.created", "response.in_progress", "error", "response.failed"),
@@ -235,7 +248,7 @@ def test_an_error_while_a_stream_waits_for_its_engine_is_a_whole_stream_too() ->
     # What could not be read has no response.
     alone = events_in(RESPONSES_OVER_CHAT.error_as_events(told, request))
     assert [(event["type"], event["sequence_number"]) for event in alone] == [("error", 0)]
-    request.prompt = RESPONSES_OVER_CHAT.read(request)
+    request.prompt = RESPONSES_OVER_CHAT.read_request(request)
     response = folded(RESPONSES_OVER_CHAT.error_as_events(told, request))
     assert response == request.state.response
     assert response["error"]["reason"] == "queue_full"
@@ -243,7 +256,12 @@ def test_an_error_while_a_stream_waits_for_its_engine_is_a_whole_stream_too() ->
 
 def test_half_a_surrogate_pair_can_be_said() -> None:
     half = writer()
-    stream = half.begin("x") + half.text("\ud83d", None) + half.text("ü", None) + half.end("stop", None, None)
+    stream = (
+        half.begin_answer("x")
+        + half.write_text("\ud83d", None)
+        + half.write_text("ü", None)
+        + half.end_answer("stop", None, None)
+    )
     assert "ü".encode() in stream
     assert json.dumps(folded(stream)["output"][0]["content"][0]["text"]) == '"\\ud83d\\u00fc"'
 
@@ -251,7 +269,12 @@ def test_half_a_surrogate_pair_can_be_said() -> None:
 def test_a_stream_that_somebody_ends_is_cancelled() -> None:
     made = context()
     cut = writer(made)
-    stream = cut.begin("x") + cut.thought("a") + cut.text("b", None) + cut.call(0, "c", "f", "{")
+    stream = (
+        cut.begin_answer("x")
+        + cut.write_reasoning("a")
+        + cut.write_text("b", None)
+        + cut.write_tool_call(0, "c", "f", "{")
+    )
     assert made.cancel is not None
     response = folded(stream + made.cancel())
     assert response is not made.response

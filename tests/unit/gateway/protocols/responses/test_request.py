@@ -24,8 +24,8 @@ from gateway.protocols.common.conversation import (
     User,
 )
 from gateway.protocols.common.request import InferenceRequest, parse_request
-from gateway.protocols.responses.request import read
-from gateway.protocols.responses.tools import custom_names, echoed
+from gateway.protocols.responses.request import read_prompt
+from gateway.protocols.responses.tools import custom_names, echo_tools
 from gateway.protocols.responses.via_chat import RESPONSES_OVER_CHAT
 from tests.fakes.fake_controller import route
 from tests.support.responses import Fields, context
@@ -36,7 +36,7 @@ G: Fields = {"type": "function", "name": "g"}
 
 
 def prompt(made: Any = None, **fields: Any) -> Prompt:
-    return read({"model": "m", "input": "Hi", **fields}, made or context())
+    return read_prompt({"model": "m", "input": "Hi", **fields}, made or context())
 
 
 def refused(**fields: Any) -> RoundhouseError:
@@ -88,7 +88,7 @@ def test_what_the_model_said_in_a_row_is_one_turn() -> None:
 def test_an_item_that_is_referred_to_is_read_in_its_place() -> None:
     stored = {"i": {"type": "message", "id": "i", "role": "user", "content": "Old"}}
     for reference in ({"type": "item_reference", "id": "i"}, {"id": "i"}, {"id": "i", "type": None}):
-        made = context(referenced=stored, stores=True)
+        made = context(referenced_items=stored, stores=True)
         assert prompt(made, input=[reference]).turns == (User((Text("Old"),)),)
         assert [item["id"] for item in made.input_items] == ["i"]
     error = refused(input=[{"type": "item_reference", "id": "other"}])
@@ -105,8 +105,8 @@ def test_files_that_are_texts() -> None:
 def test_what_runs_elsewhere_is_left_out_beside_own_tools() -> None:
     agents = [{"type": "web_search", "external_web_access": False}, F, {"type": "namespace", "name": "x", "tools": []}]
     asked: Fields = {"model": "m", "input": "Hi", "tools": agents}
-    assert [tool.name for tool in read(asked, context()).tools] == ["f"]
-    tools, choice = echoed(asked)
+    assert [tool.name for tool in read_prompt(asked, context()).tools] == ["f"]
+    tools, choice = echo_tools(asked)
     assert ([tool["name"] for tool in tools], choice) == (["f"], "auto")
     assert custom_names(asked) == frozenset()
 
@@ -146,11 +146,11 @@ def test_what_a_chat_completion_calls_otherwise_is_written_so() -> None:
         parallel_tool_calls=False,
         tools=[F],
     )
-    written = codec.written(asked)
+    written = codec.write_request(asked)
     expected = {"max_tokens": 7, "verbosity": "low", "reasoning_effort": "minimal", "logprobs": True}
     assert {**expected, "top_logprobs": 3, "parallel_tool_calls": False}.items() <= written.items()
-    assert prompt(top_logprobs=2).passed == {"logprobs": True, "top_logprobs": 2}
-    assert prompt(top_logprobs=0).passed == prompt(include=[]).passed == {}
+    assert prompt(top_logprobs=2).passed_fields == {"logprobs": True, "top_logprobs": 2}
+    assert prompt(top_logprobs=0).passed_fields == prompt(include=[]).passed_fields == {}
 
 
 def test_what_means_the_same_passes_and_the_rest_stays() -> None:
@@ -159,13 +159,13 @@ def test_what_means_the_same_passes_and_the_rest_stays() -> None:
               "thinking": {"type": "enabled"}, "presence_penalty": None}  # fmt: skip
     stays = {"metadata": {"a": "b"}, "store": False, "background": False, "truncation": "auto", "max_tool_calls": 2,
              "stream": True, "stream_options": {"include_obfuscation": False}, "messages": []}  # fmt: skip
-    assert prompt(**passed, **stays).passed == passed
+    assert prompt(**passed, **stays).passed_fields == passed
 
 
 @pytest.mark.parametrize(("asked", "thinking"), [("enabled", "enabled"), ("disabled", "disabled"), ("default", None)])
 def test_thinking_is_asked_for_by_a_word(asked: str, thinking: str | None) -> None:
     assert prompt(thinking=asked).thinking == thinking
-    assert "thinking" not in prompt(thinking=asked).passed
+    assert "thinking" not in prompt(thinking=asked).passed_fields
 
 
 @pytest.mark.parametrize(("name", "value"), [("id", {"a": 1}), ("status", 7)])
@@ -311,8 +311,8 @@ def test_engines_are_asked_to_think_as_by_a_chat(control: Any, word: str | None,
     said = {} if effort is None else {"reasoning_effort": effort}
     asked = {"model": "m", "input": "Hi", **thinking, "reasoning": {"effort": effort}}
     request = InferenceRequest(b"", asked, "m", stream=False, wants_usage=False, state=context())
-    RESPONSES_OVER_CHAT.check(request, model)
-    ours = json.loads(RESPONSES_OVER_CHAT.body_for(request, model, as_stream=False))
+    RESPONSES_OVER_CHAT.check_request(request, model)
+    ours = json.loads(RESPONSES_OVER_CHAT.engine_body(request, model, as_stream=False))
     told = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **thinking, **said}
     chat_request = parse_request(json.dumps(told).encode(), may_stream=True)
-    assert ours == json.loads(CHAT.body_for(chat_request, model, as_stream=False))
+    assert ours == json.loads(CHAT.engine_body(chat_request, model, as_stream=False))
