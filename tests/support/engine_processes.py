@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from controller.runtimes.process.spawn import INSTANCE_ENV, REPLICA_ENV
 from controller.runtimes.process.stat import PROC, Process, read_stat
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
+
+READS, READ_PAUSE_S = 50, 0.002
+"""How often an environment that reads as empty is read again, and after which pause."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,22 @@ def engine_processes(instance: str) -> list[EngineProcess]:
     return found
 
 
+def read_environment(folder: Path) -> bytes:
+    """The environment of the process in a folder of /proc, as it lies there. Raises OSError where it ended.
+
+    While a process starts a program, its environment reads as empty for a moment: then it is read again.
+    """
+    for _ in range(READS):
+        if environment := (folder / "environ").read_bytes():
+            return environment
+        (folder / "exe").readlink()  # the kernel's own threads have none
+        time.sleep(READ_PAUSE_S)
+    return b""
+
+
 def _environment(folder: Path) -> dict[str, str]:
     try:
-        entries = (folder / "environ").read_bytes().split(b"\0")
+        entries = read_environment(folder).split(b"\0")
     except OSError:  # it ended meanwhile
         return {}
     return {name: value for name, _, value in (entry.decode(errors="replace").partition("=") for entry in entries)}

@@ -20,6 +20,7 @@ from controller.runtimes.process.records import ReplicaRecord
 from controller.runtimes.process.runtime import ProcessRuntime
 from controller.runtimes.process.stat import list_stats, read_stat
 from controller.schema.desired import Definition
+from tests.support.engine_processes import read_environment
 from tests.support.runtime_contract import request_for, running
 from tests.support.wait import DEADLINE_S
 
@@ -194,7 +195,7 @@ def _processes() -> Iterator[tuple[int, bytes, Path]]:
     for stat in list_stats():
         entry = Path(f"/proc/{stat.process.pid}")
         try:
-            yield stat.process.pid, (entry / "environ").read_bytes(), (entry / "cwd").readlink()
+            yield stat.process.pid, read_environment(entry), (entry / "cwd").readlink()
         except OSError:
             continue
 

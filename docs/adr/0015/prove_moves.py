@@ -61,7 +61,7 @@ class Comparison:
         spelled = self.moves | {old.replace(".", "/"): new.replace(".", "/") for old, new in self.moves.items()}
         longest_first = sorted(spelled, key=len, reverse=True)
         self._spelled = spelled
-        self._names = re.compile(rf"(?<![\w/.-])({'|'.join(map(re.escape, longest_first))})(?![\w-])")
+        self._names = re.compile(rf"(?<![\w/.-])({'|'.join(map(re.escape, longest_first)) or '(?!)'})(?![\w-])")
 
     def path_after(self, path: str) -> str:
         """Where the file of an old path is."""

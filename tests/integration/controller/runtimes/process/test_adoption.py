@@ -43,12 +43,12 @@ if moment == "between fork and exec":
     popen = subprocess.Popen
     spawn.subprocess.Popen = lambda *args, **settings: popen(*args, preexec_fn=wait, **settings)
 if moment == "after spawn":
-    records.Records.begun = die
+    records.Records.note_started = die
 
 async def main():
     runtime = processes.runtime()
-    await runtime.start(processes.request(processes.shell(sys.argv[3])))
-    await runtime.list()
+    await runtime.start_replica(processes.request(processes.shell(sys.argv[3])))
+    await runtime.list_replicas()
     (root / "started").touch()
     await asyncio.sleep(600)
 
