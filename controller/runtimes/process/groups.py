@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ from controller.runtimes.process.stat import PROC, Process, is_alive, list_stats
 
 START_ENV: Final = "ROUNDHOUSE_START"
 """Environment variable of an engine that holds its start id."""
+ENVIRONMENT_READS: Final = 10
+ENVIRONMENT_PAUSE_S: Final = 0.001
+"""While a process starts a program (execve), its environment reads as empty, for less than a millisecond."""
 RESCAN_S: Final = 1.0
 """How long after SIGKILL until the processes are counted again, should no end be seen before."""
 
@@ -76,10 +80,19 @@ def find_leader(mark: ReplicaMark) -> Process | None:
 
 def _has_start_id(pid: int, start_id: str) -> bool:
     try:
-        environ = (PROC / str(pid) / "environ").read_bytes()
+        environment = _read_environment(PROC / str(pid))
     except OSError:  # it ended meanwhile, or it is another user's
         return False
-    return f"{START_ENV}={start_id}".encode() in environ.split(b"\0")
+    return f"{START_ENV}={start_id}".encode() in environment.split(b"\0")
+
+
+def _read_environment(folder: Path) -> bytes:
+    for _ in range(ENVIRONMENT_READS):
+        if environment := (folder / "environ").read_bytes():
+            return environment
+        (folder / "exe").readlink()  # the kernel's own threads have none
+        time.sleep(ENVIRONMENT_PAUSE_S)
+    return b""
 
 
 def _uses_own_files(pid: int, mark: ReplicaMark) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from controller.runtimes.process import groups
 from controller.runtimes.process.groups import START_ENV, ReplicaMark, find_leader, group_members, send_signal
 from controller.runtimes.process.stat import Process, read_stat
 
@@ -52,6 +54,20 @@ def test_the_start_id_is_compared_as_a_whole(tmp_path: Path) -> None:
         assert group_members(mark(tmp_path, start_id="01234")) == [stat.process]
         assert find_leader(mark(tmp_path, start_id="01234")) is None, "it leads no session"
         child.kill()
+
+
+def test_an_environment_that_is_empty_for_a_moment_is_read_again(
+    stranger: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / str(stranger.pid)
+    folder.mkdir()
+    (folder / "exe").symlink_to("/bin/sleep")
+    (folder / "environ").touch()
+    monkeypatch.setattr(groups, "PROC", tmp_path)
+    assert group_members(mark(tmp_path)) == []
+    text = f"A=1\0{START_ENV}=0123\0".encode()
+    monkeypatch.setattr(time, "sleep", lambda seconds: (folder / "environ").write_bytes(text))
+    assert group_members(mark(tmp_path)) == [stranger]
 
 
 def test_a_signal_reaches_exactly_the_process_that_was_meant(stranger: Process) -> None:
