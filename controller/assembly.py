@@ -112,7 +112,7 @@ class Controller:
             stop_timeout_s=settings.stop_timeout_s,
             wake=self._wake.set,
             clock=clock,
-            conceal=self._redactor.redact_text,
+            redact=self._redactor.redact_text,
         )
         self._progress = LoadProgress(runtime, wake=self._wake.set)
         memory_history, predictions = (
@@ -133,7 +133,7 @@ class Controller:
             ready_before=self._files.stored_state.ready_since,
             clock=clock,
             on_round=self._on_round,
-            conceal=self._redactor.redact_text,
+            redact=self._redactor.redact_text,
             progress=self._progress,
             host_mib=settings.engines_memory_mib or psutil.virtual_memory().total // 2**20,
             requirements=self._requirements,
@@ -152,9 +152,9 @@ class Controller:
             wake=self._wake.set,
             clock=clock,
         )
-        self.logs = LogReader(runtime, replicas=self._replicas_of, conceal=self._redactor.redact_text)
+        self.logs = LogReader(runtime, replicas=self._replicas_of, redact=self._redactor.redact_text)
         self._drift_detector = DriftDetector(
-            runtime, file_since=self._files.all_declared_since, clock=clock, conceal=self._redactor.redact_text
+            runtime, file_since=self._files.all_declared_since, clock=clock, redact=self._redactor.redact_text
         )
 
     @property
@@ -280,7 +280,7 @@ class Controller:
             declared_now=debounced_state.declared_models,
             keys_now=debounced_state.declared_keys,
             runtime=self._runtime,
-            concealment=self._redactor,
+            redactor=self._redactor,
             now=time.time(),
         )
 

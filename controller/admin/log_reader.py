@@ -41,18 +41,18 @@ class _Log:
 
 class LogReader:
     """Reads logs of models. `replicas` tells of a model's engines that are there, by name, when each was created;
-    `conceal` hides what must not show."""
+    `redact` hides what must not show."""
 
     def __init__(
         self,
         source: LogSource,
         *,
         replicas: Callable[[str], Mapping[str, float]],
-        conceal: Redact,
+        redact: Redact,
     ) -> None:
         self._source = source
         self._replicas = replicas
-        self._redact = conceal
+        self._redact = redact
 
     async def open_logs(self, model: str, replica: str | None, *, lines: int, follow: bool) -> AsyncIterator[str]:
         """The text, part by part. What is there now is read at once; while following, a runtime that is away is told
@@ -97,9 +97,9 @@ class LogReader:
 class _ModelLogs:
     """The logs of one request."""
 
-    def __init__(self, source: LogSource, conceal: Redact, model: str, logs: dict[str, _Log]) -> None:
+    def __init__(self, source: LogSource, redact: Redact, model: str, logs: dict[str, _Log]) -> None:
         self._source = source
-        self._redact = conceal
+        self._redact = redact
         self._model = model
         self._logs = logs
         self._read_names = set(logs)

@@ -21,8 +21,8 @@ from controller.status.reconcile_round import Round
 class Recorder:
     """One controller's hand in the journal."""
 
-    def __init__(self, journal: EventLog, clock: Callable[[], float], conceal: Redact) -> None:
-        self._conceal = conceal
+    def __init__(self, journal: EventLog, clock: Callable[[], float], redact: Redact) -> None:
+        self._redact = redact
         self._journal = journal
         self._clock = clock
         self._trouble = Trouble()
@@ -65,7 +65,7 @@ class Recorder:
         for view in gateways:
             for replica, requests in view.report.leaving.items():
                 leaving_requests.setdefault(replica, {}).update(requests)
-        self._journal.record_entries(round_events(before, after, leaving_requests, self._conceal), self._clock())
+        self._journal.record_entries(round_events(before, after, leaving_requests, self._redact), self._clock())
 
     def record_trouble(self, trouble: Trouble) -> None:
         """What keeps the controller from its work now."""

@@ -36,12 +36,12 @@ Leaving = Mapping[str, Mapping[str, float]]
 """Replica that leaves, to its requests, each with the Unix time since when: every gateway's `leaving`."""
 
 
-def round_events(before: Round | None, after: Round, leaving_requests: Leaving, conceal: Redact) -> list[NewEntry]:
+def round_events(before: Round | None, after: Round, leaving_requests: Leaving, redact: Redact) -> list[NewEntry]:
     """Entries in the order in which one reads them: failures, what was done about them, the states that this gave.
 
     `before` None: the controller's first round. Then no state is a change.
     """
-    texts = _TextRedactor(conceal)
+    texts = _TextRedactor(redact)
     return [
         *_failure_events(before, after, texts),
         *_refusal_events(before, after, texts),
@@ -55,18 +55,18 @@ def round_events(before: Round | None, after: Round, leaving_requests: Leaving, 
 class _TextRedactor:
     """Texts as they may be shown."""
 
-    conceal: Redact
+    redact: Redact
 
     def redact_first_line(self, model: str, text: str | None) -> str | None:
         """The first line of an error: the plain words."""
         if text is None:
             return None
-        first_line = self.conceal(model, text).strip().partition("\n")[0]
+        first_line = self.redact(model, text).strip().partition("\n")[0]
         return first_line.removesuffix(_TAIL).removesuffix(".")[:CHARS]
 
     def redact_tail(self, model: str, text: str) -> list[JsonValue]:
         """The lines after the first: the engine's last log lines."""
-        return [line[:CHARS] for line in self.conceal(model, text).strip().splitlines()[1:]]
+        return [line[:CHARS] for line in self.redact(model, text).strip().splitlines()[1:]]
 
 
 # States.

@@ -53,29 +53,31 @@ class ProbedHealth:
     """The last that it told; None: it has not, or does not."""
 
 
-def apply_outcome(vitals: ProbedHealth, outcome: ProbeOutcome, now: float) -> ProbedHealth:
-    """The vitals after one more probe."""
-    has_progressed = outcome.progress is not None and outcome.progress != vitals.progress
+def apply_outcome(probed_health: ProbedHealth, outcome: ProbeOutcome, now: float) -> ProbedHealth:
+    """The health after one more probe."""
+    has_progressed = outcome.progress is not None and outcome.progress != probed_health.progress
     # An engine with nothing to do need not move; one that takes a connection and does not answer gets no such benefit.
     is_resting = not outcome.reached or (outcome.healthy and outcome.busy_requests in (0, None))
-    progressed_at = now if has_progressed or is_resting or vitals.progressed_at is None else vitals.progressed_at
-    new_vitals = replace(
-        vitals,
-        progress=vitals.progress if outcome.progress is None else outcome.progress,
+    progressed_at = (
+        now if has_progressed or is_resting or probed_health.progressed_at is None else probed_health.progressed_at
+    )
+    new_health = replace(
+        probed_health,
+        progress=probed_health.progress if outcome.progress is None else outcome.progress,
         progressed_at=progressed_at,
         idle=None if outcome.busy_requests is None else outcome.busy_requests == 0,
         probed_at=now,
         error=outcome.error,
-        context_length=vitals.context_length if outcome.context_length is None else outcome.context_length,
+        context_length=probed_health.context_length if outcome.context_length is None else outcome.context_length,
     )
     if outcome.dead:
-        return replace(new_vitals, health=Health.DEAD)
-    if vitals.ready_since is None:
+        return replace(new_health, health=Health.DEAD)
+    if probed_health.ready_since is None:
         is_ready = outcome.healthy and outcome.generated
-        return replace(new_vitals, health=Health.READY, ready_since=now) if is_ready else new_vitals
+        return replace(new_health, health=Health.READY, ready_since=now) if is_ready else new_health
     if now - progressed_at >= STALL_S:
-        return replace(new_vitals, health=Health.STALLED)
-    return replace(new_vitals, health=Health.READY if outcome.healthy else Health.FAILING)
+        return replace(new_health, health=Health.STALLED)
+    return replace(new_health, health=Health.READY if outcome.healthy else Health.FAILING)
 
 
 def metric_sum(text: str, names: Iterable[str]) -> float | None:

@@ -45,11 +45,11 @@ class _TargetState:
     probed: asyncio.Event = field(default_factory=asyncio.Event)
     has_listed_models: bool = False
     """The engine was asked what it serves, and answered."""
-    vitals: ProbedHealth = field(default_factory=ProbedHealth)
+    probed_health: ProbedHealth = field(default_factory=ProbedHealth)
 
 
 class Prober:
-    """Keeps the vitals of all targets; wakes the reconciler when one's health or idleness changes."""
+    """Keeps the probed health of all targets; wakes the reconciler when one's health or idleness changes."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Prober:
             if name not in self._target_states:
                 task = asyncio.create_task(self._run(name), name=f"probe {name}")
                 self._target_states[name] = _TargetState(
-                    target, task, vitals=ProbedHealth(ready_since=target.ready_since)
+                    target, task, probed_health=ProbedHealth(ready_since=target.ready_since)
                 )
 
     async def wait_for_first_round(self) -> None:
@@ -91,9 +91,9 @@ class Prober:
                 wait_task.cancel()
 
     def get_health(self, name: str) -> ProbedHealth:
-        """What is known of one target; fresh vitals for one that is not tracked."""
+        """What is known of one target; fresh health for one that is not tracked."""
         target_state = self._target_states.get(name)
-        return target_state.vitals if target_state else ProbedHealth()
+        return target_state.probed_health if target_state else ProbedHealth()
 
     def probe_now(self, name: str) -> None:
         """Probe one target now: a gateway could not reach it, or a drain wants to know whether it is idle."""
@@ -120,14 +120,16 @@ class Prober:
                 # Whatever one engine answers must not end its own probing.
                 log.exception("the probe of %s failed", name)
                 outcome = ProbeOutcome(healthy=False, error=f"internal error: {fault!r}")
-            previous_vitals = target_state.vitals
-            target_state.vitals = apply_outcome(previous_vitals, outcome, self._clock())
+            previous_health = target_state.probed_health
+            target_state.probed_health = apply_outcome(previous_health, outcome, self._clock())
             target_state.probed.set()
-            if previous_vitals.health is not target_state.vitals.health:
-                log.info("%s is %s%s", name, target_state.vitals.health, f": {outcome.error}" if outcome.error else "")
-            if _published_part(previous_vitals) != _published_part(target_state.vitals):
+            if previous_health.health is not target_state.probed_health.health:
+                log.info(
+                    "%s is %s%s", name, target_state.probed_health.health, f": {outcome.error}" if outcome.error else ""
+                )
+            if _published_part(previous_health) != _published_part(target_state.probed_health):
                 self._wake()
-            if target_state.vitals.ready_since is None:
+            if target_state.probed_health.ready_since is None:
                 pause_s = min(pause_s * STARTING_GROWTH, SLOWEST_STARTING_INTERVAL_S)
             else:
                 pause_s = self._interval_s
@@ -149,7 +151,7 @@ class Prober:
             # vLLM answers 503 here once its engine is dead; a server that is still loading answers 503 as well.
             is_dead = "EngineDead" in text
             return ProbeOutcome(healthy=False, dead=is_dead, error=f"health: HTTP {status}")
-        if target_state.vitals.ready_since is None and target.probe.ready_path:
+        if target_state.probed_health.ready_since is None and target.probe.ready_path:
             if fault := await self._request_first_token(target):
                 return ProbeOutcome(healthy=True, error=fault)
             return ProbeOutcome(
@@ -199,9 +201,9 @@ class Prober:
             return answer.status, await answer.text(errors="replace")
 
 
-def _published_part(vitals: ProbedHealth) -> tuple[object, ...]:
+def _published_part(probed_health: ProbedHealth) -> tuple[object, ...]:
     """What somebody waits for."""
-    return vitals.health, vitals.idle, vitals.context_length
+    return probed_health.health, probed_health.idle, probed_health.context_length
 
 
 def _headers(target: ProbeTarget) -> dict[str, str]:

@@ -41,9 +41,9 @@ class Executor:
         stop_timeout_s: float,
         wake: Callable[[], None],
         clock: Clock,
-        conceal: Redact = redact_nothing,
+        redact: Redact = redact_nothing,
     ) -> None:
-        self._conceal = conceal
+        self._redact = redact
         self._runtime = runtime
         self._memory = memory
         self._instance = instance
@@ -103,7 +103,7 @@ class Executor:
         mark = self._memory.preflighting[key] = object()
 
         async def work() -> None:
-            result = await run_preflight(self._runtime, model, conceal=self._conceal, clock=self._clock)
+            result = await run_preflight(self._runtime, model, redact=self._redact, clock=self._clock)
             if self._memory.preflighting.get(key) is not mark:
                 return
             del self._memory.preflighting[key]
@@ -130,7 +130,7 @@ class Executor:
                 if not isinstance(error, StartError | RuntimeUnavailableError):
                     log.exception("the pull of %s failed", action.image)
                 message = f"image {action.image} is missing and cannot be pulled: {error}"
-                verdict = Verdict(self._conceal(action.model, message))
+                verdict = Verdict(self._redact(action.model, message))
                 self._memory.pulls[action.image] = next_failure(
                     previous_failure, verdict, 0, self._clock(), ready_for_s=None
                 )
@@ -169,7 +169,7 @@ class Executor:
         self._spawn(work())
 
     def _record_start_failure(self, action: Start, name: str, message: str, *, permanent: bool) -> None:
-        message = self._conceal(action.model, message, name)
+        message = self._redact(action.model, message, name)
         log.warning("start of %s failed: %s", name, message)
         self._memory.record_failure(action.id, Verdict(message, permanent), self._clock())
 
@@ -210,7 +210,7 @@ class Executor:
         failure = self._memory.failures.get(action.id.key)
         if action.failure is None or failure is None or failure.error != action.failure.message:
             return
-        log_tail = self._conceal(action.model, await self._runtime.read_log_tail(action.name), action.name)
+        log_tail = self._redact(action.model, await self._runtime.read_log_tail(action.name), action.name)
         self._memory.failures[action.id.key] = replace(failure, error=with_log_tail(failure.error, log_tail))
 
 

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 async def run_preflight(
-    runtime: Runtime, model: DesiredModel, *, conceal: Redact, clock: Callable[[], float]
+    runtime: Runtime, model: DesiredModel, *, redact: Redact, clock: Callable[[], float]
 ) -> PreflightResult:
     """What the host says. Every failure is an answer, and shows no secret."""
     try:
@@ -26,4 +26,4 @@ async def run_preflight(
         result = PreflightResult(False, clock(), f"internal error: {fault!r}")
     if result.error is None:
         return result
-    return replace(result, error=conceal(model.name, result.error))
+    return replace(result, error=redact(model.name, result.error))

@@ -70,7 +70,7 @@ class Reconciler:
         ready_before: Mapping[str, float],
         clock: Callable[[], float],
         on_round: Callable[[Round | None, Round | None], None] = lambda *_: None,
-        conceal: Redact = redact_nothing,
+        redact: Redact = redact_nothing,
         progress: LoadProgress | None = None,
         host_mib: int | None = None,
         requirements: Requirements | None = None,
@@ -78,7 +78,7 @@ class Reconciler:
         """`on_round` is given each round (None: it was not complete) and the one before. `host_mib`: main memory that
         engines without GPUs may take; None: not bounded."""
         self._on_round = on_round
-        self._conceal = conceal
+        self._redact = redact
         self._progress = progress
         self._host_mib = host_mib
         self._requirements = requirements
@@ -279,12 +279,12 @@ class Reconciler:
         self._remotes.track_models([model for model in models.values() if not model.runs and model.replicas])
 
     def _observe_replica(self, replica: SeenReplica, now: float) -> ObservedReplica:
-        vitals = self._prober.get_health(replica.name)
+        probed_health = self._prober.get_health(replica.name)
         drain = self._memory.drains.get(replica.name)
         draining = None
         if drain is not None:
-            is_fresh = vitals.probed_at is not None and vitals.probed_at > drain.since
-            idle = vitals.idle if is_fresh else None
+            is_fresh = probed_health.probed_at is not None and probed_health.probed_at > drain.since
+            idle = probed_health.idle if is_fresh else None
             is_unsure = self._is_unsure(replica, now)
             is_empty = is_drained(replica.name, drain, self._hub.views, idle, now=now, unsure=is_unsure)
             draining = Draining(drain.since, is_empty)
@@ -296,15 +296,15 @@ class Reconciler:
             phase=replica.phase,
             created_at=replica.created_at,
             started_at=replica.started_at,
-            health=vitals.health,
-            ready_since=vitals.ready_since or self._ready_since.get(replica.name),
+            health=probed_health.health,
+            ready_since=probed_health.ready_since or self._ready_since.get(replica.name),
             base_url=replica.base_url,
             claims=replica.claims,
             exit=self._redacted_exit(replica),
             draining=draining,
             image_id=replica.image_id,
             argv=replica.argv,
-            context_length=vitals.context_length,
+            context_length=probed_health.context_length,
         )
 
     def _is_unsure(self, replica: SeenReplica | ObservedReplica, now: float) -> bool:
@@ -327,7 +327,7 @@ class Reconciler:
     def _redacted_exit(self, replica: SeenReplica) -> Exit | None:
         if replica.exit is None or not replica.exit.log_tail:
             return replica.exit
-        return replace(replica.exit, log_tail=self._conceal(replica.id.model, replica.exit.log_tail, replica.name))
+        return replace(replica.exit, log_tail=self._redact(replica.id.model, replica.exit.log_tail, replica.name))
 
     def _endpoint_token(self, name: str) -> str | None:
         return (

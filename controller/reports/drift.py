@@ -26,7 +26,7 @@ def find_drift(
     rendered: Mapping[str, Rendered],
     *,
     file_since: Mapping[str, float],
-    conceal: Redact,
+    redact: Redact,
     blocked: Iterable[Blocked] = (),
     now: float,
 ) -> list[DriftItem]:
@@ -52,12 +52,12 @@ def find_drift(
             continue
         since = file_since.get(name, model.statement.since)
         items += _statement_items(model)
-        items += _missing_items(model, alive_replicas, reasons, observed, conceal, now)
+        items += _missing_items(model, alive_replicas, reasons, observed, redact, now)
         for replica, surplus in _assign_places(model, alive_replicas):
             items += (
                 [_undeclared_item(replica, surplus, now)]
                 if surplus
-                else _replica_items(model, replica, rendered, since, conceal, now)
+                else _replica_items(model, replica, rendered, since, redact, now)
             )
     return items
 
@@ -122,11 +122,11 @@ def _missing_items(
     alive_replicas: Sequence[ObservedReplica],
     reasons: Mapping[tuple[str, int | None], str],
     observed: ObservedState,
-    conceal: Redact,
+    redact: Redact,
     now: float,
 ) -> Iterator[DriftItem]:
     def absent(index: int, running_state: str | None, reason: str) -> DriftItem:
-        message = conceal(model.name, f"replica {index} does not serve: {reason}")
+        message = redact(model.name, f"replica {index} does not serve: {reason}")
         return DriftItem(
             model=model.name,
             replica=f"{model.name}/{index}",
@@ -163,7 +163,7 @@ def _replica_items(
     replica: ObservedReplica,
     rendered: Mapping[str, Rendered],
     file_since: float,
-    conceal: Redact,
+    redact: Redact,
     now: float,
 ) -> Iterator[DriftItem]:
     """One replica at a wanted place: what it runs, against what it would be started with."""
@@ -197,7 +197,7 @@ def _replica_items(
         )
     if replica.argv and rendered_now.argv != replica.argv:
         declared_words, running_words = _differing_words(
-            rendered_now.argv, replica.argv, lambda word: conceal(model.name, word, name)
+            rendered_now.argv, replica.argv, lambda word: redact(model.name, word, name)
         )
         yield DriftItem(
             model=model.name,
@@ -223,7 +223,7 @@ def _undeclared_item(replica: ObservedReplica, reason: str, now: float) -> Drift
 
 
 def _differing_words(
-    declared: Sequence[str], running: Sequence[str], conceal: Callable[[str], str]
+    declared: Sequence[str], running: Sequence[str], redact: Callable[[str], str]
 ) -> tuple[list[JsonValue], list[JsonValue]]:
     """The words of each command line that the other one does not have there, each with its flag; secrets are masked."""
     kept_places: tuple[set[int], set[int]] = (set(), set())
@@ -236,11 +236,11 @@ def _differing_words(
                 # A value alone says little: the flag before it comes along.
                 if begin and not words[begin].startswith("-") and words[begin - 1].startswith("-"):
                     places.add(begin - 1)
-    return _masked_words(declared, kept_places[0], conceal), _masked_words(running, kept_places[1], conceal)
+    return _masked_words(declared, kept_places[0], redact), _masked_words(running, kept_places[1], redact)
 
 
-def _masked_words(words: Sequence[str], places: set[int], conceal: Callable[[str], str]) -> list[JsonValue]:
+def _masked_words(words: Sequence[str], places: set[int], redact: Callable[[str], str]) -> list[JsonValue]:
     # Masked as a whole: whether a word is secret may depend on the one before it.
     safe = mask_field("argv", list(words))
     assert isinstance(safe, list)
-    return [conceal(str(safe[place])) for place in sorted(places)]
+    return [redact(str(safe[place])) for place in sorted(places)]

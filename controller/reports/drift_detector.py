@@ -35,9 +35,9 @@ class DriftDetector:
         *,
         file_since: Callable[[], Mapping[str, float]],
         clock: Callable[[], float],
-        conceal: Redact,
+        redact: Redact,
     ) -> None:
-        self._conceal = conceal
+        self._redact = redact
         self._runtime = runtime
         self._file_since = file_since
         self._clock = clock
@@ -56,7 +56,7 @@ class DriftDetector:
                 last_round.observed,
                 self._rendered,
                 file_since=self._file_since(),
-                conceal=self._conceal,
+                redact=self._redact,
                 blocked=last_round.plan.blocked,
                 now=now,
             )

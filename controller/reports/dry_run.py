@@ -53,7 +53,7 @@ async def run_dry_run(
     declared_now: DeclaredState,
     keys_now: DeclaredState,
     runtime: Runtime,
-    concealment: Redactor,
+    redactor: Redactor,
     now: float,
 ) -> DryRun:
     """What these files would do in place of those of the same name in `folder`. `models_root` is absolute.
@@ -75,9 +75,9 @@ async def run_dry_run(
     changed_models = [
         proposed_stage.desired.models[each.model] for each in changes if each.model in proposed_stage.desired.models
     ]
-    conceal = concealment.with_proposed(parsed.declared_models)
+    redact = redactor.with_proposed(parsed.declared_models)
     preflights = await _run_preflights(
-        runtime, [model for model in changed_models if model.runs and model.replicas], conceal, now
+        runtime, [model for model in changed_models if model.runs and model.replicas], redact, now
     )
     proposed_round = Round(
         proposed_stage.desired,
@@ -263,14 +263,14 @@ def _ended_fields(current_override: Override | None, proposed_override: Override
 
 
 async def _run_preflights(
-    runtime: Runtime, models: Iterable[DesiredModel], conceal: Redact, now: float
+    runtime: Runtime, models: Iterable[DesiredModel], redact: Redact, now: float
 ) -> dict[tuple[str, str], PreflightResult]:
     """Whether each model could be started as it would be declared: reads only."""
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def look(model: DesiredModel) -> PreflightResult:
         async with slots:
-            result = await run_preflight(runtime, model, conceal=conceal, clock=lambda: now)
+            result = await run_preflight(runtime, model, redact=redact, clock=lambda: now)
         # Of the same moment as the plan, which trusts no result from later.
         return replace(result, at=now)
 

@@ -100,10 +100,12 @@ class Admission:
         """
         assert ticket.state == "inside"
         queue, replica = ticket.queue, ticket.replica
-        tries, name = ticket.tries, replica.endpoint.replica
-        ticket.tries = tries.after_refusal(name) if is_refused else tries.after_break(name)
-        if ticket.tries.break_count >= MAX_BREAKS or (queue.is_loaded and not queue.replicas_left(ticket.tries, now)):
-            raise queue.explain_unreachable(ticket.tries, now)
+        retries, name = ticket.retries, replica.endpoint.replica
+        ticket.retries = retries.after_refusal(name) if is_refused else retries.after_break(name)
+        if ticket.retries.break_count >= MAX_BREAKS or (
+            queue.is_loaded and not queue.replicas_left(ticket.retries, now)
+        ):
+            raise queue.explain_unreachable(ticket.retries, now)
         queue.release_ticket(ticket, now)
         queue.requeue_ticket(ticket)
         self._forget_if_gone(replica)

@@ -11,7 +11,7 @@ from controller.schema.status import ModelState
 from gateway.admission.circuit_breaker import CircuitBreaker
 from gateway.admission.fair_queue import FairQueue
 from gateway.admission.prefix_affinity import PrefixAffinity
-from gateway.admission.retry_state import NO_TRIES, RetryState
+from gateway.admission.retry_state import NO_RETRIES, RetryState
 from gateway.admission.ticket import AT_ONCE, Grant, QueuePlace, Ticket
 
 PREFIXES_KEPT: Final = 16_384
@@ -120,8 +120,8 @@ class ModelQueue:
                 )
                 fair_queue.charge_entry(ticket, self.mean_s or _UNKNOWN_COST)
                 return self._enter(ticket, replica, now)
-        if self.is_loaded and not self.replicas_left(NO_TRIES, now):
-            raise self.explain_unreachable(NO_TRIES, now)
+        if self.is_loaded and not self.replicas_left(NO_RETRIES, now):
+            raise self.explain_unreachable(NO_RETRIES, now)
         if fair_queue.waiting_count >= self.limit:
             position = 2 + fair_queue.waiting_count
             ticket.place = QueuePlace(position, position, self._wait_ms(position))
@@ -140,7 +140,7 @@ class ModelQueue:
         self.inflight -= 1
         seconds = now - ticket.entered_at
         self.fair_queue.settle_slot_time(ticket, seconds)
-        if ticket.tries is NO_TRIES:  # what failed somewhere says nothing about how long an answer takes
+        if ticket.retries is NO_RETRIES:  # what failed somewhere says nothing about how long an answer takes
             self._sample_count = sample_count = min(self._sample_count + 1, _RECENT)
             mean = self.mean_s or 0.0
             self.mean_s = mean + (seconds - mean) / sample_count
@@ -170,7 +170,7 @@ class ModelQueue:
             ticket = fair_queue.next_ticket()
             replica = self._room_for(ticket, now)
             if replica is None:
-                if ticket.tries is NO_TRIES:
+                if ticket.retries is NO_RETRIES:
                     break  # then there is room for nobody
                 candidate = self._first_with_room(now)
                 if candidate is None:
@@ -194,38 +194,40 @@ class ModelQueue:
     def choose_replica(self, now: float) -> Endpoint:
         """See `Admission.choose`."""
         candidates = [replica for replica in self.replicas if replica.admits_request(now)] or self.replicas_left(
-            NO_TRIES, now
+            NO_RETRIES, now
         )
         if not candidates:
-            raise self.explain_unreachable(NO_TRIES, now)
+            raise self.explain_unreachable(NO_RETRIES, now)
         least_busy = min(candidates, key=lambda replica: (replica.inflight, replica.turn))
         self._turn = least_busy.turn = self._turn + 1
         return least_busy.endpoint
 
-    def replicas_left(self, tries: RetryState, now: float) -> list[ReplicaSlots]:
+    def replicas_left(self, retries: RetryState, now: float) -> list[ReplicaSlots]:
         """Where a request may be tried now, when there is room, or after a trial; empty: nothing is left to try."""
         candidates = [replica for replica in self.replicas if replica.may_admit_soon(now)]
-        if tries is NO_TRIES:
+        if retries is NO_RETRIES:
             return candidates
-        allowed_replicas = [replica for replica in candidates if replica.endpoint.replica not in tries.refused_replicas]
+        allowed_replicas = [
+            replica for replica in candidates if replica.endpoint.replica not in retries.refused_replicas
+        ]
         return [
             replica
             for replica in allowed_replicas
-            if replica.endpoint.replica not in tries.broken_replicas and replica.admits_request(now)
+            if replica.endpoint.replica not in retries.broken_replicas and replica.admits_request(now)
         ] or allowed_replicas
 
-    def explain_unreachable(self, tries: RetryState, now: float) -> RoundhouseError:
+    def explain_unreachable(self, retries: RetryState, now: float) -> RoundhouseError:
         """Why nothing is left to try."""
         wait_s = None
         if not self.replicas:
             cause = "no replica is ready"
-        elif tries.break_count:
+        elif retries.break_count:
             cause = (
                 "connections broke before an answer came "
-                f"({', '.join(sorted(tries.broken_replicas | tries.refused_replicas))})"
+                f"({', '.join(sorted(retries.broken_replicas | retries.refused_replicas))})"
             )
-        elif tries.refused_replicas:
-            cause = f"connections were refused ({', '.join(sorted(tries.refused_replicas))})"
+        elif retries.refused_replicas:
+            cause = f"connections were refused ({', '.join(sorted(retries.refused_replicas))})"
         else:
             cause = "connections to every replica failed, and they are left out for a moment"
             wait_s = min(
@@ -281,11 +283,11 @@ class ModelQueue:
             self._depths[self.model] = self.fair_queue.waiting_count
         else:
             del self._depths[self.model]
-        if ticket.tries is not NO_TRIES:
+        if ticket.retries is not NO_RETRIES:
             self.retrying_count -= 1
 
     def _room_for(self, ticket: Ticket, now: float) -> ReplicaSlots | None:
-        replicas = self.replicas if ticket.tries is NO_TRIES else self.replicas_left(ticket.tries, now)
+        replicas = self.replicas if ticket.retries is NO_RETRIES else self.replicas_left(ticket.retries, now)
         return self._least_busy(replicas, ticket.prefix, now)
 
     def _first_with_room(self, now: float) -> tuple[Ticket, ReplicaSlots] | None:
@@ -294,17 +296,17 @@ class ModelQueue:
             replica = self._room_for(ticket, now)
             if replica is not None:
                 return ticket, replica
-            if ticket.tries is NO_TRIES:
+            if ticket.retries is NO_RETRIES:
                 break
         return None
 
     def _drop_hopeless(self, now: float) -> list[Grant]:
-        if self.replicas_left(NO_TRIES, now):
+        if self.replicas_left(NO_RETRIES, now):
             if not self.retrying_count:
                 return []
-            lost_tickets = [each for each in self.waiting_tickets() if not self.replicas_left(each.tries, now)]
+            lost_tickets = [each for each in self.waiting_tickets() if not self.replicas_left(each.retries, now)]
         else:
             lost_tickets = self.waiting_tickets()
         for ticket in lost_tickets:
             self.drop_ticket(ticket)
-        return [(ticket, self.explain_unreachable(ticket.tries, now)) for ticket in lost_tickets]
+        return [(ticket, self.explain_unreachable(ticket.retries, now)) for ticket in lost_tickets]

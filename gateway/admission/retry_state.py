@@ -21,12 +21,12 @@ class RetryState:
     break_count: int = 0
 
     def after_refusal(self, replica: str) -> RetryState:
-        """These tries, and one where `replica` refused the connection."""
+        """These retries, and one where `replica` refused the connection."""
         return replace(self, refused_replicas=self.refused_replicas | {replica})
 
     def after_break(self, replica: str) -> RetryState:
-        """These tries, and one where `replica` closed the connection before answering."""
+        """These retries, and one where `replica` closed the connection before answering."""
         return replace(self, broken_replicas=self.broken_replicas | {replica}, break_count=self.break_count + 1)
 
 
-NO_TRIES: Final = RetryState()
+NO_RETRIES: Final = RetryState()

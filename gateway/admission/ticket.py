@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint
 from gateway.admission.circuit_breaker import CircuitBreaker
-from gateway.admission.retry_state import NO_TRIES, RetryState
+from gateway.admission.retry_state import NO_RETRIES, RetryState
 
 _RANKS: Final = 3
 
@@ -53,10 +53,10 @@ class Queue(Protocol):
     def serve_queue(self, now: float) -> list[Grant]:
         """Everybody who can go in now."""
 
-    def replicas_left(self, tries: RetryState, now: float) -> Sequence[Slots]:
+    def replicas_left(self, retries: RetryState, now: float) -> Sequence[Slots]:
         """Where a request may be tried."""
 
-    def explain_unreachable(self, tries: RetryState, now: float) -> RoundhouseError:
+    def explain_unreachable(self, retries: RetryState, now: float) -> RoundhouseError:
         """Why nothing is left to try."""
 
 
@@ -89,9 +89,9 @@ class Ticket:
         "queue",
         "rank",
         "replica",
+        "retries",
         "state",
         "tenant",
-        "tries",
         "weight",
     )
 
@@ -121,7 +121,7 @@ class Ticket:
         self.place: QueuePlace | None = None
         """Set on arrival, and not changed afterwards. One refused with `queue_full` has the place that it would have
         had; None: it has not arrived, or nothing was left to try."""
-        self.tries = NO_TRIES
+        self.retries = NO_RETRIES
 
     def __repr__(self) -> str:
         return f"Ticket({self.tenant} {self.model}, {self.state})"

@@ -40,7 +40,7 @@ TAGS: Final[list[dict[str, Any]]] = [
     {"name": "operations", "description": "How the gateway is. Never gated."},
 ]
 
-GATE: Final = (
+INGRESS_CODES: Final = (
     "invalid_api_key",
     "keys_required",
     "forbidden_host",
@@ -75,7 +75,7 @@ INFERENCE: Final = (
     "model_loading",
     "model_unloading",
     "model_failed",
-    *GATE,
+    *INGRESS_CODES,
 )
 """Codes that an inference route may answer with."""
 
@@ -86,7 +86,7 @@ ADMIN: Final = (
     "body_too_large",
     "headers_too_large",
     "gateway_stopping",
-    *GATE,
+    *INGRESS_CODES,
 )
 """Codes with which the gateway itself may answer on an admin route."""
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from controller.schema.admin import Capabilities, Modality
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
-from gateway.api.declare import ANY_OTHER, GATE, codes_paragraph, error_responses
+from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.protocols.api_matrix import offered_paths
 from gateway.routing.availability import find_model
 from gateway.routing.live_routes import LiveRoutes
@@ -126,7 +126,7 @@ def _router_model(route: ModelRoute) -> RouterModel:
 
 def declare(app: FastAPI, live: LiveRoutes) -> None:
     """Declare the routes."""
-    list_codes = ("scope_required", *GATE)
+    list_codes = ("scope_required", *INGRESS_CODES)
     model_codes = ("model_not_allowed", "unknown_model", *list_codes)
 
     def seen(request: Request) -> Iterator[ModelRoute]:

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.schema.errors import RoundhouseError
-from gateway.api.declare import ANY_OTHER, GATE, codes_paragraph, error_responses
+from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import encode_json
 from gateway.stored_responses.pagination import paginate_items
@@ -18,7 +18,7 @@ from gateway.stored_responses.registry import StoredResponses
 PATH: Final = "/v1/responses/{response_id}"
 MOST_ITEMS: Final = 100
 USUAL_ITEMS: Final = 20
-_CODES: Final = ("scope_required", "response_not_found", "response_store_failed", *GATE)
+_CODES: Final = ("scope_required", "response_not_found", "response_store_failed", *INGRESS_CODES)
 _ASKING: Final = ("invalid_request", *_CODES)
 _LIST_PARAMETERS: Final[list[dict[str, Any]]] = [
     {

@@ -59,9 +59,9 @@ class RequestSeries:
         """Count a request that had to wait, when it has its slot."""
         self._requests.queue_wait.histogram_of(self._labels[0]).observe_value(seconds)
 
-    def count_retries(self, tries: int = 1) -> None:
+    def count_retries(self, retries: int = 1) -> None:
         """Count further tries of a request."""
-        self._requests.retries.counter_of(self._labels[0]).value += tries
+        self._requests.retries.counter_of(self._labels[0]).value += retries
 
     def count_client_left(self) -> None:
         """Count a client that left before its answer was complete."""

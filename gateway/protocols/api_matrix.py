@@ -12,16 +12,16 @@ from typing import Final
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.protocols.anthropic.dialect import MESSAGES
-from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_OVER_CHAT, MESSAGES_OVER_CHAT
+from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
 from gateway.protocols.common.dialect import Dialect
-from gateway.protocols.common.json_dialect import PLAIN
+from gateway.protocols.common.json_dialect import JSON_DIALECT
 from gateway.protocols.common.request import InferenceRequest
-from gateway.protocols.completions.via_chat import COMPLETIONS_OVER_CHAT
+from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
 from gateway.protocols.embeddings.dialect import EMBEDDINGS
 from gateway.protocols.llama_native.dialect import NATIVE
 from gateway.protocols.rerank.dialect import RERANK, RERANK_V2
-from gateway.protocols.responses.via_chat import RESPONSES_COUNT, RESPONSES_OVER_CHAT
+from gateway.protocols.responses.via_chat import RESPONSES_COUNT, RESPONSES_VIA_CHAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +58,30 @@ SERVING_OPTIONS: Final[Mapping[str, tuple[ServingOption, ...]]] = {
     "/v1/chat/completions/input_tokens": (_passthrough("/v1/chat/completions/input_tokens", CHAT),),
     "/v1/completions": (
         _passthrough("/v1/completions", COMPLETIONS),
-        _translation("/v1/chat/completions", COMPLETIONS_OVER_CHAT),
+        _translation("/v1/chat/completions", COMPLETIONS_VIA_CHAT),
     ),
-    "/v1/responses": (_translation("/v1/chat/completions", RESPONSES_OVER_CHAT),),
+    "/v1/responses": (_translation("/v1/chat/completions", RESPONSES_VIA_CHAT),),
     "/v1/responses/input_tokens": (_translation("/v1/chat/completions/input_tokens", RESPONSES_COUNT),),
     "/v1/messages": (
         _passthrough("/v1/messages", MESSAGES, flawed_backends=_FLAWED_MESSAGES),
-        _translation("/v1/chat/completions", MESSAGES_OVER_CHAT),
+        _translation("/v1/chat/completions", MESSAGES_VIA_CHAT),
     ),
     "/v1/messages/count_tokens": (
         _passthrough("/v1/messages/count_tokens", MESSAGES, flawed_backends=_FLAWED_MESSAGES),
-        _translation("/v1/chat/completions/input_tokens", MESSAGES_COUNTED_OVER_CHAT),
+        _translation("/v1/chat/completions/input_tokens", MESSAGES_COUNTED_VIA_CHAT),
     ),
     "/v1/embeddings": (_passthrough("/v1/embeddings", EMBEDDINGS),),
     "/v1/rerank": (_passthrough("/v1/rerank", RERANK),),
     "/rerank": (_translation("/v1/rerank", RERANK),),
     "/v2/rerank": (_translation("/v1/rerank", RERANK_V2),),
-    "/tokenize": (_passthrough("/tokenize", PLAIN),),
-    "/detokenize": (_passthrough("/detokenize", PLAIN),),
-    "/apply-template": (_passthrough("/apply-template", PLAIN),),
+    "/tokenize": (_passthrough("/tokenize", JSON_DIALECT),),
+    "/detokenize": (_passthrough("/detokenize", JSON_DIALECT),),
+    "/apply-template": (_passthrough("/apply-template", JSON_DIALECT),),
     "/infill": (_passthrough("/infill", NATIVE),),
-    "/props": (_passthrough("/props", PLAIN),),
-    "/slots": (_passthrough("/slots", PLAIN),),
-    "/slots/{id}": (_passthrough("/slots", PLAIN),),
-    "/lora-adapters": (_passthrough("/lora-adapters", PLAIN),),
+    "/props": (_passthrough("/props", JSON_DIALECT),),
+    "/slots": (_passthrough("/slots", JSON_DIALECT),),
+    "/slots/{id}": (_passthrough("/slots", JSON_DIALECT),),
+    "/lora-adapters": (_passthrough("/lora-adapters", JSON_DIALECT),),
 }
 """By a path of the gateway, the ways to serve it, the better one first. All of a path have one family's errors."""
 

@@ -65,7 +65,7 @@ class DryRunHarness:
     demand: dict[str, float] = field(default_factory=dict)
     rested: dict[str, Evicted] = field(default_factory=dict)
     replicas: list[ObservedReplica] | None = None
-    concealment: Redactor = field(default_factory=lambda: Redactor(lambda name: name))
+    redactor: Redactor = field(default_factory=lambda: Redactor(lambda name: name))
 
     def parsed(self) -> ParsedFolder:
         """What is in force."""
@@ -105,7 +105,7 @@ class DryRunHarness:
             declared_now=self.parsed().declared_models,
             keys_now=self.parsed().declared_keys,
             runtime=self.runtime,
-            concealment=self.concealment,
+            redactor=self.redactor,
             now=NOW,
         )
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from controller.schema.routing import ModelRoute
-from gateway.protocols.anthropic.via_chat import MESSAGES_OVER_CHAT
+from gateway.protocols.anthropic.via_chat import MESSAGES_VIA_CHAT
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from tests.fakes.fake_controller import route
 from tests.support.messages_schema import checked_events
@@ -36,7 +36,7 @@ def asked(engine: ModelRoute = LLAMA_SERVER, **fields: Any) -> InferenceRequest:
     """A request that was checked."""
     request = parse_request(json.dumps({**ASKED, **fields}).encode(), may_stream=True)
     request.id = "req-7"
-    MESSAGES_OVER_CHAT.check_request(request, engine)
+    MESSAGES_VIA_CHAT.check_request(request, engine)
     return request
 
 
@@ -54,7 +54,7 @@ def call(index: int, arguments: str, name: str | None = None) -> Delta:
 
 def streamed(*chunks: bytes, usage: Fields | None = USAGE, done: bytes = b"data: [DONE]\n\n", **fields: Any) -> bytes:
     """What the client gets of the engine's events."""
-    events = MESSAGES_OVER_CHAT.open_stream(asked(stream=True, **fields))
+    events = MESSAGES_VIA_CHAT.open_stream(asked(stream=True, **fields))
     told = (
         b"" if usage is None else b"data: " + json.dumps({"id": "x", "choices": [], "usage": usage}).encode() + b"\n\n"
     )

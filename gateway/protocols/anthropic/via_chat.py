@@ -34,11 +34,11 @@ class MessagesViaChat(_MessagesBase, ViaChatDialect, MessagesDialect):
     """Messages."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """See OverChat."""
+        """See ViaChat."""
         return messages.read_prompt(request.fields)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """See OverChat."""
+        """See ViaChat."""
         return MessagesWriter(request.model)
 
 
@@ -50,9 +50,9 @@ class MessagesTokenCount(_MessagesBase, TokenCountDialect, MessagesDialect):
         return messages.read_prompt(request.fields, needs_limit=False)
 
     def build_count(self, tokens: int) -> Fields:
-        """See CountedOverChat."""
+        """See CountedViaChat."""
         return {"input_tokens": tokens}
 
 
-MESSAGES_OVER_CHAT: Final = MessagesViaChat()
-MESSAGES_COUNTED_OVER_CHAT: Final = MessagesTokenCount()
+MESSAGES_VIA_CHAT: Final = MessagesViaChat()
+MESSAGES_COUNTED_VIA_CHAT: Final = MessagesTokenCount()

@@ -32,4 +32,4 @@ class JsonDialect(EnvelopeDialect):
         return as_events(body)
 
 
-PLAIN: Final = JsonDialect()
+JSON_DIALECT: Final = JsonDialect()

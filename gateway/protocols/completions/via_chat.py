@@ -16,13 +16,13 @@ class CompletionsViaChat(ViaChatDialect, OpenAIDialect):
     """The prompt is what a user says."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """See OverChat."""
+        """See ViaChat."""
         return codec.read_prompt(request.fields)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """See OverChat."""
+        """See ViaChat."""
         completion_id = f"cmpl-{request.id.removeprefix('req-')}"
         return CompletionWriter(completion_id, int(request.received_at), request.model, wants_usage=request.wants_usage)
 
 
-COMPLETIONS_OVER_CHAT: Final = CompletionsViaChat(is_chat=False)
+COMPLETIONS_VIA_CHAT: Final = CompletionsViaChat(is_chat=False)

@@ -22,7 +22,7 @@ class ResponsesViaChat(ViaChatDialect, ResponsesDialect):
         return responses.read_prompt(request.fields, request.state)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """See OverChat."""
+        """See ViaChat."""
         return ResponseWriter(request.fields, request.state)
 
 
@@ -34,9 +34,9 @@ class ResponsesTokenCount(TokenCountDialect, JsonDialect):
         return responses.read_prompt(request.fields, request.state)
 
     def build_count(self, tokens: int) -> Fields:
-        """See CountedOverChat."""
+        """See CountedViaChat."""
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
-RESPONSES_OVER_CHAT: Final = ResponsesViaChat()
+RESPONSES_VIA_CHAT: Final = ResponsesViaChat()
 RESPONSES_COUNT: Final = ResponsesTokenCount()

@@ -223,7 +223,7 @@ async def test_tenants_know_nothing_of_each_other() -> None:
         await mine.responses.create(model="m", input="two", previous_response_id=made.id)
         assert here.messages()[:2] == FIRST
 
-        async def tries(response_id: str) -> list[Any]:
+        async def retries(response_id: str) -> list[Any]:
             responses = others.responses
             item: ResponseInputParam = [{"type": "item_reference", "id": made.output[0].id or ""}]
             said = []
@@ -240,7 +240,7 @@ async def test_tenants_know_nothing_of_each_other() -> None:
                 said.append((caught.value.status_code, re.sub(r"req-[\w-]+", "", caught.value.message)))
             return said
 
-        known, unknown = await tries(made.id), await tries("resp_" + "0" * 48)
+        known, unknown = await retries(made.id), await retries("resp_" + "0" * 48)
         assert [(status, said.replace(made.id, "resp_" + "0" * 48)) for status, said in known] == unknown
         assert await here.client.responses.retrieve(made.id) == made
 

@@ -140,7 +140,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             return
         broken = [name for name, was_refused in self.met[ticket] if not was_refused]
         assert len(broken) < MAX_BREAKS
-        assert ticket.tries.break_count == len(broken)
+        assert ticket.retries.break_count == len(broken)
         if endpoint is not None:
             self._went(ticket, endpoint)
         else:

@@ -18,11 +18,11 @@ from gateway.protocols.common.dialect import Dialect
 from gateway.protocols.common.engine_status import client_status
 from gateway.protocols.common.request import parse_request
 from gateway.protocols.llama_native.dialect import NATIVE
-from gateway.protocols.responses.via_chat import RESPONSES_OVER_CHAT
+from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.support.campaign import campaign_count
 from tests.support.responses import context
 
-DIALECTS: tuple[Dialect, ...] = (CHAT, MESSAGES, NATIVE, RESPONSES_OVER_CHAT)
+DIALECTS: tuple[Dialect, ...] = (CHAT, MESSAGES, NATIVE, RESPONSES_VIA_CHAT)
 
 FIELDS = {"message": str, "type": str, "code": str, "status": int, "actionable": bool, "next_steps": list}
 

@@ -25,7 +25,7 @@ class Host:
     def __init__(self) -> None:
         self._time = 0.0
         self.runtime = FakeRuntime(lambda: self._time)
-        self.reader = LogReader(self.runtime, replicas=self._replicas, conceal=redact_nothing)
+        self.reader = LogReader(self.runtime, replicas=self._replicas, redact=redact_nothing)
         self.read = ""
         self.tasks: list[asyncio.Task[None]] = []
 

@@ -40,20 +40,21 @@ def test_a_failed_probe_unroutes_and_a_good_one_routes_again() -> None:
 
 def test_busy_without_progress_is_a_stall_and_progress_is_none() -> None:
     busy = ProbeOutcome(healthy=True, busy_requests=2, progress=10)
-    vitals = apply_outcome(_ready(), busy, STALL_S - 1)
-    assert vitals.health is Health.READY
+    probed_health = apply_outcome(_ready(), busy, STALL_S - 1)
+    assert probed_health.health is Health.READY
     assert (
-        apply_outcome(vitals, ProbeOutcome(healthy=True, busy_requests=2, progress=11), STALL_S).health is Health.READY
+        apply_outcome(probed_health, ProbeOutcome(healthy=True, busy_requests=2, progress=11), STALL_S).health
+        is Health.READY
     )
-    assert apply_outcome(vitals, busy, STALL_S).health is Health.STALLED
+    assert apply_outcome(probed_health, busy, STALL_S).health is Health.STALLED
 
 
 def test_an_idle_engine_never_stalls() -> None:
-    vitals = _ready()
+    probed_health = _ready()
     for minute in range(1, 10):
-        vitals = apply_outcome(vitals, WELL, minute * 60.0)
-    assert vitals.health is Health.READY
-    assert vitals.idle is True
+        probed_health = apply_outcome(probed_health, WELL, minute * 60.0)
+    assert probed_health.health is Health.READY
+    assert probed_health.idle is True
 
 
 def test_an_engine_that_answers_nothing_stalls_after_the_same_time() -> None:
@@ -63,9 +64,11 @@ def test_an_engine_that_answers_nothing_stalls_after_the_same_time() -> None:
 
 
 def test_an_engine_that_cannot_be_reached_is_unrouted_and_not_restarted() -> None:
-    vitals = apply_outcome(_ready(), ProbeOutcome(healthy=False, reached=False), STALL_S - 1)
-    assert vitals.health is Health.FAILING
-    assert apply_outcome(vitals, ProbeOutcome(healthy=False, reached=False), 10 * STALL_S).health is Health.FAILING
+    probed_health = apply_outcome(_ready(), ProbeOutcome(healthy=False, reached=False), STALL_S - 1)
+    assert probed_health.health is Health.FAILING
+    assert (
+        apply_outcome(probed_health, ProbeOutcome(healthy=False, reached=False), 10 * STALL_S).health is Health.FAILING
+    )
 
 
 def test_figures_that_are_no_numbers_are_left_out() -> None:

@@ -23,7 +23,7 @@ async def test_what_a_refused_pull_or_preflight_says_is_kept_without_secrets() -
     runtime.pull_error = runtime.preflight_error = f"denied: {SECRET}"
     operations = Executor(
         runtime, memory, instance="i", secret=b"s", stop_timeout_s=1.0, wake=lambda: None, clock=lambda: 1_000.0,
-        conceal=known.redact_text,
+        redact=known.redact_text,
     )  # fmt: skip
     operations.issue_action(PullImage("m", "some/image", reason="missing"), DESIRED, {})
     operations.issue_action(Preflight("m", "hash", reason="new"), DESIRED, {})

@@ -53,14 +53,12 @@ def items(
     *replicas: ObservedReplica,
     rendered: Mapping[str, Rendered] | None = None,
     blocked: tuple[Blocked, ...] = (),
-    conceal: Redact = redact_nothing,
+    redact: Redact = redact_nothing,
     **fields: Any,
 ) -> list[DriftItem]:
     desired = DesiredState(1, {want.name: want} if want else {})
     observed = ObservedState(NOW, replicas, **fields)
-    return find_drift(
-        desired, observed, rendered or {}, file_since=FILE_SINCE, blocked=blocked, conceal=conceal, now=NOW
-    )
+    return find_drift(desired, observed, rendered or {}, file_since=FILE_SINCE, blocked=blocked, redact=redact, now=NOW)
 
 
 def kinds(found: list[DriftItem]) -> list[tuple[str, str | None, float]]:
@@ -175,7 +173,7 @@ def test_arguments_never_show_a_secret() -> None:
     known = Redactor(lambda name: f"tok-{name}")
     known.learn_secrets({"m": {"env": {"PASSWORD": "earlier1"}}})
     known.learn_secrets({"m": definition.model_dump()})
-    (item,) = items(model(definition=definition), running, rendered=rendered, conceal=known.redact_text)
+    (item,) = items(model(definition=definition), running, rendered=rendered, redact=known.redact_text)
     assert item.declared == ["--api-key", MASKED, MASKED]
     assert item.running == ["--api-key", MASKED, f"--x={MASKED}", MASKED, MASKED]
 
@@ -183,7 +181,7 @@ def test_arguments_never_show_a_secret() -> None:
 def test_a_reason_never_shows_a_secret() -> None:
     known = Redactor(str)
     known.learn_secrets({"m": {"env": {"PASSWORD": "hunter22"}}})
-    (item,) = items(model(), blocked=(Blocked("m", 0, "it ended: bad hunter22"),), conceal=known.redact_text)
+    (item,) = items(model(), blocked=(Blocked("m", 0, "it ended: bad hunter22"),), redact=known.redact_text)
     assert item.message == f"replica 0 does not serve: it ended: bad {MASKED}"
 
 
@@ -197,7 +195,7 @@ class Watch:
         self.now = NOW
         self.runtime = FakeRuntime(lambda: self.now)
         self.watch = DriftDetector(
-            self.runtime, file_since=lambda: FILE_SINCE, clock=lambda: self.now, conceal=redact_nothing
+            self.runtime, file_since=lambda: FILE_SINCE, clock=lambda: self.now, redact=redact_nothing
         )
 
     async def check(self, want: DesiredModel, *replicas: ObservedReplica) -> list[tuple[str, str | None, float]]:

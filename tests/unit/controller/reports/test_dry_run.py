@@ -148,7 +148,7 @@ async def test_only_names_of_desired_state_files_are_taken(harness: DryRunHarnes
         await run_dry_run(
             proposed, folder=harness.folder, models_root=Path("/srv"), desired_now=harness.desired(),
             observed=ObservedState(NOW), overrides={}, demand={}, rested={}, defaults=Defaults(),
-            declared_now={}, keys_now={}, runtime=harness.runtime, concealment=harness.concealment, now=NOW,
+            declared_now={}, keys_now={}, runtime=harness.runtime, redactor=harness.redactor, now=NOW,
         )  # fmt: skip
     assert (refused.value.entry.code, refused.value.param) == ("invalid_request", "files")
 
@@ -223,14 +223,12 @@ async def test_an_edit_of_enabled_ends_what_a_request_asked_for(harness: DryRunH
 
 
 async def test_a_reason_shows_no_secret_of_what_was_declared_before_either(harness: DryRunHarness) -> None:
-    harness.concealment.learn_secrets({"chat": {"env": {"TOKEN": "hunter1-hunter1"}}})
+    harness.redactor.learn_secrets({"chat": {"env": {"TOKEN": "hunter1-hunter1"}}})
     harness.runtime.errors["chat"] = "hunter1-hunter1 and hunter2-hunter2"
     done = await harness.with_files(models=CHAT + "    env: {HUB_TOKEN: hunter2-hunter2}\n")
     assert done.plan is not None
     assert [each.reason for each in done.plan.blocked] == ["*** and ***"]
-    assert harness.concealment.redact_text("chat", "hunter2-hunter2") == "hunter2-hunter2", (
-        "a proposal is not remembered"
-    )
+    assert harness.redactor.redact_text("chat", "hunter2-hunter2") == "hunter2-hunter2", "a proposal is not remembered"
 
 
 async def test_clients_gain_and_lose_a_remote(harness: DryRunHarness) -> None:

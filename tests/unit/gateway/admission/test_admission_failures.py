@@ -36,7 +36,7 @@ def test_a_replica_that_refused_is_not_tried_again() -> None:
     harness.table(route_of("m", ["a", "b"]))
     ticket = harness.come()
     assert _again(harness, ticket, refused=True) == "b"
-    assert not ticket.tries.break_count
+    assert not ticket.retries.break_count
     with pytest.raises(RoundhouseError, match=r"connections were refused \(a, b\)") as error:
         _again(harness, ticket, refused=True)
     assert error.value.entry.code == "engine_unreachable"
@@ -50,7 +50,7 @@ def test_one_that_broke_is_tried_once_more_when_no_other_is_left() -> None:
     harness.table(route_of("m", ["a"]))
     ticket = harness.come()
     assert _again(harness, ticket) == "a"
-    assert ticket.tries.break_count == 1
+    assert ticket.retries.break_count == 1
     with pytest.raises(RoundhouseError, match=r"connections broke before an answer came \(a\)"):
         _again(harness, ticket)
 
@@ -113,7 +113,7 @@ def test_a_retry_waits_for_a_model_that_is_loaded_anew() -> None:
     harness.table(route_of("m", state=ModelState.LOADING))
     assert _again(harness, ticket) is None
     assert who(harness.table(route_of("m", ["b"]))) == [(ticket, "b")]
-    assert ticket.tries.break_count == 1
+    assert ticket.retries.break_count == 1
 
 
 def test_a_retry_for_which_a_new_table_leaves_nothing_is_told() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.anthropic.dialect import MESSAGES
-from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_OVER_CHAT, MESSAGES_OVER_CHAT
+from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
 from gateway.protocols.api_matrix import ServingOption, serving_option
 from gateway.protocols.common.request import parse_request
 from tests.fakes.fake_controller import route
@@ -24,7 +24,7 @@ def way(path: str, backend: str, apis: tuple[str, ...], **fields: Any) -> Servin
     return serving_option(path, request, route("m", apis=apis).model_copy(update={"backend": backend}))
 
 
-@pytest.mark.parametrize(("path", "ours"), [(NATIVE[0], MESSAGES_OVER_CHAT), (NATIVE[1], MESSAGES_COUNTED_OVER_CHAT)])
+@pytest.mark.parametrize(("path", "ours"), [(NATIVE[0], MESSAGES_VIA_CHAT), (NATIVE[1], MESSAGES_COUNTED_VIA_CHAT)])
 def test_an_engines_own_messages_are_first_unless_they_are_flawed(path: str, ours: Any) -> None:
     for backend, dialect in (("openai_remote", MESSAGES), ("llama_server", ours), ("vllm_serve", ours)):
         assert way(path, backend, NATIVE + CHAT).dialect is dialect, backend
@@ -38,5 +38,5 @@ def test_an_engines_own_messages_are_first_unless_they_are_flawed(path: str, our
 
 
 def test_a_word_for_thinking_is_nothing_that_an_engine_of_anthropics_knows() -> None:
-    for thinking, dialect in (("enabled", MESSAGES_OVER_CHAT), ({"type": "enabled"}, MESSAGES), (None, MESSAGES)):
+    for thinking, dialect in (("enabled", MESSAGES_VIA_CHAT), ({"type": "enabled"}, MESSAGES), (None, MESSAGES)):
         assert way("/v1/messages", "openai_remote", NATIVE + CHAT, thinking=thinking).dialect is dialect

@@ -10,7 +10,7 @@ import pytest
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
 from gateway.protocols.common.dialect import HOLD_LIMIT, Dialect, EventTooLongError, StreamCollector, Usage
-from gateway.protocols.common.json_dialect import PLAIN
+from gateway.protocols.common.json_dialect import JSON_DIALECT
 from gateway.protocols.common.request import parse_request
 from gateway.protocols.llama_native.dialect import NATIVE
 
@@ -252,7 +252,7 @@ EXCLUDED: list[tuple[Dialect, dict[str, Any]]] = [
     (NATIVE, {"return_tokens": True}),
     (NATIVE, {"response_fields": ["content"]}),
     (NATIVE, {"n_probs": 1, "stop": ["x"]}),
-    (PLAIN, {}),
+    (JSON_DIALECT, {}),
 ]
 INCLUDED: list[tuple[Dialect, dict[str, Any]]] = [
     *((dialect, {"max_tokens": 5, "best_of": 1}) for dialect in FAMILIES),

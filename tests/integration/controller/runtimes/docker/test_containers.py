@@ -200,5 +200,5 @@ async def _drift(runtime: DockerRuntime, definition: Definition) -> list[tuple[s
     rendered = await runtime.render_replica(seen, definition, definition.image)
     assert rendered is not None
     desired, observed = DesiredState(1, {"m": want}), ObservedState(2.0, (replica,))
-    found = find_drift(desired, observed, {seen.name: rendered}, file_since={}, conceal=redact_nothing, now=2.0)
+    found = find_drift(desired, observed, {seen.name: rendered}, file_since={}, redact=redact_nothing, now=2.0)
     return [(item.kind, item.declared, item.running) for item in found]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.protocols.anthropic.request import read_prompt
 from gateway.protocols.anthropic.stream_collector import MessagesCollector
-from gateway.protocols.anthropic.via_chat import MESSAGES_OVER_CHAT
+from gateway.protocols.anthropic.via_chat import MESSAGES_VIA_CHAT
 from gateway.protocols.common.conversation import (
     Answer,
     Assistant,
@@ -224,14 +224,14 @@ def test_a_stream_gathered_is_the_whole_message(data: st.DataObject) -> None:
     parts = data.draw(streams(answer))
     asked = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
     request = parse_request(json.dumps(asked).encode(), may_stream=True)
-    MESSAGES_OVER_CHAT.check_request(request, route("m"))
-    translate = MESSAGES_OVER_CHAT.get_body_converter(request)
+    MESSAGES_VIA_CHAT.check_request(request, route("m"))
+    translate = MESSAGES_VIA_CHAT.get_body_converter(request)
     assert translate is not None
     whole = json.loads(translate(json.dumps(chat_of(answer)).encode()))
     checked_message(whole)
-    made = MESSAGES_OVER_CHAT.open_collector(request)
+    made = MESSAGES_VIA_CHAT.open_collector(request)
     assert made is not None
-    events = MESSAGES_OVER_CHAT.open_stream(request)
+    events = MESSAGES_VIA_CHAT.open_stream(request)
     sent = b""
     for part in parts:
         made.feed_data(part)

@@ -29,7 +29,7 @@ from gateway.protocols.common.conversation import (
 )
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.responses import request as responses
-from gateway.protocols.responses.via_chat import RESPONSES_OVER_CHAT
+from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.properties.gateway.protocols.test_dialects import cut, cuts, garbage, words
 from tests.support.campaign import campaign_count
 from tests.support.responses import Fields, context, events_in, folded
@@ -266,7 +266,7 @@ def request_of(custom: str | None, *, stream: bool, is_open: bool) -> InferenceR
     fields: Fields = {"model": "m", "input": "Hi", "tools": tools}
     request = InferenceRequest(b"", fields, "m", stream=stream, wants_usage=False)
     request.state = context(is_open_responses=is_open)
-    request.prompt = RESPONSES_OVER_CHAT.read_request(request)
+    request.prompt = RESPONSES_VIA_CHAT.read_request(request)
     return request
 
 
@@ -278,7 +278,7 @@ def streamed(choices: list[Fields]) -> bytes:
 
 def passed(request: InferenceRequest, parts: list[bytes]) -> bytes:
     """What comes out of the parts of a stream."""
-    events = RESPONSES_OVER_CHAT.open_stream(request)
+    events = RESPONSES_VIA_CHAT.open_stream(request)
     out = b"".join([events.feed_data(part) for part in parts]) + events.finish_stream()
     assert events.is_complete
     return out
@@ -293,7 +293,7 @@ def test_a_stream_says_what_the_whole_answer_says(
     names_called = [call["function"]["name"] for call in choice["message"].get("tool_calls", ())]
     custom = names_called[0] if names_called and custom else custom
     blocking = request_of(custom, stream=False, is_open=is_open)
-    translate = RESPONSES_OVER_CHAT.get_body_converter(blocking)
+    translate = RESPONSES_VIA_CHAT.get_body_converter(blocking)
     assert translate is not None
     whole = json.loads(translate(json.dumps({"id": "x", "choices": [choice], "usage": USAGE}).encode()))
     stream = request_of(custom, stream=True, is_open=is_open)
@@ -302,7 +302,7 @@ def test_a_stream_says_what_the_whole_answer_says(
     assert whole == blocking.state.response == stream.state.response
     assert whole["usage"]["input_tokens_details"]["cached_tokens"] == 2
 
-    gathering = RESPONSES_OVER_CHAT.open_collector(request_of(custom, stream=False, is_open=is_open))
+    gathering = RESPONSES_VIA_CHAT.open_collector(request_of(custom, stream=False, is_open=is_open))
     assert gathering is not None
     for part in parts:
         gathering.feed_data(part)
@@ -324,7 +324,7 @@ def test_a_stream_that_breaks_off_ends_as_one_should(
     made: tuple[list[Fields], Fields], places: list[int], length: int, code: str, message: str, is_open: bool
 ) -> None:
     request = request_of(None, stream=True, is_open=is_open)
-    events = RESPONSES_OVER_CHAT.open_stream(request)
+    events = RESPONSES_VIA_CHAT.open_stream(request)
     whole = streamed(made[0])
     whole = whole[: min(length, len(whole) - 20)]
     out = b"".join([events.feed_data(part) for part in cut(whole, places)]) + events.finish_stream()
@@ -346,6 +346,6 @@ def test_a_stream_that_breaks_off_ends_as_one_should(
 )
 @example(stream=b'data: {"choices":[{"delta":{"tool_calls":[{"index":[],"id":3,"function":7}]}}]}\n\n', places=[])
 def test_garbage_harms_nothing(stream: bytes, places: list[int]) -> None:
-    events = RESPONSES_OVER_CHAT.open_stream(request_of(None, stream=True, is_open=False))
+    events = RESPONSES_VIA_CHAT.open_stream(request_of(None, stream=True, is_open=False))
     out = b"".join([events.feed_data(part) for part in cut(stream, places)]) + events.finish_stream()
     folded(out + events.fail_stream(RoundhouseError("engine_disconnected", "Gone."), "r"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.schema.errors import RoundhouseError
-from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_OVER_CHAT, MESSAGES_OVER_CHAT
+from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
 from tests.fakes.fake_controller import route
 from tests.support.messages_schema import checked_events, checked_message
 from tests.support.messages_transcripts import (
@@ -164,7 +164,7 @@ PREFILLED: Fields = {"messages": [*ASKED["messages"], {"role": "assistant", "con
 
 
 def test_an_answer_goes_on_without_what_llama_server_repeats() -> None:
-    body = json.loads(MESSAGES_OVER_CHAT.engine_body(asked(**PREFILLED), LLAMA_SERVER, as_stream=False))
+    body = json.loads(MESSAGES_VIA_CHAT.engine_body(asked(**PREFILLED), LLAMA_SERVER, as_stream=False))
     assert body["echo"] is True
     message = {"reasoning_content": "[Hm[Hm.", "content": "[[1,2],[3]]"}
     thought = {"type": "thinking", "thinking": "[Hm.", "signature": ""}
@@ -178,7 +178,7 @@ def test_an_answer_goes_on_without_what_llama_server_repeats() -> None:
 
 def test_an_answer_that_begins_as_it_was_begun_is_whole() -> None:
     other = route("m")
-    assert "echo" not in json.loads(MESSAGES_OVER_CHAT.engine_body(asked(other, **PREFILLED), other, as_stream=False))
+    assert "echo" not in json.loads(MESSAGES_VIA_CHAT.engine_body(asked(other, **PREFILLED), other, as_stream=False))
     assert whole({"content": "[1,2],[3]]"}, engine=other, **PREFILLED)["content"][0]["text"] == "[1,2],[3]]"
     out = streamed(
         chunk({"content": "["}), chunk({"content": "1,2],[3]]"}), chunk({}, "stop"), engine=other, **PREFILLED
@@ -189,7 +189,7 @@ def test_an_answer_that_begins_as_it_was_begun_is_whole() -> None:
 @pytest.mark.parametrize("before", [b"", chunk({"content": "a"})])
 def test_an_engines_error_is_the_end(before: bytes) -> None:
     event = b"data: " + json.dumps({"error": {"message": "Out of luck.", "code": 503}}).encode() + b"\n\n"
-    events = MESSAGES_OVER_CHAT.open_stream(asked(stream=True))
+    events = MESSAGES_VIA_CHAT.open_stream(asked(stream=True))
     out = (
         events.feed_data(before)
         + events.feed_data(event)
@@ -206,7 +206,7 @@ def test_an_engines_error_is_the_end(before: bytes) -> None:
 
 @pytest.mark.parametrize("before", [b"", chunk({"content": "a"})])
 def test_an_error_of_ours_is_the_end(before: bytes) -> None:
-    events = MESSAGES_OVER_CHAT.open_stream(asked(stream=True))
+    events = MESSAGES_VIA_CHAT.open_stream(asked(stream=True))
     out = events.feed_data(before) + events.fail_stream(RoundhouseError("engine_disconnected", "It broke."), "req-1")
     assert events.is_complete
     assert events.fail_stream(RoundhouseError("engine_disconnected", "Again."), "req-1") == b""
@@ -217,7 +217,7 @@ def test_an_error_of_ours_is_the_end(before: bytes) -> None:
 
 @pytest.mark.parametrize("error", [{"message": "Out of luck.", "code": 400}, "Out of luck.", {"why": "Out of luck."}])
 def test_an_engines_error_that_is_called_a_success_is_an_error(error: Any) -> None:
-    translate = MESSAGES_OVER_CHAT.get_body_converter(asked())
+    translate = MESSAGES_VIA_CHAT.get_body_converter(asked())
     assert translate is not None
     with pytest.raises(RoundhouseError, match=r"Out of luck\.") as caught:
         translate(json.dumps({"error": error, "choices": []}).encode())
@@ -230,7 +230,7 @@ def test_an_engines_error_that_is_called_a_success_is_an_error(error: Any) -> No
 def whole(message: Fields, finish: str = "stop", usage: Fields | None = USAGE, **fields: Any) -> Fields:
     """What the client gets of a blocking answer."""
     answer: Fields = {"id": "chatcmpl-7", "choices": [{"index": 0, "message": message, "finish_reason": finish}]}
-    translate = MESSAGES_OVER_CHAT.get_body_converter(asked(**fields))
+    translate = MESSAGES_VIA_CHAT.get_body_converter(asked(**fields))
     assert translate is not None
     made: Fields = json.loads(translate(json.dumps(answer | ({} if usage is None else {"usage": usage})).encode()))
     checked_message(made)
@@ -270,7 +270,7 @@ def test_other_whole_messages() -> None:
 
 
 def test_a_count() -> None:
-    translate = MESSAGES_COUNTED_OVER_CHAT.get_body_converter(asked())
+    translate = MESSAGES_COUNTED_VIA_CHAT.get_body_converter(asked())
     assert translate is not None
     assert translate(b'{"object":"response.input_tokens","input_tokens":12}') == b'{"input_tokens":12}'
     for wrong in (b"{}", b'{"input_tokens":true}', b"[]", b"x"):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.protocols.anthropic.via_chat import MESSAGES_OVER_CHAT
+from gateway.protocols.anthropic.via_chat import MESSAGES_VIA_CHAT
 from tests.support.messages_schema import checked_events
 from tests.support.messages_transcripts import (
     BEGUN,
@@ -90,7 +90,7 @@ def test_calls_of_one_number_are_as_many_as_they_have_ids(place: Fields) -> None
     out = streamed(*chunks, chunk({}, "tool_calls"))
     blocks = [each["content_block"] for each in checked_events(out) if each["type"] == "content_block_start"]
     assert [(block["id"], block["name"]) for block in blocks] == [("a", "f"), ("b", "g"), ("c", "f")]
-    made = MESSAGES_OVER_CHAT.open_collector(asked())
+    made = MESSAGES_VIA_CHAT.open_collector(asked())
     assert made is not None
     for each in (*chunks, chunk({}, "tool_calls"), b"data: [DONE]\n\n"):
         made.feed_data(each)

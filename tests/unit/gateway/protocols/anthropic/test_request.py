@@ -9,7 +9,7 @@ import pytest
 
 from controller.schema.admin import Capabilities
 from controller.schema.errors import RoundhouseError
-from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_OVER_CHAT, MESSAGES_OVER_CHAT
+from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
 from gateway.protocols.common.request import parse_request
 from tests.fakes.fake_controller import route
 
@@ -29,7 +29,7 @@ ANYTHING = Capabilities(
 
 def chat_fields(fields: Fields, *, counts: bool = False, capabilities: Capabilities = ANYTHING, **model: Any) -> Fields:
     """What the engine is asked for."""
-    dialect = MESSAGES_COUNTED_OVER_CHAT if counts else MESSAGES_OVER_CHAT
+    dialect = MESSAGES_COUNTED_VIA_CHAT if counts else MESSAGES_VIA_CHAT
     to = route("m", served_name="inner", capabilities=capabilities, **model)
     request = parse_request(json.dumps(fields).encode(), may_stream=not counts)
     dialect.check_request(request, to)
@@ -223,8 +223,8 @@ def test_llama_server_is_asked_for_more() -> None:
     fields = {**ASKED, "stop_sequences": ["x"], "thinking": {"type": "enabled", "budget_tokens": 2048}}
     to = route("m", served_name="inner", capabilities=ANYTHING).model_copy(update={"backend": "llama_server"})
     request = parse_request(json.dumps(fields).encode(), may_stream=True)
-    MESSAGES_OVER_CHAT.check_request(request, to)
-    made = json.loads(MESSAGES_OVER_CHAT.engine_body(request, to, as_stream=False))
+    MESSAGES_VIA_CHAT.check_request(request, to)
+    made = json.loads(MESSAGES_VIA_CHAT.engine_body(request, to, as_stream=False))
     assert made == {**SAID, "stop": ["x"], "verbose": True, "thinking_budget_tokens": 2048}
 
 

@@ -10,7 +10,7 @@ import pytest
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.chat.dialect import CHAT
 from gateway.protocols.common.dialect import Dialect
-from gateway.protocols.common.json_dialect import PLAIN
+from gateway.protocols.common.json_dialect import JSON_DIALECT
 from gateway.protocols.common.request import parse_native, parse_request
 from gateway.protocols.llama_native.dialect import NATIVE
 from tests.fakes.fake_controller import route
@@ -22,7 +22,7 @@ def asked(dialect: Dialect, raw: bytes, served: str = "m", *, as_stream: bool = 
     return dialect.engine_body(parse_request(raw, may_stream=True), route(served), as_stream=as_stream)
 
 
-@pytest.mark.parametrize("dialect", [CHAT, MESSAGES, NATIVE, PLAIN])
+@pytest.mark.parametrize("dialect", [CHAT, MESSAGES, NATIVE, JSON_DIALECT])
 def test_a_blocking_body_is_the_clients_own(dialect: Dialect) -> None:
     raw = b'{ "model":"m",\n "x": 1e3 }'
     assert asked(dialect, raw) is raw
@@ -78,7 +78,7 @@ def test_a_blocking_call_becomes_a_stream(dialect: Dialect, served: str, extra: 
     ],
 )
 def test_the_model_gets_the_name_that_its_engine_knows(raw: bytes) -> None:
-    assert json.loads(asked(PLAIN, raw, "ü\\")) == json.loads(raw) | {"model": "ü\\"}
+    assert json.loads(asked(JSON_DIALECT, raw, "ü\\")) == json.loads(raw) | {"model": "ü\\"}
 
 
 def test_bytes_that_must_not_change_stay_when_the_model_is_renamed() -> None:
@@ -92,4 +92,4 @@ def test_a_native_request_whose_model_is_in_the_query_gets_no_name() -> None:
         changed = json.loads(NATIVE.engine_body(request, route("n"), as_stream=True))
         assert changed == json.loads(raw) | {"stream": True}
     state = parse_native(b"[]", b"model=m", "/lora-adapters", None, body="any")
-    assert PLAIN.engine_body(state, route("n"), as_stream=False) == b"[]"
+    assert JSON_DIALECT.engine_body(state, route("n"), as_stream=False) == b"[]"

@@ -12,11 +12,11 @@ from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
 from gateway.protocols.common import errors
 from gateway.protocols.common.dialect import Dialect
-from gateway.protocols.common.json_dialect import PLAIN
+from gateway.protocols.common.json_dialect import JSON_DIALECT
 from gateway.protocols.llama_native.dialect import NATIVE
-from gateway.protocols.responses.via_chat import RESPONSES_OVER_CHAT
+from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 
-OPENAI_FORM = [CHAT, COMPLETIONS, RESPONSES_OVER_CHAT, NATIVE, PLAIN]
+OPENAI_FORM = [CHAT, COMPLETIONS, RESPONSES_VIA_CHAT, NATIVE, JSON_DIALECT]
 LLAMA = b'{"error":{"code":400,"message":"too long","type":"exceed_context_size_error","n_ctx":4096}}'
 BUSY = RoundhouseError("queue_full", "Full.", param=None)
 
@@ -106,13 +106,13 @@ def test_an_engines_error_in_anthropics_form() -> None:
 
 def test_errors_as_the_last_events_of_a_stream() -> None:
     pretty = json.dumps(BUSY.build_envelope("r").model_dump(), indent=1).encode()
-    for dialect in (CHAT, COMPLETIONS, PLAIN):
+    for dialect in (CHAT, COMPLETIONS, JSON_DIALECT):
         first, done, end = dialect.error_as_events(pretty).split(b"\n\n")
         assert body(first.removeprefix(b"data: ")) == body(pretty)
         assert (done, end) == (b"data: [DONE]", b"")
     assert NATIVE.error_as_events(pretty).count(b"\n") == 2
     assert body(NATIVE.error_as_events(pretty).removeprefix(b"data: ")) == body(pretty)
-    name, data, *rest = RESPONSES_OVER_CHAT.error_as_events(pretty).split(b"\n")
+    name, data, *rest = RESPONSES_VIA_CHAT.error_as_events(pretty).split(b"\n")
     assert (name, rest) == (b"event: error", [b"", b"data: [DONE]", b"", b""])
     told = body(data.removeprefix(b"data: "))
     openai = {"type": "error", "code": "queue_full", "message": "Full.", "param": None, "sequence_number": 0}

@@ -8,7 +8,7 @@ import pytest
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.chat.dialect import CHAT
-from gateway.protocols.common.json_dialect import PLAIN
+from gateway.protocols.common.json_dialect import JSON_DIALECT
 from gateway.protocols.common.request import InferenceRequest, parse_native, parse_request
 from tests.fakes.fake_controller import route
 
@@ -91,7 +91,7 @@ def test_a_client_that_asks_for_usage_itself_changes_nothing() -> None:
 
 def test_an_alias_is_rewritten_and_every_other_field_kept() -> None:
     fields = {"model": "alias", "messages": [{"role": "user", "content": "Grüße \U0001f600"}], "seed": 2**60, "x": None}
-    sent = PLAIN.engine_body(
+    sent = JSON_DIALECT.engine_body(
         parse_request(json.dumps(fields).encode(), may_stream=True), route("real/name:1"), as_stream=False
     )
     assert json.loads(sent) == fields | {"model": "real/name:1"}
@@ -99,7 +99,7 @@ def test_an_alias_is_rewritten_and_every_other_field_kept() -> None:
 
 def test_a_lone_surrogate_survives_rewriting() -> None:
     raw = b'{"model":"alias","prompt":"\\ud800"}'
-    sent = PLAIN.engine_body(parse_request(raw, may_stream=True), route("m"), as_stream=False)
+    sent = JSON_DIALECT.engine_body(parse_request(raw, may_stream=True), route("m"), as_stream=False)
     assert json.loads(sent)["prompt"] == "\ud800"
 
 
@@ -122,7 +122,7 @@ def test_an_api_without_streams_passes_the_field_on_and_stays_blocking() -> None
     raw = b'{"model":"m","stream":true}'
     request = parse_request(raw, may_stream=False)
     assert not request.stream
-    assert PLAIN.engine_body(request, route("m"), as_stream=False) == raw
+    assert JSON_DIALECT.engine_body(request, route("m"), as_stream=False) == raw
 
 
 def native(query: bytes, fields: object, *, sole: str | None = "sole") -> InferenceRequest:
@@ -161,7 +161,9 @@ def test_where_a_native_request_names_its_model(query: bytes, fields: object, mo
 
 
 def test_an_alias_that_query_and_body_name_is_rewritten_in_the_body() -> None:
-    sent = PLAIN.engine_body(native(b"model=alias", {"model": "alias", "content": "x"}), route("real"), as_stream=False)
+    sent = JSON_DIALECT.engine_body(
+        native(b"model=alias", {"model": "alias", "content": "x"}), route("real"), as_stream=False
+    )
     assert json.loads(sent) == {"model": "real", "content": "x"}
 
 

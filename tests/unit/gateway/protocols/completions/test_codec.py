@@ -13,7 +13,7 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.protocols.api_matrix import serving_option
 from gateway.protocols.common.request import InferenceRequest, parse_request
-from gateway.protocols.completions.via_chat import COMPLETIONS_OVER_CHAT
+from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
 from tests.fakes.fake_controller import route
 
 CHAT = "/v1/chat/completions"
@@ -31,13 +31,13 @@ SWITCHED = route(
 def checked(of: ModelRoute = SWITCHED, **fields: Any) -> InferenceRequest:
     request = parse_request(json.dumps({"model": "alias", "prompt": "Hi", **fields}).encode(), may_stream=True)
     request.id, request.received_at = "req-ab-1", 1700000000.9
-    COMPLETIONS_OVER_CHAT.check_request(request, of)
+    COMPLETIONS_VIA_CHAT.check_request(request, of)
     return request
 
 
 def sent(*, as_stream: bool = False, **fields: Any) -> Any:
     """What the engine is asked."""
-    return json.loads(COMPLETIONS_OVER_CHAT.engine_body(checked(**fields), SWITCHED, as_stream=as_stream))
+    return json.loads(COMPLETIONS_VIA_CHAT.engine_body(checked(**fields), SWITCHED, as_stream=as_stream))
 
 
 def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
@@ -47,7 +47,7 @@ def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> byte
 
 def streamed(*events: bytes, **fields: Any) -> bytes:
     """What the client gets of a stream."""
-    made = COMPLETIONS_OVER_CHAT.open_stream(checked(stream=True, **fields))
+    made = COMPLETIONS_VIA_CHAT.open_stream(checked(stream=True, **fields))
     out = b"".join(made.feed_data(event) for event in events) + made.finish_stream()
     assert made.is_complete
     return out
@@ -188,7 +188,7 @@ WHOLE = {
 
 
 def given(told: Any, **fields: Any) -> Any:
-    translate = COMPLETIONS_OVER_CHAT.get_body_converter(checked(**fields))
+    translate = COMPLETIONS_VIA_CHAT.get_body_converter(checked(**fields))
     assert translate is not None
     made = json.loads(translate(json.dumps(told).encode()))
     Completion.model_validate(made)

@@ -16,7 +16,7 @@ from gateway.protocols.common.conversation import Answer, Call, Tokens
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.responses.answer_stream import ResponseWriter
 from gateway.protocols.responses.context import ResponseContext
-from gateway.protocols.responses.via_chat import RESPONSES_OVER_CHAT
+from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.fakes.fake_controller import route
 from tests.support.responses import Fields, check_response, context, events_in, folded
 
@@ -41,7 +41,7 @@ def test_transcripts(name: str, is_open: bool) -> None:
     fields = {"model": "m", "input": "Hi", "stream": True, **ASKED[name]}
     request = InferenceRequest(b"", fields, "m", stream=True, wants_usage=False)
     request.state = context(is_open_responses=is_open)
-    events = RESPONSES_OVER_CHAT.open_stream(request)
+    events = RESPONSES_VIA_CHAT.open_stream(request)
     out = events.feed_data((GOLDEN / f"{name}.chat").read_bytes()) + events.finish_stream()
     golden = (GOLDEN / f"{name}.events").read_bytes()
     if is_open:
@@ -175,9 +175,9 @@ def test_a_conversation_in_which_nothing_is_said_goes_to_the_engine() -> None:
     fields = {"model": "m", "input": [{"type": "reasoning", "summary": []}]}
     request = InferenceRequest(b"", fields, "m", stream=False, wants_usage=False, state=context())
     engine = route("m").model_copy(update={"backend": "llama_server"})
-    RESPONSES_OVER_CHAT.check_request(request, engine)
-    assert RESPONSES_OVER_CHAT.open_collector(request) is not None
-    assert json.loads(RESPONSES_OVER_CHAT.engine_body(request, engine, as_stream=False))["messages"] == []
+    RESPONSES_VIA_CHAT.check_request(request, engine)
+    assert RESPONSES_VIA_CHAT.open_collector(request) is not None
+    assert json.loads(RESPONSES_VIA_CHAT.engine_body(request, engine, as_stream=False))["messages"] == []
 
 
 @pytest.mark.parametrize("stop", ["x", ["x"]])
@@ -185,8 +185,8 @@ def test_what_a_stream_would_lose_is_not_gathered(stop: Any) -> None:
     for limit, is_gathered in (({}, True), ({"max_output_tokens": 5}, False)):
         fields = {"model": "m", "input": "Hi", "stop": stop, **limit}
         request = InferenceRequest(b"", fields, "m", stream=False, wants_usage=False, state=context())
-        request.prompt = RESPONSES_OVER_CHAT.read_request(request)
-        assert (RESPONSES_OVER_CHAT.open_collector(request) is not None) is is_gathered
+        request.prompt = RESPONSES_VIA_CHAT.read_request(request)
+        assert (RESPONSES_VIA_CHAT.open_collector(request) is not None) is is_gathered
 
 
 def test_calls_that_overlap_lose_nothing() -> None:
@@ -246,10 +246,10 @@ def test_an_error_while_a_stream_waits_for_its_engine_is_a_whole_stream_too() ->
     request = InferenceRequest(b"", {"model": "m", "input": "Hi"}, "m", stream=True, wants_usage=False)
     request.state = context()
     # What could not be read has no response.
-    alone = events_in(RESPONSES_OVER_CHAT.error_as_events(told, request))
+    alone = events_in(RESPONSES_VIA_CHAT.error_as_events(told, request))
     assert [(event["type"], event["sequence_number"]) for event in alone] == [("error", 0)]
-    request.prompt = RESPONSES_OVER_CHAT.read_request(request)
-    response = folded(RESPONSES_OVER_CHAT.error_as_events(told, request))
+    request.prompt = RESPONSES_VIA_CHAT.read_request(request)
+    response = folded(RESPONSES_VIA_CHAT.error_as_events(told, request))
     assert response == request.state.response
     assert response["error"]["reason"] == "queue_full"
 

@@ -26,7 +26,7 @@ from gateway.protocols.common.conversation import (
 from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.responses.request import read_prompt
 from gateway.protocols.responses.tools import custom_names, echo_tools
-from gateway.protocols.responses.via_chat import RESPONSES_OVER_CHAT
+from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 from tests.fakes.fake_controller import route
 from tests.support.responses import Fields, context
 
@@ -311,8 +311,8 @@ def test_engines_are_asked_to_think_as_by_a_chat(control: Any, word: str | None,
     said = {} if effort is None else {"reasoning_effort": effort}
     asked = {"model": "m", "input": "Hi", **thinking, "reasoning": {"effort": effort}}
     request = InferenceRequest(b"", asked, "m", stream=False, wants_usage=False, state=context())
-    RESPONSES_OVER_CHAT.check_request(request, model)
-    ours = json.loads(RESPONSES_OVER_CHAT.engine_body(request, model, as_stream=False))
+    RESPONSES_VIA_CHAT.check_request(request, model)
+    ours = json.loads(RESPONSES_VIA_CHAT.engine_body(request, model, as_stream=False))
     told = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **thinking, **said}
     chat_request = parse_request(json.dumps(told).encode(), may_stream=True)
     assert ours == json.loads(CHAT.engine_body(chat_request, model, as_stream=False))
