@@ -326,9 +326,9 @@ class ObservedState:
     """Remotes that are routed to no longer and may still hold requests."""
     progress: Mapping[str, float] = field(default_factory=dict)
     """Replica that is starting to how far it says it is, 0 to 1."""
-    uses: Mapping[str, ModelTraffic] = field(default_factory=dict)
+    traffic: Mapping[str, ModelTraffic] = field(default_factory=dict)
     """What the gateways say of each model's requests; absent: nobody asked for it yet."""
-    needs: Mapping[str, Requirement] = field(default_factory=dict)
+    requirements: Mapping[str, Requirement] = field(default_factory=dict)
     """Model to what a replica of it takes, where that is known though it is not declared."""
     host_mib: int | None = None
     """Main memory that all engines without GPUs may take together; None: not bounded."""

@@ -122,7 +122,7 @@ def _request_reloads(desired: DesiredState, observed: ObservedState) -> DesiredS
     """What requests wait for is wanted again, though it was let go."""
     models = dict(desired.models)
     for name, model in desired.models.items():
-        traffic = observed.uses.get(name, UNUSED)
+        traffic = observed.traffic.get(name, UNUSED)
         if model.demand_replicas and model.autoload and traffic.waiting:
             since = observed.at if traffic.waits_since is None else traffic.waits_since
             statement = Statement("autoload", since, "autoload: requests wait for it")
@@ -160,7 +160,7 @@ class RoomAllocator:
         """What the files or an operator want comes first, then whose requests have waited longest."""
         if model.statement.kind != "autoload":
             return 0, model.statement.since, model.name
-        traffic = self.observed.uses.get(model.name, UNUSED)
+        traffic = self.observed.traffic.get(model.name, UNUSED)
         return 1 if self._has_waiting_requests(model) else 2, traffic.waits_since or model.statement.since, model.name
 
     def allocate_room(self, model: DesiredModel) -> None:
@@ -206,7 +206,7 @@ class RoomAllocator:
                 self.wake_times.append(due_at)
 
     def _has_waiting_requests(self, model: DesiredModel) -> bool:
-        waiting_count = self.observed.uses.get(model.name, UNUSED).waiting
+        waiting_count = self.observed.traffic.get(model.name, UNUSED).waiting
         # Unknown is not none.
         return waiting_count != 0 or 0 <= self.now - model.statement.since < FRESH_DEMAND_S
 
@@ -240,7 +240,7 @@ class RoomAllocator:
         if self._choose_victims(model, candidates) is None:
             self._wait_for_loads(model, candidates)
             return
-        traffic = self.observed.uses.get(model.name, UNUSED)
+        traffic = self.observed.traffic.get(model.name, UNUSED)
         since = traffic.waits_since or model.statement.since
         starves_at = since + self.desired.swap_wait_s
         is_starving = self.now >= starves_at

@@ -72,7 +72,7 @@ def candidate_of(
     reload_s = max((until - since for since, until in moments if since is not None and until is not None), default=0.0)
     counts = [observed.inflight.get(each.name, 0) for each in replicas]
     known_counts = [count for count in counts if count is not None]
-    traffic = observed.uses.get(model.name, UNUSED)
+    traffic = observed.traffic.get(model.name, UNUSED)
     residency_s = model.min_residency_s
     return EvictionCandidate(
         model.name,

@@ -159,7 +159,7 @@ def place_replica(model: DesiredModel, observed: ObservedState, ledger: ClaimLed
 
 def requirement_of(model: DesiredModel, observed: ObservedState) -> Requirement:
     """What a replica takes: as declared, else as observed or predicted (DESIGN.md §3)."""
-    requirement = observed.needs.get(model.name, _UNKNOWN)
+    requirement = observed.requirements.get(model.name, _UNKNOWN)
     if model.vram_mib is not None:
         requirement = replace(requirement, per_gpu_mib=model.vram_mib, gpu_share=None)
     return requirement if model.memory_mib is None else replace(requirement, host_mib=model.memory_mib)

@@ -241,8 +241,8 @@ class Reconciler:
             replicas=replicas,
             gpus=self._gpus,
             host_mib=self._host_mib,
-            needs=requirements,
-            uses=traffic_by_model(
+            requirements=requirements,
+            traffic=traffic_by_model(
                 (model.name for model in models),
                 views,
                 now,

@@ -83,7 +83,7 @@ class TrafficSimulator:
     def _tell(self) -> None:
         names = self.world.desired.models
         queues = {name: self.waiting.get(name, deque()) for name in names}
-        self.world.uses = {
+        self.world.traffic = {
             name: ModelTraffic(len(queue), queue[0] if queue else None, self.last_used.get(name))
             for name, queue in queues.items()
         }

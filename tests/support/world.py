@@ -41,8 +41,8 @@ class World:
     loaded_once: frozenset[str] = frozenset()
     gpus: tuple[Gpu, ...] = ()
     host_mib: int | None = None
-    uses: dict[str, ModelTraffic] = field(default_factory=dict)
-    needs: dict[str, Requirement] = field(default_factory=dict)
+    traffic: dict[str, ModelTraffic] = field(default_factory=dict)
+    requirements: dict[str, Requirement] = field(default_factory=dict)
     inside: dict[str, int | None] = field(default_factory=dict)
     """Replica to requests inside."""
     rested: dict[str, str] = field(default_factory=dict)
@@ -62,8 +62,8 @@ class World:
             loaded_once=self.loaded_once,
             gpus=self.gpus,
             host_mib=self.host_mib,
-            uses=dict(self.uses),
-            needs=dict(self.needs),
+            traffic=dict(self.traffic),
+            requirements=dict(self.requirements),
             inflight={name: self.inside.get(name, 0) for name in self.replicas},
         )
 

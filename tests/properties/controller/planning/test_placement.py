@@ -22,7 +22,7 @@ def seen(
     gpus: tuple[Gpu, ...] | None, *, host_mib: int | None = None, need: Requirement | None = None
 ) -> ObservedState:
     """An observation of these GPUs, and of what is known of the one model."""
-    return ObservedState(0.0, gpus=gpus, host_mib=host_mib, needs={"m": need} if need is not None else {})
+    return ObservedState(0.0, gpus=gpus, host_mib=host_mib, requirements={"m": need} if need is not None else {})
 
 
 requests = st.tuples(st.integers(0, 3), st.one_of(st.none(), st.integers(1, 1_500)))

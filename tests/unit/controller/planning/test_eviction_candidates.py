@@ -98,17 +98,17 @@ def test_use() -> None:
         False,
         True,
     )
-    asked = known(replica(), uses={"a": ModelTraffic(1, 2_000.0)})
+    asked = known(replica(), traffic={"a": ModelTraffic(1, 2_000.0)})
     assert (asked.is_busy, asked.has_known_traffic) == (True, True)
-    lost = known(replica(), uses={"a": ModelTraffic(None)})
+    lost = known(replica(), traffic={"a": ModelTraffic(None)})
     assert (lost.is_busy, lost.has_known_traffic) == (True, False)
 
 
 def test_since_when_it_idles() -> None:
     assert known(replica()).idle_since == 1_010.0
     assert known(replica(), replica(1, ready_since=3_000.0)).idle_since == 3_000.0
-    assert known(replica(), uses={"a": ModelTraffic(0, None, 2_000.0)}).idle_since == 2_000.0
-    assert known(replica(), uses={"a": ModelTraffic(0, None, NOW + 500)}).idle_since == NOW, "the clock was set back"
+    assert known(replica(), traffic={"a": ModelTraffic(0, None, 2_000.0)}).idle_since == 2_000.0
+    assert known(replica(), traffic={"a": ModelTraffic(0, None, NOW + 500)}).idle_since == NOW, "the clock was set back"
 
 
 def test_what_a_reload_takes_and_how_long_it_stays_for_that() -> None:

@@ -77,14 +77,14 @@ def told(made: Plan) -> list[str]:
 
 def test_what_an_engine_holds_is_what_its_leaving_frees() -> None:
     a, b = wanted(on_gpu("a", 500), since=LONG_AGO), wanted(on_gpu("b", 900))
-    uses = {"a": IDLE, "b": WAITS}
+    traffic = {"a": IDLE, "b": WAITS}
     for processes in ((GpuProcess(1, 700, "e", "a-0"),), None):
         gpu = Gpu("G", 0, "x", ROOM, used_mib=700, processes=processes)
-        made = planned([a, b], [engine("a", {"G": 500})], gpus=(gpu,), uses=uses)
+        made = planned([a, b], [engine("a", {"G": 500})], gpus=(gpu,), traffic=traffic)
         assert told(made) == ["drain a", "b: waits until a left"], "it holds more than it claims"
     other = (GpuProcess(1, 600, "e", "a-0"), GpuProcess(2, 200, "foreign"))
     gpu = Gpu("G", 0, "x", ROOM, used_mib=800, processes=other)
-    made = planned([a, replace(b, vram_mib=850)], [engine("a", {"G": 900})], gpus=(gpu,), uses=uses)
+    made = planned([a, replace(b, vram_mib=850)], [engine("a", {"G": 900})], gpus=(gpu,), traffic=traffic)
     assert [action.kind for action in made.actions] == [], "it would go for nothing: the other process stays"
     assert made.blocked[0].failed
 
@@ -93,9 +93,9 @@ def test_whoever_waits_for_one_that_is_being_started_has_not_failed() -> None:
     a, b = wanted(autoload("a", 800)), wanted(autoload("b", 800))
     start = PendingOp(OpKind.START, ReplicaId("a", 0, "new", 1), {HOST: 800}, NOW - 0.5)
     created = engine("a", {HOST: 800}, ready_since=None, health=Health.STARTING)
-    uses = {"a": WAITS, "b": ModelTraffic(1, 9_950.0)}
+    traffic = {"a": WAITS, "b": ModelTraffic(1, 9_950.0)}
     for replicas in ([], [replace(created, phase=Phase.CREATED)], [created]):
-        made = planned([a, b], replicas, pending={"a-0": start}, uses=uses)
+        made = planned([a, b], replicas, pending={"a-0": start}, traffic=traffic)
         assert told(made) == ["b: waits for room: a is loaded first"]
 
 
@@ -103,26 +103,26 @@ def test_nobody_goes_for_one_that_cannot_start_or_is_not_checked() -> None:
     a, b = wanted(autoload("a", 400), since=LONG_AGO), wanted(autoload("b", 500), 2)
     parked = {ReplicaKey("b", 1, "new"): Failure(1, NOW - 10, "bad", None, 1)}
     running = [engine("a", {HOST: 400}), engine("b", {HOST: 500})]
-    uses = {"a": IDLE, "b": WAITS}
-    made = planned([a, b], running, failures=parked, loaded_once=frozenset("b"), uses=uses)
+    traffic = {"a": IDLE, "b": WAITS}
+    made = planned([a, b], running, failures=parked, loaded_once=frozenset("b"), traffic=traffic)
     assert told(made) == ["b: bad FAILED"], "its other replica runs, this one never will"
     b = wanted(autoload("b", 900))
     for leaving in (None, Draining(NOW - 1, True)):
         old = {("b", "new"): PreflightResult(True, NOW - 86_400)}
-        made = planned([a, b], [engine("a", {HOST: 400}, draining=leaving)], preflights=old, uses=uses)
+        made = planned([a, b], [engine("a", {HOST: 400}, draining=leaving)], preflights=old, traffic=traffic)
         assert "stop a" not in told(made)
         assert "drain a" not in told(made)
         assert "preflight b" in told(made)
     just_due = {("b", "new"): PreflightResult(True, NOW - 61)}
     drained = engine("a", {HOST: 400}, draining=Draining(NOW - 1, True))
-    assert "stop a" in told(planned([a, b], [drained], preflights=just_due, uses=uses))
+    assert "stop a" in told(planned([a, b], [drained], preflights=just_due, traffic=traffic))
 
 
 def test_who_comes_later_does_not_take_the_room_that_another_one_waits_for() -> None:
     a, b = wanted(autoload("a", 500), since=LONG_AGO), wanted(autoload("b", 900))
     c = replace(wanted(autoload("c", 300)), pinned=True)
-    uses = {"a": IDLE, "b": WAITS, "c": ModelTraffic(1, 9_990.0)}
-    made = planned([a, b, c], [engine("a", {HOST: 500})], uses=uses)
+    traffic = {"a": IDLE, "b": WAITS, "c": ModelTraffic(1, 9_990.0)}
+    made = planned([a, b, c], [engine("a", {HOST: 500})], traffic=traffic)
     assert told(made) == ["drain a", "b: waits until a left", "c: waits for room: b is loaded first"]
 
 
@@ -130,10 +130,10 @@ def test_a_load_on_one_gpu_holds_up_no_swap_on_another() -> None:
     x, a, b = wanted(on_gpu("x", 800)), wanted(on_gpu("a", 800), since=LONG_AGO), wanted(on_gpu("b", 800))
     loading = engine("x", {"G0": 800}, ready_since=None, health=Health.STARTING, started_at=NOW - 100)
     gpus = (Gpu("G0", 0, "x", ROOM, used_mib=300), Gpu("G1", 1, "x", ROOM, used_mib=800))
-    uses = {"a": IDLE, "b": WAITS, "x": WAITS}
-    made = planned([a, b, replace(x, autoload=False)], [loading, engine("a", {"G1": 800})], gpus=gpus, uses=uses)
+    traffic = {"a": IDLE, "b": WAITS, "x": WAITS}
+    made = planned([a, b, replace(x, autoload=False)], [loading, engine("a", {"G1": 800})], gpus=gpus, traffic=traffic)
     assert told(made) == ["drain a", "b: waits until a left"]
-    huge = planned([replace(b, vram_mib=2_000), x], [loading], gpus=gpus[:1], uses={"b": WAITS, "x": WAITS})
+    huge = planned([replace(b, vram_mib=2_000), x], [loading], gpus=gpus[:1], traffic={"b": WAITS, "x": WAITS})
     assert huge.blocked[0].failed, "it would not fit, whatever becomes of the other one"
 
 
@@ -141,21 +141,23 @@ def test_what_does_not_leave_in_time_is_not_counted_on() -> None:
     leaves = replace(autoload("u", 500), autoload=False, demand_replicas=0, drain_ends=False)
     leaves = replace(leaves, statement=Statement("unload", LONG_AGO, "unloaded by operator"))
     a, b = wanted(autoload("a", 500), since=LONG_AGO), wanted(autoload("b", 500))
-    uses = {"a": IDLE, "b": WAITS}
+    traffic = {"a": IDLE, "b": WAITS}
     for since, expected in ((NOW - 1, ["b: waits until u left"]), (LONG_AGO, ["drain a", "b: waits until a left"])):
         drains = engine("u", {HOST: 500}, draining=Draining(since, False))
-        made = planned([a, b, leaves], [engine("a", {HOST: 500}), drains], inflight={"a-0": 0, "u-0": 1}, uses=uses)
+        made = planned(
+            [a, b, leaves], [engine("a", {HOST: 500}), drains], inflight={"a-0": 0, "u-0": 1}, traffic=traffic
+        )
         assert told(made) == expected
 
 
 def test_a_clock_that_was_set_back_and_a_gateway_that_is_lost() -> None:
     a, b = wanted(autoload("a", 800), since=LONG_AGO), wanted(autoload("b", 800))
     later = engine("a", {HOST: 800}, ready_since=NOW + 86_400, started_at=NOW + 86_390)
-    made = planned([a, b], [later], uses={"a": ModelTraffic(0, None, NOW + 86_400), "b": WAITS})
+    made = planned([a, b], [later], traffic={"a": ModelTraffic(0, None, NOW + 86_400), "b": WAITS})
     assert told(made) == ["b: waits for room: a is loaded only just now"]
     assert made.wake_at == NOW + 10, "as long as its load took, not until tomorrow"
     unknown = {"a": ModelTraffic(None, None, 9_999.0), "b": ModelTraffic(None, SINCE)}
-    made = planned([a, b], [engine("a", {HOST: 800})], inflight={"a-0": None}, uses=unknown)
+    made = planned([a, b], [engine("a", {HOST: 800})], inflight={"a-0": None}, traffic=unknown)
     assert told(made) == ["b: waits for room: a is in use"], "unknown is not idle, however long somebody waits"
 
 
@@ -163,10 +165,10 @@ def test_of_those_that_idle_only_they_go_whose_room_is_needed() -> None:
     small, large = wanted(autoload("small", 200), since=LONG_AGO), wanted(autoload("large", 800), since=LONG_AGO)
     b = wanted(autoload("b", 800))
     idle_first = {"small": IDLE, "large": ModelTraffic(0, None, 2_000.0), "b": WAITS}
-    made = planned([small, large, b], [engine("small", {HOST: 200}), engine("large", {HOST: 800})], uses=idle_first)
+    made = planned([small, large, b], [engine("small", {HOST: 200}), engine("large", {HOST: 800})], traffic=idle_first)
     assert told(made) == ["drain large", "b: waits until large left"]
     b = replace(b, memory_mib=1_000)
-    made = planned([small, large, b], [engine("small", {HOST: 200}), engine("large", {HOST: 800})], uses=idle_first)
+    made = planned([small, large, b], [engine("small", {HOST: 200}), engine("large", {HOST: 800})], traffic=idle_first)
     assert told(made) == ["drain large", "drain small", "b: waits until large and small left"]
 
 
@@ -175,13 +177,15 @@ def test_who_is_in_use_is_named_and_the_plan_wakes_when_somebody_starves() -> No
     b = wanted(autoload("b", 1_000), since=NOW - 20)
     running = [engine("a", {HOST: 400}), engine("c", {HOST: 400})]
     inside = {"a-0": 1, "c-0": 1}
-    made = planned([a, b, c], running, inflight=inside, uses={"b": ModelTraffic(1, NOW - 29)})
+    made = planned([a, b, c], running, inflight=inside, traffic={"b": ModelTraffic(1, NOW - 29)})
     assert told(made) == ["b: waits for room: a and c are in use"]
     assert made.wake_at == NOW + 1
     for use in (ModelTraffic(1, NOW - 30), ModelTraffic(1, NOW - 500)):
-        made = planned([a, b, c], running, inflight=inside, uses={"b": use})
+        made = planned([a, b, c], running, inflight=inside, traffic={"b": use})
         assert told(made) == ["drain a", "drain c", "b: waits until a and c left"], "by its request, not by its load"
-    made = planned([a, replace(b, memory_mib=500), c], running, inflight=inside, uses={"b": ModelTraffic(1, NOW - 1)})
+    made = planned(
+        [a, replace(b, memory_mib=500), c], running, inflight=inside, traffic={"b": ModelTraffic(1, NOW - 1)}
+    )
     assert told(made) == ["b: waits for room: a is in use"]
 
 
@@ -193,14 +197,14 @@ def test_the_plan_wakes_when_the_first_may_go() -> None:
     b, c = replace(b, gpu_choice=choice["G0"]), replace(c, gpu_choice=choice["G1"])
     soon = engine("a", {"G0": 800}, started_at=NOW - 20, ready_since=NOW - 10)
     later = engine("d", {"G1": 800}, started_at=NOW - 45, ready_since=NOW - 15)
-    uses = {"b": ModelTraffic(1, NOW - 2), "c": ModelTraffic(1, NOW - 1), "a": IDLE, "d": IDLE}
-    made = planned([a, b, c, d], [replace(soon, ready_since=NOW - 9), later], gpus=gpus, uses=uses)
+    traffic = {"b": ModelTraffic(1, NOW - 2), "c": ModelTraffic(1, NOW - 1), "a": IDLE, "d": IDLE}
+    made = planned([a, b, c, d], [replace(soon, ready_since=NOW - 9), later], gpus=gpus, traffic=traffic)
     assert told(made) == [
         "b: waits for room: a is loaded only just now",
         "c: waits for room: d is loaded only just now",
     ]
     assert made.wake_at == NOW + 2
-    made = planned([a, b, c, d], [soon, later], gpus=gpus, uses=uses)
+    made = planned([a, b, c, d], [soon, later], gpus=gpus, traffic=traffic)
     assert told(made)[:2] == ["drain a", "b: waits until a left"], "as long as its load took"
 
 
@@ -209,7 +213,7 @@ def test_who_waits_behind_one_that_starves_does_not_count_on_the_same_room() -> 
     b, c = wanted(autoload("b", 800)), wanted(autoload("c", 800))
     unknown = {"a": ModelTraffic(None, None, 9_999.0), "b": WAITS, "c": ModelTraffic(1, 9_950.0)}
     for first, words in ((b, "b is loaded first"), (replace(b, pinned=True), "b comes first")):
-        made = planned([a, first, c], [engine("a", {HOST: 800})], inflight={"a-0": None}, uses=unknown)
+        made = planned([a, first, c], [engine("a", {HOST: 800})], inflight={"a-0": None}, traffic=unknown)
         assert told(made) == ["b: waits for room: a is in use", f"c: waits for room: {words}"]
 
 
@@ -223,5 +227,5 @@ def test_what_an_operator_loads_gets_the_room_though_no_request_waits_for_it() -
 def test_a_check_that_is_due_holds_only_while_somebody_leaves_already() -> None:
     a, b = wanted(autoload("a", 400), since=LONG_AGO), wanted(autoload("b", 900))
     due = {("b", "new"): PreflightResult(True, NOW - 61)}
-    made = planned([a, b], [engine("a", {HOST: 400})], preflights=due, uses={"a": IDLE, "b": WAITS})
+    made = planned([a, b], [engine("a", {HOST: 400})], preflights=due, traffic={"a": IDLE, "b": WAITS})
     assert told(made) == ["preflight b", "b: waits for room, once it is known that it can be started"]

@@ -177,7 +177,7 @@ def test_what_is_released_is_no_more_than_what_was_used() -> None:
 
 def test_needs() -> None:
     known = Requirement(per_gpu_mib=10, host_mib=20, gpu_share=0.5)
-    observed = seen(needs={"m": known})
+    observed = seen(requirements={"m": known})
     assert requirement_of(ONE, observed) == known
     assert requirement_of(replace(ONE, name="other"), observed) == Requirement()
     assert requirement_of(replace(ONE, vram_mib=5), observed) == Requirement(5, 20, None)

@@ -382,7 +382,7 @@ def test_what_nobody_waits_for_rests_unless_something_of_it_is_under_way() -> No
 
 def test_who_is_woken_is_told() -> None:
     want = replace(RESTS, replicas=0, demand_replicas=1)
-    made = planned(want, uses={"m": ModelTraffic(1, NOW - 5)})
+    made = planned(want, traffic={"m": ModelTraffic(1, NOW - 5)})
     assert comes_to(made, start())
     assert made.reload_requested == ("m",)
 

@@ -291,19 +291,19 @@ async def test_what_was_found_is_in_use_for_all_that_is_known_until_its_gateways
     bench.hub.open_link("first")
     bench.hub.take_report(GatewayReport(gateway_id="first", stamp=None, last_used={"m": 990.0}))
     seen = (await bench.round()).observed
-    assert (seen.inflight, seen.uses["m"].waiting, seen.uses["m"].last_used) == ({name: 0}, 0, 990.0)
+    assert (seen.inflight, seen.traffic["m"].waiting, seen.traffic["m"].last_used) == ({name: 0}, 0, 990.0)
     bench.runtime.replicas[name] = replace(bench.runtime.replicas[name], created_at=900.0)
     seen = (await bench.round()).observed
-    assert (seen.inflight, seen.uses["m"].waiting) == ({name: None}, None)
+    assert (seen.inflight, seen.traffic["m"].waiting) == ({name: None}, None)
     assert bench.reconciler._pause_s() == pytest.approx(1_000.0 + ARRIVAL_S - bench.time[0])
     bench.time[0] = 1_000.0 + ARRIVAL_S
     seen = (await bench.round()).observed
-    assert (seen.inflight, seen.uses["m"].waiting) == ({name: 0}, 0)
+    assert (seen.inflight, seen.traffic["m"].waiting) == ({name: 0}, 0)
 
 
 async def test_what_nobody_told_of_counts_as_used_when_the_controller_came(bench: Bench) -> None:
     await bench.round()
-    assert (await bench.round()).observed.uses["m"].last_used == 1_000.0
+    assert (await bench.round()).observed.traffic["m"].last_used == 1_000.0
 
 
 async def test_paused_in_the_middle_of_an_eviction_what_was_to_go_serves_on(bench: Bench) -> None:
