@@ -55,8 +55,8 @@ class StatementResult:
 
 
 class AdminService:
-    """One controller's desk. Whatever is stated here is decided on what stands at that moment, statements of the same
-    moment included, and is in force before anything is awaited."""
+    """One controller's admin service. Whatever is stated here is decided on what stands at that moment,
+    statements of the same moment included, and is in force before anything is awaited."""
 
     def __init__(
         self,

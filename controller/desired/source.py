@@ -280,8 +280,8 @@ class DesiredStateSource:
 
     def _is_fresh(self, name: str, demanded_at: float, known_at: float | None) -> bool:
         """Whether a request came that was not known. Gateways tell the last one again and again, and an unload ends
-        what was asked before it, as a rest does. Their clocks are compared with ours only where nothing was heard of
-        them."""
+        what was asked before it, as an eviction does. Their clocks are compared with ours only where nothing was
+        heard of them."""
         if known_at is not None:
             return demanded_at > known_at
         override, eviction = self._stored_state.overrides.get(name), self._stored_state.rested.get(name)

@@ -113,12 +113,12 @@ class Plan:
     blocked: tuple[Blocked, ...] = ()
     wake_at: float | None = None
     desired: DesiredState | None = None
-    """What is wanted once it was decided which models make room or rest; None: as it was given."""
+    """What is wanted once it was decided which models are evicted; None: as it was given."""
     evicted: Mapping[str, str] = field(default_factory=dict)
     """Those of these models that now lose an engine, or have none, each with the reason: no way back but demand."""
     reload_requested: tuple[str, ...] = ()
-    """Models that rested, and that requests wait for."""
+    """Evicted models that requests wait for."""
 
     def apply_evictions(self, desired: DesiredState) -> DesiredState:
-        """What is wanted, with those decisions: nothing makes room or rests while the controller is paused."""
+        """What is wanted, with those decisions: nothing is evicted while the controller is paused."""
         return desired if desired.paused or self.desired is None else self.desired

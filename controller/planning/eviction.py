@@ -1,4 +1,4 @@
-"""Which models of those that requests load stay loaded, and which make room or rest. Pure.
+"""Which models of those that requests load stay loaded, and which are evicted. Pure.
 
 A model can be let go if a request would load it again (`autoload`), nobody said by hand that it is to be loaded, and it
 is not pinned. It is let go when it is not used for its `idle_ttl_s`, or when somebody else wants its room:
@@ -57,13 +57,13 @@ class EvictionDecision:
     wait_reasons: Mapping[str, str] = field(default_factory=dict)
     """Models that wait for the room that others will leave, to that in words."""
     reload_requested: tuple[str, ...] = ()
-    """Models that rested, and are wanted again."""
+    """Evicted models that are wanted again."""
     queue_places: Mapping[str, tuple[int, float, str]] = field(default_factory=dict)
     """Of those that have none."""
     wake_times: tuple[float, ...] = ()
 
     def queue_place(self, model: DesiredModel | None) -> tuple[int, float, str]:
-        """A model's place in the line for room, the least first."""
+        """A model's place in the queue for room, the least first."""
         return self.queue_places.get(model.name, _SEATED) if model is not None else _SEATED
 
 
@@ -132,7 +132,7 @@ def _request_reloads(desired: DesiredState, observed: ObservedState) -> DesiredS
 
 @dataclass(slots=True)
 class RoomAllocator:
-    """Who gets which room, in the order of the line."""
+    """Who gets which room, in the order of the queue."""
 
     desired: DesiredState
     observed: ObservedState
@@ -148,9 +148,9 @@ class RoomAllocator:
     leaving_models: list[str]
     """Models of which something leaves."""
     coming_claims: dict[str, list[Mapping[str, int]]]
-    """See `coming_of`; and those that have a seat."""
+    """See `coming_of`; and those that have room."""
     room_holders: dict[str, str] = field(default_factory=dict)
-    """Residents whose room one that starves will have, to that one."""
+    """Candidates whose room one that starves will have, to that one."""
     evicted: dict[str, tuple[float, str]] = field(default_factory=dict)
     wait_reasons: dict[str, str] = field(default_factory=dict)
     allocated_models: set[str] = field(default_factory=set)

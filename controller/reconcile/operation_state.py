@@ -106,7 +106,7 @@ class OperationState:
         that are to serve on while the controller is paused."""
         replicas = list(replicas)
         wanted_models = {name for name, model in desired.models.items() if model.replicas}
-        # One that rests is the same when a request wants it again.
+        # One that is evicted is the same when a request wants it again.
         current_specs = {
             (name, model.spec_hash) for name, model in desired.models.items() if model.replicas or model.demand_replicas
         }

@@ -22,7 +22,7 @@ _NOBODY: Final[Sequence[Grant]] = ()
 
 
 class Admission:
-    """The slots of all replicas, and the line before each model.
+    """The slots of all replicas, and the queue before each model.
 
     Invariant: at most `target_inflight` tickets are inside a replica, unless a new table lowered that; and nobody waits
     who could go in, except for a trial that came due since the last call (see `tick`).

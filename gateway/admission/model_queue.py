@@ -1,4 +1,4 @@
-"""One model's replicas, and the line of those that wait for a slot in them. Pure."""
+"""One model's replicas, and the queue of those that wait for a slot in them. Pure."""
 
 from __future__ import annotations
 

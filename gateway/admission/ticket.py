@@ -63,7 +63,7 @@ class Queue(Protocol):
 class QueuePlace(NamedTuple):
     """Where a request stood in its model's line when it came.
 
-    Whoever is served counts as the line's first place, so `position` 1 is: served at once. `depth` is one more than
+    Whoever is served counts as the queue's first place, so `position` 1 is: served at once. `depth` is one more than
     the number that wait. `wait_ms` is None where nothing is known to estimate it from.
     """
 

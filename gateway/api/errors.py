@@ -29,7 +29,7 @@ def declare(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
-        # Starlette raises `error` again after this; the front door logs it with the request's id.
+        # Starlette raises `error` again after this; the ingress middleware logs it with the request's id.
         return _answer(request, RoundhouseError("internal_error", "The gateway failed on this request."))
 
 

@@ -18,7 +18,7 @@ class RequestAccount:
     model: str
     """The model's own name, or `UNKNOWN_MODEL`."""
     begun_at: float
-    retries: int = 0
+    attempts: int = 0
     """How often it was sent to an engine."""
     entry: RateLimitEntry | None = None
     """What it takes of its key's limits."""
@@ -33,14 +33,14 @@ class RequestAccount:
             passed_tokens = attempt.events_passed if attempt is not None else 0
             is_failed = attempt is None or answer.status >= 400
             self.entry.settle_request(
-                now, used_tokens, was_sent=self.retries > 0, is_failed=is_failed, passed_tokens=passed_tokens
+                now, used_tokens, was_sent=self.attempts > 0, is_failed=is_failed, passed_tokens=passed_tokens
             )
         series = metrics.series_of(self.model, path)
         first_at, begun_at = answer.first_byte_at, self.begun_at
         first_s = None if first_at is None else first_at - begun_at
         series.count_finished(answer.status or CLIENT_GONE_STATUS, now - begun_at, first_s, usage)
-        if self.retries > 1:
-            series.count_retries(self.retries - 1)
+        if self.attempts > 1:
+            series.count_retries(self.attempts - 1)
         if answer.client_gone:
             series.count_client_left()
         if answer.broken_off_code is not None:

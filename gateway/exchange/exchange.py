@@ -206,8 +206,8 @@ class Exchange(LoadWait):
         body = dialect.engine_body(request, route, as_stream=collector is not None)
         headers = services.lines.engine_headers(self._answer.request_id, self._client.headers)
         # A kept connection that broke may merely have been stale; a second one would prove nothing.
-        fresh = self._account.retries > 0
-        self._account.retries += 1
+        fresh = self._account.attempts > 0
+        self._account.attempts += 1
         form = AnswerForm(events, collector, dialect.get_body_converter(request), dialect.may_flow)
         self._attempt = Attempt(self, services, self._answer, route.name, endpoint, form)
         self._attempt.send_request(self._api.method, option.target or request.target, headers, body, fresh=fresh)
@@ -223,7 +223,7 @@ class Exchange(LoadWait):
         self._attempt = None
         if self._is_over:
             return
-        self._account.retries += resent
+        self._account.attempts += resent
         if resent and self._ticket is not None:
             self._ticket.retries = self._ticket.retries.after_break(replica)  # the kept connection's
         if not isinstance(failure, (EngineRefusedError, EngineBrokenError)):
@@ -236,7 +236,7 @@ class Exchange(LoadWait):
         now = services.now()
         route = self._renew_route()
         if ticket is None:
-            if self._account.retries > 1:
+            if self._account.attempts > 1:
                 raise RoundhouseError("engine_unreachable", f"The model {route.name!r} cannot be reached.")
             self._send_attempt(route, services.admission.choose_replica(route, now))
             return
@@ -272,7 +272,7 @@ class Exchange(LoadWait):
         services.exchanges.discard(self)
         if attempt is not None:
             attempt.cancel()
-            self._account.retries += attempt.resent
+            self._account.attempts += attempt.resent
         self._account.close_account(services.metrics, self._api.path, self._caller, self._answer, attempt, now)
         # Nothing refers back to this from here: what the cyclic collector need not find, it need not stop for.
         self._attempt = self._ticket = None

@@ -1,4 +1,4 @@
-"""The front door of what goes through the web framework: every request gets its id here, is let in or turned away, and
+"""Ingress of what goes through the web framework: every request gets its id here, is let in or turned away, and
 no failure leaves without the envelope."""
 
 from __future__ import annotations

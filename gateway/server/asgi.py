@@ -21,7 +21,7 @@ class ClientGoneError(Exception):
 
 
 def request_id_of(scope: Scope) -> str:
-    """The id that the front door gave the request."""
+    """The id that the ingress middleware gave the request."""
     request_id: str = scope["state"]["request_id"]
     return request_id
 
