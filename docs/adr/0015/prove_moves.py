@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 IDENTIFIERS = ("arg", "attr", "id", "name", "rest")
 """Fields of syntax trees that hold an identifier."""
@@ -30,10 +31,10 @@ def run_git(*arguments: str) -> str:
     return found.stdout
 
 
-def read_table(path: str) -> dict[str, str]:
+def read_table(path: str) -> list[tuple[str, str]]:
     """The first two words of each line that is not empty and no comment."""
     lines = (line.split() for line in Path(path).read_text().splitlines())
-    return {words[0]: words[1] for words in lines if words and words[0] != "#"}
+    return [(words[0], words[1]) for words in lines if words and words[0] != "#"]
 
 
 def read_sources(commit: str) -> dict[str, str]:
@@ -61,6 +62,9 @@ class Comparison:
         spelled = self.moves | {old.replace(".", "/"): new.replace(".", "/") for old, new in self.moves.items()}
         longest_first = sorted(spelled, key=len, reverse=True)
         self._spelled = spelled
+        self.renamed_words: dict[str, list[str]] = {}
+        for one, other in sorted(self.renamed):
+            self.renamed_words.setdefault(one, []).append(other)
         self._names = re.compile(rf"(?<![\w/.-])({'|'.join(map(re.escape, longest_first)) or '(?!)'})(?![\w-])")
 
     def path_after(self, path: str) -> str:
@@ -91,9 +95,21 @@ class Comparison:
                 self._compare_field(name, getattr(old, name, None), getattr(new, name, None), new)
         elif isinstance(old, list):
             assert isinstance(new, list)
+            if old and all(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in old):
+                old, new = self._sort_texts(old, new)
             self._compare_lists(old, new, at)
         elif old != new:
             self._note(at, f"{old!r} became {new!r}")
+
+    def _sort_texts(self, old: list[Any], new: list[Any]) -> tuple[list[Any], list[Any]]:
+        """The same lists, the second in the order of the first: `__slots__` are sorted by name."""
+        texts = {str(getattr(each, "value", each)): each for each in new}
+        ordered = [
+            texts.get(each.value)
+            or next((texts[name] for name in self.renamed_words.get(each.value, ()) if name in texts), None)
+            for each in old
+        ]
+        return (old, ordered) if len(old) == len(new) and all(each is not None for each in ordered) else (old, new)
 
     def _compare_field(self, name: str, old: object, new: object, at: ast.AST) -> None:
         if name in IDENTIFIERS and isinstance(old, str) and isinstance(new, str):
@@ -142,8 +158,8 @@ def main(arguments: Sequence[str]) -> int:
     """Compare, and say what differs."""
     old_commit, new_commit, moves_path, *rename_paths = arguments
     before, after = read_sources(old_commit), read_sources(new_commit)
-    moves = read_table(moves_path)
-    renames = [pair for path in rename_paths for pair in read_table(path).items()]
+    moves = dict(read_table(moves_path))
+    renames = [pair for path in rename_paths for pair in read_table(path)]
     renamed = {(old.rpartition(".")[2], new.rpartition(".")[2]) for old, new in (*renames, *moves.items())}
     comparison = Comparison(moves, renamed, {module_of(name) for name in before})
     for name, text in before.items():
