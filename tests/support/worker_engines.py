@@ -175,7 +175,7 @@ def load_error(engine: str, model: Path, *flags: str) -> str:
     listen = ("--host", "127.0.0.1", "--port", "1", "--served-name", "demo", "--model", str(model))
     module, args = parse_engine(engine, [*listen, *flags])
     with pytest.raises(LoadError) as raised:
-        module.create(args).load()
+        module.create(args).load_model()
     return str(raised.value)
 
 

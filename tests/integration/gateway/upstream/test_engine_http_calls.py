@@ -174,7 +174,7 @@ def test_closing_cancels_what_is_under_way(loop: str) -> None:
             assert (client.open_connections, client.idle_connections) == (0, 0)
             await until("the engine sees it", lambda: not engine.peers)
             assert [got.told for got in busy] == ["", ""]
-            assert await post(client, where).outcome() == "RefusedError"
+            assert await post(client, where).outcome() == "EngineRefusedError"
             await client.close()
 
     on(loop, scenario)

@@ -15,13 +15,13 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 ENDS_WITHOUT_BODY = CHUNKED + b"2\r\nok\r\n0\r\nx: y\r\n\r\n"
 HALVES: dict[str, tuple[tuple[bytes, ...], Then, str, bytes]] = {
     # pieces, what the engine does then, what the caller is told, the body that came
-    "nothing": ((), "close", "BrokenError", b""),
-    "nothing_reset": ((), "reset", "BrokenError", b""),
-    "nothing_deaf": ((), "deaf", "BrokenError", b""),
-    "half_a_head": ((b"HTTP/1.1 200 OK\r\nconte",), "close", "GarbledError", b""),
-    "half_a_head_reset": ((b"HTTP/1.1 200 OK\r\nconte",), "reset", "GarbledError", b""),
-    "one_byte": ((b"H",), "deaf", "GarbledError", b""),
-    "only_informed": ((b"HTTP/1.1 100 Continue\r\n\r\n",), "close", "GarbledError", b""),
+    "nothing": ((), "close", "EngineBrokenError", b""),
+    "nothing_reset": ((), "reset", "EngineBrokenError", b""),
+    "nothing_deaf": ((), "deaf", "EngineBrokenError", b""),
+    "half_a_head": ((b"HTTP/1.1 200 OK\r\nconte",), "close", "EngineGarbledError", b""),
+    "half_a_head_reset": ((b"HTTP/1.1 200 OK\r\nconte",), "reset", "EngineGarbledError", b""),
+    "one_byte": ((b"H",), "deaf", "EngineGarbledError", b""),
+    "only_informed": ((b"HTTP/1.1 100 Continue\r\n\r\n",), "close", "EngineGarbledError", b""),
     "short": ((LENGTH + b"hello",), "close", "EngineDiedError", b"hello"),
     "short_reset": ((LENGTH, b"hello"), "reset", "EngineDiedError", b"hello"),
     "short_deaf": ((LENGTH + b"hello",), "deaf", "EngineDiedError", b"hello"),
@@ -95,7 +95,7 @@ def test_an_engine_that_stops_talking_while_it_is_still_being_sent_to(loop: str)
     async def scenario() -> None:
         async with scripted(Script((), "deaf", early=True)) as engine, client_of() as client:
             got = post(client, endpoint(engine.url), body=b"x" * 20_000_000)
-            assert await got.outcome() == "BrokenError"
+            assert await got.outcome() == "EngineBrokenError"
             engine.reset_connections()
             await well_after(engine, client)
 
@@ -112,7 +112,7 @@ def test_what_is_not_an_answer(garbage: str, loop: str) -> None:
         async with scripted(*(script(answer, cuts=cut) for cut in cuts)) as engine, client_of() as client:
             for _ in cuts:
                 got = post(client, endpoint(engine.url))
-                assert (await got.outcome(), got.status) == ("GarbledError", 0)
+                assert (await got.outcome(), got.status) == ("EngineGarbledError", 0)
             await well_after(engine, client)
 
     on(loop, scenario)
@@ -143,7 +143,7 @@ def test_an_endpoint_that_cannot_be_used_is_refused_without_its_secrets(base_url
     async def scenario() -> None:
         async with client_of() as client:
             got = post(client, endpoint(base_url, token=token and SecretStr(token)))
-            assert await got.outcome() == "RefusedError"
+            assert await got.outcome() == "EngineRefusedError"
             assert "hunter2" not in repr(got.failure)
             assert "b: c" not in repr(got.failure)
             cancelled = post(client, endpoint(base_url))
@@ -162,7 +162,7 @@ def test_a_refused_connection_and_an_unknown_name(loop: str, caplog: pytest.LogC
         async with client_of() as client:
             for base_url in (gone, "http://no-such-engine.invalid:80", f"http://{'x' * 70}.invalid"):
                 got = post(client, endpoint(base_url))
-                assert await got.outcome() == "RefusedError"
+                assert await got.outcome() == "EngineRefusedError"
                 assert got.failure is not None
                 assert got.failure.__cause__ is not None
 
@@ -185,7 +185,7 @@ def test_a_connection_that_is_lost_before_the_request_was_sent(loop: str) -> Non
 
             client._open_connection = open_and_lose  # type: ignore[method-assign]
             got = post(client, endpoint(engine.url))
-            assert await got.outcome() == "BrokenError"
+            assert await got.outcome() == "EngineBrokenError"
             client._open_connection = opened  # type: ignore[method-assign]
             await well_after(engine, client)
 
@@ -198,7 +198,7 @@ def test_a_connection_that_never_comes_about(loop: str) -> None:
         async with nobody_accepts() as base_url, client_of(connect_timeout_s=0.05) as client:
             got = post(client, endpoint(base_url))
             assert client.connecting_requests == 1
-            assert await got.outcome() == "RefusedError"
+            assert await got.outcome() == "EngineRefusedError"
             assert "0.05 s" in str(got.failure)
 
     on(loop, scenario)

@@ -63,7 +63,7 @@ def test_an_engine_that_nobody_vouches_for(of_engine: ssl.SSLContext, loop: str)
     async def scenario() -> None:
         async with scripted(tls=of_engine) as engine, client_of() as client:
             got = post(client, endpoint(engine.url))
-            assert await got.outcome() == "RefusedError"
+            assert await got.outcome() == "EngineRefusedError"
             assert got.failure is not None
             assert isinstance(got.failure.__cause__, ssl.SSLCertVerificationError)
             assert engine.requests == []
@@ -76,7 +76,7 @@ def test_an_engine_of_another_name(of_engine: ssl.SSLContext, trusting: ssl.SSLC
     async def scenario() -> None:
         async with scripted(tls=of_engine) as engine, client_of(ssl_context=trusting) as client:
             got = post(client, endpoint(f"https://localhost:{engine.port}"))
-            assert await got.outcome() == "RefusedError"
+            assert await got.outcome() == "EngineRefusedError"
             assert engine.requests == []
 
     on(loop, scenario)
@@ -95,7 +95,9 @@ def test_one_side_speaks_tls_and_the_other_does_not(
         ):
             scheme = "http" if speaks_tls else "https"
             got = post(client, endpoint(f"{scheme}://127.0.0.1:{engine.port}"))
-            assert await got.outcome() in ({"BrokenError", "GarbledError"} if speaks_tls else {"RefusedError"})
+            assert await got.outcome() in (
+                {"EngineBrokenError", "EngineGarbledError"} if speaks_tls else {"EngineRefusedError"}
+            )
             await until("nothing is left", lambda: not engine.peers and not client.open_connections)
 
     on(loop, scenario)
@@ -115,7 +117,7 @@ def test_a_handshake_that_never_ends(trusting: ssl.SSLContext, how: str, loop: s
                 await until("it is connected", lambda: engine.peers)
                 engine.reset_connections()
             if how != "cancel":
-                assert await got.outcome() == "RefusedError"
+                assert await got.outcome() == "EngineRefusedError"
             await until("nothing is left", lambda: not engine.peers and not client.connecting_requests)
 
     on(loop, scenario)

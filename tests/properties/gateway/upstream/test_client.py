@@ -24,7 +24,7 @@ VALID = [
     b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"content-length: 11\r\n\r\nhello world",
     b"HTTP/1.1 204 No Content\r\n\r\n",
 ]
-TOLD = {"end", "BrokenError", "GarbledError", "EngineDiedError"}
+TOLD = {"end", "EngineBrokenError", "EngineGarbledError", "EngineDiedError"}
 
 
 @dataclass(frozen=True)

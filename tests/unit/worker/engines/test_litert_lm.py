@@ -41,7 +41,7 @@ class Watched:
         listen = ("--host", "127.0.0.1", "--port", "1", "--served-name", "demo", "--cache-dir", str(cache))
         module, args = parse_engine("litert_lm", [*listen, "--model", str(litertlm(name))])
         self.engine: LiteRTLM = module.create(args)
-        self.engine.load()
+        self.engine.load_model()
         self.begun: list[int] = []
         """For every conversation that was begun, how many messages it began with."""
         self.open: list[Any] = []

@@ -64,7 +64,7 @@ async def test_an_end_in_the_middle_of_a_look_keeps_its_code(
 
     runtime = processes.runtime()
     await runtime.start_replica(processes.request(processes.shell(RUN)))
-    monkeypatch.setattr(process_runtime, "alive", ends_now)
+    monkeypatch.setattr(process_runtime, "is_alive", ends_now)
     seen = await only(runtime)
     assert seen.exit is not None
     assert seen.exit.code == -signal.SIGKILL
@@ -187,7 +187,7 @@ async def test_engines_that_start_together_have_different_ports(
         time.sleep(0.02)  # others have time to be told the same
         return min(set(range(40_000, 40_100)) - set(taken))
 
-    monkeypatch.setattr(launch, "free_port", first_free)
+    monkeypatch.setattr(launch, "find_free_port", first_free)
     runtime = processes.runtime()
     definition = processes.shell(RUN)
     requests = [processes.request(definition, attempt=attempt) for attempt in range(1, 9)]
