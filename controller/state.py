@@ -1,4 +1,4 @@
-"""What is wanted and what there is: the two inputs of `plan`, `assess` and `placement`. Values only.
+"""What is wanted and what there is: the two inputs of `plan`, `assess_models` and `placement`. Values only.
 
 Times are Unix seconds. GPU memory is in MiB. "Unknown" is None and never the same as zero or empty.
 """

@@ -1,8 +1,8 @@
 """What an engine is, as the worker sees it. A new engine is one file in `worker/engines/`.
 
 Such a module has `add_arguments(parser)`, which declares its own command line flags, and `create(args)`, which
-returns an `Engine`; heavy packages are imported no earlier than `Engine.load`. The HTTP surface, queueing, tokens,
-metrics and signals are the worker's.
+returns an `Engine`; heavy packages are imported no earlier than `Engine.load_model`. The HTTP surface, queueing,
+tokens, metrics and signals are the worker's.
 """
 
 from __future__ import annotations

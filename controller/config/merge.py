@@ -2,7 +2,7 @@
 
 `merge` is associative: merging neighbours first, or one file after the other, gives the same. That needs two things to
 stay visible until the end: a null that has removed a key, and that a mapping has replaced something that was no mapping
-(`Table.whole`), through which an earlier mapping must not show.
+(`Table.is_replacement`), through which an earlier mapping must not show.
 """
 
 from __future__ import annotations

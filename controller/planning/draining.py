@@ -28,7 +28,8 @@ class GatewayView:
 
 @dataclass(frozen=True, slots=True)
 class DrainState:
-    """A drain under way. `unrouted` is the first table that no longer routes to the replica; None: not published."""
+    """A drain under way. `unrouted_stamp` is the first table that no longer routes to the replica; None: there is
+    none yet."""
 
     since: float
     unrouted_stamp: Stamp | None = None

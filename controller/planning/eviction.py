@@ -148,7 +148,7 @@ class RoomAllocator:
     leaving_models: list[str]
     """Models of which something leaves."""
     coming_claims: dict[str, list[Mapping[str, int]]]
-    """See `coming_of`; and those that have room."""
+    """See `coming_replicas`; and those that have room."""
     room_holders: dict[str, str] = field(default_factory=dict)
     """Candidates whose room one that starves will have, to that one."""
     evicted: dict[str, tuple[float, str]] = field(default_factory=dict)

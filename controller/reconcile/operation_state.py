@@ -1,7 +1,7 @@
 """What the controller knows beyond what it can observe: operations under way, failures, drains.
 
-All of it is lost when the controller dies, except what `controller.storage.state_dir.Memory` keeps; the plan of a new
-controller then finds the same replicas and goes on.
+All of it is lost when the controller dies, except what `controller.storage.state_dir.StoredState` keeps; the plan of
+a new controller then finds the same replicas and goes on.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def mask_fields(fields: Mapping[str, Any], known_secrets: Iterable[str] = ()) ->
 
 
 def mask_field(name: str, value: Any) -> JsonValue:
-    """One field as it may be shown. Knows less than `masked`: not the secrets that other fields hold."""
+    """One field as it may be shown. Knows less than `mask_fields`: not the secrets that other fields hold."""
     return mask_fields({name: value})[name]
 
 

@@ -25,7 +25,7 @@ class Admission:
     """The slots of all replicas, and the queue before each model.
 
     Invariant: at most `target_inflight` tickets are inside a replica, unless a new table lowered that; and nobody waits
-    who could go in, except for a trial that came due since the last call (see `tick`).
+    who could go in, except for a trial that came due since the last call (see `admit_trials`).
     """
 
     def __init__(self, queue_limit: int) -> None:

@@ -106,11 +106,11 @@ class ModelQueue:
         self.update_broken_count()
 
     def update_broken_count(self) -> None:
-        """Bring `broken` up to date."""
+        """Bring `broken_count` up to date."""
         self.broken_count = sum(replica.breaker is not None and replica.breaker.is_open for replica in self.replicas)
 
     def admit_ticket(self, ticket: Ticket, now: float) -> Endpoint | None:
-        """See `Admission.arrive`."""
+        """See `Admission.admit_ticket`."""
         fair_queue = self.fair_queue
         if fair_queue.waiting_count == self.retrying_count:  # else whoever waits comes first
             replica = self._least_busy(self.replicas, ticket.prefix, now)
@@ -192,7 +192,7 @@ class ModelQueue:
         return list(self.fair_queue.queue_order(self.mean_s or _UNKNOWN_COST))
 
     def choose_replica(self, now: float) -> Endpoint:
-        """See `Admission.choose`."""
+        """See `Admission.choose_replica`."""
         candidates = [replica for replica in self.replicas if replica.admits_request(now)] or self.replicas_left(
             NO_RETRIES, now
         )

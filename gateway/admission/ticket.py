@@ -15,7 +15,7 @@ _RANKS: Final = 3
 
 
 class Slots(Protocol):
-    """A replica, as far as a ticket leads to it: `model_queue.Replica`."""
+    """A replica, as far as a ticket leads to it: `model_queue.ReplicaSlots`."""
 
     endpoint: Endpoint
     inflight: int
@@ -30,7 +30,7 @@ class QueueLength(Protocol):
 
 
 class Queue(Protocol):
-    """A model's queue, as far as a ticket leads to it: `model_queue.Line`."""
+    """A model's queue, as far as a ticket leads to it: `model_queue.ModelQueue`."""
 
     model: str
     inflight: int
@@ -42,7 +42,7 @@ class Queue(Protocol):
         """The tickets that wait."""
 
     def release_ticket(self, ticket: Ticket, now: float) -> None:
-        """See `model_queue.Line`, as for the others."""
+        """See `model_queue.ModelQueue`, as for the others."""
 
     def requeue_ticket(self, ticket: Ticket) -> None:
         """The ticket waits for another replica."""

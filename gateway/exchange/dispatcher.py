@@ -26,7 +26,7 @@ _NUMBER: Final = re.compile(rb"/[0-9]+$")
 
 
 class InferenceDispatcher:
-    """What serves requests without the web framework (`client_reading.Direct`)."""
+    """What serves requests without the web framework (`request_reader.InferenceRoutes`)."""
 
     def __init__(
         self, apis: Iterable[ApiSpec], services: Services, authenticator: Authenticator, next_id: Callable[[], str]

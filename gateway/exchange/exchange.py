@@ -67,7 +67,7 @@ class Exchange(LoadWait):
         self._last_progress = b""
         self._attempt: Attempt | None = None
         self.due_at = self._deadline
-        """When `on_time` is to be called, or a little later."""
+        """When `run_due` is to be called, or a little later."""
         self._is_over = False
 
     # From the client

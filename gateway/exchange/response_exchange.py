@@ -23,7 +23,7 @@ from gateway.stored_responses.request_options import RequestOptions
 
 
 class ResponseExchange(Exchange):
-    """A `registry.Run`, from the time when it is accepted."""
+    """A `registry.ResponseRun`, from the time when it is accepted."""
 
     __slots__ = (
         "_context",

@@ -47,7 +47,7 @@ class ApiSpec:
     """An API that engines answer, themselves or through a translation."""
 
     path: str
-    """As clients ask for it; `{id}` stands for a number. `ways.WAYS` says how it is served."""
+    """As clients ask for it; `{id}` stands for a number. `api_matrix.SERVING_OPTIONS` says how it is served."""
     method: str = "POST"
     streams: bool = False
     """It takes `stream`."""

@@ -31,7 +31,7 @@ _QUEUE_WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 
 
 
 class RequestSeries:
-    """Everything that is counted of one model's requests on one route. `Metrics.series` finds it; keep it."""
+    """Everything that is counted of one model's requests on one route. `Metrics.series_of` finds it; keep it."""
 
     __slots__ = ("_duration", "_first_byte", "_labels", "_requests", "_statuses", "_tokens")
 
@@ -87,7 +87,7 @@ class RequestSeries:
 
 
 class KeySeries:
-    """What is counted of one declared key. `Metrics.key` finds it; keep it."""
+    """What is counted of one declared key. `Metrics.key_series_of` finds it; keep it."""
 
     __slots__ = ("_requests", "_tokens_in", "_tokens_out")
 

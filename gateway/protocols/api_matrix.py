@@ -1,6 +1,6 @@
 """Which APIs an engine is asked for, by what a client asks for: the one table of what is passed through and what is
-translated. What each backend speaks itself is its own to say (`Engine.apis` in `controller/engines/`); docs/models.md
-shows both together. Pure.
+translated. What each backend speaks itself is its own to say (`Engine.list_apis` in `controller/engines/`);
+docs/models.md shows both together. Pure.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class StoredResponses:
         )
 
     def load_history(self, caller: Caller, options: RequestOptions) -> asyncio.Future[History]:
-        """What a request continues and refers to; see `Database.history`. Raises RoundhouseError, too."""
+        """What a request continues and refers to; see `ResponseDatabase.load_history`. Raises RoundhouseError, too."""
         if self._store is None:
             if options.previous_id is not None:
                 raise responses_not_stored()

@@ -105,13 +105,13 @@ class ResponseStore:
         return self._submit_job(lambda database: database.find_response(tenant, response_id))
 
     def list_input_items(self, tenant: str, response_id: str) -> asyncio.Future[tuple[str, list[Fields]] | None]:
-        """See Database."""
+        """See ResponseDatabase."""
         return self._submit_job(lambda database: database.list_input_items(tenant, response_id))
 
     def load_history(
         self, tenant: str, previous_id: str | None, references: Sequence[str], bounds: HistoryBounds
     ) -> asyncio.Future[History]:
-        """See Database."""
+        """See ResponseDatabase."""
         return self._submit_job(lambda database: database.load_history(tenant, previous_id, references, bounds))
 
     def delete_response(self, tenant: str, response_id: str) -> asyncio.Future[bool]:

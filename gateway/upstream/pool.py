@@ -19,7 +19,7 @@ class Pooled(Protocol):
     idle_round: int
 
     def abort(self) -> None:
-        """Close it at once. `Pool.lost` follows, in another turn of the loop."""
+        """Close it at once. `ConnectionPool.remove_connection` follows, in another turn of the loop."""
 
     def drop(self) -> None:
         """The same, and the request that it carries is cancelled."""

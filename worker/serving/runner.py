@@ -21,7 +21,8 @@ log = logging.getLogger("worker")
 class Run(Generic[T]):
     """One job: an asynchronous iterator over what an engine thread makes.
 
-    Iterating raises RequestError, JobCancelledError or EngineFailedError. Made by `Runner.start`, in the event loop.
+    Iterating raises RequestError, JobCancelledError or EngineFailedError. Made by `Runner.start_run`, in the event
+    loop.
     """
 
     def __init__(self, work: Work[T], counters: Counters) -> None:
@@ -87,7 +88,7 @@ class Runner:
         self.stopping = False
 
     def start_run(self, work: Work[T]) -> Run[T]:
-        """Queue a job. The caller cancels the run when it no longer listens, and calls `forget` at the end."""
+        """Queue a job. The caller cancels the run when it no longer listens, and calls `forget_run` at the end."""
         run = Run(work, self._counters)
         self._runs.add(run)
         run.submit_job(self._threads)

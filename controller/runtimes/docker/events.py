@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class EventWatch:
-    """Made in the event loop; its thread runs from `wakeups` to `close`. `connect` blocks and gives a client."""
+    """Made in the event loop; its thread runs from `watch_wakeups` to `close`. `connect` blocks and gives a client."""
 
     def __init__(self, connect: Callable[[], docker.APIClient], labels: list[str]) -> None:
         self._connect = connect

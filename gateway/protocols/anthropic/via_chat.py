@@ -46,7 +46,7 @@ class MessagesTokenCount(_MessagesBase, TokenCountDialect, MessagesDialect):
     """The tokens of messages."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """See ReadForChat."""
+        """See ViaChatBase."""
         return messages.read_prompt(request.fields, needs_limit=False)
 
     def build_count(self, tokens: int) -> Fields:

@@ -36,7 +36,7 @@ class ChatCollector(OpenAICollector):
     __slots__ = ()
 
     def build_result(self) -> tuple[int, bytes] | None:
-        """See Gathering."""
+        """See StreamCollector."""
         result = super().build_result()
         return result if result is None else (result[0], reasoning.alias_in_body(result[1]))
 

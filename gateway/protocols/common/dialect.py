@@ -84,7 +84,7 @@ class Dialect(Protocol):
 
     def can_serve(self, request: InferenceRequest) -> bool:
         """Whether this way of serving the family can do what the request asks for. Where not, the next way is
-        looked at (`ways.WAYS`)."""
+        looked at (`api_matrix.SERVING_OPTIONS`)."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """Refuse what the model does not take. Called before all that follows, once for each version of the route.
@@ -121,5 +121,5 @@ class Dialect(Protocol):
         field of our envelope (code a string of ours, status the number) where the form is OpenAI's."""
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """The JSON of `error_body` or `engine_error` as the last events of a stream that is already committed, though
-        nothing but heartbeats was sent. `request` is what is answered, where it could be read."""
+        """The JSON of `error_body` or `engine_error_body` as the last events of a stream that is already committed,
+        though nothing but heartbeats was sent. `request` is what is answered, where it could be read."""

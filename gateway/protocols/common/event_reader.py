@@ -87,12 +87,12 @@ class EventCollector(EventReader):
         self._failure: tuple[int, bytes] | None = None
 
     def feed_data(self, chunk: bytes) -> None:
-        """See Gathering."""
+        """See StreamCollector."""
         if events := self._cut_events(chunk):
             self._read_events(events)
 
     def build_result(self) -> tuple[int, bytes] | None:
-        """See Gathering."""
+        """See StreamCollector."""
         if held_events := self._take_held():
             self._read_events(held_events)
         if self._failure is not None:

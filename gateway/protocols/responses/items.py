@@ -46,7 +46,7 @@ _TEXT_FILE: Final = re.compile(r"(?i)data:(text/[\w.+-]+|application/(?:json|xml
 
 
 def read_turns(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
-    """What the items say. Each comes with its place in the request, and is `resolved`.
+    """What the items say. Each comes with its place in the request, and is `resolve_item`.
 
     Raises:
         RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.

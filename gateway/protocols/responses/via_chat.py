@@ -18,7 +18,7 @@ class ResponsesViaChat(ViaChatDialect, ResponsesDialect):
     """`/v1/responses`. A request's `state` is its `ResponseContext`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """See ReadForChat."""
+        """See ViaChatBase."""
         return responses.read_prompt(request.fields, request.state)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
@@ -30,7 +30,7 @@ class ResponsesTokenCount(TokenCountDialect, JsonDialect):
     """`/v1/responses/input_tokens`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """See ReadForChat."""
+        """See ViaChatBase."""
         return responses.read_prompt(request.fields, request.state)
 
     def build_count(self, tokens: int) -> Fields:

@@ -246,11 +246,11 @@ class TranslatedCollector:
         return self._chat.usage
 
     def feed_data(self, chunk: bytes) -> None:
-        """See Gathering."""
+        """See StreamCollector."""
         self._chat.feed_data(chunk)
 
     def build_result(self) -> tuple[int, bytes] | None:
-        """See Gathering."""
+        """See StreamCollector."""
         result = self._chat.build_result()
         if result is None or result[0] >= 400:
             return result

@@ -131,7 +131,8 @@ async def test_both_ways_count_the_same(here: GatewayHarness, model: str) -> Non
 
 
 async def test_what_llama_servers_own_lose(here: GatewayHarness) -> None:
-    """Each of these is a reason for `ways.WAYS` to translate. Where one fails, llama-server has learned."""
+    """Each of these is a reason for `api_matrix.SERVING_OPTIONS` to translate. Where one fails, llama-server has
+    learned."""
 
     async def last_block(model: str, **more: Any) -> Any:
         return (await ask(here, model, {**COLD, **more}))["content"][-1]
