@@ -109,7 +109,7 @@ class Ticket:
     ) -> None:
         """`owner`: whatever the caller wants to find again in a `Grant`. `model`: the model's own name, no alias.
 
-        `weight` is above 0. `rank`: 0 priority, 1 default, 2 flex. `prefix`: see `affinity.prefix_keys`.
+        `weight` is above 0. `rank`: 0 priority, 1 default, 2 flex. `prefix`: see `prefix_affinity.prefix_keys`.
         """
         self.owner = owner
         self.model = model

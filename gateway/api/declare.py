@@ -132,7 +132,7 @@ def codes_paragraph(codes: Iterable[str]) -> str:
 
 
 class DirectRoute(APIRoute):
-    """A route of the document that the web framework never serves: `client_http` takes its requests before."""
+    """A route of the document that the web framework never serves: `gateway.server` takes its requests before."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ def request_id_source() -> Callable[[], str]:
 
 
 class IngressMiddleware:
-    """The outermost ASGI application. Inference does not come by here: see `client_http`."""
+    """The outermost ASGI application. Inference does not come by here: see `gateway.server.connection`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Reading requests from a client's connection, within limits. See `client_http`, which answers them.
+"""Reading requests from a client's connection, within limits. See `connection`, which answers them.
 
 uvicorn's protocol with its parser, which is strict: what it refuses (two lengths, a length besides chunks, folded or
 bare-ended lines, other transfer codings) could be read in two ways by two servers, and hide a request inside another.

@@ -1,7 +1,7 @@
 """Responses: what a request asks for. Pure.
 
 References: OpenAI's API reference, and Open Responses (openresponses.org) of 2026-04-24. What comes back is written by
-`responses_writer`.
+`answer_stream`.
 """
 
 from __future__ import annotations

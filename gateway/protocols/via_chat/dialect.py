@@ -76,8 +76,8 @@ class ViaChatDialect(ViaChatBase):
         return TranslatedStream(self.open_writer(request), request.id, request.repeated_turn)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
-        """See Dialect. All that `exclusions` knows are fields that reach the engine, and a blocking chat that cannot be
-        gathered goes as it is."""
+        """See Dialect. All that `stream_compat` knows are fields that reach the engine, and a blocking chat that cannot
+        be gathered goes as it is."""
         prompt = request.prompt
         assert prompt is not None, "checked before"
         outline = _chat_outline(prompt)
@@ -92,7 +92,7 @@ class ViaChatDialect(ViaChatBase):
 
 
 def _chat_outline(prompt: Prompt) -> Fields:
-    """What `exclusions` looks at of the chat request, without writing the conversation once more."""
+    """What `stream_compat` looks at of the chat request, without writing the conversation once more."""
     is_continuation = bool(prompt.turns) and isinstance(prompt.turns[-1], Assistant)
     messages = [{"role": "assistant"}] if is_continuation else []
     stop = prompt.stop or prompt.passed_fields.get("stop")
