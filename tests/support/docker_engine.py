@@ -188,6 +188,16 @@ class DockerEngines:
         """`docker kill`."""
         self.client.containers.get(name).kill()
 
+    def try_to_pause(self, name: str) -> bool:
+        """Freeze a replica's processes. False: runc gave up, as it does on a busy machine."""
+        try:
+            self.client.containers.get(name).pause()
+        except docker.errors.APIError as error:
+            if "unable to freeze" not in str(error):
+                raise
+            return False
+        return True
+
     def log_bytes(self, name: str) -> int:
         """By what the daemon gives out."""
         return len(self.client.containers.get(name).logs())

@@ -161,7 +161,7 @@ async def test_a_paused_engine_still_runs_and_can_be_stopped(containers: DockerE
     request = containers.request(containers.shell(f"echo up; {RUN}"))
     await runtime.start_replica(request)
     await said(runtime, request.name, "up")
-    containers.client.containers.get(request.name).pause()
+    await until("it is paused", lambda: containers.try_to_pause(request.name))
     assert (await only(runtime)).phase is Phase.RUNNING
     await runtime.stop_replica(request.name, 0.2)
     assert await runtime.list_replicas() == []
