@@ -21,7 +21,7 @@ from tests.support.gguf_files import write_bert, write_llama, write_projector
 from tests.support.llama_servers import Program, needed, program
 from tests.support.ports import free_port
 from tests.support.require import require
-from tests.support.worker_process import Worker
+from tests.support.worker_process import Worker, eventually
 
 pytestmark = pytest.mark.engines
 
@@ -162,6 +162,8 @@ def test_llama_server_takes_what_is_predicted(
     )
     launch = engine.render_command(definition, context)
     with Program(log, port, Path(launch.argv[0]), *launch.argv[1:], token="t").ready() as server:
+        # llama-server answers before its log, which a thread of its own writes, has come so far.
+        eventually("the log of the load", lambda: "model loaded" in server.log)
         assert_near(predicted("llama_server", definition, models), reported(server.log))
 
 
