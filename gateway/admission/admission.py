@@ -12,7 +12,7 @@ from typing import Final
 from controller.schema.routing import Endpoint, ModelRoute
 from gateway.admission.circuit_breaker import CircuitBreaker
 from gateway.admission.model_queue import ModelQueue, ReplicaSlots
-from gateway.admission.retry_state import MAX_BREAKS
+from gateway.admission.retry_state import MAX_BREAKS, NO_RETRIES, RetryState
 from gateway.admission.ticket import Grant, Queue, QueuePlace, Slots, Ticket
 from gateway.routing.table import Routes
 
@@ -116,13 +116,18 @@ class Admission:
                 return endpoint, grants
         return None, grants
 
-    def choose_replica(self, route: ModelRoute, now: float) -> Endpoint:
-        """The replica for a request that takes no slot: the one with the least inside.
+    def has_other_replica(self, model: str, replica: str, now: float) -> bool:
+        """Whether `model` has a routed replica other than `replica` that is not left out; it may be full."""
+        queue = self._queues.get(model)
+        return queue is not None and queue.has_other_replica(replica, now)
+
+    def choose_replica(self, route: ModelRoute, now: float, retries: RetryState = NO_RETRIES) -> Endpoint:
+        """The replica for a request that takes no slot and has met `retries`: the one with the least inside.
 
         Raises:
             RoundhouseError: `engine_unreachable`.
         """
-        return self._queues[route.name].choose_replica(now)
+        return self._queues[route.name].choose_replica(now, retries)
 
     def record_failure(self, replica: str, now: float) -> Sequence[Grant]:
         """A connection to `replica` failed: was refused, broke, spoke garbage or ended within an answer.

@@ -191,13 +191,16 @@ class ModelQueue:
         """Who waits, in the order in which they would go."""
         return list(self.fair_queue.queue_order(self.mean_s or _UNKNOWN_COST))
 
-    def choose_replica(self, now: float) -> Endpoint:
+    def has_other_replica(self, name: str, now: float) -> bool:
+        """See `Admission.has_other_replica`."""
+        return any(replica.endpoint.replica != name and replica.admits_request(now) for replica in self.replicas)
+
+    def choose_replica(self, now: float, retries: RetryState) -> Endpoint:
         """See `Admission.choose_replica`."""
-        candidates = [replica for replica in self.replicas if replica.admits_request(now)] or self.replicas_left(
-            NO_RETRIES, now
-        )
+        replicas_left = self.replicas_left(retries, now)
+        candidates = [replica for replica in replicas_left if replica.admits_request(now)] or replicas_left
         if not candidates:
-            raise self.explain_unreachable(NO_RETRIES, now)
+            raise self.explain_unreachable(retries, now)
         least_busy = min(candidates, key=lambda replica: (replica.inflight, replica.turn))
         self._turn = least_busy.turn = self._turn + 1
         return least_busy.endpoint

@@ -19,7 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 class AttemptOwner(Protocol):
-    """Whose attempt it is. Told one of these, once, unless the attempt was cancelled."""
+    """Whose attempt it is. The attempt calls one of `attempt_done`, `attempt_failed` and `fail_request`, once, unless
+    it was cancelled."""
+
+    def has_other_replica(self, replica: str) -> bool:
+        """Whether the request may be tried at a replica other than `replica`, now or when one has room."""
 
     def attempt_done(self) -> None:
         """The client's answer is complete."""
@@ -175,9 +179,15 @@ class Attempt:
         services, replica = self._services, self._endpoint.replica
         if self._is_kept_connection and isinstance(failure, EngineBrokenError):
             # It says nothing of the replica: llama-server closes a connection after each stream, without announcing it.
+            # An engine that dies looks the same, and would break the second try too, so that goes elsewhere if it can.
             self._is_kept_connection = False
-            self.resent = True
-            self._call = services.engines.send_request(self._endpoint, *self._request, self, fresh=True)
+            if self._owner.has_other_replica(replica):
+                self._call = None
+                self._leave_replica()
+                self._owner.attempt_failed(failure, replica, resent=False)
+            else:
+                self.resent = True
+                self._call = services.engines.send_request(self._endpoint, *self._request, self, fresh=True)
             return
         self._call = None
         self._leave_replica()

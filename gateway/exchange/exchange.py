@@ -17,6 +17,7 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
 from gateway.admission.admission import Ticket
 from gateway.admission.prefix_affinity import prefix_keys
+from gateway.admission.retry_state import NO_RETRIES
 from gateway.exchange.accounting import RequestAccount
 from gateway.exchange.attempt import AnswerForm, Attempt
 from gateway.exchange.client_response import ClientResponse
@@ -218,6 +219,10 @@ class Exchange(LoadWait):
         """The answer is complete."""
         self._close()
 
+    def has_other_replica(self, replica: str) -> bool:
+        """Whether admission knows a replica other than `replica` that takes requests."""
+        return self._services.admission.has_other_replica(self._account.model, replica, self._services.now())
+
     def attempt_failed(self, failure: EngineFailureError, replica: str, *, resent: bool) -> None:
         """The engine failed before it answered: try elsewhere where that can do no harm."""
         self._attempt = None
@@ -229,16 +234,17 @@ class Exchange(LoadWait):
         if not isinstance(failure, (EngineRefusedError, EngineBrokenError)):
             self.fail_request(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
             return
-        self._run_guarded(self._try_again, isinstance(failure, EngineRefusedError))
+        self._run_guarded(self._try_again, replica, isinstance(failure, EngineRefusedError))
 
-    def _try_again(self, is_refused: bool) -> None:
+    def _try_again(self, replica: str, is_refused: bool) -> None:
         services, ticket = self._services, self._ticket
         now = services.now()
         route = self._renew_route()
         if ticket is None:
             if self._account.attempts > 1:
                 raise RoundhouseError("engine_unreachable", f"The model {route.name!r} cannot be reached.")
-            self._send_attempt(route, services.admission.choose_replica(route, now))
+            retries = NO_RETRIES.after_refusal(replica) if is_refused else NO_RETRIES.after_break(replica)
+            self._send_attempt(route, services.admission.choose_replica(route, now, retries))
             return
         error = refusal_of(route, services.clock())
         if error is not None:

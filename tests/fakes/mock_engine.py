@@ -59,6 +59,8 @@ class MockEngine:
     connections: int = 0
     keep: bool = True
     """Remember requests. Off for benchmarks."""
+    breaks_all: bool = False
+    """It accepts connections and closes each at its next request, as docker-proxy does before a container that dies."""
     release: asyncio.Event = field(default_factory=asyncio.Event)
     open_transports: set[asyncio.Transport] = field(default_factory=set)
     _server: asyncio.Server | None = None
@@ -127,6 +129,9 @@ class _Connection(asyncio.Protocol):
         self.asked += 1
         if self.engine.keep:
             self.engine.requests.append(request)
+        if self.engine.breaks_all:
+            self.transport.close()
+            return
         if b'"fault"' not in request.raw and b'"stream":true' not in request.raw.replace(b" ", b""):
             self.transport.write(self.whole(request))
             return

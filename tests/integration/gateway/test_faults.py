@@ -139,6 +139,59 @@ async def test_however_many_kept_connections_are_stale_one_more_try_is_enough() 
         assert engine.connections == 6
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_whose_kept_connection_breaks_goes_to_another_replica(stream: bool) -> None:
+    async with gateway_harness() as here, engines(2) as (dying, healthy):
+        await here.publish(route("m", [dying.url, healthy.url]))
+        async with here.chat() as answer:
+            assert answer.status == 200
+        assert (dying.connections, healthy.connections) == (1, 0)
+        dying.breaks_all = True
+        async with here.chat(stream=stream) as answer:
+            assert answer.status == 200
+            await answer.read()
+        assert (len(dying.requests), len(healthy.requests)) == (2, 1)
+        assert 'roundhouse_gateway_retries_total{model="m"} 1.0' in await here.metrics()
+
+
+async def test_a_request_whose_kept_connection_breaks_waits_for_another_replica_that_is_full() -> None:
+    async with gateway_harness() as here, engines(2) as (dying, healthy):
+        await here.publish(route("m", [dying.url, healthy.url], target_inflight=1))
+        async with here.chat() as answer:
+            assert answer.status == 200
+        held = asyncio.create_task(hold_slot(here).__aenter__())
+        await until(lambda: healthy.running == 1)
+        dying.breaks_all = True
+        waiting = asyncio.create_task(here.chat().__aenter__())
+        await here.controller.report_where(lambda report: report.queued == {"m": 1})
+        healthy.release.set()
+        for call in held, waiting:
+            async with await call as answer:
+                assert answer.status == 200
+        assert (len(dying.requests), len(healthy.requests)) == (2, 2)
+
+
+def hold_slot(here: GatewayHarness) -> Any:
+    """A completion of another prompt than `chat`'s, which the engine holds until its `release`."""
+    return here.post("/v1/completions", model="m", prompt="Ho", fault="hold")
+
+
+async def test_a_request_without_a_slot_whose_kept_connection_breaks_goes_to_a_busier_replica() -> None:
+    async with gateway_harness() as here, engines(2) as (dying, healthy):
+        await here.publish(route("m", [dying.url, healthy.url]))
+        async with here.chat() as answer:
+            assert answer.status == 200
+        held = asyncio.create_task(hold_slot(here).__aenter__())
+        await until(lambda: healthy.running == 1)
+        dying.breaks_all = True
+        async with here.post("/tokenize", model="m", content="Hi") as answer:
+            assert answer.status == 200
+        assert (len(dying.requests), len(healthy.requests)) == (2, 2)
+        healthy.release.set()
+        async with await held as answer:
+            assert answer.status == 200
+
+
 async def test_an_engine_that_vanishes_while_idle_and_is_back_loses_no_request() -> None:
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]))

@@ -8,6 +8,7 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.status import ModelState
 from gateway.admission.admission import QueuePlace, Ticket
 from gateway.admission.circuit_breaker import FAILURES, FIRST_PAUSE_S
+from gateway.admission.retry_state import NO_RETRIES
 from tests.support.admission import AdmissionHarness, route_of, where, who
 
 
@@ -65,6 +66,32 @@ def test_one_that_broke_is_not_tried_again_while_another_is_left_though_it_is_bu
     ticket, other = full.come(), full.come()
     assert _again(full, ticket) is None
     assert who(full.leave(other)) == [(ticket, "b")]
+
+
+def test_another_replica_is_one_that_is_routed_and_not_left_out_though_it_is_full() -> None:
+    harness = AdmissionHarness()
+    harness.table(route_of("m", ["a"]), route_of("other", ["o"]))
+    assert not harness.admission.has_other_replica("m", "a", harness.now)
+    assert not harness.admission.has_other_replica("gone", "a", harness.now)
+    harness.table(route_of("m", ["a", "b"]))
+    harness.come(), harness.come()
+    assert harness.admission.has_other_replica("m", "a", harness.now)
+    _leave_out(harness, "b")
+    assert not harness.admission.has_other_replica("m", "a", harness.now)
+
+
+def test_a_request_without_a_slot_is_tried_elsewhere_and_where_it_broke_only_if_no_other_is_left() -> None:
+    harness = AdmissionHarness()
+    harness.table(route_of("m", ["a", "b"], target=2))
+    route = harness.routes.models["m"]
+    harness.come(), harness.come(), harness.come()
+    assert harness.admission.slots_in_use == {"a": 2, "b": 1}
+    assert harness.admission.choose_replica(route, harness.now, NO_RETRIES.after_break("b")).replica == "a"
+    harness.table(route_of("m", ["b"], target=2))
+    route = harness.routes.models["m"]
+    assert harness.admission.choose_replica(route, harness.now, NO_RETRIES.after_break("b")).replica == "b"
+    with pytest.raises(RoundhouseError, match=r"connections were refused \(b\)"):
+        harness.admission.choose_replica(route, harness.now, NO_RETRIES.after_refusal("b"))
 
 
 def test_a_replica_that_left_is_forgotten_when_a_retry_leaves_it() -> None:
