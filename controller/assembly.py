@@ -33,8 +33,10 @@ from controller.reports.dry_run import run_dry_run
 from controller.reports.metrics import create_registry
 from controller.reports.views import plan_view, status_view
 from controller.runtimes.base import Runtime, SeenReplica
+from controller.runtimes.ended_logs import EndedLogs
 from controller.runtimes.naming import replica_token
 from controller.schema.admin import Drift, DryRun, ProposedFiles
+from controller.schema.attempts import AttemptNumbers
 from controller.schema.routing import GatewayReport
 from controller.schema.status import ControllerStatus, PlanView
 from controller.settings import ControllerSettings
@@ -90,7 +92,11 @@ class Controller:
             learn=self._redactor.learn_secrets,
             on_edit=self._recorder.record_edits,
         )
-        memory = OperationState(loaded_once=set(self._files.stored_state.loaded_once))
+        stored_state = self._files.stored_state
+        # An earlier version counted anew after an unload: what it left is not to be mixed with what comes.
+        ended_logs = EndedLogs(store.folder / "logs" / "ended")
+        attempts = stored_state.attempts or AttemptNumbers(dropped=ended_logs.highest_attempt())
+        memory = OperationState(loaded_once=set(stored_state.loaded_once), attempts=attempts)
         self.hub = GatewayHub(
             store.instance, store.next_epoch(), wake=self._wake.set, clock=clock, on_link=self._recorder.record_gateway
         )

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from pydantic import JsonValue
 
+from controller.schema.attempts import AttemptNumbers
 from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
 
@@ -44,6 +45,11 @@ class ReplicaKey:
     model: str
     index: int
     spec_hash: str
+
+    @property
+    def text(self) -> str:
+        """What `AttemptNumbers` knows it by."""
+        return f"{self.model}/{self.index}/{self.spec_hash}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +322,8 @@ class ObservedState:
     pulls: Mapping[str, Failure | None] = field(default_factory=dict)
     """Images being pulled (None) or whose pull failed."""
     failures: Mapping[ReplicaKey, Failure] = field(default_factory=dict)
+    attempts: AttemptNumbers = field(default_factory=AttemptNumbers)
+    """Of every replica that was ever started, those that are there among them."""
     loaded_once: frozenset[str] = frozenset()
     """Models that were `loaded` since they were last wanted: for them one ready replica is enough."""
     gpus: tuple[Gpu, ...] | None = ()

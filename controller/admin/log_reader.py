@@ -30,7 +30,8 @@ class LogSource(Protocol):
 
 @dataclass(slots=True)
 class _Log:
-    """A log that is being read. `born`: when its engine was created, since names are used again; None: long gone."""
+    """A log that is being read. `created_at`: when its engine was created, for a name comes again where the state
+    folder could not be written; None: long gone."""
 
     created_at: float | None
     lines: int = MOST_LINES

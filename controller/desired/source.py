@@ -14,6 +14,7 @@ from controller.config.last_good import LastGoodError, load_last_good, save_last
 from controller.config.parse import ParsedFolder, parse_folder
 from controller.config.read import read_folder
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired, surviving_override
+from controller.schema.attempts import AttemptNumbers
 from controller.schema.override import Evicted, Override, ended_fields, field_digest, restate_override
 from controller.schema.routing import GatewayReport, Stamp
 from controller.schema.status import Problem
@@ -237,6 +238,10 @@ class DesiredStateSource:
     def wake_at(self) -> float | None:
         """When a model that vanished from the files, or the last key, may be taken as removed."""
         return self._in_force.wake_at if self._in_force is not None else None
+
+    def remember_attempts(self, attempts: AttemptNumbers) -> None:
+        """Keep which names were given."""
+        self._update_state({"attempts": attempts})
 
     def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
         """Keep what was loaded and ready."""

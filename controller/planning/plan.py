@@ -296,15 +296,7 @@ class ModelTurn:
 
     def _issue_start(self, model: DesiredModel, index: int, placement: Placement, reason: str) -> None:
         key = ReplicaKey(model.name, index, model.spec_hash)
-        failure = self.observed.failures.get(key)
-        gone_replicas = (
-            *self.buckets.ended,
-            *self.buckets.half_created,
-            *(replica for replica, _ in self.buckets.broken),
-        )
-        earlier_ids = (*(replica.id for replica in gone_replicas), *self.buckets.busy)
-        attempts = [each.attempt for each in earlier_ids if each.key == key]
-        attempt = 1 + max([failure.attempt if failure else 0, *attempts])
+        attempt = 1 + self.observed.attempts.highest_of(key.text)
         self.ledger.add_claims(placement.claims, model=model.name, busy_with=f"{model.name}/{index}")
         self.actions.append(Start(ReplicaId(model.name, index, model.spec_hash, attempt), reason, placement.claims))
 

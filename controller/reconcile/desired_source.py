@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from controller.schema.attempts import AttemptNumbers
 from controller.state import DesiredState
 
 
@@ -25,6 +26,9 @@ class DesiredSource(Protocol):
 
     def request_reload(self, models: Sequence[str]) -> None:
         """Want these again: requests wait for them."""
+
+    def remember_attempts(self, attempts: AttemptNumbers) -> None:
+        """Keep which names were given, for every controller to come."""
 
     def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
         """Keep what the next controller must know."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from controller.engines.base import Verdict
 from controller.planning.backoff import has_recovered, next_failure
 from controller.planning.draining import DrainState
+from controller.schema.attempts import AttemptNumbers
 from controller.state import (
     HOST,
     DesiredModel,
@@ -41,6 +42,8 @@ class OperationState:
     """Those under way, each with a mark of its own: what is asked anew while it runs takes no answer of the old one."""
     pulls: dict[str, Failure | None] = field(default_factory=dict)
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
+    attempts: AttemptNumbers = field(default_factory=AttemptNumbers)
+    """Of every replica that was ever started, also by earlier controllers."""
     drains: dict[str, DrainState] = field(default_factory=dict)
     loaded_once: set[str] = field(default_factory=set)
     left_at: dict[str, float] = field(default_factory=dict)
@@ -57,6 +60,7 @@ class OperationState:
             preflighting=frozenset(self.preflighting),
             pulls=dict(self.pulls),
             failures=dict(self.failures),
+            attempts=self.attempts,
             loaded_once=frozenset(self.loaded_once),
             left_at=dict(self.left_at),
         )
@@ -69,6 +73,11 @@ class OperationState:
         for replica in previous_replicas:
             if replica.phase is not Phase.EXITED and replica.name not in remaining_names:
                 self.left_at.update(dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), now))
+
+    def note_attempts(self, replicas: Iterable[ReplicaId]) -> None:
+        """These attempts are made, or were seen: none of their names may come again."""
+        for replica in replicas:
+            self.attempts = self.attempts.with_attempt(replica.key.text, replica.attempt)
 
     def begin_operation(self, name: str, operation: PendingOp) -> None:
         """Remember an operation that is being issued. At most one per replica."""

@@ -17,7 +17,7 @@ from controller.observe.load_progress import LoadProgress
 from controller.observe.prober import Prober, ProbeTarget
 from controller.observe.remote_draining import RemoteDraining
 from controller.observe.remote_health import RemoteHealth
-from controller.planning.actions import Plan
+from controller.planning.actions import Plan, Start
 from controller.planning.draining import ARRIVAL_S, count_inflight, gateways_may_reconnect, is_drained
 from controller.planning.draining import DrainState as DrainUnderWay
 from controller.planning.model_traffic import traffic_by_model
@@ -137,6 +137,10 @@ class Reconciler:
         self.error = None
         round_plan = plan(desired, observed, observed.at)
         desired = round_plan.apply_evictions(desired)
+        starts = () if desired.paused else (each for each in round_plan.actions if isinstance(each, Start))
+        self._memory.note_attempts(start.id for start in starts)
+        # Before any engine starts: a controller that dies meanwhile must not leave its name to another.
+        self._desired.remember_attempts(self._memory.attempts)
         if not desired.paused:
             replicas = {replica.name: replica for replica in observed.replicas}
             for action in round_plan.actions:
@@ -218,6 +222,7 @@ class Reconciler:
         await self._desired.refresh_files(began_at)
         seen_replicas = await self._runtime.list_replicas()
         self._gpus = await self._runtime.read_gpus()
+        self._memory.note_attempts(replica.id for replica in seen_replicas)
         self._memory.forget_finished(began_at)
         self._hub.forget_lost()
         desired = self._desired.desired_state(began_at)

@@ -50,6 +50,11 @@ class EndedLogs:
         name_pattern = names_of(instance, model)
         return [path.stem for path in self._newest_first() if name_pattern.fullmatch(path.stem)]
 
+    def highest_attempt(self) -> int:
+        """The highest number of an attempt whose log is kept; 0: none is."""
+        numbers = (path.stem.rpartition("-")[2] for path in self._folder.glob("*.log"))
+        return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
     def log_path(self, name: str) -> Path:
         """Where a replica's log is kept."""
         return self._folder / f"{name}.log"

@@ -5,7 +5,8 @@ One lock, atomic replaces, `schema_version` in every file:
     lock            held by the one controller (or `roundhouse down`) that may act
     identity.json   instance id, the secret that replica tokens are derived from
     epoch.json      counts controller starts; orders routing tables
-    memory.json     paused, autoload demand and rest, models and replicas that were ready, runtime overrides
+    memory.json     paused, autoload demand and rest, models and replicas that were ready, runtime overrides, numbers of
+                    attempts
 
 `observed-memory.json`, a guess that may be lost, is controller.sizing.history's.
 """
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from controller.schema.attempts import AttemptNumbers
 from controller.schema.override import Evicted, Override
 from controller.schema.status import SCHEMA_VERSION
 from controller.storage.atomic_write import write_atomic
@@ -67,6 +69,8 @@ class StoredState(BaseModel):
     ready_since: dict[str, float] = Field(default_factory=dict)
     overrides: dict[str, Override] = Field(default_factory=dict)
     rested: dict[str, Evicted] = Field(default_factory=dict)
+    attempts: AttemptNumbers | None = None
+    """None: the last controller's version did not keep them."""
 
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)

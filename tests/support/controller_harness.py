@@ -19,6 +19,7 @@ from controller.reconcile.executor import Executor
 from controller.reconcile.operation_state import OperationState
 from controller.reconcile.reconciler import Reconciler
 from controller.runtimes.base import StartRequest
+from controller.schema.attempts import AttemptNumbers
 from controller.schema.keys import Key
 from controller.schema.routing import GatewayReport, ModelRoute, Stamp
 from controller.schema.status import ModelState
@@ -81,7 +82,10 @@ class ControllerHarness:
         self.store = StateDir.open_folder(root / "state")
         self.files = DesiredStateSource(root / "desired", root, self.store, Defaults(), resync_s=1.0, clock=clock)
         self.files.recover_last_good()
-        self.memory = OperationState(loaded_once=set(self.files.stored_state.loaded_once))
+        stored_state = self.files.stored_state
+        self.memory = OperationState(
+            loaded_once=set(stored_state.loaded_once), attempts=stored_state.attempts or AttemptNumbers()
+        )
         self.hub = RecordingHub("i", self.store.next_epoch(), wake=wake.set, clock=clock)
         self.hub.open_link("gw")
         self.operations = Executor(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from controller.planning.actions import Action, Drain, Plan, Preflight, PullImage, Remove, Start, Stop, Undrain
 from controller.planning.backoff import next_failure
 from controller.planning.plan import plan
+from controller.schema.attempts import AttemptNumbers
 from controller.state import (
     HOST,
     DesiredState,
@@ -38,6 +39,7 @@ class World:
     preflights: dict[tuple[str, str], PreflightResult] = field(default_factory=dict)
     pulls: dict[str, Failure | None] = field(default_factory=dict)
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
+    attempts: AttemptNumbers = field(default_factory=AttemptNumbers)
     loaded_once: frozenset[str] = frozenset()
     gpus: tuple[Gpu, ...] = ()
     host_mib: int | None = None
@@ -52,6 +54,8 @@ class World:
 
     def observed(self) -> ObservedState:
         """What one complete observation sees."""
+        for replica in self.replicas.values():
+            self.attempts = self.attempts.with_attempt(replica.id.key.text, replica.id.attempt)
         return ObservedState(
             at=self.now,
             replicas=tuple(self.replicas.values()),
@@ -59,6 +63,7 @@ class World:
             preflights=dict(self.preflights),
             pulls=dict(self.pulls),
             failures=dict(self.failures),
+            attempts=self.attempts,
             loaded_once=self.loaded_once,
             gpus=self.gpus,
             host_mib=self.host_mib,
@@ -85,7 +90,8 @@ class World:
                 self.pulls.pop(action.image, None)
             case Start():
                 name = f"{action.id.model}-{action.id.index}-{action.id.spec_hash}-{action.id.attempt}"
-                assert name not in self.replicas, f"{name} exists already"
+                assert action.id.attempt > self.attempts.highest_of(action.id.key.text), f"{name} was used before"
+                self.attempts = self.attempts.with_attempt(action.id.key.text, action.id.attempt)
                 failure = self.failures.get(action.id.key)
                 assert failure is None or not failure.must_wait(self.now), f"{name} starts before its backoff is over"
                 self.replicas[name] = ObservedReplica(

@@ -172,7 +172,7 @@ class ProcessLogs:
             return 0
 
     def _last_bytes(self, name: str, count: int) -> bytes:
-        # A name comes again: what an earlier engine of that name wrote is not of the one that is there.
+        # A name comes again where the state folder could not be written, and then the kept log is another engine's.
         if self.log_path(name).exists():
             return self._current_bytes(name, count)
         return (self.ended_logs.read_log(name) or b"")[-count:]

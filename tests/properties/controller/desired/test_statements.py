@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,11 @@ class Statements(RuleBasedStateMachine):
         table = self.harness.hub.table
         states = {route.name: route.state for route in table.models} if table is not None else {}
         assert states.get("r", ModelState.UNLOADED) is ModelState.UNLOADED
+
+    @invariant()
+    def no_name_is_used_twice(self) -> None:
+        started_names = Counter(call for call in self.runtime.calls if call.startswith("start "))
+        assert max(started_names.values(), default=1) == 1, started_names.most_common(3)
 
     @rule(count=st.integers(1, 4))
     def time_passes(self, count: int) -> None:

@@ -12,6 +12,7 @@ from controller.engines.stub import StubDefinition
 from controller.planning.actions import Blocked, Drain, Plan, Preflight, PullImage, Remove, Start, Stop, Undrain
 from controller.planning.backoff import verdict_of_exit
 from controller.planning.plan import VANISHED_DRAIN_S, plan
+from controller.schema.attempts import AttemptNumbers
 from controller.state import (
     HOST,
     DesiredModel,
@@ -59,7 +60,11 @@ def starting(index: int = 0, spec: str = "new", **fields: Any) -> ObservedReplic
 def planned(want: DesiredModel | None, *replicas: ObservedReplica, **observed: Any) -> Plan:
     """The plan of one model, whose definition is checked."""
     models = {want.name: want} if want is not None else {}
-    state = ObservedState(NOW, replicas, **({"preflights": CHECKED, "loaded_once": frozenset("m")} | observed))
+    attempts = AttemptNumbers()
+    for replica in replicas:
+        attempts = attempts.with_attempt(replica.id.key.text, replica.id.attempt)
+    known: dict[str, Any] = {"preflights": CHECKED, "loaded_once": frozenset("m"), "attempts": attempts}
+    state = ObservedState(NOW, replicas, **(known | observed))
     return plan(DesiredState(3, models), state, NOW)
 
 
@@ -113,6 +118,12 @@ def test_what_was_half_created_is_removed_and_started_anew() -> None:
     assert comes_to(planned(ONE, half), removal, start(attempt=3))
     other = replace(half, id=replace(half.id, spec_hash="old"))
     assert comes_to(planned(ONE, other), replace(removal, id=other.id), start(attempt=1))
+
+
+def test_a_start_is_an_attempt_that_never_was() -> None:
+    attempts = AttemptNumbers(highest={KEY.text: 7}, dropped=4)
+    assert comes_to(planned(ONE, attempts=attempts), start(attempt=8))
+    assert comes_to(planned(TWO, attempts=attempts), start(attempt=8), start(1, attempt=5))
 
 
 def test_what_is_broken_is_stopped_as_a_failure() -> None:
@@ -202,7 +213,8 @@ def test_an_image_that_is_missing_is_pulled_once() -> None:
 def test_a_failure_is_waited_for_and_counted_on() -> None:
     failed = Blocked("m", 0, "boom", failed=True, retry_at=NOW + 5)
     assert comes_to(planned(ONE, failures={KEY: WAITS}), blocked=(failed,), wake_at=NOW + 5)
-    assert comes_to(planned(ONE, failures={KEY: replace(WAITS, retry_at=NOW)}), start(attempt=3))
+    over, attempts = {KEY: replace(WAITS, retry_at=NOW)}, AttemptNumbers(highest={KEY.text: 2})
+    assert comes_to(planned(ONE, failures=over, attempts=attempts), start(attempt=3))
     parked = replace(failed, retry_at=None)
     assert comes_to(planned(ONE, failures={KEY: replace(WAITS, retry_at=None)}), blocked=(parked,))
 
@@ -286,7 +298,7 @@ def test_one_is_replaced_at_a_time() -> None:
     last = {replace(KEY, index=1): WAITS}
     assert comes_to(planned(TWO, old[0], failures=last), blocked=(replace(failed, index=1),), wake_at=NOW + 5)
     last = {replace(KEY, index=1): replace(WAITS, retry_at=NOW)}
-    assert comes_to(planned(TWO, old[0], failures=last), beside, start(1, attempt=3))
+    assert comes_to(planned(TWO, old[0], failures=last), beside, start(1))
     over = {KEY: replace(WAITS, retry_at=NOW)}
     assert comes_to(planned(TWO, old[1], failures=over, preflights={}), Preflight("m", "new", "before a start"))
 
@@ -300,7 +312,7 @@ def test_a_first_load_is_all_or_nothing() -> None:
     made = planned(TWO, ready, failures=failures, **first)
     assert comes_to(made, drain, blocked=(blocked,), wake_at=NOW + 5)
     over = {ReplicaKey("m", 1, "new"): replace(WAITS, retry_at=NOW)}
-    assert comes_to(planned(TWO, ready, failures=over, **first), start(1, attempt=3))
+    assert comes_to(planned(TWO, ready, failures=over, **first), start(1))
     assert comes_to(planned(TWO, ready, failures=failures), blocked=(blocked,), wake_at=NOW + 5), (
         "loaded once: it stays"
     )

@@ -49,7 +49,6 @@ def test_a_replica_that_ended_proves_nothing_though_it_had_served_for_long() -> 
     assert not memory.failures, "it has served for long since"
     memory.record_failure(FIRST, Verdict("killed"), long_after)
     memory.prune_state(desired, [replace(served, phase=Phase.EXITED)], long_after + 1)
-    # Else the next attempt had the number, and so the name and the log, of this one.
     assert memory.failures.keys() == {FIRST.key}
 
 

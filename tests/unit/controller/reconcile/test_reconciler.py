@@ -17,7 +17,8 @@ from controller.planning.draining import ARRIVAL_S, DrainState
 from controller.reconcile.executor import Executor
 from controller.reconcile.operation_state import OperationState
 from controller.reconcile.reconciler import RETRY_S, Reconciler
-from controller.runtimes.base import StartError
+from controller.runtimes.base import StartError, StartRequest
+from controller.schema.attempts import AttemptNumbers
 from controller.schema.keys import KeyDefinition
 from controller.schema.routing import GatewayReport
 from controller.schema.status import ModelState
@@ -33,6 +34,7 @@ class Wanted:
     """A desired state that the test sets."""
 
     value: DesiredState | None = field(default_factory=lambda: DesiredState(1, {"m": MODEL}))
+    attempts: AttemptNumbers = field(default_factory=AttemptNumbers)
 
     async def refresh_files(self, now: float) -> None:
         """Nothing to read."""
@@ -52,6 +54,10 @@ class Wanted:
     def request_reload(self, models: Sequence[str]) -> None:
         """As `rest`."""
         assert not models
+
+    def remember_attempts(self, attempts: AttemptNumbers) -> None:
+        """What the next controller would know."""
+        self.attempts = attempts
 
     def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
         """No next controller."""
@@ -168,6 +174,48 @@ async def test_paused_it_plans_and_does_nothing(bench: Bench) -> None:
     done = await bench.rounds(3)
     assert [action.kind for action in done.plan.actions] == ["preflight"]
     assert bench.runtime.calls == []
+
+
+async def test_a_model_that_is_unloaded_and_loaded_again_gets_names_that_never_were(bench: Bench) -> None:
+    loaded, unloaded = DesiredState(1, {"m": MODEL}), DesiredState(2, {"m": replace(MODEL, replicas=0)})
+    for bench.desired.value in (loaded, unloaded, loaded, unloaded, loaded):
+        await bench.rounds(5)
+    starts = [call for call in bench.runtime.calls if call.startswith("start ")]
+    assert starts == [f"start rh-i-m-0-hash-{attempt}" for attempt in (1, 2, 3)]
+
+
+async def test_a_name_is_remembered_before_its_engine_starts_and_only_if_it_does(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known_at_start: list[Mapping[str, int]] = []
+    start_replica = bench.runtime.start_replica
+
+    async def start_noted(request: StartRequest) -> None:
+        known_at_start.append(bench.desired.attempts.highest)
+        await start_replica(request)
+
+    monkeypatch.setattr(bench.runtime, "start_replica", start_noted)
+    assert bench.desired.value is not None
+    loaded = bench.desired.value
+    bench.desired.value = replace(loaded, paused=True)
+    await bench.rounds(3)
+    assert bench.desired.attempts == AttemptNumbers()
+    bench.desired.value = loaded
+    await bench.rounds(3)
+    assert known_at_start == [{"m/0/hash": 1}]
+
+
+async def test_a_replica_that_was_found_keeps_its_name_for_itself(bench: Bench) -> None:
+    await bench.rounds(3)
+    [found] = bench.runtime.replicas.values()
+    bench.desired.value = DesiredState(2, {"m": replace(MODEL, replicas=0)})
+    found = replace(found, id=replace(found.id, attempt=7), name="rh-i-m-0-hash-7")
+    bench.runtime.replicas = {found.name: found}
+    await bench.rounds(5)
+    assert not bench.runtime.replicas
+    bench.desired.value = DesiredState(3, {"m": MODEL})
+    await bench.rounds(3)
+    assert list(bench.runtime.replicas) == ["rh-i-m-0-hash-8"]
 
 
 async def test_an_image_is_pulled_before_the_start_and_a_failed_pull_backs_off(bench: Bench) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.runtimes.ended_logs import KEPT_LOGS
+from controller.runtimes.ended_logs import KEPT_LOGS, EndedLogs
 from controller.runtimes.logs import TAIL_BYTES, plain_tail
 from controller.runtimes.process.logs import ProcessLogs
 
@@ -87,6 +87,15 @@ def test_the_oldest_ended_logs_go_first(tmp_path: Path) -> None:
         os.utime(tmp_path / "ended" / f"{name}.log", (1_000_000 + age, 1_000_000 + age))
     assert {path.stem for path in (tmp_path / "ended").iterdir()} == set(names[-KEPT_LOGS:])
     assert logs.read_tail(names[0]) == ""
+
+
+def test_the_highest_attempt_of_kept_logs_is_known(tmp_path: Path) -> None:
+    logs = ProcessLogs(tmp_path, 1000)
+    assert EndedLogs(tmp_path / "nowhere").highest_attempt() == logs.ended_logs.highest_attempt() == 0
+    for name in ("rh-a-m-0-12345678-9", "rh-a-m-0-87654321-10", "rh-a-other-1-12345678-3"):
+        logs.ended_logs.save_log(name, b"x")
+    (tmp_path / "ended" / "notes.log").write_text("of somebody else")
+    assert logs.ended_logs.highest_attempt() == 10
 
 
 def test_a_log_without_output_leaves_nothing(tmp_path: Path) -> None:
