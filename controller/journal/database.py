@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from common.sqlite_files import identify_file, remove_side_files
 from controller.schema.admin import HISTORY_KINDS, JournalEntry
 from controller.schema.status import SCHEMA_VERSION
 
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 BUSY_S: Final = 0.05
 """Longest wait for somebody else's lock: the event loop waits with it."""
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_SIDE_FILES: Final = ("-wal", "-shm", "-journal")
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -69,6 +69,7 @@ class JournalDatabase:
         """Open the file, making it if it is missing, readable by its owner alone. May raise OSError too."""
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         path.chmod(0o600)
+        self._path, self._identity = path, identify_file(path)
         # The event loop may run in another thread than the one that puts a controller together.
         self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
@@ -92,6 +93,10 @@ class JournalDatabase:
         if not row:
             self._db.executescript(_TABLES)
             self._db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (SCHEMA_VERSION,))
+
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to the opened file. May raise OSError."""
+        return identify_file(self._path) == self._identity
 
     def read_bounds(self) -> JournalBounds:
         """Between which ids entries are."""
@@ -170,9 +175,7 @@ def move_aside(path: Path) -> Path:
     """Put a damaged file out of the way, over an earlier one. Raises OSError. Where it is now."""
     aside_path = path.with_name(f"{path.name}.damaged")
     path.replace(aside_path)
-    for suffix in _SIDE_FILES:
-        # Belongs to the damaged file; a new one would take it for its own.
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    remove_side_files(path)
     return aside_path
 
 

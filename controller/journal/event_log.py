@@ -5,7 +5,8 @@ greater; so ids do not go back when the file is lost, damaged, or could not be w
 resumes after an id misses nothing that there still is.
 
 The journal never takes the controller down. Entries that cannot be written (a full disk, a read-only one) stay in
-memory, bounded, and are written when that is possible again. A damaged file is moved aside and a new one begun.
+memory, bounded, and are written when that is possible again. A damaged file is moved aside and a new one begun; so it
+is where the file was deleted while it was open.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import JsonValue
 
+from common.sqlite_files import remove_side_files
 from controller.journal.database import JournalBounds, JournalDatabase, NewerJournalError, is_damaged, move_aside
 from controller.journal.entry import NewEntry
 from controller.schema.admin import HISTORY_KINDS, JournalEntry
@@ -173,6 +175,8 @@ class EventLog:
             if self._is_abandoned:
                 break
             try:
+                if self._file is not None and not self._file.is_in_place():
+                    self._leave_moved_file()
                 if self._file is None:
                     self._file = JournalDatabase(self._path)
                 return operation(self._file)
@@ -190,7 +194,7 @@ class EventLog:
             except OSError as move_error:
                 error = move_error
             else:
-                self._lost_id = max(self._lost_id, self._unwritten[0].id - 1 if self._unwritten else self._newest_id)
+                self._note_lost_file()
                 log.warning(
                     "the journal was damaged (%s); it is now %s, and a new one is begun", error, aside_path.name
                 )
@@ -201,6 +205,17 @@ class EventLog:
             log.warning("the journal is kept in memory only, for %s cannot be used: %s", self._path, error)
         self._is_failing = True
         return False
+
+    def _leave_moved_file(self) -> None:
+        """Go on with the file that has the path now, or a new one. Raises OSError."""
+        self._close_file()
+        self._note_lost_file()
+        log.warning("the journal %s was deleted or replaced; it is opened anew, or a new one is begun", self._path)
+        remove_side_files(self._path)
+
+    def _note_lost_file(self) -> None:
+        """What was written before is not here any more."""
+        self._lost_id = max(self._lost_id, self._unwritten[0].id - 1 if self._unwritten else self._newest_id)
 
     def _close_file(self) -> None:
         if self._file is not None:

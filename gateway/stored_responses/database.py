@@ -13,6 +13,7 @@ from pathlib import Path
 from sqlite3 import DatabaseError
 from typing import Any, Final, NamedTuple
 
+from common.sqlite_files import identify_file
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
@@ -105,6 +106,7 @@ class ResponseDatabase:
         self._clock = clock
         self._retention_s = retention_s
         self._db = open_database(path)
+        self._path, self._identity = path, identify_file(path)
         try:
             self._page_size = self._read_pragma("page_size")
             self._max_pages = max_bytes // self._page_size
@@ -114,6 +116,10 @@ class ResponseDatabase:
         except BaseException:
             self._db.close()
             raise
+
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to the opened file. May raise OSError."""
+        return identify_file(self._path) == self._identity
 
     def _end_running(self) -> None:
         error = RoundhouseError("gateway_stopping", RESTARTED).build_envelope().error.model_dump()

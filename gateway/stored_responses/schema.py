@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from common.sqlite_files import remove_side_files
+
 SCHEMA_VERSION: Final = 1
 BUSY_S: Final = 2.0
 """How long a predecessor may take to let go of the file."""
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_SIDE_FILES: Final = ("-wal", "-shm", "-journal")
 
 _TABLES: Final = """
 CREATE TABLE responses (
@@ -105,7 +106,5 @@ def move_aside(path: Path) -> Path:
     """Put a damaged file out of the way, over an earlier one. Where it is now. Raises OSError."""
     aside_path = path.with_name(f"{path.name}.damaged")
     path.replace(aside_path)
-    for suffix in _SIDE_FILES:
-        # Belongs to the damaged file; a new one would take it for its own.
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    remove_side_files(path)
     return aside_path

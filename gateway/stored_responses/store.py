@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+from common.sqlite_files import remove_side_files
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 from gateway.stored_responses.database import ResponseDatabase
@@ -203,7 +204,12 @@ class ResponseStore:
             job.answer.get_loop().call_soon_threadsafe(_set_answer, job.answer, result, error)
 
     def _run_work(self, work: Callable[[ResponseDatabase], T]) -> T:
-        """Work done; in a new database where the old one proves to be damaged."""
+        """Work done; in a new database where the old one proves to be damaged, or was deleted."""
+        if self._database is not None and not self._database.is_in_place():
+            self._database.close()
+            self._database = None
+            logger.error("%s was deleted or replaced: it is opened anew, or a new one is begun", self._path)
+            remove_side_files(self._path)
         if self._database is None:
             self._database = self._open_database()
         try:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import resource
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -227,6 +228,58 @@ def test_damage_that_shows_while_it_is_used_ends_nothing(path: Path, caplog: pyt
     journal = EventLog(path)
     assert messages(journal.read_after(0, ALL)) == ["new"]
     journal.close()
+
+
+@pytest.mark.parametrize("suffixes", [("",), ("", "-wal", "-shm")], ids=["the file", "its side files too"])
+def test_a_deleted_file_is_begun_anew_and_ids_go_on(
+    path: Path, suffixes: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = EventLog(path)
+    old = journal.record_entries(said("first", "old"), NOW)
+    for suffix in suffixes:
+        path.with_name(path.name + suffix).unlink()
+    [new] = journal.record_entries(said("new"), NOW + 1)
+    assert journal.read_after(0, ALL) == [new]
+    assert new.id > old[-1].id
+    assert journal.lacks_after(old[0].id)
+    assert not journal.lacks_after(new.id)
+    assert caplog.text.count("was deleted") == 1
+    with contextlib.closing(sqlite3.connect(path)) as reader:
+        assert reader.execute("SELECT message FROM entries").fetchall() == [("new",)]
+    path.unlink()
+    assert journal.read_page([], None, None, ALL) == [], "noticed by who reads, too"
+    journal.close()
+    assert EventLog(path).read_after(0, ALL) == []
+
+
+def test_a_file_that_took_the_journals_place_is_the_journal(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = EventLog(path.with_name("other.db"))
+    other.record_entries(said("of another day"), NOW - 86_400)
+    other.close()
+    journal = EventLog(path)
+    journal.record_entries(said("old"), NOW)
+    path.with_name("other.db").replace(path)
+    journal.record_entries(said("new"), NOW + 1)
+    assert messages(journal.read_after(0, ALL)) == ["of another day", "new"]
+    assert "was deleted or replaced" in caplog.text
+    journal.close()
+    assert messages(EventLog(path).read_after(0, ALL)) == ["of another day", "new"]
+
+
+def test_a_deleted_folder_is_no_error_and_entries_are_written_when_it_is_back(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = EventLog(path)
+    journal.record_entries(said("old"), NOW)
+    shutil.rmtree(path.parent)
+    journal.record_entries(said("a"), NOW + 1)
+    journal.record_entries(said("b"), NOW + 2)
+    assert caplog.text.count("in memory only") == 1
+    assert messages(journal.read_after(0, ALL)) == ["a", "b"]
+    path.parent.mkdir()
+    journal.record_entries(said("c"), NOW + 60)
+    journal.close()
+    assert messages(EventLog(path).read_after(0, ALL)) == ["a", "b", "c"]
 
 
 def test_a_full_disk_keeps_entries_in_memory_until_it_has_room(path: Path, caplog: pytest.LogCaptureFixture) -> None:

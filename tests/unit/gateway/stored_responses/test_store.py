@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -193,6 +194,52 @@ async def test_damage_that_shows_later_is_put_aside_then(tmp_path: Path, caplog:
         file.seek(12 * 4096)
         assert file.read(8) == b"\xff" * 8
     assert caplog.text.count("is damaged") == 1
+
+
+@pytest.mark.parametrize("suffixes", [("",), ("", "-wal")], ids=["the file", "its side file too"])
+async def test_a_deleted_file_is_begun_anew(
+    tmp_path: Path, suffixes: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path) as store:
+        await store.save_new_response(stored("lost"))
+        for suffix in suffixes:
+            (tmp_path / f"responses.db{suffix}").unlink()
+        assert await found(store, "lost") is None
+        await store.save_new_response(stored("a"))
+        assert await found(store, "a") == response("a")
+        assert (tmp_path / "responses.db").stat().st_mode & 0o777 == 0o600
+    assert caplog.text.count("was deleted or replaced") == 1
+    async with opened(tmp_path) as store:
+        assert await found(store, "a") == response("a")
+        assert await found(store, "lost") is None
+
+
+async def test_a_file_that_took_the_databases_place_is_the_database(tmp_path: Path) -> None:
+    async with opened(tmp_path / "other") as store:
+        await store.save_new_response(stored("other"))
+    async with opened(tmp_path) as store:
+        await store.save_new_response(stored("lost"))
+        (tmp_path / "other" / "responses.db").replace(tmp_path / "responses.db")
+        assert await found(store, "other") == response("other")
+        assert await found(store, "lost") is None
+        await store.save_new_response(stored("a"))
+    async with opened(tmp_path) as store:
+        assert await found(store, "a") == response("a")
+        assert await found(store, "other") == response("other")
+
+
+async def test_a_deleted_folder_is_told_until_it_is_back(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    async with opened(folder) as store:
+        await store.save_new_response(stored("lost"))
+        shutil.rmtree(folder)
+        for _ in range(2):
+            with pytest.raises(RoundhouseError, match="No such file") as refused:
+                await store.save_new_response(stored("refused"))
+            assert refused.value.entry.code == "response_store_failed"
+        folder.mkdir()
+        await store.save_new_response(stored("a"))
+        assert await found(store, "a") == response("a")
 
 
 async def test_a_database_that_could_not_be_begun_anew_is_tried_again(tmp_path: Path) -> None:
