@@ -26,6 +26,7 @@ from gateway.ingress.cors import Cors
 from gateway.ingress.host_check import HostCheck
 from gateway.ingress.middleware import IngressMiddleware, request_id_source
 from gateway.ingress.response_headers import ResponseHeaders
+from gateway.ingress.route_access import RouteAccess
 from gateway.metrics.registry import Metrics
 from gateway.routing.live_routes import LiveRoutes
 from gateway.settings import MIB, GatewaySettings
@@ -121,8 +122,18 @@ def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Ga
     health.declare(app, version=app.version, live=live, ledger=ledger, link=link_state, metrics=metrics)
     admin.declare(app, forward)
     document.declare(app, controller)
-    front_door = IngressMiddleware(app, authenticator, limits, cors, lines, next_id=next_id, now=time.monotonic)
-    return Gateway(front_door, inference, forward)
+    ingress = IngressMiddleware(
+        app,
+        authenticator,
+        limits,
+        cors,
+        lines,
+        access=RouteAccess(app.routes),
+        max_body_bytes=settings.max_body_bytes,
+        next_id=next_id,
+        now=time.monotonic,
+    )
+    return Gateway(ingress, inference, forward)
 
 
 def _new_framework_app(

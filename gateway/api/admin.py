@@ -16,6 +16,7 @@ from starlette.routing import Route
 from controller.schema.errors import RoundhouseError
 from gateway.api.deadline import Lifetime
 from gateway.control.http_client import ControllerAnswer, ControllerClient, ControllerGoneError
+from gateway.ingress.route_access import require_access
 from gateway.protocols.common.sse import end_of_events
 from gateway.server.asgi import ClientGoneError, Header, Receive, Scope, Send, read_body, request_id_of
 
@@ -41,7 +42,7 @@ _ANSWERED: Final = (
 
 def declare(app: FastAPI, forward: AdminForward) -> None:
     """Declare the routes, for every method: which ones there are is the controller's to say."""
-    app.router.routes.append(Route(PATH, forward, include_in_schema=False))
+    app.router.routes.append(Route(PATH, require_access("admin")(forward), include_in_schema=False))
 
 
 class AdminForward:

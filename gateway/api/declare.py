@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from controller.schema.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
 from gateway.exchange.services import ApiSpec
+from gateway.ingress.route_access import require_access
 from gateway.server.asgi import Receive, Scope, Send
 
 _MODEL: Final[dict[str, Any]] = {
@@ -143,7 +144,7 @@ class DirectRoute(APIRoute):
         codes: tuple[str, ...],
         **route_options: Any,
     ):
-        endpoint = _with_body(request) if api.method == "POST" else _without_body
+        endpoint = require_access(api.scope)(_with_body(request) if api.method == "POST" else _without_body())
         responses = error_responses(*codes) | _OTHERS | (_STREAM if api.streams else {})
         super().__init__(
             api.path, endpoint, methods=[api.method], response_model=answer, responses=responses, **route_options
@@ -159,8 +160,11 @@ def _with_body(request: type[BaseModel] | None) -> Callable[..., Any]:
     return declared
 
 
-async def _without_body() -> None:
-    """Never called either."""
+def _without_body() -> Callable[..., Any]:
+    async def declared() -> None:
+        """Never called either."""
+
+    return declared
 
 
 async def _unreachable(scope: Scope, receive: Receive, send: Send) -> None:

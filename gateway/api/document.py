@@ -12,6 +12,7 @@ from fastapi import FastAPI, Response
 from gateway.api.declare import admin_errors
 from gateway.api.openapi_merge import Document, decode_document, merge_documents
 from gateway.control.http_client import ControllerClient, ControllerGoneError
+from gateway.ingress.route_access import require_access
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ def declare(app: FastAPI, controller: ControllerClient) -> None:
     merged_document = _MergedDocument(app, controller)
 
     @app.get("/openapi.json", include_in_schema=False)
+    @require_access("any_key")
     async def document() -> Response:
         return Response(await merged_document.build_json(), media_type="application/json")
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
+from gateway.ingress.route_access import require_access
 from gateway.metrics.registry import Metrics
 from gateway.routing.live_routes import LiveRoutes
 
@@ -43,6 +44,7 @@ def declare(
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Liveness", tags=["operations"])
+    @require_access("open")
     async def health() -> Health:
         """Answers 200 while the process serves."""
         routes = live.current_or_none
@@ -72,6 +74,7 @@ def declare(
         response_class=PlainTextResponse,
         response_description="Prometheus' text form.",
     )
+    @require_access("open")
     async def prometheus() -> Response:
         """What the gateway counts, as Prometheus reads it."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)

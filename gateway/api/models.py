@@ -13,6 +13,7 @@ from controller.schema.admin import Capabilities, Modality
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
+from gateway.ingress.route_access import require_access
 from gateway.protocols.api_matrix import offered_paths
 from gateway.routing.availability import find_model
 from gateway.routing.live_routes import LiveRoutes
@@ -141,6 +142,7 @@ def declare(app: FastAPI, live: LiveRoutes) -> None:
         tags=["models"],
         responses=error_responses(*list_codes),
     )
+    @require_access("inference")
     async def list_models(request: Request) -> ModelList:
         models = [ModelObject.of(route) for route in seen(request)]
         end_ids = (models[0].id, models[-1].id) if models else (None, None)
@@ -154,6 +156,7 @@ def declare(app: FastAPI, live: LiveRoutes) -> None:
         tags=["models"],
         responses=error_responses(*list_codes),
     )
+    @require_access("inference")
     async def list_for_router(request: Request) -> RouterModelList:
         return RouterModelList(data=[_router_model(route) for route in seen(request)])
 
@@ -164,6 +167,7 @@ def declare(app: FastAPI, live: LiveRoutes) -> None:
         tags=["models"],
         responses=error_responses(*model_codes) | ANY_OTHER,
     )
+    @require_access("inference")
     async def get_model(
         request: Request, name: Annotated[str, Path(description="May hold `/` and `:`.")]
     ) -> ModelObject:

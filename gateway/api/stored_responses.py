@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller.schema.errors import RoundhouseError
 from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
+from gateway.ingress.route_access import require_access
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import encode_json
 from gateway.stored_responses.pagination import paginate_items
@@ -102,6 +103,7 @@ def declare(app: FastAPI, responses: StoredResponses) -> None:
         response_model=StoredResponseObject,
         openapi_extra={"parameters": _STREAM_PARAMETER},
     )
+    @require_access("inference")
     async def get_response(request: Request, response_id: ResponseId) -> Response:
         if request.query_params.get("stream", "").lower() in ("true", "1"):
             message = "`stream` must be false: a response's events are sent to the request that makes it."
@@ -117,6 +119,7 @@ def declare(app: FastAPI, responses: StoredResponses) -> None:
         responses=error_responses(*_CODES) | ANY_OTHER,
         response_model=DeletedResponse,
     )
+    @require_access("inference")
     async def delete_response(request: Request, response_id: ResponseId) -> Response:
         await responses.delete_response(request.state.caller, response_id)
         return _answer({"id": response_id, "object": "response", "deleted": True})
@@ -130,6 +133,7 @@ def declare(app: FastAPI, responses: StoredResponses) -> None:
         responses=error_responses(*_CODES) | ANY_OTHER,
         response_model=StoredResponseObject,
     )
+    @require_access("inference")
     async def cancel_response(request: Request, response_id: ResponseId) -> Response:
         return _answer(await responses.cancel_response(request.state.caller, response_id))
 
@@ -143,6 +147,7 @@ def declare(app: FastAPI, responses: StoredResponses) -> None:
         response_model=ResponseItems,
         openapi_extra={"parameters": _LIST_PARAMETERS},
     )
+    @require_access("inference")
     async def list_input_items(request: Request, response_id: ResponseId) -> Response:
         query = request.query_params
         order = query.get("order", "desc")

@@ -9,24 +9,26 @@ import secrets
 from collections.abc import Callable
 
 from controller.schema.errors import RoundhouseError
-from controller.schema.keys import KeyScope
 from gateway.ingress.authenticator import Authenticator
 from gateway.ingress.cors import Cors
 from gateway.ingress.response_headers import ResponseHeaders
-from gateway.server.asgi import AsgiApp, Header, Message, Receive, Scope, Send, request_id_of, send_error, send_whole
+from gateway.ingress.route_access import Access, RouteAccess
+from gateway.server.asgi import (
+    AsgiApp,
+    Header,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    limit_body,
+    request_id_of,
+    send_error,
+    send_whole,
+)
 from gateway.tenancy.api_keys import Caller
 from gateway.tenancy.rate_limits import RateLimits, client_headers
 
 logger = logging.getLogger(__name__)
-
-UNGATED = frozenset({"/health", "/metrics"})
-SCOPE_OF: tuple[tuple[str, KeyScope], ...] = (
-    ("/v1/admin/", "admin"),
-    ("/v1/models/", "inference"),
-    ("/models/", "inference"),
-    ("/v1/responses/", "inference"),
-)
-"""Path prefixes that need a scope. The other routes of the framework only describe: any valid key opens them."""
 
 
 def request_id_source() -> Callable[[], str]:
@@ -47,6 +49,8 @@ class IngressMiddleware:
         cors: Cors,
         lines: ResponseHeaders,
         *,
+        access: RouteAccess,
+        max_body_bytes: int,
         next_id: Callable[[], str],
         now: Callable[[], float],
     ) -> None:
@@ -57,6 +61,8 @@ class IngressMiddleware:
         self._now = now
         self._cors = cors
         self._lines = lines
+        self.access = access
+        self._max_body_bytes = max_body_bytes
         self._next_id = next_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +77,8 @@ class IngressMiddleware:
         if scope["method"] == "OPTIONS" and (preflight := self._cors.answer_preflight(headers)):
             await send_whole(send, 204, [answer_headers[0], *preflight], b"")
             return
-        if scope["path"] in UNGATED:
+        access = self.access.find_access(scope["method"], scope["path"])
+        if access == "open":
             await self._through_framework(scope, receive, send, answer_headers)
             return
         try:
@@ -79,15 +86,22 @@ class IngressMiddleware:
         except RoundhouseError as error:
             await send_error(scope, send, error, [*answer_headers[1:], *self._lines.refusal_headers(error)])
             return
-        await self._let_in(scope, receive, send, answer_headers, caller)
+        await self._let_in(scope, receive, send, answer_headers, caller, access)
 
     async def _let_in(
-        self, scope: Scope, receive: Receive, send: Send, answer_headers: list[Header], caller: Caller
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        answer_headers: list[Header],
+        caller: Caller,
+        access: Access,
     ) -> None:
         """Answer a request of `caller`, which counts for its limits until the answer's end."""
         scope["state"]["caller"] = caller
         try:
-            _check_scope(scope["path"], caller)
+            if access in ("inference", "admin"):
+                caller.require_scope(access)
             entry = self._limits.admit_request(caller, 0, self._now())
         except RoundhouseError as error:
             error_headers = [*answer_headers[1:], *self._limits.response_headers(caller, self._now())]
@@ -114,15 +128,9 @@ class IngressMiddleware:
             await send(message)
 
         try:
-            await self._framework(scope, receive, with_headers)
+            await self._framework(scope, limit_body(receive, self._max_body_bytes), with_headers)
         except Exception:
             logger.exception("request %s failed", request_id_of(scope))
             if not is_started:
                 error = RoundhouseError("internal_error", "The gateway failed on this request.")
                 await send_error(scope, send, error, answer_headers[1:])
-
-
-def _check_scope(path: str, caller: Caller) -> None:
-    for prefix, scope in SCOPE_OF:
-        if f"{path}/".startswith(prefix):
-            caller.require_scope(scope)

@@ -51,6 +51,25 @@ async def send_error(scope: Scope, send: Send, error: RoundhouseError, extra_hea
     await send_whole(send, error.entry.status, headers, error_body(scope["path"], error, request_id))
 
 
+def limit_body(receive: Receive, limit: int) -> Receive:
+    """`receive` for an application that may read the request's body itself.
+
+    The returned function raises RoundhouseError `body_too_large` as soon as more than `limit` bytes have come.
+    """
+    size = 0
+
+    async def receive_within_limit() -> Message:
+        nonlocal size
+        message = await receive()
+        if message["type"] == "http.request":
+            size += len(message["body"])
+            if size > limit:
+                raise _too_large_error(limit)
+        return message
+
+    return receive_within_limit
+
+
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The request's body.
 

@@ -13,14 +13,19 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
 from controller.api.app import create_app
 from controller.schema.errors import ERROR_CODES, RoundhouseError
 from controller.schema.keys import Key
-from gateway.api import INFERENCE_GROUPS
+from gateway.api import INFERENCE_GROUPS, models
+from gateway.app import create_gateway
 from gateway.exchange.services import ApiSpec
+from gateway.ingress.route_access import UndeclaredRouteError
+from gateway.routing.live_routes import LiveRoutes
+from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
 from tests.fakes.mock_engine import MockEngine
@@ -95,6 +100,44 @@ def kind_of(path: str) -> Kind:
     if path.startswith("/v1/responses/"):
         return "stored"
     return "admin" if path.startswith("/v1/admin/") else "listing"
+
+
+FRAMEWORK_ROUTES = {
+    ("GET", "/health"): "open",
+    ("HEAD", "/health"): "open",
+    ("GET", "/metrics"): "open",
+    ("HEAD", "/metrics"): "open",
+    ("GET", "/openapi.json"): "any_key",
+    ("GET", "/v1/models"): "inference",
+    ("GET", "/models"): "inference",
+    ("GET", "/v1/models/{name:path}"): "inference",
+    ("GET", "/v1/responses/{response_id}"): "inference",
+    ("DELETE", "/v1/responses/{response_id}"): "inference",
+    ("POST", "/v1/responses/{response_id}/cancel"): "inference",
+    ("GET", "/v1/responses/{response_id}/input_items"): "inference",
+    ("*", "/v1/admin/{rest:path}"): "admin",
+}
+"""What each of them demands. A route that is added is added here, by somebody who thought of it."""
+
+
+def test_every_route_declares_what_it_demands() -> None:
+    declared = {
+        (m, path): access for m, path, access in create_gateway(GatewaySettings(), None).app.access.list_declarations()
+    }
+    inference = {(one.method, one.path): one.api.scope for one in inference_routes() if one.api is not None}
+    assert declared == FRAMEWORK_ROUTES | inference
+
+
+def test_a_gateway_with_a_route_that_declares_nothing_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    declare = models.declare
+
+    def declare_one_more(app: FastAPI, live: LiveRoutes) -> None:
+        declare(app, live)
+        app.post("/models")(lambda: None)
+
+    monkeypatch.setattr(models, "declare", declare_one_more)
+    with pytest.raises(UndeclaredRouteError, match=r"no access is declared for POST /models$"):
+        create_gateway(GatewaySettings(), None)
 
 
 def bearer(name: str) -> dict[str, str]:
