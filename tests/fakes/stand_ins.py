@@ -3,7 +3,7 @@
 `python -m tests.fakes.stand_ins controller|gateway|up`. `controller` answers the internal interface on the socket that
 its settings name, and ends when it is asked to or told to; `gateway` lists one loaded model. Both append what happens
 to the file $EVENTS. $CONTROLLER_DOES and $GATEWAY_DOES make one misbehave: `exit:N` ends at once with that code,
-`exit-once:N` only the first time, `deaf` ignores SIGTERM and requests to end. `up` is the real `UpRun` over both.
+`exit-once:N` only the first time, `exit-second:N` only the second, `deaf` ignores SIGTERM and requests to end. `up` is the real `UpRun` over both.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def misbehave(program: str) -> str:
     """End as the environment says; what else it says."""
     note(f"{program} started {os.getpid()}")
     what, _, code = os.environ.get(f"{program.upper()}_DOES", "").partition(":")
-    first = Path(os.environ["EVENTS"]).read_text().count(f"{program} started") == 1
-    if what == "exit" or (what == "exit-once" and first):
+    starts = Path(os.environ["EVENTS"]).read_text().count(f"{program} started")
+    if what == "exit" or (what, starts) in (("exit-once", 1), ("exit-second", 2)):
         sys.exit(int(code))
     return what
 
@@ -83,7 +83,10 @@ async def gateway(does: str) -> None:
     app.router.add_get("/v1/models", models)
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, settings.host, settings.port, reuse_address=True).start()
+    try:
+        await web.TCPSite(runner, settings.host, settings.port, reuse_address=True).start()
+    except OSError:
+        sys.exit(3)  # as the gateway does
     await until_told("gateway", does, asyncio.Event())
     await runner.cleanup()
 

@@ -25,14 +25,14 @@ CONTROLLER_ENDS: Final = {
     2: FatalExit(ExitCode.USAGE, "a setting is wrong"),
     3: FatalExit(ExitCode.ADDRESS_TAKEN, "its address is taken"),
     4: FatalExit(ExitCode.LOCKED, "the state folder is in use; `roundhouse down` ends what uses it"),
-    5: FatalExit(ExitCode.FAILED, "the runtime does not answer", at_first_only=True),
+    5: FatalExit(ExitCode.FAILED, "the runtime does not answer"),
 }
-"""Exit codes of `python -m controller`."""
+"""Exit codes of the first `python -m controller` of an `up`."""
 GATEWAY_ENDS: Final = {
     2: FatalExit(ExitCode.USAGE, "a setting is wrong"),
     3: FatalExit(ExitCode.ADDRESS_TAKEN, "its address is taken; choose another with --host or --port"),
 }
-"""Exit codes of `python -m gateway`."""
+"""Exit codes of its first `python -m gateway`."""
 
 
 def program_specs(settings: ControllerSettings, environ: Mapping[str, str]) -> tuple[ChildSpec, ChildSpec]:

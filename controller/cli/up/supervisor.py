@@ -26,12 +26,14 @@ _STDERR: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class FatalExit:
-    """What an exit code of a child means that starting it again cannot help."""
+    """What an exit code of a child's first start means: starting it again cannot help, so everything ends.
+
+    After the first start the same code is no reason to end: what held once may hold again, and whatever the child is
+    refused (its port, a file) may be given back. The child is started again then, until an operator ends `up`.
+    """
 
     exit: ExitCode
     words: str
-    at_first_only: bool = False
-    """True: only when the child never ran before; later it may pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class Child:
         if code == 0:
             return Ending(ExitCode.DONE, f"the {self.spec.name} was told to end")
         fatal = self.spec.fatal.get(code)
-        if fatal is None or (fatal.at_first_only and not first):
+        if fatal is None or not first:
             return None
         return Ending(fatal.exit, f"the {self.spec.name} ended: {fatal.words}")
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 FOREVER = "import signal; signal.pause()"
 FATAL = {
     3: FatalExit(ExitCode.ADDRESS_TAKEN, "its address is taken"),
-    5: FatalExit(ExitCode.FAILED, "not yet", at_first_only=True),
+    5: FatalExit(ExitCode.FAILED, "not yet"),
 }
 
 
@@ -92,14 +92,14 @@ async def test_a_child_that_ends_at_once_is_told_with_its_exit_code() -> None:
     await watched.end()
 
 
-async def test_a_fatal_exit_code_ends_everything() -> None:
+async def test_a_fatal_exit_code_of_the_first_start_ends_everything() -> None:
     watched = Watched(spec("a", "import sys; sys.exit(3)"), spec("b"))
     assert await watched.running == Ending(ExitCode.ADDRESS_TAKEN, "the a ended: its address is taken")
     assert watched.lines == []
     await watched.end()
 
 
-async def test_an_exit_that_is_fatal_at_first_only_passes_later(tmp_path: Path) -> None:
+async def test_an_exit_that_is_fatal_at_first_passes_later(tmp_path: Path) -> None:
     # The first run is killed, the second ends with 5, the third stays.
     script = (
         f"import pathlib, signal, sys\nseen = pathlib.Path({str(tmp_path / 'runs')!r})\n"
@@ -112,11 +112,6 @@ async def test_an_exit_that_is_fatal_at_first_only_passes_later(tmp_path: Path) 
     await until("it ran three times", lambda: (tmp_path / "runs").read_text() == "xxx")
     assert "the a ended with exit code 5; it is started again in 1 s" in watched.lines
     await watched.end()
-
-
-async def test_an_exit_that_is_fatal_at_first_is_so_at_first() -> None:
-    watched = Watched(spec("a", "import sys; sys.exit(5)"))
-    assert await watched.running == Ending(ExitCode.FAILED, "the a ended: not yet")
 
 
 async def test_a_child_that_was_told_to_end_by_others_ends_everything() -> None:

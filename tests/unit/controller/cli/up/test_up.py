@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,86 +20,10 @@ from controller.cli.exit_codes import ExitCode
 from controller.cli.up.first_model import choose_first_model, real_model_line, try_line
 from controller.cli.up.record import ProcessRecord, UpRecord, read_record, write_record
 from controller.settings import url_of
-from tests.support.ports import free_port
+from tests.support.stand_in_up import ENDED_IN_ORDER, Up, down, runs
 from tests.support.wait import until
 
 pytestmark = pytest.mark.slow
-
-REPOSITORY = Path(__file__).parents[5]
-ENDED_IN_ORDER = ["gateway got SIGTERM", "gateway ended", "controller was asked to end", "controller ended"]
-
-
-class Up:
-    """An `up` over stand-ins, in a folder of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.state = folder / "state"
-        self.events_file = folder / "events"
-        self.events_file.touch()
-        self.port = free_port()
-        self.process: subprocess.Popen[str] | None = None
-
-    def start(self, *arguments: str, **env: str) -> None:
-        own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
-        settings = {
-            "ROUNDHOUSE_DESIRED": str(self.folder),
-            "ROUNDHOUSE_STATE": str(self.state),
-            "ROUNDHOUSE_MODELS": str(self.folder),
-            "ROUNDHOUSE_RUNTIME": "process",
-            "ROUNDHOUSE_PORT": str(self.port),
-            "ROUNDHOUSE_STOP_TIMEOUT_S": "1",
-            "EVENTS": str(self.events_file),
-        }
-        with (self.folder / "out").open("w") as out, (self.folder / "err").open("w") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fakes.stand_ins", "up", *arguments],
-                cwd=REPOSITORY,
-                env={**own, **settings, **env},
-                stdout=out,
-                stderr=err,
-                text=True,
-            )
-
-    @property
-    def out(self) -> str:
-        return (self.folder / "out").read_text()
-
-    @property
-    def err(self) -> str:
-        return (self.folder / "err").read_text()
-
-    def events(self) -> list[str]:
-        """What happened to the stand-ins, without their pids."""
-        return [re.sub(r" \d+$", "", line) for line in self.events_file.read_text().splitlines()]
-
-    def pids(self) -> list[int]:
-        """Of every stand-in that was started."""
-        return [int(pid) for pid in re.findall(r"started (\d+)", self.events_file.read_text())]
-
-    async def ready(self) -> None:
-        await until(f"the first model is announced; stderr: {self.err}", lambda: "\n" in self.out)
-
-    def send(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    async def ended(self) -> int:
-        assert self.process is not None
-        return await asyncio.to_thread(self.process.wait, 60)
-
-    def kill_all(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        for pid in self.pids():
-            if runs(pid):
-                os.kill(pid, signal.SIGKILL)
-
-
-def runs(pid: int) -> bool:
-    record = ProcessRecord.of(pid)
-    return record is not None and record.is_alive()
 
 
 @pytest.fixture
@@ -163,6 +86,46 @@ async def test_a_child_that_dies_is_started_again_and_the_record_follows(up: Up)
     await until("the record follows", lambda: read_record(up.state).children["gateway"] != before["gateway"])
     assert read_record(up.state).children["controller"] == before["controller"]
     assert "the gateway was ended by SIGKILL; it is started again in 0.5 s" in up.err
+    up.send(signal.SIGTERM)
+    assert await up.ended() == ExitCode.DONE
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "words"),
+    [
+        ("GATEWAY", 2, "the gateway ended with exit code 2; it is started again in 1 s"),
+        ("GATEWAY", 3, "the gateway ended with exit code 3; it is started again in 1 s"),
+        ("CONTROLLER", 2, "the controller ended with exit code 2; it is started again in 1 s"),
+        ("CONTROLLER", 3, "the controller ended with exit code 3; it is started again in 1 s"),
+        ("CONTROLLER", 4, "the controller ended with exit code 4; it is started again in 1 s"),
+    ],
+)
+async def test_what_is_fatal_at_first_is_tried_again_once_all_ran(up: Up, program: str, code: int, words: str) -> None:
+    up.start(**{f"{program}_DOES": f"exit-second:{code}"})
+    await up.ready()
+    name = program.lower()
+    os.kill(read_record(up.state).children[name].pid, signal.SIGKILL)
+    await until("it was started a third time", lambda: up.events().count(f"{name} started") == 3)
+    assert words in up.err
+    assert up.is_running()
+    other = "controller" if name == "gateway" else "gateway"
+    assert up.events().count(f"{other} started") == 1
+
+
+async def test_a_port_that_somebody_holds_while_the_gateway_is_away_is_waited_for(up: Up) -> None:
+    up.start()
+    await up.ready()
+    # Nobody starts the gateway again before the port is somebody's.
+    up.send(signal.SIGSTOP)
+    gateway = read_record(up.state).children["gateway"]
+    os.kill(gateway.pid, signal.SIGKILL)
+    await until("its port is free", lambda: not gateway.is_alive())
+    with socket.create_server(("127.0.0.1", up.port)):
+        up.send(signal.SIGCONT)
+        await until("it was refused twice", lambda: up.err.count("the gateway ended with exit code 3") >= 2)
+        assert up.is_running()
+    await until("it has the port", up.answers)
+    assert up.events().count("controller started") == 1
     up.send(signal.SIGTERM)
     assert await up.ended() == ExitCode.DONE
 
@@ -230,8 +193,7 @@ async def test_what_a_killed_up_left_is_not_started_beside(up: Up) -> None:
     assert "an earlier `roundhouse up` left its " in up.err
     assert "`roundhouse down` ends that" in up.err
     assert up.pids() == left
-    done = await asyncio.to_thread(run, ["down", "--state", str(up.state), "--runtime", "process"])
-    assert done == ExitCode.DONE
+    assert await down(up) == ExitCode.DONE
     assert up.events()[2:] == ENDED_IN_ORDER
     assert not any(runs(pid) for pid in left)
     assert not (up.state / "up.json").exists()
@@ -242,8 +204,7 @@ async def test_down_ends_a_running_up_in_order(up: Up, capsys: pytest.CaptureFix
     await up.ready()
     assert up.process is not None
     ending = asyncio.create_task(up.ended())
-    done = await asyncio.to_thread(run, ["down", "--state", str(up.state), "--runtime", "process"])
-    assert done == ExitCode.DONE
+    assert await down(up) == ExitCode.DONE
     assert await ending == ExitCode.DONE
     assert capsys.readouterr().out == f"stopped roundhouse up (process {up.process.pid})\n"
     assert "gateway got SIGTERM" in up.events()
