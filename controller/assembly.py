@@ -70,6 +70,7 @@ class Controller:
         self.failed = False
         """Whether it ended by itself."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._store = store
         self._instance = store.instance
         images = settings.images if runtime.kind == "docker" else {}
         self._defaults = Defaults(
@@ -245,7 +246,20 @@ class Controller:
                 self._files.note_published(after.desired.revision, self.hub.table.stamp)
             self._recorder.record_round(before, after, self.hub.views)
             self._memory_sampler.follow_round(after)
-        self._recorder.record_trouble(Trouble(tuple(self._files.list_problems()), self._reconciler.error))
+        self._store.save_epoch()
+        unsaved = tuple(self._list_unsaved())
+        self._recorder.record_trouble(Trouble(tuple(self._files.list_problems()), self._reconciler.error, unsaved))
+
+    def _list_unsaved(self) -> list[str]:
+        """What could not be written into the state folder, in words. Each is tried again."""
+        unsaved = self._files.list_unsaved()
+        if not self._store.is_epoch_saved:
+            unsaved.append("this start of the controller")
+        if not self.journal.is_saved:
+            unsaved.append("the newest events")
+        if not self._memory_sampler.is_saved:
+            unsaved.append("what models were seen to take")
+        return unsaved
 
     def _replicas_of(self, model: str) -> dict[str, float]:
         replicas = last_round.observed.replicas if (last_round := self._reconciler.round) is not None else ()
@@ -262,6 +276,7 @@ class Controller:
             problems=self._files.list_problems(),
             error=self._reconciler.error,
             gateways=self.hub.connected_ids,
+            unsaved=self._list_unsaved(),
         )
 
     def get_plan(self) -> PlanView | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -57,20 +56,21 @@ class _DownRun:
     async def run(self) -> list[str]:
         """What was stopped, in words."""
         from controller.cli.orphans import stop_orphans  # imports the controller's runtimes
-        from controller.cli.up.record import read_record, remove_record
+        from controller.cli.up.marks import find_children, find_up
+        from controller.cli.up.record import remove_record
 
         settings = self._settings
         controller_s = stop_timeouts.controller_stop_timeout_s(settings)
-        record = read_record(settings.state)
-        if record.up is not None and record.up.pid != os.getpid():
+        if (up := find_up(settings.state)) is not None:
             # It stops its children in the right order, and their engines.
-            await self._end("roundhouse up", record.up, stop_timeouts.up_stop_timeout_s(settings), kill=False)
-        if "gateway" in record.children:
+            await self._end("roundhouse up", up, stop_timeouts.up_stop_timeout_s(settings), kill=False)
+        for gateway in find_children(settings.state, "gateway"):
             # Before the engines: its running requests need them.
-            await self._end("gateway", record.children["gateway"], stop_timeouts.gateway_stop_timeout_s())
+            await self._end("gateway", gateway, stop_timeouts.gateway_stop_timeout_s())
+        controllers = find_children(settings.state, "controller")
         is_asked = await self._ask_controller()
-        if "controller" in record.children:
-            await self._end("controller", record.children["controller"], controller_s, tell=not is_asked)
+        for controller in controllers:
+            await self._end("controller", controller, controller_s, tell=not is_asked)
         engines = await stop_orphans(settings, grace_s=settings.stop_timeout_s, lock_wait_s=controller_s)
         self._stopped_programs += (f"engine {name}" for name in engines)
         remove_record(settings.state)
@@ -102,7 +102,7 @@ class _DownRun:
     async def _end(
         self, name: str, record: ProcessRecord, within_s: float, *, tell: bool = True, kill: bool = True
     ) -> None:
-        """End a recorded process: SIGTERM if it is to be told, and SIGKILL, if it may be, when that does not help."""
+        """End a process: SIGTERM if it is to be told, and SIGKILL, if it may be, when that does not help."""
         from controller.runtimes.process.groups import send_signal
 
         if not record.is_alive():

@@ -117,6 +117,8 @@ def _notes(snapshot: ControllerStatus) -> Iterator[str]:
     from controller.cli.warnings import warning_lines
 
     yield from warning_lines(snapshot)
+    if snapshot.unsaved:
+        yield f"the state folder cannot be written; a restart would not know: {', '.join(snapshot.unsaved)}"
     for model in snapshot.models:
         if model.last_error and model.state == "loaded":
             yield f"{model.name}: loaded now; before: {one_line(model.last_error)}"

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from controller.config.debounce import DebouncedState, debounce
 from controller.config.last_good import LastGoodError, load_last_good, save_last_good
@@ -25,6 +25,15 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+_REMEMBERED: Final[Mapping[str, str]] = {
+    "paused": "whether it is paused",
+    "overrides": "loads, unloads and resets by operators",
+    "demand": "which models requests asked for",
+    "rested": "which models made room for others",
+    "loaded_once": "which models were loaded before",
+    "ready_since": "since when replicas are ready",
+}
+"""Fields of `StoredState`, in the words of `list_unsaved`."""
 GATEWAYS_HEARD = 64
 """Gateways whose demand is remembered; each start of one is another."""
 
@@ -59,6 +68,8 @@ class DesiredStateSource:
         self._read_at = 0.0
         self._stored_state = self._written_state = store.load_memory()
         self._in_force: DebouncedState | None = None
+        self._is_last_good_saved = True
+        self._is_memory_writable = True
         self._declared_since: dict[str, tuple[str, float]] = {}
         self._generation = 0
         self._gateway_demand: dict[str, dict[str, float]] = {}
@@ -165,12 +176,14 @@ class DesiredStateSource:
             self._generation += 1
             self._note_edits(self._in_force)
             self._on_edit(previous, self._in_force, self._end_statements(previous, self._in_force))
-            if parsed.is_valid:
-                self._save_last_good(self._in_force)
+            self._is_last_good_saved &= not parsed.is_valid
+        if self._in_force is not None and parsed.is_valid and not self._is_last_good_saved:
+            self._save_last_good(self._in_force)
 
     def _save_last_good(self, state: DebouncedState) -> None:
         try:
             save_last_good(self._store.folder, state.declared_models, state.declared_keys, self._clock())
+            self._is_last_good_saved = True
         except OSError as error:
             log.warning("the last good state is not stored, so a restart would not know it: %s", error)
 
@@ -234,6 +247,12 @@ class DesiredStateSource:
     def list_problems(self) -> list[Problem]:
         """What is wrong with the files."""
         return list(self._problems)
+
+    def list_unsaved(self) -> list[str]:
+        """What could not be stored, in words; it is tried again."""
+        before, now = self._written_state, self._stored_state
+        unsaved = [words for name, words in _REMEMBERED.items() if getattr(before, name) != getattr(now, name)]
+        return unsaved if self._is_last_good_saved else [*unsaved, "what the files last said"]
 
     def wake_at(self) -> float | None:
         """When a model that vanished from the files, or the last key, may be taken as removed."""
@@ -300,9 +319,13 @@ class DesiredStateSource:
         if self._stored_state != self._written_state:
             try:
                 self._store.save_memory(self._stored_state)
-                self._written_state = self._stored_state
             except OSError as error:
-                log.warning("the controller's memory is not stored, so a restart would not know it: %s", error)
+                # Every round tries again.
+                if self._is_memory_writable:
+                    log.warning("the controller's memory is not stored, so a restart would not know it: %s", error)
+                self._is_memory_writable = False
+            else:
+                self._written_state, self._is_memory_writable = self._stored_state, True
 
 
 def _still_counts(name: str, declared_before: Mapping[str, Mapping[str, Any]], state: DebouncedState) -> bool:

@@ -70,6 +70,11 @@ class EventLog:
         """The id of the oldest entry that there still is; 0: there is none."""
         return self._read_bounds().oldest_id or (self._unwritten[0].id if self._unwritten else 0)
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether every entry is in the file."""
+        return not self._unwritten
+
     def lacks_after(self, entry_id: int) -> bool:
         """Whether entries newer than that one were there and are no longer, or the id is none of this journal's."""
         lost_id = max(self._lost_id, self._read_bounds().lost_id)
@@ -77,12 +82,16 @@ class EventLog:
         return entry_id > self._newest_id or entry_id < (lost_id or self.oldest_id - 1)
 
     def record_entries(self, entries: Iterable[NewEntry], now: float) -> list[JournalEntry]:
-        """Write down what happened at `now` (Unix time), in this order, and wake who follows."""
+        """Write down what happened at `now` (Unix time), in this order, and wake who follows.
+
+        What could not be written before is tried again, also where nothing new happened.
+        """
         new_entries = [self._make_entry(entry, now) for entry in entries]
-        if new_entries:
-            self._unwritten.extend(new_entries)
+        self._unwritten.extend(new_entries)
+        if self._unwritten:
             self._write_entries(now)
             self._bound_memory()
+        if new_entries:
             self._changed.set()
             self._changed = asyncio.Event()
         return new_entries

@@ -260,11 +260,13 @@ class Trouble:
     """Of the files, which show no secrets: what was last good rules."""
     error: str | None = None
     """Of the last observation: nothing is changed meanwhile."""
+    unsaved: tuple[str, ...] = ()
+    """What the state folder did not take."""
 
 
 def trouble_events(before: Trouble, after: Trouble) -> list[NewEntry]:
     """Entries for files that became broken, otherwise broken, or good again; for observations that began to fail, or to
-    succeed.
+    succeed; for a state folder that began to take nothing, or everything.
     """
     entries = []
     if after.problems and after.problems != before.problems:
@@ -280,4 +282,9 @@ def trouble_events(before: Trouble, after: Trouble) -> list[NewEntry]:
         entries.append(NewEntry("problem", "controller", words, details={"error": error}))
     elif after.error is None and before.error is not None:
         entries.append(NewEntry("problem", "controller", "engines are observed again", details={"error": None}))
+    if after.unsaved and not before.unsaved:
+        words = f"the state folder cannot be written; a restart would not know: {', '.join(after.unsaved)}"
+        entries.append(NewEntry("problem", "controller", words, details={"unsaved": list(after.unsaved)}))
+    elif before.unsaved and not after.unsaved:
+        entries.append(NewEntry("problem", "controller", "the state folder is written again", details={"unsaved": []}))
     return entries

@@ -28,6 +28,7 @@ def status_view(
     problems: list[Problem],
     error: str | None,
     gateways: list[str],
+    unsaved: list[str],
 ) -> ControllerStatus:
     """The answer of `roundhouse status`."""
     status = ControllerStatus(
@@ -38,6 +39,7 @@ def status_view(
         observation_error=error,
         desired_problems=problems,
         gateways=gateways,
+        unsaved=unsaved,
     )
     if last_round is None:
         return status

@@ -119,6 +119,10 @@ class ControllerStatus(Wire):
     desired_problems: list[Problem] = Field(
         default_factory=list, description="Not empty: the files are broken and the last good state rules."
     )
+    unsaved: list[str] = Field(
+        default_factory=list,
+        description="What could not be written into the state folder, so that a restart would not know it.",
+    )
     models: list[ModelStatus] = Field(default_factory=list)
     gpus: list[GpuStatus] | None = Field(default=None, description="null: unknown.")
     gateways: list[str] = Field(default_factory=list)

@@ -55,6 +55,7 @@ class MemorySampler:
         self._sampled_at: dict[str, float] = {}
         self._round_at = 0.0
         self._saved_revision = history.revision
+        self._is_failing = False
         self._save_lock = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -74,6 +75,11 @@ class MemorySampler:
         self._history.keep_only(last_round.desired.models)
         if self._history.revision != self._saved_revision:
             self._spawn("save", self._save())
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether everything that was seen is in the file, or about to be."""
+        return not self._is_failing
 
     async def close(self) -> None:
         """Wait for what is under way."""
@@ -155,11 +161,16 @@ class MemorySampler:
         async with self._save_lock:
             if self._history.revision == self._saved_revision:
                 return
-            self._saved_revision, content = self._history.revision, self._history.file_content()
+            revision, content = self._history.revision, self._history.file_content()
             try:
                 await asyncio.to_thread(save_history, self._folder, content)
             except OSError as error:
-                log.warning("what models take is not stored, so a restart would not know it: %s", error)
+                # Every round tries again.
+                if not self._is_failing:
+                    log.warning("what models take is not stored, so a restart would not know it: %s", error)
+                self._is_failing = True
+            else:
+                self._saved_revision, self._is_failing = revision, False
 
     def _spawn(self, key: str, work: Coroutine[Any, Any, None]) -> None:
         if key in self._tasks:

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: a crash leaves the old one or the new one."""
+"""Files that are replaced as a whole: a crash leaves the old one or the new one. And one way around that."""
 
 from __future__ import annotations
 
@@ -23,3 +23,18 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
     except OSError:
         new_path.unlink(missing_ok=True)
         raise
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """Write over a file that exists, which most file systems can do where they have no room for a second one.
+
+    For content below a page only: a killed process leaves the old or the new; a power cut may leave neither. Raises
+    OSError; the old content then stands as it was.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(descriptor, content, 0)
+        os.ftruncate(descriptor, len(content))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -9,24 +9,35 @@ One lock, atomic replaces, `schema_version` in every file:
                     attempts
 
 `observed-memory.json`, a guess that may be lost, is controller.sizing.history's.
+
+On a full disk a controller starts all the same, on a folder that has an identity: whatever is new to it stays in its
+memory, and its status names it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import secrets
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from controller.schema.attempts import AttemptNumbers
 from controller.schema.override import Evicted, Override
 from controller.schema.status import SCHEMA_VERSION
-from controller.storage.atomic_write import write_atomic
+from controller.storage.atomic_write import overwrite, write_atomic
+
+log = logging.getLogger(__name__)
+
+
+EPOCH_NAME: Final = "epoch.json"
 
 
 class StateError(Exception):
@@ -83,6 +94,7 @@ class StateDir:
         self.folder = folder
         self.identity = identity
         self._lock = lock
+        self._unsaved_epoch: Epoch | None = None
 
     @classmethod
     def open_folder(cls, folder: Path, instance: str | None = None) -> StateDir:
@@ -101,8 +113,7 @@ class StateDir:
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(lock)
             raise StateLockedError(f"state folder {folder} is in use by process {holder}") from error
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        _note_holder(lock)
         try:
             return cls(folder, lock, _load_identity(folder, instance))
         except StateError:
@@ -120,11 +131,36 @@ class StateDir:
         return bytes.fromhex(self.identity.secret)
 
     def next_epoch(self) -> int:
-        """This controller start's number, greater than every earlier one's."""
-        epoch = _read_file(self.folder / "epoch.json", Epoch) or Epoch()
-        epoch = Epoch(epoch=epoch.epoch + 1)
-        _write_file(self.folder / "epoch.json", epoch)
+        """This controller start's number, greater than every earlier one's.
+
+        Where it cannot be stored it is the Unix time in milliseconds, which is greater than any count of starts and
+        than that of an earlier start that could not be stored either; `save_epoch` tries again.
+        """
+        epoch = _read_file(self.folder / EPOCH_NAME, Epoch) or Epoch()
+        self._unsaved_epoch = epoch = Epoch(epoch=epoch.epoch + 1)
+        if not self.save_epoch():
+            self._unsaved_epoch = epoch = Epoch(epoch=max(epoch.epoch, int(time.time() * 1000)))
         return epoch.epoch
+
+    def save_epoch(self) -> bool:
+        """Store the number of this start if it is not stored yet. Whether it is now."""
+        if self._unsaved_epoch is not None:
+            path = self.folder / EPOCH_NAME
+            try:
+                try:
+                    _write_file(path, self._unsaved_epoch)
+                except OSError:
+                    overwrite(path, self._unsaved_epoch.model_dump_json().encode())
+            except OSError as error:
+                log.debug("%s cannot be written: %s", path, error)
+                return False
+            self._unsaved_epoch = None
+        return True
+
+    @property
+    def is_epoch_saved(self) -> bool:
+        """Whether the number of this start is stored."""
+        return self._unsaved_epoch is None
 
     def load_memory(self) -> StoredState:
         """What the last controller left."""
@@ -139,6 +175,18 @@ class StateDir:
         os.close(self._lock)
 
 
+def _note_holder(lock: int) -> None:
+    """Write down who holds the lock, for the message of who wants it too; best effort."""
+    holder = f"{os.getpid()}\n".encode()
+    try:
+        # Over the last holder's number, and only then cut: a file that is emptied first may not get its room back.
+        os.pwrite(lock, holder, 0)
+        os.ftruncate(lock, len(holder))
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(lock, 0)  # rather nobody than somebody else
+
+
 def _load_identity(folder: Path, instance: str | None) -> Identity:
     path = folder / "identity.json"
     identity = _read_file(path, Identity)
@@ -147,7 +195,11 @@ def _load_identity(folder: Path, instance: str | None) -> Identity:
             identity = Identity(instance=instance or secrets.token_hex(3), secret=secrets.token_hex(32))
         except ValidationError as error:
             raise StateError(f"instance {instance!r} is not 1 to 16 lower case letters and digits") from error
-        _write_file(path, identity)
+        try:
+            _write_file(path, identity)
+        except OSError as error:
+            # Engines of an instance that nobody remembers could never be found again.
+            raise StateError(f"{path} cannot be written: {error.strerror or error}") from error
     elif instance is not None and instance != identity.instance:
         raise StateError(f"{path} says instance {identity.instance}, the settings say {instance}")
     return identity

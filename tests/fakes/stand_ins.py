@@ -3,7 +3,8 @@
 `python -m tests.fakes.stand_ins controller|gateway|up`. `controller` answers the internal interface on the socket that
 its settings name, and ends when it is asked to or told to; `gateway` lists one loaded model. Both append what happens
 to the file $EVENTS. $CONTROLLER_DOES and $GATEWAY_DOES make one misbehave: `exit:N` ends at once with that code,
-`exit-once:N` only the first time, `exit-second:N` only the second, `deaf` ignores SIGTERM and requests to end. `up` is the real `UpRun` over both.
+`exit-once:N` only the first time, `exit-second:N` only the second, `deaf` ignores SIGTERM and requests to end. `up` is
+the real `UpRun` over both.
 """
 
 from __future__ import annotations

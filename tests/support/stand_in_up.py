@@ -28,14 +28,13 @@ class Up:
         self.folder = folder
         self.state = folder / "state"
         self.log_folder = folder
+        """Where its output goes."""
         self.events_file = folder / "events"
         self.events_file.touch()
         self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
 
-    def start(self, *arguments: str, log_folder: Path | None = None, **env: str) -> None:
-        """`log_folder`: where its output goes; None: to its own folder."""
-        self.log_folder = log_folder or self.folder
+    def start(self, *arguments: str, **env: str) -> None:
         own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
         settings = {
             "ROUNDHOUSE_DESIRED": str(self.folder),

@@ -1,5 +1,7 @@
 """Which processes `roundhouse up` has started: `<state folder>/up.json`, so that `down` finds what a crash left.
 
+The record is best effort: controller.cli.up.marks finds what it lacks.
+
 `up.lock` beside it is held for as long as an `up` lives, whatever ends it.
 """
 

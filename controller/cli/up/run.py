@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,15 @@ from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.orphans import stop_orphans
 from controller.cli.up.announce import Announcer
 from controller.cli.up.first_model import FirstModelWatcher
-from controller.cli.up.record import ProcessRecord, UpRecord, lock_state, read_record, remove_record, write_record
+from controller.cli.up.marks import find_children, mark_variables
+from controller.cli.up.record import (
+    RECORD_NAME,
+    ProcessRecord,
+    UpRecord,
+    lock_state,
+    remove_record,
+    write_record,
+)
 from controller.cli.up.supervisor import Child, ChildSpec, Ending, FatalExit, Supervisor
 from controller.settings import ControllerSettings, url_of
 
@@ -61,7 +70,9 @@ def lock_and_check(state: Path) -> int:
     lock = lock_state(state)
     try:
         live_children = [
-            f"{name} (process {child.pid})" for name, child in read_record(state).children.items() if child.is_alive()
+            f"{name} (process {child.pid})"
+            for name in ("controller", "gateway")
+            for child in find_children(state, name)
         ]
     except CommandError:
         os.close(lock)
@@ -79,6 +90,9 @@ class UpRun:
     def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer) -> None:
         self._settings = settings
         self._announcer = announcer
+        self._is_recorded = True
+        """Whether the last record could be written."""
+        specs = [replace(each, env={**each.env, **mark_variables(settings.state, each.name)}) for each in specs]
         self._supervisor = Supervisor(specs, say=announcer.print_note, on_change=self._record)
         self._stop_event = asyncio.Event()
         self._force_event = asyncio.Event()
@@ -108,7 +122,16 @@ class UpRun:
 
     def _record(self, pids: Mapping[str, int]) -> None:
         children = {name: record for name, pid in pids.items() if (record := ProcessRecord.of(pid)) is not None}
-        write_record(self._settings.state, UpRecord(up=ProcessRecord.of(os.getpid()), children=children))
+        try:
+            write_record(self._settings.state, UpRecord(up=ProcessRecord.of(os.getpid()), children=children))
+        except OSError as error:
+            # Whatever runs is found by its marks, too: no reason to end it.
+            if self._is_recorded:
+                path, reason = self._settings.state / RECORD_NAME, error.strerror or error
+                self._announcer.print_note(f"what runs cannot be recorded in {path} ({reason}); `down` finds it")
+            self._is_recorded = False
+        else:
+            self._is_recorded = True
 
     def _on_signal(self) -> None:
         if self._stop_event.is_set():

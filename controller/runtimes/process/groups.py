@@ -63,7 +63,7 @@ def group_members(mark: ReplicaMark, known_processes: Collection[Process] = ()) 
         if (
             stat.process in known_processes
             or (in_session and (is_leader_alive or stat.is_exiting or _uses_own_files(pid, mark)))
-            or _has_start_id(pid, mark.start_id)
+            or has_variable(pid, START_ENV, mark.start_id)
         ):
             processes.append(stat.process)
     return processes
@@ -78,12 +78,13 @@ def find_leader(mark: ReplicaMark) -> Process | None:
     return None
 
 
-def _has_start_id(pid: int, start_id: str) -> bool:
+def has_variable(pid: int, name: str, value: str) -> bool:
+    """Whether a process was started with this environment variable. False also where that cannot be read."""
     try:
         environment = _read_environment(PROC / str(pid))
     except OSError:  # it ended meanwhile, or it is another user's
         return False
-    return f"{START_ENV}={start_id}".encode() in environment.split(b"\0")
+    return f"{name}={value}".encode() in environment.split(b"\0")
 
 
 def _read_environment(folder: Path) -> bytes:

@@ -56,6 +56,7 @@ async def test_status_is_a_table_without_colour_and_with_what_went_wrong(
             "org/long-name:tag", "failed", last_error="file missing: x.gguf [not markup]", blocked=["waits for a GPU"]
         ),
         paused=True,
+        unsaved=["the newest events", "whether it is paused"],
         desired_problems=[
             Problem(file="desired-state/local.yaml", line=3, field="models.a.foo", message="unknown field")
         ],
@@ -71,6 +72,7 @@ async def test_status_is_a_table_without_colour_and_with_what_went_wrong(
         "GPU 0 H200: 40 of 100 MiB used, 30 claimed\n"
         "paused: the controller observes and does not act; `roundhouse resume` ends it\n"
         "desired-state/local.yaml:3: models.a.foo: unknown field (what was last good rules)\n"
+        "the state folder cannot be written; a restart would not know: the newest events, whether it is paused\n"
         "org/long-name:tag: file missing: x.gguf [not markup]\n"
         "org/long-name:tag: waits for a GPU\n"
         "no gateway is connected\n"

@@ -12,6 +12,7 @@ from controller.desired.source import DesiredStateSource
 from controller.schema.override import Override
 from controller.schema.routing import GatewayReport
 from controller.storage.state_dir import StateDir, StoredState
+from tests.support.small_disk import no_space
 
 LAZY = "models:\n  m:\n    backend: stub\n    enabled: {enabled}\n    autoload: true\n"
 
@@ -194,13 +195,29 @@ async def test_a_disk_that_is_full_costs_memory_and_not_the_pause(
     with monkeypatch.context() as broken:
         broken.setattr(place.store, "save_memory", full)
         files.set_paused(True)
+        files.remember_loaded(frozenset({"m"}), {})
     state = files.desired_state(place.now)
     assert state is not None
     assert state.paused
-    assert "not stored" in caplog.text
+    assert caplog.text.count("not stored") == 1
+    assert files.list_unsaved() == ["whether it is paused", "which models were loaded before"]
     assert not place.store.load_memory().paused
     files.remember_loaded(frozenset(), {})
     assert place.store.load_memory().paused, "the next write brings it along"
+    assert files.list_unsaved() == []
+
+
+async def test_a_last_good_state_that_could_not_be_stored_is_tried_again(place: Place) -> None:
+    place.write(LAZY.format(enabled="true"))
+    files = place.files()
+    with no_space():
+        await files.read_files()
+        assert files.list_unsaved() == ["what the files last said"]
+    await files.read_files()
+    assert files.list_unsaved() == []
+    again = place.files()
+    again.recover_last_good()
+    assert again.in_force is not None
 
 
 async def test_what_no_longer_fits_ends_and_stays_ended_when_the_edit_is_taken_back(place: Place) -> None:

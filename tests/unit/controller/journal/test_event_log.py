@@ -296,8 +296,12 @@ def test_a_full_disk_keeps_entries_in_memory_until_it_has_room(path: Path, caplo
     # Not tried at each entry: only after a pause.
     journal.record_entries(said("d"), NOW + 3)
     assert "written again" not in caplog.text
-    journal.record_entries(said("e"), NOW + 60)
+    was_saved = journal.is_saved
+    # Also when nothing new has happened.
+    journal.record_entries([], NOW + 60)
     assert "written again" in caplog.text
+    assert (was_saved, journal.is_saved) == (False, True)
+    journal.record_entries(said("e"), NOW + 61)
     journal.close()
     again = EventLog(path)
     assert [entry.message[0] for entry in again.read_after(0, ALL)] == ["a", "b", "c", "d", "e"]

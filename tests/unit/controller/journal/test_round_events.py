@@ -226,3 +226,9 @@ def test_broken_files_and_lost_engines_are_told_when_it_begins_and_when_it_ends(
     assert "nothing is changed: the daemon is down" in trouble_events(well, blind)[0].message
     assert trouble_events(blind, Trouble(error="connection reset")) == []
     assert [each.message for each in trouble_events(blind, well)] == ["engines are observed again"]
+
+    full = Trouble(unsaved=("whether it is paused", "the newest events"))
+    words = "the state folder cannot be written; a restart would not know: whether it is paused, the newest events"
+    assert [each.message for each in trouble_events(well, full)] == [words]
+    assert trouble_events(full, Trouble(unsaved=("the newest events",))) == []
+    assert [each.message for each in trouble_events(full, well)] == ["the state folder is written again"]

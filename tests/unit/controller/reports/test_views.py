@@ -50,9 +50,10 @@ def test_a_definition_that_is_known_to_be_wrong_is_shown_as_blocked() -> None:
 
 def test_status_before_and_after_the_first_round() -> None:
     problem = Problem(file="models.yaml", line=3, field="models.m", message="is wrong")
-    common = {"instance": "i", "runtime": "docker", "problems": [problem], "gateways": ["g"]}
+    common = {"instance": "i", "runtime": "docker", "problems": [problem], "gateways": ["g"], "unsaved": ["x"]}
     before = status_view(None, error="the daemon is down", **common)  # type: ignore[arg-type]
     assert (before.models, before.observation_error, before.observed_at) == ([], "the daemon is down", None)
+    assert before.unsaved == ["x"]
     gpus = (Gpu("GPU-a", 0, "fake", 1_000, 400),)
     after = status_view(_round(ObservedState(NOW, (OLD,), gpus=gpus)), error=None, **common)  # type: ignore[arg-type]
     assert after.generation == 3

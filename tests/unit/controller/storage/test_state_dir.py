@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from controller.schema.override import Override
 from controller.schema.status import SCHEMA_VERSION
 from controller.storage.state_dir import StateDir, StateError, StateLockedError, StoredState
+from tests.support.small_disk import mount_small_disk, no_space
 
 
 def test_identity_and_secret_stay(tmp_path: Path) -> None:
@@ -44,6 +46,43 @@ def test_epochs_grow_and_memory_survives(tmp_path: Path) -> None:
     assert memory.overrides["m"] == override
     assert "llama_server_n_ctx" in memory.overrides["m"].params
     store.close()
+
+
+def test_a_full_disk_takes_another_epoch_and_another_holder(tmp_path: Path) -> None:
+    with mount_small_disk(tmp_path / "state", kib=32) as disk:
+        store = StateDir.open_folder(disk.folder)
+        assert store.next_epoch() == 1
+        store.close()
+        (disk.folder / "lock").write_text("1234567890\n")
+        disk.fill()
+        for epoch in (2, 3):
+            store = StateDir.open_folder(disk.folder)
+            assert store.next_epoch() == epoch
+            assert store.is_epoch_saved
+            with pytest.raises(StateLockedError, match=f"in use by process {os.getpid()}$"):
+                StateDir.open_folder(disk.folder)
+            with pytest.raises(OSError, match="No space left"):
+                store.save_memory(StoredState(paused=True))
+            store.close()
+
+
+def test_an_epoch_that_cannot_be_stored_is_greater_than_every_earlier_one(tmp_path: Path) -> None:
+    store = StateDir.open_folder(tmp_path)
+    assert store.next_epoch() == 1
+    with no_space():
+        first = store.next_epoch()
+        was_saved = store.is_epoch_saved or store.save_epoch()
+        assert store.next_epoch() >= first > 1
+    assert store.save_epoch()
+    assert (was_saved, store.is_epoch_saved) == (False, True)
+    assert store.next_epoch() > first
+    store.close()
+
+
+def test_a_folder_without_identity_gets_none_on_a_full_disk(tmp_path: Path) -> None:
+    with no_space(), pytest.raises(StateError, match=r"identity\.json cannot be written: File too large"):
+        StateDir.open_folder(tmp_path)
+    StateDir.open_folder(tmp_path).close()
 
 
 def test_a_newer_or_damaged_file_is_refused_and_the_lock_given_back(tmp_path: Path) -> None:

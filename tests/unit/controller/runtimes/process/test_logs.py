@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ import pytest
 from controller.runtimes.ended_logs import KEPT_LOGS, EndedLogs
 from controller.runtimes.logs import TAIL_BYTES, plain_tail
 from controller.runtimes.process.logs import ProcessLogs
+from tests.support.small_disk import no_space
 
 NAME = "rh-a-m-0-12345678-1"
 
@@ -127,14 +125,3 @@ def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path, caplog: pytest
         logs.retire_log(NAME)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert "log lines are lost" in caplog.text
-
-
-@contextmanager
-def no_space() -> Iterator[None]:
-    """No file of this process may hold anything: writing fails as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

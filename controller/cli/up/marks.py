@@ -1,0 +1,80 @@
+"""The processes of `roundhouse up` as /proc shows them, so that they are found where `up.json` does not tell of them.
+
+`up` holds `up.lock` of its state folder open. Its children carry the folder's device and inode in their environment:
+the folder's path would also be that of a container, and stays behind when the folder is moved.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from controller.cli.up.record import LOCK_NAME, ProcessRecord, read_record
+from controller.runtimes.process.groups import has_variable
+from controller.runtimes.process.stat import PROC, list_stats
+
+MARK_ENV: Final = "ROUNDHOUSE_UP_CHILD"
+"""Environment variable of a child: its name and its `up`'s state folder."""
+
+
+def mark_variables(state: Path, name: str) -> dict[str, str]:
+    """What the child `name` (`controller`, `gateway`) of an `up` is found by. Raises OSError: no such folder."""
+    stat = state.stat()
+    return {MARK_ENV: f"{name}:{stat.st_dev}:{stat.st_ino}"}
+
+
+def find_up(state: Path) -> ProcessRecord | None:
+    """The `up` that runs on this state folder, as recorded or by its lock; None: none runs, or it is another user's.
+
+    Raises CommandError: the record cannot be read.
+    """
+    recorded = read_record(state).up
+    if recorded is not None and recorded.pid != os.getpid() and recorded.is_alive():
+        return recorded
+    try:
+        lock = (state / LOCK_NAME).stat()
+    except FileNotFoundError:
+        return None
+    for stat in list_stats():
+        if stat.process.pid != os.getpid() and not stat.has_ended and _has_open(stat.process.pid, lock):
+            return ProcessRecord(pid=stat.process.pid, start_ticks=stat.process.start_ticks)
+    return None
+
+
+def find_children(state: Path, name: str) -> list[ProcessRecord]:
+    """Processes that an `up` on this state folder started as `name` and that run, as recorded or by their mark.
+
+    Usually there is one, or none. Raises CommandError: the record cannot be read.
+    """
+    recorded = read_record(state).children.get(name)
+    found = [recorded] if recorded is not None and recorded.is_alive() else []
+    return [*found, *(child for child in _find_marked(state, name) if child != recorded)]
+
+
+def _find_marked(state: Path, name: str) -> list[ProcessRecord]:
+    try:
+        [(variable, value)] = mark_variables(state, name).items()
+    except FileNotFoundError:
+        return []
+    # Each leads a session, as an engine does; what a child itself starts bears the mark too, and leads none.
+    return [
+        ProcessRecord(pid=stat.process.pid, start_ticks=stat.process.start_ticks)
+        for stat in list_stats()
+        if stat.session == stat.process.pid and not stat.has_ended and has_variable(stat.process.pid, variable, value)
+    ]
+
+
+def _has_open(pid: int, file: os.stat_result) -> bool:
+    try:
+        descriptors = list((PROC / str(pid) / "fd").iterdir())
+    except OSError:  # it ended meanwhile, or it is another user's
+        return False
+    for descriptor in descriptors:
+        try:
+            # The name first: asking what lies behind every descriptor of the machine could wait for a lost server.
+            if descriptor.readlink().name == LOCK_NAME and os.path.samestat(descriptor.stat(), file):
+                return True
+        except OSError:
+            continue
+    return False
