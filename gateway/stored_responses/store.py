@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import math
 import queue
@@ -60,6 +61,9 @@ class ResponseStore:
 
     def __init__(self, folder: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
         """Open the database in `folder`, which is made if it is missing. `clock` gives Unix time.
+
+        Where its disk is full it is opened later, and until then whatever is asked of it fails; requests without
+        history need none of it.
 
         Raises:
             StoreError: it cannot be opened.
@@ -235,7 +239,8 @@ class ResponseStore:
         return has_more
 
 
-def _open_first(path: Path, open_database: Callable[[], ResponseDatabase]) -> ResponseDatabase:
+def _open_first(path: Path, open_database: Callable[[], ResponseDatabase]) -> ResponseDatabase | None:
+    """None: the disk is full."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -248,6 +253,9 @@ def _open_first(path: Path, open_database: Callable[[], ResponseDatabase]) -> Re
     except NewerDatabaseError as error:
         raise StoreError(f"cannot keep responses in {path}: {error}") from error
     except (OSError, sqlite3.Error) as error:
+        if _is_disk_full(error):
+            logger.error("cannot keep responses in %s: the disk is full; it is tried again", path)  # noqa: TRY400
+            return None
         reason = "another gateway uses it" if _is_locked(error) else getattr(error, "strerror", None) or str(error)
         raise StoreError(f"cannot keep responses in {path}: {reason}") from error
 
@@ -268,6 +276,13 @@ def _log_lost(response_id: str, reason: object) -> None:
 def _put_aside(path: Path, error: sqlite3.DatabaseError) -> None:
     aside_path = move_aside(path)
     logger.error("%s is damaged (%s): it is now %s, and a new one is begun", path, error, aside_path)
+
+
+def _is_disk_full(error: Exception) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is not None:
+        return bool(code & 0xFF == sqlite3.SQLITE_FULL)
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _is_locked(error: Exception) -> bool:

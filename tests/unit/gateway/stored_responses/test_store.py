@@ -17,6 +17,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.stored_responses import store as stores
 from gateway.stored_responses.records import HistoryBounds
 from gateway.stored_responses.store import ResponseStore, StoreError
+from tests.support.small_disk import mount_small_disk
 from tests.support.stored import HOUR, MIB, Clock, response, rid, stored
 from tests.support.wait import until
 
@@ -141,6 +142,20 @@ async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(
     assert caplog.text.count("is not stored") == 1
     assert f"the response {rid('big')} is not stored: database or disk is full" in caplog.text
     assert store.failures == 2
+
+
+async def test_on_a_full_disk_it_is_opened_as_soon_as_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mount_small_disk(tmp_path / "state") as disk:
+        disk.fill()
+        async with opened(disk.folder) as store:
+            assert "disk is full; it is tried again" in caplog.text
+            with pytest.raises(RoundhouseError, match="database or disk is full"):
+                await store.save_new_response(stored("a"))
+            disk.free()
+            await store.save_new_response(stored("a"))
+            assert await found(store, "a") == response("a")
 
 
 async def test_what_is_larger_than_all_that_may_be_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
