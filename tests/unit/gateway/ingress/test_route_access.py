@@ -27,8 +27,9 @@ def test_the_first_route_of_method_and_path_tells() -> None:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.get("/things/{name:path}")(admin_only)
     app.post("/things/{name:path}")(open_to_all)
-    app.router.routes.append(Route("/all/{rest:path}", admin_only, methods=None))
-    app.router.routes[-1].methods = None  # as of an ASGI application: every method is its own to judge
+    every_method = Route("/all/{rest:path}", admin_only)
+    every_method.methods = None  # as of an ASGI application: every method is its own to judge
+    app.router.routes.append(every_method)
     access = RouteAccess(app.routes)
     assert access.find_access("GET", "/things/a/b") == "admin"
     assert access.find_access("POST", "/things/a/b") == "open"
