@@ -328,6 +328,9 @@ def test_a_first_load_that_has_not_room_for_all_starts_none() -> None:
         made = planned(want, ready, host_mib=100, loaded_once=frozenset())
         drain = Drain(ready.id, ready.name, f"all or nothing: no room for replica {blocked_at}", NOW + 300)
         assert comes_to(made, drain, blocked=(Blocked("m", blocked_at, reason, failed=True),))
+    pending = {"new-0": PendingOp(OpKind.START, FIRST, {HOST: 60})}
+    under_way = planned(want, host_mib=100, loaded_once=frozenset(), pending=pending)
+    assert comes_to(under_way, blocked=(Blocked("m", 1, reason, failed=True),))
     none = planned(want, host_mib=100, loaded_once=frozenset())
     assert comes_to(none, blocked=(Blocked("m", 1, reason, failed=True),))
     room = planned(want, host_mib=120, loaded_once=frozenset())

@@ -192,6 +192,40 @@ def test_a_message_whose_start_was_left_out() -> None:
     assert result[1]["model"] == "m"
 
 
+def test_parts_of_a_message_in_no_form_of_the_familys_are_passed_over() -> None:
+    grown = {"type": "text_delta", "text": "a"}
+    result = made(
+        MESSAGES,
+        typed("content_block_delta", index=0, delta=grown),
+        typed("content_block_delta", index="0", delta=grown),
+        typed("content_block_delta", delta=grown),
+        typed("content_block_delta", index=0, delta="a"),
+        typed("content_block_delta", index=1),
+        typed("message_delta", delta={"stop_reason": "end_turn"}),
+        typed("message_delta", delta=None, usage={"output_tokens": 2}),
+        typed("message_stop"),
+    )
+    assert result == (
+        200,
+        {
+            "id": "msg_unknown",
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "text", "text": "a"}],
+            "model": "m",
+            "stop_reason": "end_turn",
+            "usage": {"input_tokens": 0, "output_tokens": 2},
+        },
+    )
+
+
+def test_choices_in_no_form_of_the_familys_are_passed_over() -> None:
+    part = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
+    result = made(CHAT, data(choices=["a", None, part]), data(choices=[]), DONE)
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "a"}}
+    assert result == (200, {"object": "chat.completion", "choices": [choice]})
+
+
 ERRORS: list[tuple[Dialect, bytes, int]] = [
     (CHAT, data(error={"code": 400, "message": "x"}), 400),
     (COMPLETIONS, data(error={"message": "x"}), 500),

@@ -181,6 +181,7 @@ def test_usage_of_the_other_families() -> None:
     passed(
         events,
         typed("message_delta", delta={}, usage={"output_tokens": 9, "input_tokens": None}),
+        typed("message_delta", delta={}, usage=None),
         typed("message_stop"),
     )
     assert events.usage == Usage(7, 9)

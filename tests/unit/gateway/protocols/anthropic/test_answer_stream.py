@@ -276,3 +276,13 @@ def test_a_count() -> None:
     for wrong in (b"{}", b'{"input_tokens":true}', b"[]", b"x"):
         with pytest.raises(RoundhouseError, match="counts no tokens"):
             translate(wrong)
+
+
+def test_what_follows_the_end_is_passed_over() -> None:
+    events = MESSAGES_VIA_CHAT.open_stream(asked(stream=True))
+    out = events.feed_data(chunk({"content": "a"}) + chunk({}, "stop") + b"data: [DONE]\n\n")
+    begun = [BEGUN, started(0, **TEXT), grew(0, "text_delta", text="a"), stopped(0)]
+    assert (out, events.is_complete) == (lines(*begun, *ended("end_turn", NONE_TOLD)), True)
+    late = json.dumps({"id": "x", "choices": [], "usage": USAGE}).encode()
+    assert events.feed_data(chunk({"content": "b"}) + b"data: " + late + b"\n\n") == b""
+    assert (events.finish_stream(), events.usage) == (b"", None)

@@ -1,0 +1,26 @@
+"""Whether an address can be had, asked of the system."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from controller.cli.exit_codes import CommandError, ExitCode
+from controller.cli.up.port_check import check_port_free
+from tests.support.ports import free_port
+
+
+def test_a_port_that_is_free_is_given_back_and_left_free() -> None:
+    port = free_port()
+    assert check_port_free("127.0.0.1", port) == port
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(CommandError) as told:
+        check_port_free("127.0.0.1", port)
+    assert told.value.args[0] == (
+        f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another with --host or --port"
+    )
+    assert told.value.code is ExitCode.ADDRESS_TAKEN
+
+
+def test_for_port_0_a_free_one_is_found() -> None:
+    assert 0 < check_port_free("127.0.0.1", 0) < 65_536
