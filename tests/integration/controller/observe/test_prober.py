@@ -24,6 +24,8 @@ class Engine:
         self._models = models
         self.asked = 0
         self.probed = 0
+        self.figures: str | None = ""
+        """None: the connection breaks where they are asked for."""
 
     async def answer(self, request: web.Request) -> web.Response:
         """Anything."""
@@ -31,6 +33,11 @@ class Engine:
             self.asked += 1
             return self._models(self.asked)
         self.probed += request.path == "/health"
+        if request.path == "/metrics":
+            if self.figures is None:
+                assert request.transport is not None
+                request.transport.abort()
+            return web.Response(text=self.figures)
         return web.json_response({})
 
 
@@ -90,3 +97,16 @@ async def test_an_engine_that_could_not_tell_is_asked_again_and_one_that_does_no
         await until("it is probed on", lambda: silent.probed > 5)
         assert (silent.asked, prober.get_health("m-0").context_length) == (1, None)
         assert prober.get_health("m-0").health is Health.READY
+
+
+async def test_an_engine_whose_figures_cannot_be_read_is_ready_and_not_known_to_be_idle() -> None:
+    engine = Engine(lambda _: listing())
+    engine.figures = "llamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n"
+    async with probed(engine, 5.0) as (prober, _):
+        await until("it is idle", lambda: prober.get_health("m-0").idle is True)
+        engine.figures = None
+        await until("nobody knows", lambda: prober.get_health("m-0").idle is None)
+        seen = engine.probed
+        await until("it is probed on", lambda: engine.probed > seen + 3)
+        known = prober.get_health("m-0")
+        assert (known.health, known.idle, known.error) == (Health.READY, None, None)
