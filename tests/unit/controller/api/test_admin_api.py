@@ -214,11 +214,3 @@ async def test_events_and_history_go_by_aliases_too(client: aiohttp.ClientSessio
     params = {"model": "also/logs", "after": "0", "for_s": "0.2"}
     async with client.get(f"{ADMIN}/events", params=params) as answer:
         assert '"boom"' in await answer.text()
-
-
-async def test_entries_of_other_models_alone_are_no_event(client: aiohttp.ClientSession, here: Running) -> None:
-    entries = [NewEntry("failure", "engine", text, name) for text, name in (("boom", "m"), ("crack", "m/logs"))]
-    [first, last] = here.controller.journal.record_entries(entries, 9e9)
-    assert await events(client, str(first.id), model="m") == []
-    [told] = await events(client, str(first.id), model="m/logs")
-    assert (told["id"], told["event"]) == (str(last.id), "failure")
