@@ -47,6 +47,7 @@ SUBJECTS = (
         "placement",
         ("controller/planning/placement.py",),
         (
+            "tests/unit/controller/planning/test_gpu_holders.py",
             "tests/unit/controller/planning/test_placement_rules.py",
             "tests/unit/controller/planning/test_placement_mig.py",
             "tests/properties/controller/planning/test_placement.py",
