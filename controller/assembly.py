@@ -99,7 +99,11 @@ class Controller:
         attempts = stored_state.attempts or AttemptNumbers(dropped=ended_logs.highest_attempt())
         memory = OperationState(loaded_once=set(stored_state.loaded_once), attempts=attempts)
         self.hub = GatewayHub(
-            store.instance, store.next_epoch(), wake=self._wake.set, clock=clock, on_link=self._recorder.record_gateway
+            store.instance,
+            store.next_epoch(clock()),
+            wake=self._wake.set,
+            clock=clock,
+            on_link=self._recorder.record_gateway,
         )
         self._prober = Prober(
             session,

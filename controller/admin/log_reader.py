@@ -19,10 +19,10 @@ AWAY = "roundhouse: the runtime does not answer; going on when it does\n"
 
 
 class LogSource(Protocol):
-    """The part of a runtime that has logs."""
+    """The part of a runtime that reads engines' logs."""
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
-        """What the engine wrote after `cursor`; None: no such log."""
+        """The lines that an engine wrote after `cursor`, `lines` at most where it is None; None: it has no log."""
 
     async def list_ended_logs(self, model: str) -> list[str]:
         """Ended replicas whose logs are kept, the newest first."""
@@ -119,7 +119,7 @@ class _ModelLogs:
         self._read_names |= replicas.keys()
 
     async def read_parts(self) -> AsyncIterator[str]:
-        """What was written since the last time."""
+        """The lines that each engine wrote since the last call, redacted; each names its engine where several write."""
         for name, log in self._logs.items():
             if not log.is_ended and (text := await self._read_part(name, log)):
                 yield text

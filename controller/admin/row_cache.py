@@ -23,13 +23,13 @@ class _CachedRow:
 
 
 class RowCache:
-    """The configured parts of rows, by model."""
+    """The part of each model's row that only an edit or a load changes, as JSON, so that it is made once per change."""
 
     def __init__(self) -> None:
         self._rows: dict[str, _CachedRow] = {}
 
     def row_json(self, want: DesiredModel, model: ModelLive) -> bytes:
-        """The whole row, as `AdminModel`."""
+        """A model's row: the JSON of an `AdminModel`, made of the cached part and of `model`."""
         cached_row = self._rows.get(want.name)
         if (
             cached_row is None

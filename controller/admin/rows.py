@@ -33,12 +33,12 @@ class Traffic:
         return bool(views) and all(view.lost_at is None for view in views)
 
     def count_inside(self, replicas: Iterable[str]) -> int | None:
-        """Requests inside these replicas."""
+        """The number of requests that these replicas are answering; None: a gateway's count is unknown."""
         counts = [count_inflight(name, self.gateways, self.now) for name in replicas] if self.is_known else [None]
         return sum(count for count in counts if count is not None) if None not in counts else None
 
     def count_queued(self, model: str) -> int | None:
-        """Requests that wait for the model."""
+        """The number of requests that wait for the model; None: a gateway's count is unknown."""
         if not self.is_known:
             return None
         return sum(view.report.queued.get(model, 0) for view in present_gateways(self.gateways, self.now))
@@ -56,7 +56,7 @@ class Traffic:
 
 
 def configured_row(want: DesiredModel) -> ModelConfigured:
-    """What only an edit or a load changes."""
+    """The part of a model's row that only an edit or a load changes."""
     engine, declared_definition = ENGINES[want.backend], want.declared_definition
     return ModelConfigured(
         name=want.name,

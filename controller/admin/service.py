@@ -41,12 +41,12 @@ class GpuErrorSource(Protocol):
     """The part of a runtime that says why there are no figures of GPUs."""
 
     def get_gpu_error(self) -> str | None:
-        """None: there are."""
+        """Why there are no figures, in words; None: there are figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatementResult:
-    """What came of saying something."""
+    """The outcome of a statement: a load, an unload or a reset by an operator."""
 
     revision: int
     """Of the desired state that holds it."""
@@ -55,8 +55,11 @@ class StatementResult:
 
 
 class AdminService:
-    """One controller's admin service. Whatever is stated here is decided on what stands at that moment,
-    statements of the same moment included, and is in force before anything is awaited."""
+    """What operators ask of one controller, and their loads, unloads and resets.
+
+    A statement is decided on the desired state of that moment, earlier statements of the moment included, and is in
+    force before anything is awaited.
+    """
 
     def __init__(
         self,
@@ -101,7 +104,7 @@ class AdminService:
         return preview
 
     async def list_models_json(self) -> bytes:
-        """Every declared model, as `AdminModels`."""
+        """Every declared model's row: the JSON of an `AdminModels`."""
         newest_id, current_round = self._journal.newest_id, self.read_current_state()
         rows = b",".join(
             [self._row_cache.row_json(want, model) for want, model in await self._list_live_rows(current_round)]
@@ -120,7 +123,7 @@ class AdminService:
         )
 
     async def get_model(self, name: str) -> AdminModel:
-        """One model by name or alias. Raises `unknown_model`."""
+        """The row of a model by its name or an alias. Raises RoundhouseError `unknown_model`."""
         current_round = self.read_current_state()
         [(want, model)] = await self._list_live_rows(current_round, self._find(current_round, name).name)
         return AdminModel(**dict(configured_row(want)), **dict(model))

@@ -25,13 +25,14 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_REMEMBERED: Final[Mapping[str, str]] = {
+STORED_FIELD_WORDS: Final[Mapping[str, str]] = {
     "paused": "whether it is paused",
     "overrides": "loads, unloads and resets by operators",
     "demand": "which models requests asked for",
     "rested": "which models made room for others",
     "loaded_once": "which models were loaded before",
     "ready_since": "since when replicas are ready",
+    "attempts": "which names replicas had",
 }
 """Fields of `StoredState`, in the words of `list_unsaved`."""
 GATEWAYS_HEARD = 64
@@ -251,7 +252,7 @@ class DesiredStateSource:
     def list_unsaved(self) -> list[str]:
         """What could not be stored, in words; it is tried again."""
         before, now = self._written_state, self._stored_state
-        unsaved = [words for name, words in _REMEMBERED.items() if getattr(before, name) != getattr(now, name)]
+        unsaved = [words for name, words in STORED_FIELD_WORDS.items() if getattr(before, name) != getattr(now, name)]
         return unsaved if self._is_last_good_saved else [*unsaved, "what the files last said"]
 
     def wake_at(self) -> float | None:

@@ -95,7 +95,7 @@ class JournalDatabase:
             self._db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (SCHEMA_VERSION,))
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to the opened file. May raise OSError."""
+        """Whether the path still leads to the opened file. Raises OSError where that cannot be said."""
         return identify_file(self._path) == self._identity
 
     def read_bounds(self) -> JournalBounds:

@@ -198,9 +198,7 @@ class ModelTurn:
         return any(failure is not None and failure.must_wait(self.now) for failure in failures)
 
     def _undrain_current(self, model: DesiredModel) -> None:
-        for current in self.buckets.current.values():
-            if current is None:
-                continue
+        for current in filter(None, self.buckets.current.values()):
             if current.draining is not None:
                 self.actions.append(Undrain(current.id, current.name, "wanted again"))
             elif current.ready_since is None and current.started_at is not None:

@@ -21,7 +21,6 @@ import json
 import logging
 import os
 import secrets
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -130,16 +129,16 @@ class StateDir:
         """Key of the replica tokens."""
         return bytes.fromhex(self.identity.secret)
 
-    def next_epoch(self) -> int:
-        """This controller start's number, greater than every earlier one's.
+    def next_epoch(self, now: float) -> int:
+        """This controller start's number, greater than every earlier one's. `now` is Unix time in seconds.
 
-        Where it cannot be stored it is the Unix time in milliseconds, which is greater than any count of starts and
+        Where it cannot be stored it is `now` in milliseconds, which is greater than any count of starts and
         than that of an earlier start that could not be stored either; `save_epoch` tries again.
         """
         epoch = _read_file(self.folder / EPOCH_NAME, Epoch) or Epoch()
         self._unsaved_epoch = epoch = Epoch(epoch=epoch.epoch + 1)
         if not self.save_epoch():
-            self._unsaved_epoch = epoch = Epoch(epoch=max(epoch.epoch, int(time.time() * 1000)))
+            self._unsaved_epoch = epoch = Epoch(epoch=max(epoch.epoch, int(now * 1000)))
         return epoch.epoch
 
     def save_epoch(self) -> bool:

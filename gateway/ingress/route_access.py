@@ -27,7 +27,7 @@ def require_access(access: Access) -> Callable[[Endpoint], Endpoint]:
     """A decorator that declares the access of an endpoint's route; it stands below the framework's own."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
-        endpoint.required_access = access  # type: ignore[attr-defined]
+        endpoint.required_access = access  # type: ignore[attr-defined] # functions take attributes
         return endpoint
 
     return declare

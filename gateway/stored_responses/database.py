@@ -118,7 +118,7 @@ class ResponseDatabase:
             raise
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to the opened file. May raise OSError."""
+        """Whether the path still leads to the opened file. Raises OSError where that cannot be said."""
         return identify_file(self._path) == self._identity
 
     def _end_running(self) -> None:

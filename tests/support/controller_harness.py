@@ -86,7 +86,7 @@ class ControllerHarness:
         self.memory = OperationState(
             loaded_once=set(stored_state.loaded_once), attempts=stored_state.attempts or AttemptNumbers()
         )
-        self.hub = RecordingHub("i", self.store.next_epoch(), wake=wake.set, clock=clock)
+        self.hub = RecordingHub("i", self.store.next_epoch(1.0), wake=wake.set, clock=clock)
         self.hub.open_link("gw")
         self.operations = Executor(
             runtime, self.memory, instance="i", secret=b"s", stop_timeout_s=1.0, wake=wake.set, clock=clock

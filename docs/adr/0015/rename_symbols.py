@@ -142,16 +142,9 @@ class Finder:
     def __init__(
         self, path: str, types, wanted: dict[str, str], members: dict[str, dict[str, str]], out, unknown, every, graph
     ) -> None:
-        self.graph = graph
-        self.path, self.types, self.wanted, self.members, self.out, self.unknown, self.every = (
-            path,
-            types,
-            wanted,
-            members,
-            out,
-            unknown,
-            every,
-        )
+        self.path, self.types, self.graph = path, types, graph
+        self.wanted, self.members, self.every = wanted, members, every
+        self.out, self.unknown = out, unknown
         self.module = module_of(path)
         self.lines = Path(path).read_text().splitlines()
 

@@ -125,7 +125,7 @@ async def test_each_start_on_a_full_disk_has_a_greater_epoch(stubs: RoundhouseSt
         await stubs.post(f"/v1/admin/models/b/{state}", {})
     stubs.kill("controller")
     store = StateDir.open_folder(stubs.state)
-    assert store.next_epoch() == 4
+    assert store.next_epoch(1.0) == 4
     store.close()
 
 

@@ -89,7 +89,7 @@ def make_state_folder() -> Any:
     with tempfile.TemporaryDirectory(prefix="rh") as root:
         folder = Path(root) / "state"
         store = StateDir.open_folder(folder, "golden")
-        store.next_epoch()
+        store.next_epoch(1.0)
         store.save_memory(StoredMemory())
         last_good.save_last_good(folder, {}, {}, 0.0)
         save_observed(folder, MemoryHistory().file_content())

@@ -75,7 +75,7 @@ def read_controller(folder: Path) -> Any:
             {
                 "instance": store.instance,
                 "secret": store.secret.hex(),
-                "next_epoch": store.next_epoch(),
+                "next_epoch": store.next_epoch(1.0),
                 "memory": memory.model_dump(mode="json", exclude_unset=True),
                 "definitions": {
                     name: each.model_dump(mode="json", exclude_unset=True) for name, each in settled.definitions.items()

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from controller.desired.resolve import Defaults
-from controller.desired.source import DesiredStateSource
+from controller.desired.source import STORED_FIELD_WORDS, DesiredStateSource
+from controller.schema.attempts import AttemptNumbers
 from controller.schema.override import Override
 from controller.schema.routing import GatewayReport
 from controller.storage.state_dir import StateDir, StoredState
@@ -204,6 +205,21 @@ async def test_a_disk_that_is_full_costs_memory_and_not_the_pause(
     assert not place.store.load_memory().paused
     files.remember_loaded(frozenset(), {})
     assert place.store.load_memory().paused, "the next write brings it along"
+    assert files.list_unsaved() == []
+
+
+def test_names_that_could_not_be_stored_are_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert STORED_FIELD_WORDS.keys() == StoredState.model_fields.keys() - {"schema_version"}
+    files = place.files()
+
+    def full(memory: StoredState) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(place.store, "save_memory", full)
+        files.remember_attempts(AttemptNumbers(highest={"m/0/1234": 1}))
+        assert files.list_unsaved() == ["which names replicas had"]
+    files.remember_attempts(AttemptNumbers(highest={"m/0/1234": 1}))
     assert files.list_unsaved() == []
 
 

@@ -35,12 +35,12 @@ def test_one_controller_per_folder(tmp_path: Path) -> None:
 
 def test_epochs_grow_and_memory_survives(tmp_path: Path) -> None:
     store = StateDir.open_folder(tmp_path, "abc")
-    assert [store.next_epoch(), store.next_epoch()] == [1, 2]
+    assert [store.next_epoch(1.0), store.next_epoch(1.0)] == [1, 2]
     override = Override(model="m", action="load", at=1.0, params={"llama_server_n_ctx": None})
     store.save_memory(StoredState(paused=True, demand={"m": 3.0}, overrides={"m": override}))
     store.close()
     store = StateDir.open_folder(tmp_path)
-    assert store.next_epoch() == 3
+    assert store.next_epoch(1.0) == 3
     memory = store.load_memory()
     assert memory.paused
     assert memory.overrides["m"] == override
@@ -51,13 +51,13 @@ def test_epochs_grow_and_memory_survives(tmp_path: Path) -> None:
 def test_a_full_disk_takes_another_epoch_and_another_holder(tmp_path: Path) -> None:
     with mount_small_disk(tmp_path / "state", kib=32) as disk:
         store = StateDir.open_folder(disk.folder)
-        assert store.next_epoch() == 1
+        assert store.next_epoch(1.0) == 1
         store.close()
         (disk.folder / "lock").write_text("1234567890\n")
         disk.fill()
         for epoch in (2, 3):
             store = StateDir.open_folder(disk.folder)
-            assert store.next_epoch() == epoch
+            assert store.next_epoch(1.0) == epoch
             assert store.is_epoch_saved
             with pytest.raises(StateLockedError, match=f"in use by process {os.getpid()}$"):
                 StateDir.open_folder(disk.folder)
@@ -68,14 +68,14 @@ def test_a_full_disk_takes_another_epoch_and_another_holder(tmp_path: Path) -> N
 
 def test_an_epoch_that_cannot_be_stored_is_greater_than_every_earlier_one(tmp_path: Path) -> None:
     store = StateDir.open_folder(tmp_path)
-    assert store.next_epoch() == 1
+    assert store.next_epoch(1.0) == 1
     with no_space():
-        first = store.next_epoch()
+        first = store.next_epoch(1_700_000_000.0)
         was_saved = store.is_epoch_saved or store.save_epoch()
-        assert store.next_epoch() >= first > 1
+        assert store.next_epoch(1_700_000_000.0) >= first == 1_700_000_000_000
     assert store.save_epoch()
     assert (was_saved, store.is_epoch_saved) == (False, True)
-    assert store.next_epoch() > first
+    assert store.next_epoch(1.0) > first
     store.close()
 
 
