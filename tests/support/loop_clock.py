@@ -56,21 +56,24 @@ class Timer:
 
 
 class LoopClock:
-    """In `time`'s place for gateways made after it, and the clock of an event loop's timers. Goes on as usual besides.
+    """In `time`'s place for gateways made after it, and the clock of an event loop's timers. Goes on as usual besides,
+    but for the time that `skip` itself takes, which does not count.
     Moving it moves the test's own deadlines, too: move it less than they are long."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._ahead_s = 0.0
+        self._stopped_at: float | None = None
+        """Real seconds, while `skip` moves the clock. None: the clock goes on."""
         self.real_call_later = loop.call_later
         self.timers: set[Timer] = set()
 
     def monotonic(self) -> float:
         """Seconds."""
-        return time.monotonic() + self._ahead_s
+        return (time.monotonic() if self._stopped_at is None else self._stopped_at) + self._ahead_s
 
     def time(self) -> float:
         """Unix time."""
-        return time.time() + self._ahead_s
+        return time.time() - time.monotonic() + self.monotonic()
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -88,7 +91,15 @@ class LoopClock:
         return self.call_at(self.monotonic() + delay, callback, *args, context=context)
 
     async def skip(self, seconds: float) -> None:
-        """Let so much time pass, and what is due in it happen."""
+        """Let so much time pass, not more on a slow machine, and what is due in it happen."""
+        self._stopped_at = time.monotonic()
+        try:
+            await self._go_on(seconds)
+        finally:
+            self._ahead_s -= time.monotonic() - self._stopped_at
+            self._stopped_at = None
+
+    async def _go_on(self, seconds: float) -> None:
         while seconds > 0:
             step = min(seconds, _STEP_S)
             self._ahead_s += step

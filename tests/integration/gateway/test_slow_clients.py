@@ -97,9 +97,9 @@ async def test_a_body_that_stops_is_not_waited_for(
     async with one_model() as (here, engine), raw(here) as client:
         head = f"POST {target} HTTP/1.1\r\nhost: localhost\r\n{framing}\r\n\r\n".encode()
         await heard.all_of(client, head + b'5\r\n{"a":')
-        await loop_clock.skip(PATIENCE_S - 1)
+        await loop_clock.skip(PATIENCE_S - 4)
         assert not any(each._ignores_input for each in connections(here))
-        await loop_clock.skip(1 + PATIENCE_S)
+        await loop_clock.skip(4 + PATIENCE_S)
         (answer,) = await client.to_the_end()
         assert (answer.status, answer.error["code"], answer["connection"]) == (408, "request_timeout", "close")
         assert not engine.requests
@@ -139,9 +139,9 @@ async def test_a_connection_without_a_request_ends(before: bytes, loop_clock: Lo
         if before:
             await client.send(before)
             assert (await client.answer()).status == 200
-        await loop_clock.skip(PATIENCE_S - 1)
+        await loop_clock.skip(PATIENCE_S - 4)
         assert connections(here)
-        await loop_clock.skip(1 + PATIENCE_S)
+        await loop_clock.skip(4 + PATIENCE_S)
         assert len(await client.to_the_end()) == bool(before)
 
 
@@ -236,7 +236,7 @@ async def test_an_answer_that_is_complete_and_not_taken_is_not_kept_for_ever(loo
             client.write(request(body=chat_body(fault="huge", bytes=12_000_000), headers=more))
             await until("it is answered", lambda: any(each.flow.write_paused for each in connections(here)))
             await until("the engine is done", lambda: engine.running == 0)
-            await loop_clock.skip(PATIENCE_S - 1)
+            await loop_clock.skip(PATIENCE_S - 4)
             assert connections(here)
             await until("the connection is ended", lambda: ended(here, loop_clock))
             client.reset()

@@ -174,9 +174,9 @@ async def test_the_deadline_ends_a_request(streaming: bool, loop_clock: LoopCloc
         await until(lambda: engine.running == 1)
         if streaming:
             await call
-        await loop_clock.skip(29)
+        await loop_clock.skip(20)
         assert engine.running == 1
-        await loop_clock.skip(5)
+        await loop_clock.skip(15)
         async with await call as answer:
             if streaming:
                 error = payloads(await events_of(answer))[-1]["error"]
