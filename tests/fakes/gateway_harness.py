@@ -93,7 +93,11 @@ class GatewayHarness:
 
 @contextlib.asynccontextmanager
 async def gateway_harness(*, with_table: bool = True, **settings: Any) -> AsyncIterator[GatewayHarness]:
-    """A gateway with these settings, connected to a fake controller, whose first table has no models."""
+    """A gateway with these settings, connected to a fake controller, whose first table has no models.
+
+    The machine may be busy: engines are given `DEADLINE_S` to accept a connection, unless the test sets another time.
+    """
+    settings = {"connect_timeout_s": DEADLINE_S} | settings
     controller = FakeController()
     await controller.start()
     try:
