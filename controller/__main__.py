@@ -21,7 +21,7 @@ import uvicorn
 
 from controller.api.app import create_app
 from controller.api.stopping import StopMiddleware
-from controller.assembly import Controller
+from controller.assembly import EXIT_FAILED, EXIT_RUNTIME_SILENT, Controller
 from controller.runtimes import open_runtime
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.settings import ControllerSettings, SettingsError, load_settings, split_address
@@ -46,7 +46,7 @@ def main() -> int:
     except StateLockedError as error:
         return _fail(4, str(error))
     except StateError as error:
-        return _fail(1, str(error))
+        return _fail(EXIT_FAILED, str(error))
     try:
         return asyncio.run(_serve(settings, store))
     finally:
@@ -67,7 +67,7 @@ async def _serve(settings: ControllerSettings, store: StateDir) -> int:
         runtime = await open_runtime(settings, store.instance)
     except RuntimeUnavailableError as error:
         listener.close()
-        return _fail(5, str(error))
+        return _fail(EXIT_RUNTIME_SILENT, str(error))
     timeout = aiohttp.ClientTimeout(sock_connect=settings.connect_timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
     async with (
@@ -86,7 +86,7 @@ async def _serve(settings: ControllerSettings, store: StateDir) -> int:
         server.should_exit = True
         server.force_exit = True
         await server_task
-    return 1 if controller.failed else 0
+    return controller.exit_code
 
 
 class _Server(uvicorn.Server):

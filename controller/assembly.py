@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 5.0
 DRIFT_EVERY_S = 30.0
 JOURNAL_NAME = "journal.db"
+EXIT_FAILED = 1
+EXIT_RUNTIME_SILENT = 5
 
 
 class Controller:
@@ -67,8 +69,8 @@ class Controller:
         self._wake = asyncio.Event()
         self._end_event = asyncio.Event()
         self._stop_engines = False
-        self.failed = False
-        """Whether it ended by itself."""
+        self.exit_code = 0
+        """What the program ends with; not 0 when the controller ended by itself. `controller.__main__` lists them."""
         self._tasks: list[asyncio.Task[None]] = []
         self._store = store
         self._instance = store.instance
@@ -194,8 +196,11 @@ class Controller:
         """A task of ours never ends by itself: should it, the controller ends too, and is started again."""
         if not task.cancelled() and not self._end_event.is_set():
             log.critical("%s ended", task.get_name(), exc_info=task.exception())
-            self.failed = True
-            self._end_event.set()
+            self._end_by_itself(EXIT_FAILED)
+
+    def _end_by_itself(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self._end_event.set()
 
     async def __aexit__(self, *_: object) -> None:
         self._end_event.set()
@@ -251,6 +256,10 @@ class Controller:
             self._recorder.record_round(before, after, self.hub.views)
             self._memory_sampler.follow_round(after)
         self._store.save_epoch()
+        silence, limit_s = self._reconciler.silence, self._settings.docker_gone_s
+        if silence is not None and silence.ends_controller(time.time(), limit_s):
+            log.critical("nobody listens at the Docker socket for %g s: ending, to be started on the new one", limit_s)
+            self._end_by_itself(EXIT_RUNTIME_SILENT)
         unsaved = tuple(self._list_unsaved())
         self._recorder.record_trouble(Trouble(tuple(self._files.list_problems()), self._reconciler.error, unsaved))
 
@@ -282,6 +291,11 @@ class Controller:
             gateways=self.hub.connected_ids,
             unsaved=self._list_unsaved(),
         )
+
+    def get_health_error(self) -> str | None:
+        """Why this controller does not do its work; None: it does."""
+        silence = self._reconciler.silence
+        return self._reconciler.error if silence is not None and silence.is_unhealthy(time.time()) else None
 
     def get_plan(self) -> PlanView | None:
         """The last round's plan."""

@@ -97,6 +97,13 @@ class ControllerSettings(BaseSettings):
     resync_s: float = Field(
         10, gt=0, description="Seconds after which everything is looked at again, whether or not something happened."
     )
+    docker_gone_s: float = Field(
+        0,
+        ge=0,
+        le=86400,
+        description="Seconds without anybody at the Docker socket after which the controller ends with code 5; 0: "
+        "never. compose.yaml sets 30: a socket that Docker made anew reaches a container only by a restart.",
+    )
     history_entries: int = Field(
         10_000,
         ge=100,

@@ -21,6 +21,9 @@ class Controls(Protocol):
     def get_status(self) -> ControllerStatus:
         """What there is."""
 
+    def get_health_error(self) -> str | None:
+        """Why the controller does not do its work; None: it does."""
+
     def get_plan(self) -> PlanView | None:
         """What is being done, or would be done were it not paused; None before the first observation."""
 
@@ -47,8 +50,12 @@ def declare(app: FastAPI, controls: Controls, registry: CollectorRegistry) -> No
     """Declare the routes. They are no part of the OpenAPI document: nobody outside reaches them."""
 
     @app.get("/internal/health", include_in_schema=False)
-    async def health() -> dict[str, str]:
-        return {"status": "ok", "version": __version__}
+    async def health(response: Response) -> dict[str, str]:
+        error = controls.get_health_error()
+        if error is None:
+            return {"status": "ok", "version": __version__}
+        response.status_code = 503
+        return {"status": "unhealthy", "version": __version__, "error": error}
 
     @app.get("/internal/status", include_in_schema=False)
     async def status() -> ControllerStatus:

@@ -17,6 +17,7 @@ from controller.observe.load_progress import LoadProgress
 from controller.observe.prober import Prober, ProbeTarget
 from controller.observe.remote_draining import RemoteDraining
 from controller.observe.remote_health import RemoteHealth
+from controller.observe.runtime_silence import RuntimeSilence, extend_silence
 from controller.planning.actions import Plan, Start
 from controller.planning.draining import ARRIVAL_S, count_inflight, gateways_may_reconnect, is_drained
 from controller.planning.draining import DrainState as DrainUnderWay
@@ -27,7 +28,7 @@ from controller.reconcile.executor import Executor
 from controller.reconcile.operation_state import OperationState
 from controller.redaction.patterns import mask_text
 from controller.redaction.redactor import Redact, redact_nothing
-from controller.runtimes.base import Runtime, RuntimeUnavailableError, SeenReplica
+from controller.runtimes.base import Runtime, RuntimeGoneError, RuntimeUnavailableError, SeenReplica
 from controller.schema.status import ModelState
 from controller.sizing.requirements import Requirements
 from controller.state import (
@@ -100,6 +101,8 @@ class Reconciler:
         self.round: Round | None = None
         self.error: str | None = None
         """Why the last observation failed; None: it did not."""
+        self.silence: RuntimeSilence | None = None
+        """Since when the runtime does not answer; None: it does."""
 
     async def run(self) -> None:
         """Reconcile until cancelled."""
@@ -129,8 +132,10 @@ class Reconciler:
             if self.error is None:
                 log.warning("nothing is changed while the runtime does not answer: %s", error)
             self.error = mask_text(str(error))
+            self.silence = extend_silence(self.silence, is_gone=isinstance(error, RuntimeGoneError), now=self._clock())
             self._publish_keys()
             return None
+        self.silence = None
         if desired is None:
             self.error = "the desired state was never valid; nothing is started or stopped"
             return None

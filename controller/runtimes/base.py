@@ -15,6 +15,10 @@ class RuntimeUnavailableError(Exception):
     """The runtime itself does not answer (the Docker daemon is down). Its state is then unknown, not empty."""
 
 
+class RuntimeGoneError(RuntimeUnavailableError):
+    """Nobody listens where the runtime was: it is not running, or it listens on a new socket of the same name."""
+
+
 class StartError(Exception):
     """A start that failed before there was an engine to watch. The message is for the operator."""
 

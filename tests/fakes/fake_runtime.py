@@ -6,7 +6,15 @@ import asyncio
 import builtins
 from collections.abc import AsyncIterator, Callable
 
-from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.runtimes.base import (
+    LogPart,
+    Rendered,
+    RuntimeGoneError,
+    RuntimeUnavailableError,
+    SeenReplica,
+    StartError,
+    StartRequest,
+)
 from controller.schema.desired import Definition
 from controller.state import Exit, Gpu, Phase, PreflightResult
 
@@ -21,6 +29,7 @@ class FakeRuntime:
         self.replicas: dict[str, SeenReplica] = {}
         self.calls: list[str] = []
         self.unavailable: str | None = None
+        self.is_gone = False
         self.preflight_error: str | None = None
         self.missing_image: str | None = None
         self.pull_error: str | None = None
@@ -40,7 +49,7 @@ class FakeRuntime:
 
     def _check(self) -> None:
         if self.unavailable is not None:
-            raise RuntimeUnavailableError(self.unavailable)
+            raise (RuntimeGoneError if self.is_gone else RuntimeUnavailableError)(self.unavailable)
 
     async def list_replicas(self) -> list[SeenReplica]:
         """What is in the table."""

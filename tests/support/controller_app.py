@@ -34,16 +34,18 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(root: Path, models: Mapping[str, Any]) -> AsyncIterator[Running]:
+async def running(root: Path, models: Mapping[str, Any], **settings: Any) -> AsyncIterator[Running]:
     """A controller of these models, which has made its first observation. Its engines never become ready."""
     (root / "desired").mkdir()
     (root / "desired" / "models.yaml").write_text(json.dumps({"models": models}))
-    settings = ControllerSettings(desired=root / "desired", state=root / "state", models=root, runtime="process")
+    made = ControllerSettings(
+        desired=root / "desired", state=root / "state", models=root, runtime="process", **settings
+    )
     runtime = FakeRuntime(time.time)
-    with contextlib.closing(StateDir.open_folder(settings.state, "i")) as store:
+    with contextlib.closing(StateDir.open_folder(made.state, "i")) as store:
         async with (
             aiohttp.ClientSession() as session,
-            Controller(settings, store, runtime, session) as controller,
+            Controller(made, store, runtime, session) as controller,
             _serving(controller) as url,
         ):
             await until("the first observation", lambda: controller.get_plan() is not None)

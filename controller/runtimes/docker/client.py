@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -17,7 +17,7 @@ from docker.constants import DEFAULT_DOCKER_API_VERSION
 from docker.errors import APIError, DockerException
 from docker.utils import kwargs_from_env, version_lt
 
-from controller.runtimes.base import RuntimeUnavailableError
+from controller.runtimes.base import RuntimeGoneError, RuntimeUnavailableError
 
 OLDEST_API: Final = "1.41"
 """Docker Engine 20.10."""
@@ -30,6 +30,8 @@ _WORDS: Final[Mapping[int, str]] = {
     errno.ECONNREFUSED: "nothing listens there: is Docker running?",
     errno.EACCES: "this user may not use it (the group `docker` may)",
 }
+
+_NOBODY_LISTENS: Final = (errno.ENOENT, errno.ECONNREFUSED)
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -123,7 +125,9 @@ class Daemon:
             client.close()
 
     def _unavailable(self, error: Exception) -> RuntimeUnavailableError:
-        return RuntimeUnavailableError(f"the Docker daemon at {self.url} does not answer: {plain_reason(error)}")
+        message = f"the Docker daemon at {self.url} does not answer: {plain_reason(error)}"
+        is_gone = any(isinstance(each, OSError) and each.errno in _NOBODY_LISTENS for each in _causes_of(error))
+        return RuntimeGoneError(message) if is_gone else RuntimeUnavailableError(message)
 
 
 def refused_error_of(error: APIError) -> DaemonRefusedError:
@@ -147,6 +151,16 @@ def negotiate_version(server: Mapping[str, Any]) -> str:
 
 def plain_reason(error: BaseException) -> str:
     """Why a daemon could not be reached, in plain words where the operating system's reason is a known one."""
+    for each in _causes_of(error):
+        if isinstance(each, OSError) and each.errno is not None and each.errno in _WORDS:
+            return _WORDS[each.errno]
+        if isinstance(each, requests.Timeout):
+            return "it hangs"
+    return str(error)
+
+
+def _causes_of(error: BaseException) -> Iterator[BaseException]:
+    """`error`, and what it was raised from. The library wraps a reason as a cause, as a context, or as an argument."""
     seen_ids: set[int] = set()
     pending_errors: list[BaseException] = [error]
     while pending_errors:
@@ -154,14 +168,9 @@ def plain_reason(error: BaseException) -> str:
         if id(each) in seen_ids:
             continue
         seen_ids.add(id(each))
-        if isinstance(each, OSError) and each.errno is not None and each.errno in _WORDS:
-            return _WORDS[each.errno]
-        if isinstance(each, requests.Timeout):
-            return "it hangs"
-        # The library wraps the reason as a cause, as a context, or as an argument.
+        yield each
         causes = (each.__cause__, each.__context__, *each.args, getattr(each, "reason", None))
         pending_errors += [cause for cause in causes if isinstance(cause, BaseException)]
-    return str(error)
 
 
 async def copy_detached(work: Callable[[], T], name: str, *, on_end: Callable[[], None] | None = None) -> T:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.runtimes.base import RuntimeUnavailableError
+from controller.runtimes.base import RuntimeGoneError, RuntimeUnavailableError
 from controller.runtimes.docker.client import Daemon
 from controller.runtimes.docker.runtime import DockerRuntime, open_docker
 
@@ -45,7 +45,7 @@ async def test_a_socket_that_nobody_listens_on_is_unavailable(tmp_path: Path) ->
     with socket.socket(socket.AF_UNIX) as old:
         old.bind(str(path))
     runtime = runtime_at(f"unix://{path}", tmp_path)
-    with pytest.raises(RuntimeUnavailableError, match="nothing listens there: is Docker running"):
+    with pytest.raises(RuntimeGoneError, match="nothing listens there: is Docker running"):
         await runtime.list_replicas()
     await runtime.close()
 
