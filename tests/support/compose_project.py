@@ -1,0 +1,113 @@
+"""One compose project on locally built images, over folders of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from docker.models.containers import Container
+
+from tests.conftest import open_docker_runtime
+from tests.support.ports import free_port
+from tests.support.require import require
+from tests.support.roundhouse_stack import REPOSITORY
+from tests.support.runtime_fixtures import DockerRuntimeFixture
+
+MODELS = """\
+models:
+  chat:
+    model_path: clockwork.gguf
+    llama_server_n_ctx: 4096
+    replicas: 2
+"""
+
+
+class ComposeProject:
+    """One compose project over folders of its own. `settings` is the environment of docker-compose."""
+
+    def __init__(self, folder: Path, runtime_fixture: DockerRuntimeFixture) -> None:
+        self.folder = folder
+        self.runtime_fixture = runtime_fixture
+        self.port = free_port()
+        self.name = f"rhtest{secrets.token_hex(3)}"
+        images = runtime_fixture.env()
+        self.settings = os.environ | images | {
+            "COMPOSE_PROJECT_NAME": self.name,
+            "ROUNDHOUSE_PORT": str(self.port),
+            "ROUNDHOUSE_MODELS_DIR": str(folder / "models"),
+            "ROUNDHOUSE_DESIRED_DIR": str(folder / "desired-state"),
+            "ROUNDHOUSE_IMAGE_GATEWAY": runtime_fixture.images["gateway"],
+        }  # fmt: skip
+
+    def run_compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run docker-compose in the repository."""
+        return subprocess.run(
+            ["docker-compose", *arguments],
+            cwd=REPOSITORY,
+            env=self.settings,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def compose(self, *arguments: str, check: bool = True) -> str:
+        """The same; what it printed. It must succeed, but for `check=False`."""
+        done = self.run_compose(*arguments)
+        assert done.returncode == 0 or not check, f"{arguments}: {done.stderr}"
+        return done.stdout
+
+    def roundhouse(self, *arguments: str) -> str:
+        """The command line inside the controller's container."""
+        return self.compose("exec", "-T", "controller", "roundhouse", *arguments, check=False)
+
+    def engines(self) -> dict[str, str]:
+        """Container name to id."""
+        mine = [f"dev.roundhouse.instance={self.runtime_fixture.instance}", "dev.roundhouse.role=replica"]
+        found = self.runtime_fixture.client.containers.list(filters={"label": mine})
+        return {container.name or "": container.id or "" for container in found}
+
+    def services(self) -> dict[str, Container]:
+        """The project's containers that run, by service."""
+        mine = f"com.docker.compose.project={self.name}"
+        found = self.runtime_fixture.client.containers.list(filters={"label": mine})
+        return {container.labels["com.docker.compose.service"]: container for container in found}
+
+    def loaded(self) -> bool:
+        """Whether all replicas of all models are ready."""
+        text = self.roundhouse("status", "--json")
+        if not text.startswith("{"):
+            return False
+        models = json.loads(text)["models"]
+        return bool(models) and all(
+            model["state"] == "loaded" and model["loaded_replicas"] == model["wanted_replicas"] for model in models
+        )
+
+    def down(self) -> None:
+        """As docs/images.md says."""
+        self.compose("stop")
+        self.compose("run", "--rm", "--no-deps", "--entrypoint", "roundhouse", "controller", "down")
+        self.compose("down", "--volumes")
+
+
+@pytest.fixture
+def compose_project(folder: Path, clockwork: Path) -> Iterator[ComposeProject]:
+    """A project whose desired state holds `MODELS`, not started yet."""
+    require("docker", shutil.which("docker-compose") is not None, "docker-compose is not installed")
+    runtime_fixture = open_docker_runtime()
+    for name in ("models", "desired-state"):
+        (folder / name).mkdir()
+    shutil.copy(clockwork, folder / "models" / "clockwork.gguf")
+    (folder / "desired-state" / "models.yaml").write_text(MODELS)
+    made = ComposeProject(folder, runtime_fixture)
+    try:
+        yield made
+    finally:
+        made.compose("stop", check=False)
+        runtime_fixture.close()
+        made.compose("down", "--volumes", check=False)
