@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from common.listening import pick_local_host, split_hosts
 from controller.config.messages import explain_errors
 
 PREFIX = "ROUNDHOUSE_"
@@ -46,7 +47,10 @@ class ControllerSettings(BaseSettings):
         description="Where the controller listens for gateways and the command line: `unix:<path>` or `host:port`; "
         f"default: `unix:<state>/{SOCKET_NAME}`. Never publish it.",
     )
-    host: str = Field("127.0.0.1", description="Address that the gateway listens on (for `roundhouse up`).")
+    host: str = Field(
+        "127.0.0.1",
+        description="Addresses or names, comma-separated, that the gateway listens on (for `roundhouse up`).",
+    )
     port: int = Field(8080, ge=0, le=65535, description="Port that the gateway listens on; 0 takes a free one.")
     image_llama_server: str = Field(
         "roundhouse/llama-server:latest", min_length=1, description="Container image of llama-server."
@@ -113,6 +117,12 @@ class ControllerSettings(BaseSettings):
     engine_log_mib: int = Field(10, ge=1, description="Most MiB of log kept of each engine.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity logged.")
 
+    @field_validator("host")
+    @classmethod
+    def _names_an_address(cls, value: str) -> str:
+        split_hosts(value)
+        return value
+
     @field_validator("controller_listen")
     @classmethod
     def _known_address(cls, value: str | None) -> str | None:
@@ -142,6 +152,16 @@ class ControllerSettings(BaseSettings):
         if isinstance(address, Path):
             return self.listen
         return url_of(*address)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """What the gateway listens on: addresses and names, at least one."""
+        return split_hosts(self.host)
+
+    @property
+    def gateway_url(self) -> str:
+        """Where a client on this machine reaches the gateway that `roundhouse up` starts."""
+        return url_of(pick_local_host(self.hosts), self.port)
 
     @property
     def images(self) -> dict[str, str]:

@@ -11,13 +11,12 @@ import functools
 import gc
 import logging
 import math
-import os
 import resource
 import signal
 import socket
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -25,6 +24,7 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
+from common.listening import ListenError, bind_listeners
 from gateway.app import Gateway, create_gateway, open_store
 from gateway.server.connection import ClientConnection
 from gateway.server.request_reader import ClientLimits
@@ -80,12 +80,11 @@ def main() -> int:
     if (problem := certificate_problem(settings)) is not None:
         return _refuse_start(EXIT_SETTINGS, problem)
     try:
-        listener = bind_listener(settings.host, settings.port)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        address = f"{settings.host}:{settings.port}"
+        listeners = bind_client_listeners(settings.hosts, settings.port)
+    except ListenError as error:
+        address = f"{error.host}:{settings.port}"
         return _refuse_start(
-            EXIT_PORT, f"cannot listen on {address}: {reason}. Choose another ROUNDHOUSE_HOST or _PORT."
+            EXIT_PORT, f"cannot listen on {address}: {error}. Choose another ROUNDHOUSE_HOST or _PORT."
         )
     try:
         store = open_store(settings)
@@ -96,18 +95,19 @@ def main() -> int:
     )
     disable_created_metrics()  # type: ignore[no-untyped-call]
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    host, port = listener.getsockname()[:2]
     scheme = "https" if settings.tls_cert else "http"
     log = logging.getLogger("gateway")
-    log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+    for listener in listeners:
+        host, port = listener.getsockname()[:2]
+        log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     if not settings.serves_everybody:
-        log.info("%s is not loopback: requests are refused while no keys are declared", host)
+        log.info("%s is not loopback: requests are refused while no keys are declared", settings.host)
     raise_file_limit()
     server = server_of(settings, store)
     tune_garbage_collector()
     if store is not None:
         shorten_switch_interval()
-    server.run(sockets=[listener])
+    server.run(sockets=listeners)
     return 0
 
 
@@ -156,24 +156,17 @@ def shorten_switch_interval() -> None:
     sys.setswitchinterval(0.0005)
 
 
-def bind_listener(host: str, port: int) -> socket.socket:
-    """A bound socket. Bound here and not by uvicorn, so that a taken port can be told in one line.
+def bind_client_listeners(hosts: Sequence[str], port: int) -> list[socket.socket]:
+    """A bound socket for each address. Bound here and not by uvicorn, so that a taken port can be told in one line.
 
-    Raises:
-        OSError: the address cannot be had.
+    Raises ListenError.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listeners = bind_listeners(hosts, port)
+    for listener in listeners:
         # Inherited by every connection. Else the system takes megabytes in advance, and asks for more only when a third
         # of them is gone: a client that reads slowly would seem to take nothing.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    return listeners
 
 
 def server_of(settings: GatewaySettings, store: ResponseStore | None) -> Server:

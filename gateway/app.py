@@ -93,7 +93,7 @@ def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Ga
         metrics.show_stored(lambda: store.totals, lambda: store.failures)
     cors = Cors(settings.cors_origins)
     lines, next_id = ResponseHeaders(cors), request_id_source()
-    hosts = HostCheck(settings.host, settings.allowed_hosts, is_open=settings.open)
+    hosts = HostCheck(settings.hosts, settings.allowed_hosts, is_open=settings.open)
     authenticator = Authenticator(live, hosts, cors, time.time, serves_everybody=settings.serves_everybody)
     responses = StoredResponses(store, live, HistoryBounds(settings.max_body_bytes), time.time)
     services = Services(

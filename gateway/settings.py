@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from common.listening import is_loopback, split_hosts
 
 MIB = 1024 * 1024
 
@@ -17,7 +18,11 @@ class GatewaySettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", extra="ignore", frozen=True)
 
-    host: str = Field("127.0.0.1", description="Address that the gateway listens on.")
+    host: str = Field(
+        "127.0.0.1",
+        description="Addresses or names, comma-separated, that the gateway listens on. A name stands for all its "
+        "addresses of this machine.",
+    )
     port: int = Field(8080, ge=0, le=65535, description="Port that the gateway listens on; 0 takes a free one.")
     controller_url: str = Field(
         "unix:state/controller.sock",
@@ -98,6 +103,12 @@ class GatewaySettings(BaseSettings):
             return tuple(name.strip().lower() for name in value.split(",") if name.strip())
         return value
 
+    @field_validator("host")
+    @classmethod
+    def _names_an_address(cls, value: str) -> str:
+        split_hosts(value)
+        return value
+
     @field_validator("controller_url")
     @classmethod
     def _known_scheme(cls, value: str) -> str:
@@ -122,9 +133,19 @@ class GatewaySettings(BaseSettings):
         return self
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """The addresses and names of `host`, at least one."""
+        return split_hosts(self.host)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it, at whichever address."""
+        return all(map(is_loopback, self.hosts))
+
+    @property
     def serves_everybody(self) -> bool:
         """Whether it serves while no keys are declared."""
-        return self.open or is_loopback(self.host)
+        return self.open or self.is_local
 
     @property
     def max_body_bytes(self) -> int:
@@ -140,13 +161,3 @@ class GatewaySettings(BaseSettings):
     def answer_buffer_bytes(self) -> int:
         """Most bytes of a blocking answer that are held back."""
         return self.answer_buffer_mib * MIB
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`. Of names, only `localhost` is known to be so."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -21,13 +21,13 @@ _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 class HostCheck:
     """Which Host and Origin headers are accepted.
 
-    Always: this machine's loopback names, the address listened on, and what the operator allows. On an open gateway
+    Always: this machine's loopback names, what is listened on, and what the operator allows. On an open gateway
     also a Host that is an IP address: that is how a network reaches it, and a rebinding name is never one.
     """
 
-    def __init__(self, host: str, allowed_names: Iterable[str], *, is_open: bool) -> None:
-        """`host` is the address listened on."""
-        self._names = frozenset({*_THIS_MACHINE, host.lower(), *(name.lower() for name in allowed_names)})
+    def __init__(self, hosts: Iterable[str], allowed_names: Iterable[str], *, is_open: bool) -> None:
+        """`hosts`: the addresses and names listened on."""
+        self._names = frozenset({*_THIS_MACHINE, *(name.lower() for name in (*hosts, *allowed_names))})
         self._any_address = is_open
         self._accepted: set[bytes] = set()
 

@@ -14,7 +14,7 @@ import aiohttp
 
 from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
-from gateway.__main__ import Server, bind_listener, server_of
+from gateway.__main__ import Server, bind_client_listeners, server_of
 from gateway.app import open_store
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import DEADLINE_S, FakeController
@@ -45,13 +45,13 @@ async def server_running(settings: GatewaySettings) -> AsyncIterator[tuple[str, 
     with tempfile.TemporaryDirectory(prefix="rh") as folder:
         if "state" not in settings.model_fields_set:
             settings = settings.model_copy(update={"state": Path(folder)})
-        listener = bind_listener(settings.host, 0)
+        listeners = bind_client_listeners(settings.hosts, 0)
         server = server_of(settings, open_store(settings))
         setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the test runner's
-        task = asyncio.create_task(server.serve(sockets=[listener]))
+        task = asyncio.create_task(server.serve(sockets=listeners))
         await until(lambda: server.started or task.done(), "the gateway starts")
         try:
-            host, port = listener.getsockname()[:2]
+            host, port = listeners[0].getsockname()[:2]
             scheme = "https" if settings.tls_cert else "http"
             yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", server
         finally:

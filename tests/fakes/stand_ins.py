@@ -85,7 +85,8 @@ async def gateway(does: str) -> None:
     runner = web.AppRunner(app)
     await runner.setup()
     try:
-        await web.TCPSite(runner, settings.host, settings.port, reuse_address=True).start()
+        for host in settings.hosts:
+            await web.TCPSite(runner, host, settings.port, reuse_address=True).start()
     except OSError:
         sys.exit(3)  # as the gateway does
     await until_told("gateway", does, asyncio.Event())

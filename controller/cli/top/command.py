@@ -58,10 +58,7 @@ def top(
 
 
 def _gateway_url() -> str:
-    from controller.settings import url_of
-
-    settings = read_settings()
-    return url_of(settings.host, settings.port)
+    return read_settings().gateway_url
 
 
 async def _once(url: str, gateway: str, interval_s: float) -> TopView:

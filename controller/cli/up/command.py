@@ -20,7 +20,10 @@ def up(
     models: Models = None,
     runtime: Runtime = None,
     host: Annotated[
-        str | None, typer.Option("--host", metavar="ADDRESS", help="Address that the gateway listens on.")
+        str | None,
+        typer.Option(
+            "--host", metavar="ADDRESS", help="Address or name that the gateway listens on; several with commas."
+        ),
     ] = None,
     port: Annotated[
         int | None,
@@ -44,7 +47,7 @@ def up(
 
     lock = lock_and_check(settings.state)
     try:
-        settings = settings.model_copy(update={"port": check_port_free(settings.host, settings.port)})
+        settings = settings.model_copy(update={"port": check_port_free(settings.hosts, settings.port)})
         run = UpRun(settings, program_specs(settings, os.environ), Announcer(as_json))
         return asyncio.run(run.run())
     finally:

@@ -1,29 +1,37 @@
-"""Whether the gateway's address can be had: found out before anything is started."""
+"""Whether the gateway's addresses can be had: found out before anything is started."""
 
 from __future__ import annotations
 
 import os
-import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
 
+from common.listening import ListenError, bind_listeners
 from controller.cli.exit_codes import CommandError, ExitCode
 
 
-def check_port_free(host: str, port: int) -> int:
-    """The port, or a free one for 0, after binding it for a moment. Raises CommandError with one line."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
+def check_port_free(hosts: Sequence[str], port: int) -> int:
+    """The port, or a free one for 0, after binding it for a moment at every host. Raises CommandError with one line."""
+    with ExitStack() as stack:
+        try:
             # As the gateway does: connections of an earlier run that are still closing do not count.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            # Two sockets that reuse an address may both be bound to it; only one may listen.
-            probe.listen(1)
-            return int(probe.getsockname()[1])
-    except socket.gaierror as error:
-        raise CommandError(
-            f"cannot listen on {host}: {error.strerror}; --host names the address", ExitCode.USAGE
-        ) from None
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        message = f"cannot listen on {host}:{port}: {reason}; choose another with --host or --port"
-        raise CommandError(message, ExitCode.ADDRESS_TAKEN) from None
+            listeners = [stack.enter_context(listener) for listener in bind_listeners(hosts, port)]
+        except ListenError as error:
+            if error.is_unresolved:
+                message, code = f"cannot listen on {error.host}: {error}; --host names the address", ExitCode.USAGE
+            else:
+                message, code = _describe_taken(f"{error.host}:{port}", str(error)), ExitCode.ADDRESS_TAKEN
+            raise CommandError(message, code) from None
+        for listener in listeners:
+            try:
+                # Two sockets that reuse an address may both be bound to it; only one may listen.
+                listener.listen(1)
+            except OSError as error:
+                ip, bound_port = listener.getsockname()[:2]
+                message = _describe_taken(f"{ip}:{bound_port}", os.strerror(error.errno or 0))
+                raise CommandError(message, ExitCode.ADDRESS_TAKEN) from None
+        return int(listeners[0].getsockname()[1])
+
+
+def _describe_taken(address: str, reason: str) -> str:
+    return f"cannot listen on {address}: {reason}; choose another with --host or --port"

@@ -28,7 +28,7 @@ from controller.cli.up.record import (
     write_record,
 )
 from controller.cli.up.supervisor import Child, ChildSpec, Ending, FatalExit, Supervisor
-from controller.settings import ControllerSettings, url_of
+from controller.settings import ControllerSettings
 
 CONTROLLER_ENDS: Final = {
     2: FatalExit(ExitCode.USAGE, "a setting is wrong"),
@@ -115,9 +115,8 @@ class UpRun:
 
     def _first_model(self) -> FirstModelWatcher:
         settings = self._settings
-        gateway_url = url_of(settings.host, settings.port)
         return FirstModelWatcher(
-            settings.controller_url, gateway_url, settings.desired, settings.models, self._announcer
+            settings.controller_url, settings.gateway_url, settings.desired, settings.models, self._announcer
         )
 
     def _record(self, pids: Mapping[str, int]) -> None:

@@ -55,6 +55,7 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
         ("RESYNC_S", "soon", "ROUNDHOUSE_RESYNC_S: must be a number, is `soon`"),
         ("CONTROLLER_LISTEN", "8090", "ROUNDHOUSE_CONTROLLER_LISTEN: must be `unix:<path>` or `host:port`, is `8090`"),
         ("CONTROLLER_LISTEN", "h:0", "ROUNDHOUSE_CONTROLLER_LISTEN: must be `unix:<path>` or `host:port`, is `h:0`"),
+        ("HOST", " , ", "ROUNDHOUSE_HOST: names no address"),
         ("CONTROLLER_LISTEN", "unix:", "ROUNDHOUSE_CONTROLLER_LISTEN: names no path after `unix:`"),
     ],
 )
@@ -65,6 +66,12 @@ def test_a_wrong_value_is_one_line_that_names_the_variable(
     with pytest.raises(SettingsError) as raised:
         load_settings()
     assert str(raised.value) == line
+
+
+def test_of_several_hosts_the_gateway_is_asked_at_one_that_this_machine_reaches() -> None:
+    settings = load_settings(host="gateway.egress, 127.0.0.1", port=81)
+    assert (settings.hosts, settings.gateway_url) == (("gateway.egress", "127.0.0.1"), "http://127.0.0.1:81")
+    assert load_settings(host="0.0.0.0").gateway_url == "http://127.0.0.1:8080"
 
 
 def test_every_wrong_value_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

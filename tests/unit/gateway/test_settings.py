@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from gateway.settings import GatewaySettings, is_loopback
+from gateway.settings import GatewaySettings
 
 DOCS = Path(__file__).parents[3] / "docs" / "gateway.md"
 
@@ -19,14 +19,21 @@ def _no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"ROUNDHOUSE_{name.upper()}", raising=False)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost", "localhost, ::1,127.0.0.1"])
 def test_loopback_needs_no_permission(host: str) -> None:
-    assert is_loopback(host)
+    assert GatewaySettings(host=host).is_local
     assert GatewaySettings(host=host).serves_everybody
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.1", "::", "example.org"])
+def test_hosts_are_a_comma_separated_list_with_something_in_it() -> None:
+    assert GatewaySettings(host=" gateway.egress, 127.0.0.1").hosts == ("gateway.egress", "127.0.0.1")
+    with pytest.raises(ValidationError, match="names no address"):
+        GatewaySettings(host=" ,")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.1", "::", "example.org", "127.0.0.1,192.168.0.1"])
 def test_other_addresses_serve_nobody_without_keys_unless_they_are_opened(host: str) -> None:
+    assert not GatewaySettings(host=host).is_local
     assert not GatewaySettings(host=host).serves_everybody
     assert GatewaySettings(host=host, open=True).serves_everybody
 

@@ -21,8 +21,8 @@ def verdict(rule: HostCheck, host: str | None, origin: str | None = None, cors: 
 
 
 NO_PAGES = Cors([])
-LOOPBACK = HostCheck("127.0.0.1", ["llm.example"], is_open=False)
-OPEN = HostCheck("0.0.0.0", [], is_open=True)
+LOOPBACK = HostCheck(["127.0.0.1"], ["llm.example"], is_open=False)
+OPEN = HostCheck(["0.0.0.0"], [], is_open=True)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_a_refusal_says_what_was_sent() -> None:
 
 
 def test_names_are_compared_without_case() -> None:
-    rule = HostCheck("LLM.Local", ["Api.Example"], is_open=False)
-    for host in ("llm.local", "LLM.LOCAL:1", "api.example", "API.EXAMPLE:8080"):
+    rule = HostCheck(["10.1.2.3", "LLM.Local"], ["Api.Example"], is_open=False)
+    for host in ("llm.local", "LLM.LOCAL:1", "10.1.2.3:80", "api.example", "API.EXAMPLE:8080"):
         assert verdict(rule, host, f"http://{host}") == "accepted"
     assert verdict(OPEN, "[FD00::1]:8080", "http://[fd00::1]:8080") == "accepted"
 
@@ -130,7 +130,7 @@ def test_an_origin_that_cors_names_is_not_foreign_and_no_other_is_let_in() -> No
 
 
 def test_what_is_remembered_has_a_bound() -> None:
-    rule = HostCheck("0.0.0.0", [], is_open=True)
+    rule = HostCheck(["0.0.0.0"], [], is_open=True)
     for port in range(3 * _REMEMBERED):
         assert verdict(rule, f"10.0.0.1:{port}") == "accepted"
     assert len(rule._accepted) == _REMEMBERED

@@ -13,9 +13,9 @@ from tests.support.ports import free_port
 
 def test_a_port_that_is_free_is_given_back_and_left_free() -> None:
     port = free_port()
-    assert check_port_free("127.0.0.1", port) == port
+    assert check_port_free(["127.0.0.1"], port) == port
     with socket.create_server(("127.0.0.1", port)), pytest.raises(CommandError) as told:
-        check_port_free("127.0.0.1", port)
+        check_port_free(["127.0.0.1"], port)
     assert told.value.args[0] == (
         f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another with --host or --port"
     )
@@ -23,4 +23,21 @@ def test_a_port_that_is_free_is_given_back_and_left_free() -> None:
 
 
 def test_for_port_0_a_free_one_is_found() -> None:
-    assert 0 < check_port_free("127.0.0.1", 0) < 65_536
+    assert 0 < check_port_free(["127.0.0.1"], 0) < 65_536
+
+
+def test_every_address_is_looked_at() -> None:
+    port = free_port()
+    hosts = ["127.0.0.2", "127.0.0.3"]
+    assert check_port_free(hosts, port) == port
+    assert 0 < check_port_free(hosts, 0) < 65_536
+    with socket.create_server(("127.0.0.3", port)), pytest.raises(CommandError, match=f"127.0.0.3:{port}"):
+        check_port_free(hosts, port)
+
+
+def test_a_name_that_is_none_is_a_matter_of_the_option() -> None:
+    with pytest.raises(CommandError) as told:
+        check_port_free(["127.0.0.1", "no-such-host.invalid"], 0)
+    assert told.value.args[0].startswith("cannot listen on no-such-host.invalid: ")
+    assert told.value.args[0].endswith("; --host names the address")
+    assert told.value.code is ExitCode.USAGE

@@ -1,0 +1,167 @@
+"""What a server listens on: one port at several addresses or names, and how they are written in one setting."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+_LOOPBACK_OF_WILDCARD: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not listened on
+"""The addresses that stand for all of this machine's, and where a client on it reaches who listens there."""
+_NOT_OF_THIS_MACHINE: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+_PORT_TRIES: Final = 20
+"""For a port that is free at every address, where none is named."""
+
+
+class ListenError(Exception):
+    """An address cannot be listened on, or a name stands for none. The text is the reason."""
+
+    def __init__(self, host: str, reason: str, *, is_unresolved: bool = False) -> None:
+        super().__init__(reason)
+        self.host = host
+        """The address, or the name with the address that it stands for."""
+        self.is_unresolved = is_unresolved
+        """It is a name that stands for no address."""
+
+
+class HostAddress(NamedTuple):
+    """An address of a host, of which each name may have several."""
+
+    host: str
+    """As it was asked for: the address itself, or a name."""
+    family: int
+    socket_address: tuple[Any, ...]
+    """As `socket.bind` takes it, with port 0."""
+
+    @property
+    def ip(self) -> str:
+        """The address as text. A link-local one names its interface."""
+        return str(self.socket_address[0])
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether it stands for all addresses of this machine."""
+        return self.ip in _LOOPBACK_OF_WILDCARD
+
+
+def split_hosts(text: str) -> tuple[str, ...]:
+    """The addresses and names of a comma-separated list, each once. Raises ValueError where it names none."""
+    hosts = tuple(dict.fromkeys(host.strip() for host in text.split(",") if host.strip()))
+    if not hosts:
+        raise ValueError("names no address")
+    return hosts
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`. Of names, only `localhost` is known to be so."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def pick_local_host(hosts: Sequence[str]) -> str:
+    """By which host a client on this machine reaches a server that listens at all of `hosts`."""
+    loopback_host = next(filter(is_loopback, hosts), None)
+    wildcard = next((host for host in hosts if host in _LOOPBACK_OF_WILDCARD), None)
+    return loopback_host or _LOOPBACK_OF_WILDCARD.get(wildcard or "") or hosts[0]
+
+
+def resolve_host(host: str) -> list[HostAddress]:
+    """All addresses of `host`. Raises ListenError where there is none."""
+    try:
+        answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ListenError(host, _reason_of(error), is_unresolved=True) from None
+    return [HostAddress(host, family, address) for family, _, _, _, address in answers]
+
+
+def select_addresses(addresses: Iterable[HostAddress]) -> list[HostAddress]:
+    """What to bind of `addresses`: each once, and none that a wildcard of its family stands for."""
+    by_place: dict[tuple[Any, ...], HostAddress] = {}
+    for each in addresses:
+        by_place.setdefault((each.family, each.socket_address), each)
+    distinct_addresses = by_place.values()
+    wildcard_families = {each.family for each in distinct_addresses if each.is_wildcard}
+    return [each for each in distinct_addresses if each.is_wildcard or each.family not in wildcard_families]
+
+
+def bind_listeners(hosts: Iterable[str], port: int) -> list[socket.socket]:
+    """Bound sockets, one for each address of `hosts`, all with the same port; 0 takes one that is free at all of them.
+
+    A name stands for those of its addresses that this machine has: `localhost` is often known by an address of IPv6
+    where that is switched off.
+
+    Raises:
+        ListenError: an address is not this machine's or is taken, or a name stands for none of this machine's.
+    """
+    addresses = select_addresses(address for host in hosts for address in resolve_host(host))
+    for _ in range(_PORT_TRIES if port == 0 else 0):
+        try:
+            return _bind_all(addresses, 0)
+        except _PortTakenError:
+            continue  # what was free at the first address is not at another
+    return _bind_all(addresses, port)
+
+
+class _PortTakenError(ListenError):
+    pass
+
+
+def _bind_all(addresses: Sequence[HostAddress], port: int) -> list[socket.socket]:
+    listeners: list[socket.socket] = []
+    bound_hosts: set[str] = set()
+    missing: dict[str, ListenError] = {}
+    has_ipv4 = any(each.family == socket.AF_INET for each in addresses)
+    try:
+        for address in addresses:
+            try:
+                listener = _bind(address, port, only_ipv6=has_ipv4)
+            except OSError as error:
+                error_class = _PortTakenError if error.errno == errno.EADDRINUSE else ListenError
+                told = error_class(_describe(address), _reason_of(error))
+                if error.errno not in _NOT_OF_THIS_MACHINE:
+                    raise told from None
+                missing.setdefault(address.host, told)
+            else:
+                listeners.append(listener)
+                bound_hosts.add(address.host)
+                port = listener.getsockname()[1]
+        for host, told in missing.items():
+            if host not in bound_hosts:
+                raise told
+    except ListenError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+def _bind(address: HostAddress, port: int, *, only_ipv6: bool) -> socket.socket:
+    listener = socket.socket(address.family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if address.family == socket.AF_INET6 and address.is_wildcard and only_ipv6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has sockets of its own
+        ip, _, *rest = address.socket_address
+        listener.bind((ip, port, *rest))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _describe(address: HostAddress) -> str:
+    return address.ip if address.ip == address.host else f"{address.host} ({address.ip})"
+
+
+def _reason_of(error: OSError | UnicodeError) -> str:
+    if not isinstance(error, OSError):
+        return "not a name"
+    # Failures to resolve have numbers of their own, below zero.
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
