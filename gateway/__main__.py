@@ -25,7 +25,7 @@ from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
 from common.listening import ListenError, bind_listeners
-from gateway.app import Gateway, create_gateway, open_store
+from gateway.app import AdminHostError, Gateway, create_gateway, open_store
 from gateway.server.connection import ClientConnection
 from gateway.server.request_reader import ClientLimits
 from gateway.settings import GatewaySettings
@@ -90,6 +90,10 @@ def main() -> int:
         store = open_store(settings)
     except StoreError as error:
         return _refuse_start(EXIT_SETTINGS, f"{error}. Set ROUNDHOUSE_STATE, or ROUNDHOUSE_RESPONSES_RETENTION_H=0")
+    try:
+        server = server_of(settings, store)
+    except AdminHostError as error:
+        return _refuse_start(EXIT_SETTINGS, f"ROUNDHOUSE_ADMIN_HOST: {error}")
     logging.basicConfig(
         level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -102,8 +106,9 @@ def main() -> int:
         log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     if not settings.serves_everybody:
         log.info("%s is not loopback: requests are refused while no keys are declared", settings.host)
+    elif not settings.opens_admin:
+        log.info("admin requests are refused while no keys are declared (ROUNDHOUSE_OPEN_ADMIN)")
     raise_file_limit()
-    server = server_of(settings, store)
     tune_garbage_collector()
     if store is not None:
         shorten_switch_interval()
@@ -170,7 +175,7 @@ def bind_client_listeners(hosts: Sequence[str], port: int) -> list[socket.socket
 
 
 def server_of(settings: GatewaySettings, store: ResponseStore | None) -> Server:
-    """The HTTP server, with nothing switched on that costs and is not used."""
+    """The HTTP server, with nothing switched on that costs and is not used. Raises AdminHostError."""
     gateway = create_gateway(settings, store)
     limits = ClientLimits(settings.max_header_kib * 1024, settings.client_timeout_s, settings.keep_alive_s)
     protocol = functools.partial(ClientConnection, direct=gateway.inference, limits=limits)

@@ -13,6 +13,7 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
+from common.listening import ListenError, resolve_host
 from gateway.admission.admission import Admission
 from gateway.api import INFERENCE_GROUPS, admin, document, errors, health, models, stored_responses
 from gateway.api.declare import TAGS
@@ -21,6 +22,7 @@ from gateway.control.inflight import InflightCounts
 from gateway.control.link import ControllerAddress, ControllerLink, LinkState
 from gateway.exchange.dispatcher import InferenceDispatcher
 from gateway.exchange.services import Services
+from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.authenticator import Authenticator
 from gateway.ingress.cors import Cors
 from gateway.ingress.host_check import HostCheck
@@ -76,8 +78,26 @@ def open_store(settings: GatewaySettings) -> ResponseStore | None:
     return ResponseStore(settings.state, max_bytes=max_bytes, retention_s=retention_s, clock=time.time)
 
 
+class AdminHostError(Exception):
+    """`admin_host` names what is no address of its own. The text says what and why."""
+
+
+def find_admin_addresses(settings: GatewaySettings) -> frozenset[str] | None:
+    """The local addresses at which admin requests are taken; None: any. Raises AdminHostError."""
+    if not settings.admin_host:
+        return None
+    try:
+        addresses = [address for host in settings.admin_host for address in resolve_host(host)]
+    except ListenError as error:
+        raise AdminHostError(f"{error.host}: {error}") from None
+    for address in addresses:
+        if address.is_wildcard:
+            raise AdminHostError(f"{address.host}: no connection has this address; unset it to mean every address")
+    return frozenset(address.ip for address in addresses)
+
+
 def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Gateway:
-    """The whole gateway with these settings. It closes the store at its end."""
+    """The whole gateway with these settings. It closes the store at its end. Raises AdminHostError."""
     live, link_state, metrics, limits = LiveRoutes(), LinkState(), Metrics(), RateLimits()
     admission = Admission(settings.queue_limit)
 
@@ -95,12 +115,13 @@ def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Ga
     lines, next_id = ResponseHeaders(cors), request_id_source()
     hosts = HostCheck(settings.hosts, settings.allowed_hosts, is_open=settings.open)
     authenticator = Authenticator(live, hosts, cors, time.time, serves_everybody=settings.serves_everybody)
+    gate = AdminGate(find_admin_addresses(settings), is_open=settings.opens_admin)
     responses = StoredResponses(store, live, HistoryBounds(settings.max_body_bytes), time.time)
     services = Services(
         settings, live, ledger, admission, limits, engines, metrics, lines, responses, time.monotonic, time.time
     )
     apis = [api for group in INFERENCE_GROUPS for api in group.APIS]
-    inference = InferenceDispatcher(apis, services, authenticator, next_id)
+    inference = InferenceDispatcher(apis, services, authenticator, gate, next_id)
 
     address = ControllerAddress.parse(settings.controller_url)
     link = ControllerLink(
@@ -125,6 +146,7 @@ def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Ga
     ingress = IngressMiddleware(
         app,
         authenticator,
+        gate,
         limits,
         cors,
         lines,

@@ -16,7 +16,7 @@ MIB = 1024 * 1024
 class GatewaySettings(BaseSettings):
     """Every setting of the gateway. `ROUNDHOUSE_` in front of the upper-case name gives the variable."""
 
-    model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", env_ignore_empty=True, extra="ignore", frozen=True)
 
     host: str = Field(
         "127.0.0.1",
@@ -30,6 +30,16 @@ class GatewaySettings(BaseSettings):
     )
     open: bool = Field(
         False, description="Serve without keys on an address that is not loopback. Everybody who reaches it may use it."
+    )
+    open_admin: bool | None = Field(
+        None,
+        description="Whether requests without keys may use admin routes while no keys are declared; default: where "
+        "only loopback addresses are listened on.",
+    )
+    admin_host: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Addresses or names, comma-separated: admin requests are taken only on connections to these "
+        "addresses of this machine, with keys too. Empty: to any.",
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -96,7 +106,7 @@ class GatewaySettings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity logged.")
 
-    @field_validator("allowed_hosts", "cors_origins", mode="before")
+    @field_validator("admin_host", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -146,6 +156,11 @@ class GatewaySettings(BaseSettings):
     def serves_everybody(self) -> bool:
         """Whether it serves while no keys are declared."""
         return self.open or self.is_local
+
+    @property
+    def opens_admin(self) -> bool:
+        """Whether everybody whom it serves may administer while no keys are declared."""
+        return self.is_local if self.open_admin is None else self.open_admin
 
     @property
     def max_body_bytes(self) -> int:

@@ -159,6 +159,25 @@ REQUEST_ERRORS: Final = (
         retry=False,
     ),
     ErrorCode(
+        "admin_closed",
+        403,
+        "permission_error",
+        "No keys are declared, and requests without keys may not use admin routes of this gateway.",
+        (
+            "Declare a key with the scope `admin`: `roundhouse key new NAME` prints the lines.",
+            "Or set ROUNDHOUSE_OPEN_ADMIN=1 if everybody who reaches the gateway may administer it.",
+        ),
+        retry=False,
+    ),
+    ErrorCode(
+        "admin_not_here",
+        403,
+        "permission_error",
+        "The gateway takes no admin requests at the address at which this one arrived.",
+        ("Ask at an address that ROUNDHOUSE_ADMIN_HOST of the gateway names.",),
+        retry=False,
+    ),
+    ErrorCode(
         "model_not_allowed",
         403,
         "permission_error",

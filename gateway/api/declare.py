@@ -52,6 +52,9 @@ INGRESS_CODES: Final = (
 )
 """Codes that any gated route may answer with."""
 
+ADMIN_SCOPE_CODES: Final = ("admin_closed", "admin_not_here")
+"""Codes that only routes of the scope `admin` may answer with."""
+
 INFERENCE: Final = (
     "invalid_json",
     "invalid_request",
@@ -82,6 +85,7 @@ INFERENCE: Final = (
 
 ADMIN: Final = (
     "scope_required",
+    *ADMIN_SCOPE_CODES,
     "unknown_route",
     "request_timeout",
     "body_too_large",
@@ -184,7 +188,9 @@ def declare_inference(
     """Add the route of `api` to `app`'s document. `request` None: it has no body. `more_codes`: error codes that no
     other inference route answers with."""
     name = f"{api.method.lower()}_{api.path.removeprefix('/v1/').strip('/')}"
-    codes = (*more_codes, *INFERENCE, "route_disabled") if api.is_inner_state else (*more_codes, *INFERENCE)
+    state_codes = ("route_disabled",) if api.is_inner_state else ()
+    scope_codes = ADMIN_SCOPE_CODES if api.scope == "admin" else ()
+    codes = (*more_codes, *INFERENCE, *state_codes, *scope_codes)
     parameters = [_ID] if "{id}" in api.path else []
     if api.is_native:
         text = f"{text}\n\n{_NATIVE}"

@@ -14,6 +14,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.response_exchange import ResponseExchange
 from gateway.exchange.services import ApiSpec, Services
+from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.authenticator import Authenticator
 from gateway.routing.table import Routes
 from gateway.server.call import ClientCall, Handler
@@ -29,10 +30,16 @@ class InferenceDispatcher:
     """What serves requests without the web framework (`request_reader.InferenceRoutes`)."""
 
     def __init__(
-        self, apis: Iterable[ApiSpec], services: Services, authenticator: Authenticator, next_id: Callable[[], str]
+        self,
+        apis: Iterable[ApiSpec],
+        services: Services,
+        authenticator: Authenticator,
+        gate: AdminGate,
+        next_id: Callable[[], str],
     ) -> None:
         self._services = services
         self._authenticator = authenticator
+        self._gate = gate
         self._next_id = next_id
         self._is_stopping = False
         self._openers = {(api.method.encode(), api.path.encode()): partial(self._open_exchange, api) for api in apis}
@@ -101,7 +108,7 @@ class InferenceDispatcher:
             caller = self._authenticator.authenticate_request(client.headers)
             exchange.authorize_caller(caller)
             self._check_running()
-            caller.require_scope(api.scope)
+            self._gate.authorize_request(caller, api.scope, client.local_address)
             self._check_served(api)
         except RoundhouseError as error:
             exchange.fail_request(error)

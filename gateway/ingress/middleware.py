@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable
 
 from controller.schema.errors import RoundhouseError
+from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.authenticator import Authenticator
 from gateway.ingress.cors import Cors
 from gateway.ingress.response_headers import ResponseHeaders
@@ -21,6 +22,7 @@ from gateway.server.asgi import (
     Scope,
     Send,
     limit_body,
+    local_address_of,
     request_id_of,
     send_error,
     send_whole,
@@ -45,6 +47,7 @@ class IngressMiddleware:
         self,
         framework: AsgiApp,
         authenticator: Authenticator,
+        gate: AdminGate,
         limits: RateLimits,
         cors: Cors,
         lines: ResponseHeaders,
@@ -57,6 +60,7 @@ class IngressMiddleware:
         """`now` gives monotonic seconds."""
         self._framework = framework
         self._authenticator = authenticator
+        self._gate = gate
         self._limits = limits
         self._now = now
         self._cors = cors
@@ -101,7 +105,7 @@ class IngressMiddleware:
         scope["state"]["caller"] = caller
         try:
             if access in ("inference", "admin"):
-                caller.require_scope(access)
+                self._gate.authorize_request(caller, access, local_address_of(scope))
             entry = self._limits.admit_request(caller, 0, self._now())
         except RoundhouseError as error:
             error_headers = [*answer_headers[1:], *self._limits.response_headers(caller, self._now())]

@@ -26,6 +26,12 @@ def request_id_of(scope: Scope) -> str:
     return request_id
 
 
+def local_address_of(scope: Scope) -> str | None:
+    """The address at which the request's connection arrived, as the system tells it; None: it has none."""
+    server = scope.get("server")
+    return str(server[0]) if server else None
+
+
 async def send_whole(send: Send, status: int, headers: list[Header], body: bytes) -> None:
     """Send a complete answer; its length is added to `headers`."""
     headers.append((b"content-length", b"%d" % len(body)))

@@ -52,6 +52,10 @@ class Connection(Protocol):
     def max_body_bytes(self) -> int:
         """Most bytes of a request's body."""
 
+    @property
+    def local_address(self) -> str | None:
+        """The address at which it arrived, as the system tells it; None: it has none."""
+
     def send_continue(self) -> None:
         """Ask the client for its body."""
 
@@ -115,6 +119,11 @@ class ClientCall:
         self.body_complete = False
         self.response_complete = False
         self.disconnected = False
+
+    @property
+    def local_address(self) -> str | None:
+        """The address at which its connection arrived; None: it has none."""
+        return self._connection.local_address
 
     # From the connection
 

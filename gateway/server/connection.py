@@ -130,6 +130,11 @@ class ClientConnection(RequestReader):
             self._default_headers, self._default_lines = headers, header_lines(headers)
         return self._default_lines
 
+    @property
+    def local_address(self) -> str | None:
+        """The address at which the connection arrived, as its socket tells it; None: it has none."""
+        return self.server[0] if self.server else None
+
     def send_continue(self) -> None:
         """Ask the client for its body."""
         self.transport.write(_CONTINUE)

@@ -91,8 +91,14 @@ SUBJECTS = (
     ),
     Subject(
         "openness",
-        ("gateway/ingress/host_check.py", "gateway/tenancy/api_keys.py", "gateway/ingress/cors.py"),
         (
+            "gateway/ingress/admin_gate.py",
+            "gateway/ingress/host_check.py",
+            "gateway/tenancy/api_keys.py",
+            "gateway/ingress/cors.py",
+        ),
+        (
+            "tests/unit/gateway/ingress/test_admin_gate.py",
             "tests/unit/gateway/ingress/test_host_check.py",
             "tests/unit/gateway/tenancy/test_api_keys.py",
             "tests/unit/gateway/ingress/test_cors.py",

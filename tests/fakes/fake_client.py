@@ -17,6 +17,7 @@ class FakeConnection:
         self.client = ("127.0.0.1", 1)
         self.default_lines = b""
         self.max_body_bytes = 1024
+        self.local_address = "127.0.0.1"
         self.complete: list[ClientCall] = []
         self.asked_for_body = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 
 import aiohttp
 import pytest
@@ -29,7 +30,7 @@ async def test_it_answers_at_each_address_and_connections_to_others_are_refused(
     async with running(ROUNDHOUSE_HOST="127.0.0.2, 127.0.0.3", ROUNDHOUSE_PORT=str(port)) as (process, here):
         await here.publish()
         for host in ("127.0.0.2", "127.0.0.3"):
-            await until(f"it answers at {host}", lambda host=host: answers_at(host, port))
+            await until(f"it answers at {host}", partial(answers_at, host, port))
         for host in ("127.0.0.1", "127.0.0.4"):
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection((host, port))
@@ -48,7 +49,7 @@ async def test_a_name_stands_for_all_its_addresses_of_this_machine() -> None:
     async with running(ROUNDHOUSE_HOST="127.0.0.2,localhost", ROUNDHOUSE_PORT=str(port)) as (_, here):
         await here.publish()
         for host in ("127.0.0.2", "127.0.0.1"):
-            await until(f"it answers at {host}", lambda host=host: answers_at(host, port))
+            await until(f"it answers at {host}", partial(answers_at, host, port))
 
 
 async def test_port_0_is_the_same_port_everywhere() -> None:
@@ -57,7 +58,7 @@ async def test_port_0_is_the_same_port_everywhere() -> None:
     )
     try:
         assert process.stderr is not None
-        ports = []
+        ports: list[str] = []
         while len(ports) < 2:
             line = (await process.stderr.readline()).decode()
             assert line, "it ended"

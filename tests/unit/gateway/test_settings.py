@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -38,6 +39,27 @@ def test_other_addresses_serve_nobody_without_keys_unless_they_are_opened(host: 
     assert GatewaySettings(host=host, open=True).serves_everybody
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_open"),
+    [
+        ({}, True),
+        ({"open_admin": False}, False),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "127.0.0.1,10.0.0.1", "open": True}, False),
+        ({"host": "0.0.0.0", "open": True, "open_admin": True}, True),
+    ],
+)
+def test_who_administers_without_keys(settings: dict[str, Any], is_open: bool) -> None:
+    assert GatewaySettings(**settings).opens_admin is is_open
+
+
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOST", "PORT", "OPEN", "OPEN_ADMIN", "ADMIN_HOST"):
+        monkeypatch.setenv(f"ROUNDHOUSE_{name}", "")
+    assert (GatewaySettings().host, GatewaySettings().port) == ("127.0.0.1", 8080)
+    assert (GatewaySettings().open_admin, GatewaySettings().admin_host) == (None, ())
+
+
 def test_tls_needs_files_that_are_there_and_a_certificate(tmp_path: Path) -> None:
     file = tmp_path / "x.pem"
     with pytest.raises(ValidationError, match="there is no file"):
@@ -50,7 +72,9 @@ def test_tls_needs_files_that_are_there_and_a_certificate(tmp_path: Path) -> Non
 
 def test_allowed_hosts_are_a_comma_separated_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDHOUSE_ALLOWED_HOSTS", " Gateway, llm.example ,")
+    monkeypatch.setenv("ROUNDHOUSE_ADMIN_HOST", "gateway.egress, 127.0.0.1")
     assert GatewaySettings().allowed_hosts == ("gateway", "llm.example")
+    assert GatewaySettings().admin_host == ("gateway.egress", "127.0.0.1")
 
 
 @pytest.mark.parametrize("url", ["http://controller:8081", "unix:/run/controller.sock", "unix:state/controller.sock"])

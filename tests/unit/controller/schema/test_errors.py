@@ -31,6 +31,8 @@ def test_codes_and_statuses_are_pinned() -> None:
         "forbidden_origin": 403,
         "keys_required": 403,
         "scope_required": 403,
+        "admin_closed": 403,
+        "admin_not_here": 403,
         "model_not_allowed": 403,
         "route_disabled": 403,
         "response_not_found": 404,

@@ -37,6 +37,7 @@ class Line:
 
     client = None
     default_lines = b""
+    local_address = None
 
     def __init__(self, transport: Any = None, max_body_bytes: int = 4 * 2**20) -> None:
         self.transport = transport
