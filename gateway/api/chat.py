@@ -9,8 +9,8 @@ from gateway.api.schemas import ChatCompletion, ChatCompletionRequest, InputToke
 from gateway.exchange.services import ApiSpec
 
 _CHAT, _COUNT = APIS = (
-    ApiSpec("/v1/chat/completions", streams=True),
-    ApiSpec("/v1/chat/completions/input_tokens", takes_slot=False),
+    ApiSpec("/v1/chat/completions", streams=True, scope="inference"),
+    ApiSpec("/v1/chat/completions/input_tokens", takes_slot=False, scope="inference"),
 )
 
 

@@ -8,7 +8,7 @@ from gateway.api.declare import declare_inference
 from gateway.api.schemas import Completion, CompletionRequest
 from gateway.exchange.services import ApiSpec
 
-APIS = (ApiSpec("/v1/completions", streams=True),)
+APIS = (ApiSpec("/v1/completions", streams=True, scope="inference"),)
 
 
 def declare(app: FastAPI) -> None:

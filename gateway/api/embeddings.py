@@ -8,7 +8,7 @@ from gateway.api.declare import declare_inference
 from gateway.api.schemas import EmbeddingList, EmbeddingRequest
 from gateway.exchange.services import ApiSpec
 
-APIS = (ApiSpec("/v1/embeddings"),)
+APIS = (ApiSpec("/v1/embeddings", scope="inference"),)
 
 
 def declare(app: FastAPI) -> None:

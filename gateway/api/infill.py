@@ -8,7 +8,7 @@ from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
 from gateway.exchange.services import ApiSpec
 
-APIS = (ApiSpec("/infill", streams=True, is_native=True),)
+APIS = (ApiSpec("/infill", streams=True, is_native=True, scope="inference"),)
 
 
 def declare(app: FastAPI) -> None:

@@ -8,8 +8,8 @@ from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
 from gateway.exchange.services import ApiSpec
 
-_PROPS = ApiSpec("/props", method="GET", takes_slot=False, is_native=True, body="none")
-_LORA = ApiSpec("/lora-adapters", method="GET", takes_slot=False, is_native=True, body="none")
+_PROPS = ApiSpec("/props", method="GET", takes_slot=False, is_native=True, body="none", scope="inference")
+_LORA = ApiSpec("/lora-adapters", method="GET", takes_slot=False, is_native=True, body="none", scope="inference")
 APIS = (_PROPS, _LORA)
 
 

@@ -8,7 +8,11 @@ from gateway.api.declare import declare_inference
 from gateway.api.schemas import CohereRanking, CohereRerankRequest, Ranking, RerankRequest
 from gateway.exchange.services import ApiSpec
 
-_V1, _ALIAS, _V2 = APIS = (ApiSpec("/v1/rerank"), ApiSpec("/rerank"), ApiSpec("/v2/rerank"))
+_V1, _ALIAS, _V2 = APIS = (
+    ApiSpec("/v1/rerank", scope="inference"),
+    ApiSpec("/rerank", scope="inference"),
+    ApiSpec("/v2/rerank", scope="inference"),
+)
 
 
 def declare(app: FastAPI) -> None:

@@ -9,8 +9,8 @@ from gateway.api.schemas import Anything, InputTokens, ResponsesRequest
 from gateway.exchange.services import ApiSpec
 
 _MAKE, _COUNT = APIS = (
-    ApiSpec("/v1/responses", streams=True, state="made"),
-    ApiSpec("/v1/responses/input_tokens", takes_slot=False, state="read"),
+    ApiSpec("/v1/responses", streams=True, state="made", scope="inference"),
+    ApiSpec("/v1/responses/input_tokens", takes_slot=False, state="read", scope="inference"),
 )
 _CODES = ("previous_response_not_found", "response_store_failed")
 

@@ -13,7 +13,7 @@ _SAID = {
     "/detokenize": ("Text of tokens", "The text of `tokens`."),
     "/apply-template": ("Prompt of messages", "What the model's chat template makes of `messages`."),
 }
-APIS = tuple(ApiSpec(path, takes_slot=False, is_native=True) for path in _SAID)
+APIS = tuple(ApiSpec(path, takes_slot=False, is_native=True, scope="inference") for path in _SAID)
 
 
 def declare(app: FastAPI) -> None:

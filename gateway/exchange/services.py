@@ -53,7 +53,8 @@ class ApiSpec:
     """It takes `stream`."""
     takes_slot: bool = True
     """An engine works on it in one of its slots, so it is admitted; else it goes in at once."""
-    scope: KeyScope = "inference"
+    scope: KeyScope = field(kw_only=True)
+    """That a key must have. Without a default: who adds an API says it, or the gateway does not start."""
     is_inner_state: bool = False
     """It changes or reveals an engine's inner state, so it is off by default."""
     body: BodyKind = "object"

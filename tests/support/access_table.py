@@ -1,0 +1,81 @@
+"""What each of the gateway's routes must demand, written down by hand: nothing here is read from the gateway's own
+table, which is held to it. A route that is added is added here, by somebody who thought of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from gateway.ingress.route_access import UNKNOWN_ROUTE_ACCESS, Access
+
+
+class Family(NamedTuple):
+    """Routes that demand the same."""
+
+    methods: str
+    """Separated by blanks; `*`: every one."""
+    paths: str
+    """Separated by blanks, as declared. `{...}` stands for one part of a path, `{...:path}` for any number of them."""
+    access: Access
+
+
+FAMILIES: Final = (
+    Family("GET HEAD", "/health /metrics", "open"),
+    Family("GET", "/openapi.json", "any_key"),
+    Family("GET", "/v1/models /models /v1/models/{name:path}", "inference"),
+    Family("GET DELETE", "/v1/responses/{response_id}", "inference"),
+    Family("GET", "/v1/responses/{response_id}/input_items", "inference"),
+    Family("POST", "/v1/responses/{response_id}/cancel", "inference"),
+    Family("POST", "/v1/responses /v1/responses/input_tokens", "inference"),
+    Family("POST", "/v1/chat/completions /v1/chat/completions/input_tokens /v1/completions", "inference"),
+    Family("POST", "/v1/messages /v1/messages/count_tokens", "inference"),
+    Family("POST", "/v1/embeddings /v1/rerank /v2/rerank /rerank", "inference"),
+    Family("POST", "/tokenize /detokenize /apply-template /infill", "inference"),
+    Family("GET", "/props /lora-adapters", "inference"),
+    Family("GET", "/slots", "admin"),
+    Family("POST", "/slots/{id} /props /lora-adapters", "admin"),
+    Family("*", "/v1/admin/{rest:path}", "admin"),
+)
+MAY_BE_OPEN: Final = re.compile(r"/health(/(?!warm$).*)?|/v1/health|/metrics|/|/assets/.*")
+"""Of all that come. The page is `/`, with its assets."""
+
+
+def list_expected() -> dict[tuple[str, str], Access]:
+    """The access of each method and path."""
+    return {
+        (method, path): family.access
+        for family in FAMILIES
+        for method in family.methods.split()
+        for path in family.paths.split()
+    }
+
+
+def find_expected(method: str, path: str) -> Access:
+    """What a request must show. `path` is as the gateway reads it: decoded, and without the query."""
+    for (known_method, known_path), access in list_expected().items():
+        if known_method in ("*", method) and re.fullmatch(_pattern(known_path), path):
+            return access
+    return UNKNOWN_ROUTE_ACCESS
+
+
+def list_differences(declared: Iterable[tuple[str, str, Access]]) -> list[str]:
+    """What the gateway declares and this table does not say, or says otherwise; and what only the table has."""
+    expected, found = list_expected(), {(method, path): access for method, path, access in declared}
+    routes = sorted(expected.keys() | found.keys())
+    return [
+        f"{method} {path}: declared {found.get((method, path))}, decided {expected.get((method, path))}"
+        for method, path in routes
+        if found.get((method, path)) != expected.get((method, path))
+    ]
+
+
+def _pattern(path: str) -> str:
+    parts = re.split(r"(\{[^}]*\})", path)
+    return "".join(_part_pattern(part) for part in parts)
+
+
+def _part_pattern(part: str) -> str:
+    if not part.startswith("{"):
+        return re.escape(part)
+    return ".*" if part.endswith(":path}") else "[^/]+"
