@@ -78,7 +78,7 @@ def declare_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def framework(request: Request, error: HTTPException) -> Response:
         if error.status_code == 405:
-            words = f"{request.url.path} is not for {request.method}."
+            words = f"{request.scope['path']} is not for {request.method}."
             answer = _error_response(request, RoundhouseError("method_not_allowed", words))
             answer.headers.update(error.headers or {})
             return answer
@@ -99,7 +99,7 @@ def _framework_error(request: Request, error: HTTPException) -> RoundhouseError:
         # FastAPI's own, of what its parser fails on otherwise than by a place in the text.
         return RoundhouseError("schema_violation", "The body is not JSON that can be read.")
     if error.status_code == 404:
-        return RoundhouseError("unknown_route", f"There is no {request.url.path}.")
+        return RoundhouseError("unknown_route", f"There is no {request.scope['path']}.")
     return _internal_error()
 
 

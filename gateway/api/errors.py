@@ -17,11 +17,13 @@ def declare(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def framework_error(request: Request, error: HTTPException) -> Response:
         if error.status_code == 405:
-            wrong_method = RoundhouseError("method_not_allowed", f"{request.url.path} is not for {request.method}.")
+            wrong_method = RoundhouseError(
+                "method_not_allowed", f"{request.scope['path']} is not for {request.method}."
+            )
             answer = _answer(request, wrong_method)
             answer.headers["allow"] = ", ".join(_allowed_methods(request))
             return answer
-        return _answer(request, RoundhouseError("unknown_route", f"There is no {request.url.path}."))
+        return _answer(request, RoundhouseError("unknown_route", f"There is no {request.scope['path']}."))
 
     @app.exception_handler(RoundhouseError)
     async def own_error(request: Request, error: RoundhouseError) -> Response:

@@ -178,7 +178,7 @@ async def _request_error(request: Request, error: RequestError) -> Response:
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     code = {404: "unknown_route", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    return error_response(f"{error.detail}: {request.method} {request.url.path}", code, error.status_code)
+    return error_response(f"{error.detail}: {request.method} {request.scope['path']}", code, error.status_code)
 
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:

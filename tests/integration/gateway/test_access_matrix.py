@@ -1,20 +1,59 @@
-"""Every method and path of the gateway, and every spelling of them, with every sort of key: what is let in is what
-`tests.support.access_table` says, and nothing else is reached."""
+"""Every method and path of the gateway, other spellings of them, and odd Hosts, with every sort of key: what is let in
+is what `tests.support.access_table` says, and nothing else is reached."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import contextlib
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import pytest
 from fastapi import FastAPI
+from yarl import URL
 
-from gateway.api import chat, models
+from gateway.api import INFERENCE_GROUPS, chat, models
 from gateway.app import Gateway, create_gateway
 from gateway.exchange.services import ApiSpec
 from gateway.ingress.route_access import Access, UndeclaredRouteError, require_access
 from gateway.routing.live_routes import LiveRoutes
 from gateway.settings import GatewaySettings
-from tests.support.access_table import MAY_BE_OPEN, list_differences, list_expected
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+from tests.fakes.mock_engine import MockEngine
+from tests.support.access_table import MAY_BE_OPEN, find_expected, list_differences, list_expected
+from tests.support.campaign import campaign_count
+from tests.support.queueing import key
+from tests.support.raw_http import Answer, RawClient, raw
+from tests.support.wait import until
+
+Item = TypeVar("Item")
+BOTH: Final = ("inference", "admin")
+KEYS: Final = (
+    key("all", scopes=BOTH),
+    key("inference"),
+    key("admin", scopes=("admin",)),
+    key("expired", scopes=BOTH, expires_at=time.time() - 1),
+    key("stranger", scopes=BOTH),
+)
+NOBODY: Final = ("", "nobody", "expired")
+"""Whose key opens nothing: none, one that is not known, and one that was."""
+OPENS: Final[Mapping[str, tuple[Access, ...]]] = {
+    **dict.fromkeys(NOBODY, ("open",)),
+    "inference": ("open", "any_key", "inference"),
+    "admin": ("open", "any_key", "admin"),
+    "all": ("open", "any_key", "inference", "admin"),
+    "stranger": ("open", "any_key", "inference", "admin"),
+}
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PURGE")
+NO_ROUTES: Final = ("/", "/nowhere", "/v1", "/v1/admin", "/docs", "/redoc", "/health/warm", "/v1/health", "/v2/models")
+NO_RESPONSE: Final = "resp_" + "0" * 48
+BODY: Final = json.dumps(
+    {"model": "org/m", "messages": [], "input": "Hi", "prompt": "Hi", "query": "Hi", "documents": ["Hi"]}
+)
 
 
 def declarations(gateway: Gateway) -> list[tuple[str, str, Access]]:
@@ -95,3 +134,285 @@ def test_a_route_that_opens_to_another_scope_is_found() -> None:
         "GET /slots: declared inference, decided admin"
     ]
     assert list_differences(declared) == ["GET /slots: declared None, decided admin"]
+
+
+def filled_in(path: str, response_id: str = NO_RESPONSE) -> str:
+    """A declared path, as it is asked for."""
+    parts = {"{name:path}": "org/m", "{response_id}": response_id, "{id}": "0", "{rest:path}": "plan"}
+    for part, text in parts.items():
+        path = path.replace(part, text)
+    return path
+
+
+def bearer(who: str) -> dict[str, str]:
+    """The key of that name."""
+    return {"authorization": f"Bearer secret-{who}"} if who else {}
+
+
+def verdict(access: Access, who: str) -> tuple[int, str] | None:
+    """Status and code of the refusal that is due; None: he is let in."""
+    if access in OPENS[who]:
+        return None
+    return (401, "invalid_api_key") if who in NOBODY else (403, "scope_required")
+
+
+@contextlib.asynccontextmanager
+async def guarded() -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
+    """A gateway with the keys, and the model `org/m`."""
+    async with gateway_harness(engine_state_routes=True) as here, engines(1) as (engine,):
+        await here.publish(route("org/m", [engine.url]), keys=KEYS)
+        yield here, engine
+
+
+async def test_every_method_and_path_with_every_sort_of_key() -> None:
+    async with guarded() as (here, engine):
+        admin = here.controller.admin
+        for path in sorted({*map(filled_in, {path for _, path in list_expected()}), *NO_ROUTES}):
+            for method in METHODS:
+                access = find_expected(method, path)
+                for who in OPENS:
+                    before = len(engine.requests), len(admin.asked)
+                    url = URL(f"{here.url}{path}?model=org%2Fm", encoded=True)
+                    body = None if method in ("GET", "HEAD", "TRACE") else BODY
+                    async with here.client.request(method, url, headers=bearer(who), data=body) as answer:
+                        text = await answer.text()
+                    reached = len(engine.requests) - before[0], len(admin.asked) - before[1]
+                    cell = (method, path, who, answer.status, text)
+                    refusal = verdict(access, who)
+                    if refusal is not None:
+                        assert (answer.status, reached) == (refusal[0], (0, 0)), cell
+                        assert method == "HEAD" or json.loads(text)["error"]["code"] == refusal[1], cell
+                        assert ("www-authenticate" in answer.headers) is (answer.status == 401), cell
+                    elif access == "any_key" and path != "/openapi.json":
+                        assert (answer.status in (404, 405), reached) == (True, (0, 0)), cell
+                    else:
+                        assert answer.status not in (401, 403), cell
+                        assert reached[1] == path.startswith("/v1/admin/"), cell
+
+
+@pytest.mark.parametrize("method", ["BREW", "get", "G\u00c9T", "", "CONNECT", "PRI"])
+async def test_what_is_no_method_reaches_nothing(method: str) -> None:
+    async with guarded() as (here, engine):
+        for path in ("/v1/admin/plan", "/v1/chat/completions", "/health"):
+            async with raw(here) as client:
+                client.write(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode("latin-1"))
+                assert (await client.answer()).status == 400
+        assert not engine.requests
+        assert not here.controller.admin.asked
+
+
+def spellings(path: str) -> list[tuple[str, str]]:
+    """Other ways to write a path, each with the path that it is read as: decoded once, and nothing else done to it."""
+    slashes, head, tail = path[1:].replace("/", "%2F"), path[:-1], path[-1]
+    return [
+        ("/" + "".join(f"%{ord(letter):02x}" for letter in path[1:]), path),
+        ("/" + slashes, path),
+        (f"{head}%{ord(tail):02X}", path),
+        (path + "?x=/../health", path),
+        (path + "#/health", path),
+        ("http://localhost" + path, path),
+        ("HTTP://user:password@localhost:1" + path, path),
+        ("ftp://localhost" + path, path),
+        ("http://localhost/" + path, "/" + path),
+        ("/" + path, "/" + path),
+        (path.replace("/", "//"), path.replace("/", "//")),
+        (path + "/", path + "/"),
+        (path + "//", path + "//"),
+        (path.upper(), path.upper()),
+        (path.replace("/", "/./"), path.replace("/", "/./")),
+        (path + "/.", path + "/."),
+        (path + "/../health", path + "/../health"),
+        ("/health/.." + path, "/health/.." + path),
+        ("/health/%2e%2e" + path, "/health/.." + path),
+        ("/health%2f.." + path, "/health/.." + path),
+        ("/metrics/..;" + path, "/metrics/..;" + path),
+        ("/v1/models/../.." + path, "/v1/models/../.." + path),
+        ("/v1/admin/../.." + path, "/v1/admin/../.." + path),
+        ("/v1/admin/%2e%2e/%2e%2e" + path, "/v1/admin/../.." + path),
+        ("/" + path[1:].replace("/", "%252F"), "/" + path[1:].replace("/", "%2F")),
+        ("/" + path[1:].replace("/", "\\"), "/" + path[1:].replace("/", "\\")),
+        ("/" + path[1:].replace("/", "%5c"), "/" + path[1:].replace("/", "\\")),
+        (path.replace("/", "/%c0%af"), path.replace("/", "/\ufffd\ufffd")),
+        (path + "%00", path + "\0"),
+        (path + "%20", path + " "),
+        (path + "%3fx", path + "?x"),
+        (path + "%23x", path + "#x"),
+        (path + ";x", path + ";x"),
+        (path + ".json", path + ".json"),
+    ]
+
+
+def some_of(items: Sequence[Item], turn: int, who: str) -> Sequence[Item]:
+    """All of them where nobody is let in, since that is soon done, and in a campaign; else a third, in turn others."""
+    first = turn % len(items)
+    turned = [*items[first:], *items[:first]]
+    return turned[: len(items) if who in NOBODY else campaign_count(len(items) // 3, len(items))]
+
+
+class Asker:
+    """Sends requests on one connection, or on the next where the gateway ends it."""
+
+    def __init__(self, here: GatewayHarness, stack: contextlib.AsyncExitStack) -> None:
+        self._here = here
+        self._stack = stack
+        self._client: RawClient | None = None
+
+    async def ask(self, method: str, target: str, who: str, host: bytes = b"localhost") -> Answer:
+        """One whole answer."""
+        if self._client is None:
+            self._client = await self._stack.enter_async_context(raw(self._here))
+        body = BODY.encode() if method == "POST" else b""
+        lines = [f"{method} {target} HTTP/1.1".encode("latin-1"), b"host: " + host, b"content-length: %d" % len(body)]
+        lines += [f"{name}: {value}".encode() for name, value in bearer(who).items()]
+        number = len(self._client.answers) + 1
+        self._client.write(b"\r\n".join([*lines, b"", body]))
+        answer = await self._client.answer(number)
+        if answer.all("connection"):
+            self._client = None
+        return answer
+
+
+@pytest.mark.parametrize("who", ["", "inference", "admin"])
+async def test_no_spelling_of_a_path_goes_around_a_scope(who: str) -> None:
+    async with guarded() as (here, engine), contextlib.AsyncExitStack() as stack:
+        asker = Asker(here, stack)
+        for turn, (declared_method, declared_path) in enumerate(list_expected()):
+            method = {"*": "POST", "HEAD": "GET"}.get(declared_method, declared_method)
+            for target, read_path in some_of(spellings(filled_in(declared_path)), turn, who):
+                before = len(engine.requests), len(here.controller.admin.asked)
+                answer = await asker.ask(method, target, who)
+                reached = len(engine.requests) - before[0], len(here.controller.admin.asked) - before[1]
+                access = find_expected(method, read_path)
+                refusal = verdict(access, who)
+                cell = (method, target, who, answer)
+                if refusal is not None:
+                    assert (answer.status, answer.error["code"]) == refusal, cell
+                    assert reached == (0, 0), cell
+                else:
+                    assert answer.status not in (401, 403), cell
+                    assert reached == (0, 0) or access in BOTH, cell
+                    assert not reached[1] or access == "admin", cell
+
+
+HOSTS: Final = (
+    b"localhost/health",
+    b"localhost/v1/admin/plan?",
+    b"localhost?/health",
+    b"localhost#",
+    b"localhost:1/health#",
+    b"/health",
+    b"?",
+    b"#/health",
+    b"user@localhost",
+    b"user:password@localhost/health?@",
+    b"@",
+    b"local host",
+    b"local\thost",
+    b"[",
+    b"]",
+    b"[::1",
+    b"[::1%25/health]",
+    b"localhost:port",
+    b"localhost:99999",
+    b"\\\\localhost\\health",
+    b"http://localhost/health",
+    b"..",
+    b"%2e%2e/health",
+    b"\xff\x80",
+    "\u2100.example".encode(),
+    b"a" * 4000,
+)
+
+
+@pytest.mark.parametrize("who", ["", "inference", "admin"])
+async def test_no_host_changes_a_verdict(who: str) -> None:
+    """With keys the Host header says nothing: neither of what is let in, nor of what the answer is."""
+    routes = {(method, filled_in(path)) for method, path in list_expected() if method not in ("*", "HEAD")}
+    routes |= {("GET", "/v1/admin/plan"), ("GET", "/nowhere"), ("PUT", "/props"), ("GET", "/v1/admin%0a/plan")}
+    async with guarded() as (here, _), contextlib.AsyncExitStack() as stack:
+        asker = Asker(here, stack)
+        for turn, (method, path) in enumerate(sorted(routes)):
+            refusal = verdict(find_expected(method, path.replace("%0a", "\n")), who)
+            plain = await asker.ask(method, path, who)
+            assert refusal == ((plain.status, plain.error["code"]) if plain.status in (401, 403) else None), path
+            for host in some_of(HOSTS, turn, who):
+                answer = await asker.ask(method, path, who, host)
+                said = [(each.status, each.status >= 400 and each.error["message"]) for each in (answer, plain)]
+                assert said[0] == said[1], (method, path, host)
+
+
+@pytest.mark.parametrize("control", [b"\0", b"\x01", b"\x0b", b"\x1f", b"\x7f", b"\r", b"\n"])
+async def test_a_host_with_a_control_character_is_no_request(control: bytes) -> None:
+    async with guarded() as (here, engine):
+        for path in ("/v1/admin/plan", "/v1/models", "/health"):
+            async with raw(here) as client:
+                client.write(f"GET {path} HTTP/1.1\r\n".encode() + b"host: local" + control + b"host\r\n\r\n")
+                assert (await client.answer()).status == 400
+        assert not engine.requests
+        assert not here.controller.admin.asked
+
+
+@pytest.mark.parametrize(
+    ("target", "read_path"),
+    [("/a%0ab", "/a\nb"), ("/v1/admin%0d%0a/plan", "/v1/admin\r\n/plan"), ("/a%5Cb", "/a\\b"), ("/a%3Fb", "/a?b")],
+)
+async def test_an_answer_names_the_path_that_was_judged(target: str, read_path: str) -> None:
+    """And not what is left of it in a URL that is put together and taken apart again."""
+    async with guarded() as (here, _), contextlib.AsyncExitStack() as stack:
+        answer = await Asker(here, stack).ask("GET", target, "all")
+        assert (answer.status, answer.error["message"]) == (404, f"There is no {read_path}.")
+
+
+def stateful_requests(response_id: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """Method, path and body of every request that names a stored response: of each route that has its id in the path,
+    and of each API that continues one."""
+    by_path = [
+        (method, filled_in(path, response_id), {}) for method, path in list_expected() if "{response_id}" in path
+    ]
+    apis = [api.path for group in INFERENCE_GROUPS for api in group.APIS if api.state != "none"]
+    asked: dict[str, Any] = {"model": "org/m", "input": "Hi"}
+    continued = [("POST", path, asked | {"previous_response_id": response_id}) for path in apis]
+    streamed = [("POST", "/v1/responses", asked | {"previous_response_id": response_id, "stream": True})]
+    return [*by_path, *continued, *streamed]
+
+
+def test_every_route_of_stored_responses_is_among_them() -> None:
+    assert {(method, path.split("/")[2]) for method, path, _ in stateful_requests("x")} == {
+        (method, path.split("/")[2]) for method, path in list_expected() if path.startswith("/v1/responses")
+    }
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+async def test_anothers_state_is_as_if_there_was_none(is_running: bool) -> None:
+    async with guarded() as (here, engine):
+        made: dict[str, Any] = {"model": "org/m", "input": "Hi", "background": is_running}
+        if is_running:
+            made["fault"] = "hold"
+        async with here.client.post(here.url + "/v1/responses", json=made, headers=bearer("all")) as answer:
+            response_id = (await answer.json())["id"]
+        if is_running:
+            await until("the engine works on it", lambda: engine.running == 1)
+        engine_requests = len(engine.requests)
+
+        async def told(asked_id: str) -> list[Any]:
+            answers = []
+            for method, path, body in stateful_requests(asked_id):
+                async with here.client.request(
+                    method, here.url + path, json=body or None, headers=bearer("stranger")
+                ) as answer:
+                    text = re.sub(r"req-[\w-]+", "", (await answer.text()).replace(asked_id, NO_RESPONSE))
+                    names = sorted(answer.headers)
+                    answers.append((method, answer.status, json.loads(text)["error"]["code"], text, names))
+            return answers
+
+        of_nobody = await told(NO_RESPONSE)
+        assert await told(response_id) == of_nobody
+        assert [one[1:3] for one in of_nobody[:4]] == [(404, "response_not_found")] * 4
+        assert {one[1:3] for one in of_nobody[4:]} == {(400, "previous_response_not_found")}
+        assert len(engine.requests) == engine_requests
+        url = f"{here.url}/v1/responses/{response_id}"
+        async with here.client.get(url, headers=bearer("all")) as answer:
+            assert (await answer.json())["status"] == ("in_progress" if is_running else "completed")
+        engine.release.set()
+        async with asyncio.timeout(60), here.client.delete(url, headers=bearer("all")) as answer:
+            assert answer.status == 200
