@@ -7,12 +7,15 @@ points at 127.0.0.1 (DNS rebinding).
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable, Sequence
 
 from controller.schema.errors import RoundhouseError
 from gateway.ingress.cors import Cors
 from gateway.server.asgi import Header
 
+_ZONE = re.compile(r"[A-Za-z0-9._~-]+")
+"""Of an IPv6 address: the interface, after `%`. Python's own check takes nearly any text for one."""
 _REMEMBERED = 64
 """Host headers that need no second look."""
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
@@ -78,8 +81,9 @@ def _is_port(text: str) -> bool:
 
 
 def _is_address(name: str) -> bool:
+    address, percent, zone = name.partition("%")
     try:
-        ipaddress.ip_address(name)
+        ipaddress.ip_address(address)
     except ValueError:
         return False
-    return True
+    return not percent or (":" in address and _ZONE.fullmatch(zone) is not None)

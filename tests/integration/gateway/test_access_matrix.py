@@ -341,6 +341,26 @@ async def test_no_host_changes_a_verdict(who: str) -> None:
                 assert said[0] == said[1], (method, path, host)
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_without_keys_an_odd_host_is_foreign_on_every_route(is_open: bool) -> None:
+    settings: dict[str, Any] = {"host": "0.0.0.0", "open": True} if is_open else {}
+    odd = [host for host in (*HOSTS, b"[::1%@evil.example]", b"[fe80::1%?]:80") if host != b"localhost:99999"]
+    async with gateway_harness(engine_state_routes=True, **settings) as here, engines(1) as (engine,):
+        await here.publish(route("org/m", [engine.url]))
+        async with contextlib.AsyncExitStack() as stack:
+            asker = Asker(here, stack)
+            for declared_method, path in list_expected():
+                method = {"*": "POST", "HEAD": "GET"}.get(declared_method, declared_method)
+                for host in odd:
+                    answer = await asker.ask(method, filled_in(path), "", host)
+                    if find_expected(method, filled_in(path)) == "open":
+                        assert answer.status == 200, (path, host)
+                    else:
+                        assert (answer.status, answer.error["code"]) == (403, "forbidden_host"), (path, host)
+        assert not engine.requests
+        assert not here.controller.admin.asked
+
+
 @pytest.mark.parametrize("control", [b"\0", b"\x01", b"\x0b", b"\x1f", b"\x7f", b"\r", b"\n"])
 async def test_a_host_with_a_control_character_is_no_request(control: bytes) -> None:
     async with guarded() as (here, engine):

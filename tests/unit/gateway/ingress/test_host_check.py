@@ -66,6 +66,26 @@ def test_an_open_gateway_is_reached_by_address_and_not_by_foreign_name() -> None
 
 
 @pytest.mark.parametrize(
+    "host", ["[::1%/v1/admin]", "[fe80::1%@evil.example]:80", "[::1%?]", "[::1%#]", "[::1%a b]", "[::1%é]"]
+)
+def test_an_address_with_any_text_in_it_is_none(host: str) -> None:
+    """Python takes whatever follows `%` for the name of an interface."""
+    assert verdict(OPEN, host) == "forbidden_host"
+
+
+def test_an_address_may_name_its_interface() -> None:
+    """As some clients send it, some with the percent sign encoded; most leave it out."""
+    for host in (
+        "[fe80::1%eth0]:8080",
+        "[fe80::1%br-0a1b2c]",
+        "[fe80::1%2]",
+        "[fe80::1%25eth0]",
+        "[fe80::1%eth0.100]:80",
+    ):
+        assert verdict(OPEN, host) == "accepted"
+
+
+@pytest.mark.parametrize(
     "origin", ["http://localhost:3000", "http://127.0.0.1:8080", "https://llm.example", "HTTP://LOCALHOST"]
 )
 def test_pages_of_this_machine_may_ask(origin: str) -> None:
