@@ -386,7 +386,7 @@ async def test_an_answer_names_the_path_that_was_judged(target: str, read_path: 
 def stateful_requests(response_id: str) -> list[tuple[str, str, dict[str, Any]]]:
     """Method, path and body of every request that names a stored response: of each route that has its id in the path,
     and of each API that continues one."""
-    by_path = [
+    by_path: list[tuple[str, str, dict[str, Any]]] = [
         (method, filled_in(path, response_id), {}) for method, path in list_expected() if "{response_id}" in path
     ]
     apis = [api.path for group in INFERENCE_GROUPS for api in group.APIS if api.state != "none"]

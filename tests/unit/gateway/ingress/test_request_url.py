@@ -24,7 +24,8 @@ def find_uses(source: str) -> list[int]:
         for argument in ast.walk(tree)
         if isinstance(argument, ast.arg) and argument.annotation is not None and _is_request(argument.annotation)
     }
-    return sorted(node.lineno for node in ast.walk(tree) if _is_use(node, names))
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.expr))
+    return sorted(node.lineno for node in nodes if _is_use(node, names))
 
 
 def _is_request(annotation: ast.expr) -> bool:
@@ -32,7 +33,7 @@ def _is_request(annotation: ast.expr) -> bool:
     return any(word.rpartition(".")[2] in REQUESTS for word in words)
 
 
-def _is_use(node: ast.AST, request_names: set[str]) -> bool:
+def _is_use(node: ast.expr, request_names: set[str]) -> bool:
     if isinstance(node, ast.Call):
         return _last_name(node.func) == "URL" and any(keyword.arg == "scope" for keyword in node.keywords)
     if not isinstance(node, ast.Attribute) or node.attr not in MADE_OF_THE_HOST:
