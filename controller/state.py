@@ -166,6 +166,16 @@ class Draining:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleSpan:
+    """Probes in a row: to each of them the engine said that nothing was inside, and it did no work between them."""
+
+    since: float
+    """When the first of them began."""
+    until: float
+    """When the last of them began."""
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedReplica:
     """One engine that carries our labels."""
 
@@ -185,6 +195,8 @@ class ObservedReplica:
     argv: tuple[str, ...] = ()
     context_length: int | None = None
     """Tokens of one request, as the ready engine tells; None: it has not told."""
+    idle_span: IdleSpan | None = None
+    """How long the engine has said that it is idle; None: at the last probe it was not, or it does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +204,7 @@ class ModelTraffic:
     """The requests for one model, by all gateways."""
 
     waiting: int | None = 0
-    """Those that wait for a load or a slot; None: a gateway is lost."""
+    """Those that wait for a load or a slot; None: a gateway that may hold some is lost."""
     waits_since: float | None = None
     """Since when the one that came first waits."""
     last_used: float | None = None

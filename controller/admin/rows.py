@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import JsonValue
 
 from controller.engines import ENGINES
 from controller.engines.load_fields import list_constraints
-from controller.planning.draining import GatewayView, count_inflight, present_gateways
+from controller.planning.draining import (
+    GatewayView,
+    count_inflight,
+    counts_unknown_since,
+    present_gateways,
+    proves_idle,
+)
+from controller.planning.model_traffic import joint_idle_span
 from controller.redaction.patterns import mask_fields
 from controller.schema.admin import GpuMemory, GpuModel, HeldBy, ModelConfigured, ModelLive
 from controller.schema.desired import Definition
 from controller.schema.status import GpuStatus, ModelState, ModelStatus
 from controller.sizing.estimator import Estimate, estimate_replicas
-from controller.state import DesiredModel
+from controller.state import DesiredModel, IdleSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +32,22 @@ class Traffic:
 
     gateways: tuple[GatewayView, ...]
     now: float
-
-    @property
-    def is_known(self) -> bool:
-        """Whether every gateway's counts are known."""
-        views = present_gateways(self.gateways, self.now)
-        return bool(views) and all(view.lost_at is None for view in views)
+    idle_spans: Mapping[str, IdleSpan] = field(default_factory=dict)
+    """Replica name to how long its engine has said that it is idle; absent: it has not."""
 
     def count_inside(self, replicas: Iterable[str]) -> int | None:
         """The number of requests that these replicas are answering; None: a gateway's count is unknown."""
-        counts = [count_inflight(name, self.gateways, self.now) for name in replicas] if self.is_known else [None]
+        counts = [count_inflight(name, self.gateways, self.now, self.idle_spans.get(name)) for name in replicas]
         return sum(count for count in counts if count is not None) if None not in counts else None
 
-    def count_queued(self, model: str) -> int | None:
-        """The number of requests that wait for the model; None: a gateway's count is unknown."""
-        if not self.is_known:
+    def count_queued(self, model: str, replicas: Sequence[str]) -> int | None:
+        """The number of requests that wait for the model of these replicas; None: a gateway's count is unknown."""
+        unknown_since = counts_unknown_since(self.gateways, self.now)
+        idle_span = joint_idle_span(map(self.idle_spans.get, replicas))
+        if unknown_since is not None and not proves_idle(idle_span, unknown_since):
             return None
-        return sum(view.report.queued.get(model, 0) for view in present_gateways(self.gateways, self.now))
+        views = present_gateways(self.gateways, self.now)
+        return sum(view.report.queued.get(model, 0) for view in views if view.lost_at is None)
 
     def requests_holding(self, replicas: Iterable[str]) -> list[HeldBy]:
         """The requests inside replicas that are routed to no more, the oldest first."""
@@ -95,7 +101,7 @@ def live_row(
         replicas=replicas,
         loaded_replicas=status.loaded_replicas,
         inflight_requests=traffic.count_inside(replica_names),
-        queue_depth=traffic.count_queued(want.name),
+        queue_depth=traffic.count_queued(want.name, replica_names),
         runtime_inflight=traffic.count_inside(ready_names),
         last_error=status.last_error,
         vram_estimate_mib=total,

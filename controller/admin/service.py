@@ -158,7 +158,9 @@ class AdminService:
             if each.name in models and only_name in (None, each.name)
         ]
         estimates = await self._estimator.estimate_models(want for want, _ in model_statuses)
-        traffic = Traffic(self._hub.views, self._clock())
+        replicas = current_round.observed.replicas
+        idle_spans = {each.name: each.idle_span for each in replicas if each.idle_span is not None}
+        traffic = Traffic(self._hub.views, self._clock(), idle_spans)
         gpus = current_round.observed.gpus
         return [
             (

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from controller.state import Health
+from controller.state import Health, IdleSpan
 
 STALL_S = 120.0
 
@@ -47,14 +47,20 @@ class ProbedHealth:
     progressed_at: float | None = None
     idle: bool | None = None
     """By the engine's own figure, at the last probe; None: unknown."""
+    idle_span: IdleSpan | None = None
+    """None: at the last probe it was not idle, or that is unknown."""
     probed_at: float | None = None
+    """When the last probe began: what it heard is no older."""
     error: str | None = None
     context_length: int | None = None
     """The last that it told; None: it has not, or does not."""
 
 
-def apply_outcome(probed_health: ProbedHealth, outcome: ProbeOutcome, now: float) -> ProbedHealth:
-    """The health after one more probe."""
+def apply_outcome(
+    probed_health: ProbedHealth, outcome: ProbeOutcome, now: float, *, began_at: float | None = None
+) -> ProbedHealth:
+    """The health after one more probe, which ended `now`. `began_at` None: it took no time."""
+    began_at = now if began_at is None else began_at
     has_progressed = outcome.progress is not None and outcome.progress != probed_health.progress
     # An engine with nothing to do need not move; one that takes a connection and does not answer gets no such benefit.
     is_resting = not outcome.reached or (outcome.healthy and outcome.busy_requests in (0, None))
@@ -66,7 +72,8 @@ def apply_outcome(probed_health: ProbedHealth, outcome: ProbeOutcome, now: float
         progress=probed_health.progress if outcome.progress is None else outcome.progress,
         progressed_at=progressed_at,
         idle=None if outcome.busy_requests is None else outcome.busy_requests == 0,
-        probed_at=now,
+        idle_span=_extend_idle_span(probed_health, outcome, began_at),
+        probed_at=began_at,
         error=outcome.error,
         context_length=probed_health.context_length if outcome.context_length is None else outcome.context_length,
     )
@@ -78,6 +85,17 @@ def apply_outcome(probed_health: ProbedHealth, outcome: ProbeOutcome, now: float
     if now - progressed_at >= STALL_S:
         return replace(new_health, health=Health.STALLED)
     return replace(new_health, health=Health.READY if outcome.healthy else Health.FAILING)
+
+
+def _extend_idle_span(probed_health: ProbedHealth, outcome: ProbeOutcome, began_at: float) -> IdleSpan | None:
+    if outcome.busy_requests != 0:
+        return None
+    span = probed_health.idle_span
+    # A figure of its work that is not what it was: a request came and went between two probes.
+    has_worked = outcome.progress != probed_health.progress
+    if span is None or has_worked or began_at < span.until:  # the last: the clock was set back
+        return IdleSpan(began_at, began_at)
+    return IdleSpan(span.since, began_at)
 
 
 def metric_sum(text: str, names: Iterable[str]) -> float | None:

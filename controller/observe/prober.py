@@ -42,6 +42,8 @@ class _TargetState:
     target: ProbeTarget
     task: asyncio.Task[None]
     probe_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    has_waiter: bool = False
+    """Somebody waits for the next probe to end, whatever it says."""
     probed: asyncio.Event = field(default_factory=asyncio.Event)
     has_listed_models: bool = False
     """The engine was asked what it serves, and answered."""
@@ -95,10 +97,13 @@ class Prober:
         target_state = self._target_states.get(name)
         return target_state.probed_health if target_state else ProbedHealth()
 
-    def probe_now(self, name: str) -> None:
-        """Probe one target now: a gateway could not reach it, or a drain wants to know whether it is idle."""
+    def probe_now(self, name: str, *, then_wake: bool = False) -> None:
+        """Probe one target now: a gateway could not reach it, or somebody wants to know whether it is idle.
+        `then_wake`: the reconciler is woken by the end of a probe that begins from now on, whether or not it says
+        anything new."""
         target_state = self._target_states.get(name)
         if target_state is not None:
+            target_state.has_waiter |= then_wake
             target_state.probe_requested.set()
 
     async def close(self) -> None:
@@ -114,6 +119,8 @@ class Prober:
         pause_s = STARTING_INTERVAL_S
         while True:
             target_state.probe_requested.clear()
+            has_waiter, target_state.has_waiter = target_state.has_waiter, False
+            began_at = self._clock()
             try:
                 outcome = await self._probe(target_state)
             except Exception as fault:
@@ -121,13 +128,13 @@ class Prober:
                 log.exception("the probe of %s failed", name)
                 outcome = ProbeOutcome(healthy=False, error=f"internal error: {fault!r}")
             previous_health = target_state.probed_health
-            target_state.probed_health = apply_outcome(previous_health, outcome, self._clock())
+            target_state.probed_health = apply_outcome(previous_health, outcome, self._clock(), began_at=began_at)
             target_state.probed.set()
             if previous_health.health is not target_state.probed_health.health:
                 log.info(
                     "%s is %s%s", name, target_state.probed_health.health, f": {outcome.error}" if outcome.error else ""
                 )
-            if _published_part(previous_health) != _published_part(target_state.probed_health):
+            if has_waiter or _published_part(previous_health) != _published_part(target_state.probed_health):
                 self._wake()
             if target_state.probed_health.ready_since is None:
                 pause_s = min(pause_s * STARTING_GROWTH, SLOWEST_STARTING_INTERVAL_S)

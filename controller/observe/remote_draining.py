@@ -1,10 +1,14 @@
-"""Remotes that were routed to and are no longer: their requests finish, though there is no engine to look at."""
+"""Remotes that were routed to and are no longer: their requests finish, though there is no engine to look at.
+
+Nothing is stopped at the end of such a drain, so that it ends nobody's request. It waits for the gateways that are
+there; one that is lost is given as long as one that only lost its link takes to come back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from controller.planning.draining import DrainState, GatewayView, is_drained
+from controller.planning.draining import ARRIVAL_S, DrainState, GatewayView, is_drained, present_gateways
 from controller.schema.routing import Stamp
 from controller.state import DesiredState
 
@@ -37,14 +41,14 @@ class RemoteDraining:
             name: DrainState(drain.since, drain.unrouted_stamp or stamp) for name, drain in self._drains.items()
         }
 
-    def forget_empty(self, gateways: Iterable[GatewayView], desired: DesiredState, now: float) -> None:
-        """Forget those that are empty, and those of which nobody can tell for longer than a drain takes."""
-        views = tuple(gateways)
+    def forget_empty(self, gateways: Iterable[GatewayView], now: float) -> None:
+        """Forget those that are empty by all gateways that are there, and that no lost one may still come back to."""
+        views = present_gateways(gateways, now)
+        loss_times = [view.lost_at for view in views if view.lost_at is not None]
         kept_drains = {}
         for name, drain in self._drains.items():
             is_empty = is_drained(name, drain, views, None, now=now, unsure=False)
-            model = desired.models.get(name)
-            is_overdue = is_empty is None and model is not None and now >= drain.since + model.drain_timeout_s
-            if not is_empty and not is_overdue:
+            is_known_soon = is_empty is None and now < max([drain.since, *loss_times]) + ARRIVAL_S
+            if is_empty is False or is_known_soon:
                 kept_drains[name] = drain
         self._drains = kept_drains

@@ -35,7 +35,8 @@ class EvictionCandidate:
 
     @property
     def has_known_traffic(self) -> bool:
-        """Whether it is known who is at it: while a gateway is lost, it is not."""
+        """Whether it is known who is at it: while a gateway is lost it is not, unless its engines say for long enough
+        that they are idle."""
         return self.inflight is not None and self.traffic.waiting is not None
 
     def eviction_order(self, now: float) -> tuple[bool, bool, float, str]:

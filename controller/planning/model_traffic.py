@@ -4,8 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from controller.planning.draining import GatewayView, present_gateways
-from controller.state import ModelTraffic
+from controller.planning.draining import GatewayView, counts_unknown_since, present_gateways, proves_idle
+from controller.state import IdleSpan, ModelTraffic, ObservedReplica, Phase
+
+
+def joint_idle_span(spans: Iterable[IdleSpan | None]) -> IdleSpan | None:
+    """While all of these engines were idle; None: one is not, does not tell, or there is none."""
+    known_spans = []
+    for span in spans:
+        if span is None:
+            return None
+        known_spans.append(span)
+    if not known_spans:
+        return None
+    return IdleSpan(max(span.since for span in known_spans), min(span.until for span in known_spans))
+
+
+def idle_span_by_model(replicas: Iterable[ObservedReplica]) -> dict[str, IdleSpan]:
+    """Model to while all of its engines that run were idle; absent: they are not, or there is none."""
+    spans_by_model: dict[str, list[IdleSpan | None]] = {}
+    for replica in replicas:
+        if replica.phase is Phase.RUNNING:
+            spans_by_model.setdefault(replica.id.model, []).append(replica.idle_span)
+    joint_spans = {model: joint_idle_span(spans) for model, spans in spans_by_model.items()}
+    return {model: span for model, span in joint_spans.items() if span is not None}
 
 
 def traffic_by_model(
@@ -16,18 +38,26 @@ def traffic_by_model(
     last_used: Mapping[str, float],
     up_since: float,
     unsure: bool,
+    idle_spans: Mapping[str, IdleSpan],
 ) -> dict[str, ModelTraffic]:
     """Model to the requests for it. How many wait is unknown while a gateway is lost, while there is none, and while
     there may be more (`unsure`). What is in none of `last_used` may have been used until the controller was `up_since`.
+
+    `idle_spans` are by model. Nobody waits for a slot of engines that are idle; so in a lost gateway nobody waits for
+    them, or only such as cannot go in before it is back and says so. It may have used them until they became idle.
     """
     views = present_gateways(gateways, now)
     reports = [view.report for view in views if view.lost_at is None]
-    is_known = 0 < len(reports) == len(views) and not unsure
-    return {
-        name: ModelTraffic(
+    unknown_since = counts_unknown_since(views, now)
+    traffic = {}
+    for name in models:
+        idle_span, used_at = idle_spans.get(name), last_used.get(name, up_since)
+        if unknown_since is not None and idle_span is not None:
+            used_at = max(used_at, idle_span.since)
+        is_known = not unsure and (unknown_since is None or proves_idle(idle_span, unknown_since))
+        traffic[name] = ModelTraffic(
             sum(report.queued.get(name, 0) for report in reports) if is_known else None,
             min((report.waits_since[name] for report in reports if name in report.waits_since), default=None),
-            last_used.get(name, up_since),
+            used_at,
         )
-        for name in models
-    }
+    return traffic

@@ -19,9 +19,17 @@ from controller.observe.remote_draining import RemoteDraining
 from controller.observe.remote_health import RemoteHealth
 from controller.observe.runtime_silence import RuntimeSilence, extend_silence
 from controller.planning.actions import Plan, Start
-from controller.planning.draining import ARRIVAL_S, count_inflight, gateways_may_reconnect, is_drained
+from controller.planning.draining import (
+    ARRIVAL_S,
+    count_inflight,
+    counts_unknown_since,
+    gateways_may_reconnect,
+    idle_proof_due_at,
+    is_drained,
+    proves_idle,
+)
 from controller.planning.draining import DrainState as DrainUnderWay
-from controller.planning.model_traffic import traffic_by_model
+from controller.planning.model_traffic import idle_span_by_model, traffic_by_model
 from controller.planning.plan import plan
 from controller.reconcile.desired_source import DesiredSource
 from controller.reconcile.executor import Executor
@@ -98,6 +106,8 @@ class Reconciler:
         self._up_since = clock()
         self._remote_drains = RemoteDraining()
         self._gpus: tuple[Gpu, ...] | None = ()
+        self._idle_proof_due_at: float | None = None
+        """When the first engine may have said for long enough that it is idle; None: nobody waits for that."""
         self.round: Round | None = None
         self.error: str | None = None
         """Why the last observation failed; None: it did not."""
@@ -178,6 +188,8 @@ class Reconciler:
         for name, drain in self._memory.drains.items():
             if drain.unrouted_stamp is None:
                 self._memory.drains[name] = DrainUnderWay(drain.since, stamp)
+                # With a lost gateway the engine's own word decides, and no report may come that wakes this loop.
+                self._prober.probe_now(name, then_wake=True)
         self._ready_since = {each.name: each.ready_since for each in observed.replicas if each.ready_since is not None}
         self._desired.remember_loaded(frozenset(self._memory.loaded_once), self._ready_since)
         self._round_finished.set()
@@ -244,8 +256,9 @@ class Reconciler:
         self._memory.note_released_gpus(self.round.observed.replicas if self.round is not None else (), replicas, now)
         if desired is not None:
             self._memory.prune_state(desired, replicas, now)
-            self._remote_drains.forget_empty(self._hub.views, desired, now)
+            self._remote_drains.forget_empty(self._hub.views, now)
         views = self._hub.views
+        self._idle_proof_due_at = self._seek_idle_proofs(replicas, now)
         observed = ObservedState(
             at=now,
             replicas=replicas,
@@ -259,12 +272,13 @@ class Reconciler:
                 last_used=self._hub.last_used,
                 up_since=self._up_since,
                 unsure=any(self._is_unsure(replica, now) for replica in replicas),
+                idle_spans=idle_span_by_model(replicas),
             ),
             remotes=self._remotes.list_errors(),
             progress=self._load_fractions(desired, replicas),
             draining_remotes=self._remote_drains.models,
             inflight={
-                each.name: None if self._is_unsure(each, now) else count_inflight(each.name, views, now)
+                each.name: None if self._is_unsure(each, now) else count_inflight(each.name, views, now, each.idle_span)
                 for each in replicas
             },
         )
@@ -315,7 +329,23 @@ class Reconciler:
             image_id=replica.image_id,
             argv=replica.argv,
             context_length=probed_health.context_length,
+            idle_span=probed_health.idle_span,
         )
+
+    def _seek_idle_proofs(self, replicas: Sequence[ObservedReplica], now: float) -> float | None:
+        """While some gateway's counts are unknown, have engines that are idle asked once more when that proves it.
+        When the first of those comes that is not due yet; None: there is none."""
+        unknown_since = counts_unknown_since(self._hub.views, now)
+        due_times = []
+        for replica in replicas:
+            if unknown_since is None or replica.idle_span is None or proves_idle(replica.idle_span, unknown_since):
+                continue
+            due_at = idle_proof_due_at(replica.idle_span, unknown_since)
+            if due_at <= now:
+                self._prober.probe_now(replica.name, then_wake=True)
+            else:
+                due_times.append(due_at)
+        return min(due_times, default=None)
 
     def _is_unsure(self, replica: SeenReplica | ObservedReplica, now: float) -> bool:
         """Whether gateways that an earlier controller told of it may not be back yet."""
@@ -348,7 +378,7 @@ class Reconciler:
         if self.error is not None:
             return min(RETRY_S, self._resync_s)
         now = self._clock()
-        wake_times = [self._desired.wake_at()]
+        wake_times = [self._desired.wake_at(), self._idle_proof_due_at]
         if gateways_may_reconnect(now, self._up_since):
             wake_times.append(self._up_since + ARRIVAL_S)
         if self.round is not None:

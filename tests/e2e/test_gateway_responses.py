@@ -104,7 +104,7 @@ async def test_a_conversation_goes_on_over_a_gateway_that_was_killed(stack: Roun
         running = await client.responses.create(model="chat", input="Hi", background=True, max_output_tokens=ENDLESS)
         stack.kill("gateway")
         stack.start("gateway")
-        await until("the gateway answers", stack._connected)
+        await stack.gateway_connected()
         assert await client.responses.retrieve(second.id) == second
         assert (await client.responses.retrieve(running.id)).status == "failed"
         third = await client.responses.create(

@@ -110,6 +110,30 @@ async def test_a_busy_model_is_not_stopped_and_the_other_one_gets_its_turn(stack
     assert status.state is ModelState.LOADED
 
 
+async def test_what_a_killed_gateway_was_using_makes_room_once_its_engine_says_that_it_is_idle(
+    stack: RoundhouseStack,
+) -> None:
+    stack.declare({"long": ON_DEMAND | {"model_path": "long.gguf"}, "two": ON_DEMAND})
+    await stack.open()
+    async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
+        body = {"model": "long", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        async with session.post(f"{stack.url}/v1/chat/completions", json=body) as answer:
+            await answer.content.readany()
+            stack.kill("gateway")
+            lost = await stack.model_where("long", lambda model: model.replicas[0].inflight is None, "nobody knows")
+            assert lost.state is ModelState.LOADED
+        stack.start("gateway")
+        await stack.gateway_connected()
+        # Far less than the ten minutes for which a lost gateway counts as one that may be back.
+        assert await ask(session, stack, "two") == SENTENCE
+    resting = await stack.model("long")
+    assert resting is not None
+    assert (resting.state, resting.statement.reason) == (
+        ModelState.UNLOADED,
+        "makes room for two; the next request loads it",
+    )
+
+
 async def test_what_waits_says_why_and_a_client_that_leaves_stops_no_load(stack: RoundhouseStack) -> None:
     slow = {"backend": "stub", "stub_load_s": 3.0, "stub_text": "There.", "memory_mib": 600, "autoload": True}
     stack.declare({"slow": slow | {"enabled": False}, "pinned": BIG | {"model_path": "clockwork.gguf"}})

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from controller.observe.health import ProbedHealth
 from controller.observe.prober import ProbeTarget
-from controller.state import Health
+from controller.state import Health, IdleSpan
 
 
 class FakeProber:
@@ -14,6 +14,9 @@ class FakeProber:
 
     def __init__(self) -> None:
         self.ready: dict[str, float] = {}
+        self.idle_spans: dict[str, IdleSpan] = {}
+        self.requested_probes: list[str] = []
+        """Replicas that somebody wanted to be probed at once."""
 
     def track_targets(self, targets: Mapping[str, ProbeTarget], keep: Collection[str]) -> None:
         """Forget what is neither watched nor kept."""
@@ -31,10 +34,17 @@ class FakeProber:
         since = self.ready.get(name)
         if since is None:
             return ProbedHealth()
-        return ProbedHealth(health=Health.READY, ready_since=since, idle=True, probed_at=float("inf"))
+        return ProbedHealth(
+            health=Health.READY,
+            ready_since=since,
+            idle=True,
+            idle_span=self.idle_spans.get(name),
+            probed_at=float("inf"),
+        )
 
-    def probe_now(self, name: str) -> None:
-        """There is nothing to hurry."""
+    def probe_now(self, name: str, *, then_wake: bool = False) -> None:
+        """There is nothing to hurry; it is noted."""
+        self.requested_probes.append(name)
 
     async def close(self) -> None:
         """Nothing to stop."""

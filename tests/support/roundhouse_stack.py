@@ -100,6 +100,10 @@ class RoundhouseStack:
         """Start both and wait until the gateway has a routing table."""
         self.start("controller")
         self.start("gateway")
+        await self.gateway_connected()
+
+    async def gateway_connected(self) -> None:
+        """Wait until the gateway has a routing table and its link is up."""
         await until("the gateway has a table", self._connected)
 
     async def _connected(self) -> bool:

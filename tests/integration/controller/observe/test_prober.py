@@ -110,3 +110,19 @@ async def test_an_engine_whose_figures_cannot_be_read_is_ready_and_not_known_to_
         await until("it is probed on", lambda: engine.probed > seen + 3)
         known = prober.get_health("m-0")
         assert (known.health, known.idle, known.error) == (Health.READY, None, None)
+
+
+async def test_who_asks_for_a_probe_may_have_the_reconciler_woken_though_nothing_is_new() -> None:
+    engine = Engine(lambda _: listing())
+    engine.figures = "llamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n"
+    async with probed(engine, 5.0, interval_s=3600) as (prober, woken):
+        await until("it is idle", lambda: prober.get_health("m-0").idle_span is not None)
+        first = prober.get_health("m-0")
+        assert first.idle_span is not None
+        woken.clear()
+        prober.probe_now("m-0", then_wake=True)
+        await until("the reconciler is woken", lambda: woken)
+        again = prober.get_health("m-0")
+        assert again.idle_span is not None
+        assert (again.health, again.idle, again.idle_span.since) == (first.health, True, first.idle_span.since)
+        assert again.idle_span.until > first.idle_span.until

@@ -13,11 +13,12 @@ import aiohttp
 import pytest
 
 from controller.admin.service import TAKEN_WITHIN_S
+from controller.planning.draining import IDLE_PROOF_S
 from controller.schema.admin import AdminModels
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import GatewayReport, Stamp
 from controller.schema.status import ModelState
-from controller.state import Gpu
+from controller.state import Gpu, IdleSpan
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
 from tests.support.loop_clock import LoopClock, loop_clock
 
@@ -207,6 +208,11 @@ async def test_figures_are_unknown_while_a_gateway_is_lost(tmp_path: Path) -> No
         hub.close_link("gw")
         row = await bench.harness.admin_service.get_model("m")
         assert (row.inflight_requests, row.runtime_inflight, row.queue_depth) == (None, None, None)
+        [lost_at] = [view.lost_at for view in hub.views if view.lost_at is not None]
+        bench.harness.prober.idle_spans[replica] = IdleSpan(lost_at, lost_at + IDLE_PROOF_S)
+        await bench.round()
+        row = await bench.harness.admin_service.get_model("m")
+        assert (row.inflight_requests, row.runtime_inflight, row.queue_depth) == (2, 2, 3), "what is left is counted"
 
 
 async def test_a_wait_goes_on_while_rounds_take_long_and_ends_while_paused(

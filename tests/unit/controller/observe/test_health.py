@@ -12,7 +12,7 @@ from controller.observe.health import (
     metric_sum,
     parse_context_length,
 )
-from controller.state import Health
+from controller.state import Health, IdleSpan
 
 WELL = ProbeOutcome(healthy=True, generated=True, busy_requests=0, progress=10)
 
@@ -81,6 +81,44 @@ def test_an_engine_that_says_it_is_dead_is() -> None:
 
 def test_unknown_figures_are_not_idle() -> None:
     assert apply_outcome(_ready(), ProbeOutcome(healthy=True, generated=True), 1.0).idle is None
+
+
+def test_how_long_it_says_that_it_is_idle_counts_from_when_its_probes_began() -> None:
+    first = apply_outcome(_ready(), WELL, 9.0, began_at=8.0)
+    assert (first.idle_span, first.probed_at) == (IdleSpan(0.0, 8.0), 8.0)
+    assert apply_outcome(first, WELL, 12.5, began_at=12.0).idle_span == IdleSpan(0.0, 12.0)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        ProbeOutcome(healthy=True, busy_requests=1, progress=10),
+        ProbeOutcome(healthy=True, progress=10),
+        ProbeOutcome(healthy=False),
+        ProbeOutcome(healthy=False, reached=False),
+    ],
+    ids=["busy", "does not tell", "unwell", "away"],
+)
+def test_one_probe_that_does_not_find_it_idle_ends_that(outcome: ProbeOutcome) -> None:
+    broken = apply_outcome(_ready(), outcome, 1.0)
+    assert broken.idle_span is None
+    assert apply_outcome(broken, WELL, 2.0).idle_span == IdleSpan(2.0, 2.0)
+
+
+def test_work_between_two_probes_ends_it_too() -> None:
+    worked = ProbeOutcome(healthy=True, busy_requests=0, progress=11)
+    assert apply_outcome(_ready(), worked, 1.0).idle_span == IdleSpan(1.0, 1.0)
+    untold = ProbeOutcome(healthy=True, busy_requests=0)
+    assert apply_outcome(_ready(), untold, 1.0).idle_span == IdleSpan(1.0, 1.0), "nobody knows what it did"
+
+
+def test_an_engine_without_a_figure_of_its_work_is_idle_by_the_other_one() -> None:
+    idle = ProbeOutcome(healthy=True, generated=True, busy_requests=0)
+    assert apply_outcome(apply_outcome(ProbedHealth(), idle, 1.0), idle, 3.0).idle_span == IdleSpan(1.0, 3.0)
+
+
+def test_it_is_idle_from_now_on_where_the_clock_was_set_back() -> None:
+    assert apply_outcome(_ready(500.0), WELL, 100.0).idle_span == IdleSpan(100.0, 100.0)
 
 
 def test_metrics_are_summed_over_names_and_labels() -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from controller.planning.draining import (
     ARRIVAL_S,
     FORGET_S,
+    IDLE_PROOF_S,
     DrainState,
     GatewayView,
     count_inflight,
+    counts_unknown_since,
     gateways_may_reconnect,
+    idle_proof_due_at,
     is_drained,
+    proves_idle,
 )
 from controller.schema.routing import GatewayReport, Stamp
+from controller.state import IdleSpan
 
 UNROUTED = Stamp(epoch=2, seq=7)
 DRAIN = DrainState(since=0.0, unrouted_stamp=UNROUTED)
@@ -69,3 +74,32 @@ def test_inflight_adds_up_and_is_unknown_with_a_lost_gateway_or_none() -> None:
     assert count_inflight("r", [_view(UNROUTED, 2), _view(UNROUTED, 3)], LATER) == 5
     assert count_inflight("r", [_view(UNROUTED, 2), _view(UNROUTED, lost_at=LATER)], LATER) is None
     assert count_inflight("r", [], LATER) is None
+
+
+def test_since_when_counts_are_unknown() -> None:
+    live, lost = _view(UNROUTED), _view(UNROUTED, lost_at=LATER - 30)
+    assert counts_unknown_since([live], LATER) is None
+    assert counts_unknown_since([live, lost, _view(UNROUTED, lost_at=LATER - 10)], LATER) == LATER - 10
+    assert counts_unknown_since([live, _view(UNROUTED, lost_at=LATER - FORGET_S)], LATER) is None
+    assert counts_unknown_since([], LATER) == float("-inf"), "nobody was ever there to tell"
+
+
+def test_an_engine_must_say_for_a_while_and_after_the_loss_that_it_is_idle() -> None:
+    assert idle_proof_due_at(IdleSpan(10.0, 90.0), 50.0) == 50.0 + IDLE_PROOF_S
+    assert idle_proof_due_at(IdleSpan(60.0, 90.0), 50.0) == 60.0 + IDLE_PROOF_S
+    assert not proves_idle(None, 50.0)
+    assert not proves_idle(IdleSpan(10.0, 50.0 + IDLE_PROOF_S - 0.1), 50.0), "most of it was before the loss"
+    assert proves_idle(IdleSpan(10.0, 50.0 + IDLE_PROOF_S), 50.0)
+    assert not proves_idle(IdleSpan(90.0, 90.0), 50.0), "one answer is not a while"
+    assert proves_idle(IdleSpan(90.0, 90.0 + IDLE_PROOF_S), 50.0)
+
+
+def test_an_idle_engine_holds_nothing_of_a_lost_gateway_and_what_the_others_hold_counts() -> None:
+    lost = _view(UNROUTED, 3, lost_at=LATER - 50)
+    idle_span = IdleSpan(LATER - 60, LATER - 1)
+    assert count_inflight("r", [_view(UNROUTED, 2), lost], LATER, idle_span) == 2, "they came after the last probe"
+    assert count_inflight("r", [lost], LATER, idle_span) == 0
+    assert count_inflight("r", [], LATER, idle_span) == 0
+    assert count_inflight("r", [_view(UNROUTED, 2)], LATER, IdleSpan(LATER, LATER)) == 2
+    again_lost = _view(UNROUTED, lost_at=LATER - 2)
+    assert count_inflight("r", [lost, again_lost], LATER, idle_span) is None

@@ -161,6 +161,16 @@ def test_a_clock_that_was_set_back_and_a_gateway_that_is_lost() -> None:
     assert told(made) == ["b: waits for room: a is in use"], "unknown is not idle, however long somebody waits"
 
 
+def test_what_goes_while_a_gateway_is_lost_stays_once_its_engine_is_not_known_to_be_idle_any_more() -> None:
+    a, b = wanted(autoload("a", 800), since=LONG_AGO), wanted(autoload("b", 900))
+    leaving = engine("a", {HOST: 800}, draining=Draining(NOW - 1, idle=False))
+    proven = {"a": IDLE, "b": ModelTraffic(None, SINCE)}
+    assert told(planned([a, b], [leaving], traffic=proven)) == ["b: waits until a left"]
+    unknown = {"a": ModelTraffic(None, None, 1_500.0), "b": ModelTraffic(None, SINCE)}
+    made = planned([a, b], [leaving], inflight={"a-0": None}, traffic=unknown)
+    assert told(made) == ["undrain a", "b: waits for room: a is in use"]
+
+
 def test_of_those_that_idle_only_they_go_whose_room_is_needed() -> None:
     small, large = wanted(autoload("small", 200), since=LONG_AGO), wanted(autoload("large", 800), since=LONG_AGO)
     b = wanted(autoload("b", 800))

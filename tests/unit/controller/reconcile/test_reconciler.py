@@ -13,7 +13,7 @@ from controller.engines.stub import StubDefinition
 from controller.observe.gateway_hub import GatewayHub
 from controller.observe.prober import Prober
 from controller.observe.remote_health import RemoteHealth
-from controller.planning.draining import ARRIVAL_S, DrainState
+from controller.planning.draining import ARRIVAL_S, IDLE_PROOF_S, DrainState
 from controller.reconcile.executor import Executor
 from controller.reconcile.operation_state import OperationState
 from controller.reconcile.reconciler import RETRY_S, Reconciler
@@ -22,8 +22,9 @@ from controller.schema.attempts import AttemptNumbers
 from controller.schema.keys import KeyDefinition
 from controller.schema.routing import GatewayReport
 from controller.schema.status import ModelState
-from controller.state import DesiredModel, DesiredState, Statement
+from controller.state import DesiredModel, DesiredState, IdleSpan, Statement
 from controller.status.reconcile_round import Round
+from tests.fakes.fake_prober import FakeProber
 from tests.fakes.fake_runtime import FakeRuntime
 
 MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "hash", 1, Statement("file", 0.0, "enabled"))
@@ -380,3 +381,45 @@ async def test_what_was_found_is_not_stopped_before_all_its_gateways_can_be_back
     bench.time[0] = 1_000.0 + ARRIVAL_S
     await bench.round()
     assert f"stop {name}" in bench.runtime.calls
+
+
+async def _ready_replica(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> tuple[str, FakeProber]:
+    """Name of a replica that is ready, and the prober that says so."""
+    prober = FakeProber()
+    monkeypatch.setattr(bench.reconciler, "_prober", prober)
+    await bench.rounds(2)
+    [name] = bench.runtime.replicas
+    bench.runtime.replicas[name] = replace(bench.runtime.replicas[name], base_url="http://engine")
+    prober.ready[name] = bench.time[0]
+    await bench.round()
+    return name, prober
+
+
+async def test_what_a_lost_gateway_holds_is_known_once_the_engine_was_asked_for_long_enough(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, prober = await _ready_replica(bench, monkeypatch)
+    bench.hub.open_link("first")
+    bench.hub.take_report(GatewayReport(gateway_id="first", stamp=None, inflight={name: 1}))
+    bench.time[0] = lost_at = 1_100.0
+    bench.hub.close_link("first")
+    prober.idle_spans[name] = IdleSpan(1_050.0, 1_099.0)
+    seen = (await bench.round()).observed
+    assert (seen.inflight, seen.traffic["m"].waiting, prober.requested_probes) == ({name: None}, None, [])
+    assert bench.reconciler._pause_s() == pytest.approx(lost_at + IDLE_PROOF_S - bench.time[0])
+    bench.time[0] = lost_at + IDLE_PROOF_S
+    seen = (await bench.round()).observed
+    assert (seen.inflight, prober.requested_probes) == ({name: None}, [name]), "the last probe is too old to prove it"
+    prober.idle_spans[name] = IdleSpan(1_050.0, lost_at + IDLE_PROOF_S)
+    seen = (await bench.round()).observed
+    assert (seen.inflight, seen.traffic["m"].waiting, prober.requested_probes) == ({name: 0}, 0, [name])
+    assert bench.reconciler._idle_proof_due_at is None
+
+
+async def test_an_engine_is_asked_at_once_when_no_table_routes_to_it_any_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, prober = await _ready_replica(bench, monkeypatch)
+    bench.desired.value = DesiredState(2, {"m": replace(MODEL, replicas=0)})
+    await bench.round()
+    assert prober.requested_probes == [name]
