@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
+
+LONGEST_SHOWN: Final = 100
+"""Characters of a file's own text in an error."""
 
 Scalar = int | float | bool | str
 Field = Scalar | tuple[int | float | bool, ...]
@@ -11,6 +15,13 @@ Field = Scalar | tuple[int | float | bool, ...]
 
 class ArtifactError(ValueError):
     """A file that is not what it should be: what is wrong, in words."""
+
+
+def show_text(text: str) -> str:
+    """A text out of somebody's file as it may stand in an error: short, and without what a terminal or an encoder takes
+    amiss (control characters, lone surrogates, marks that turn the direction)."""
+    shown = text if text.isprintable() else ascii(text[:LONGEST_SHOWN])
+    return shown if len(shown) <= LONGEST_SHOWN else shown[:LONGEST_SHOWN] + "..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +32,7 @@ class Gguf:
     """Of all its files."""
     architecture: str
     fields: Mapping[str, Field]
-    """Metadata by full key. Texts in arrays (the vocabulary) and long arrays are left out."""
+    """Metadata by full key. Texts in arrays (the vocabulary), long texts and long arrays are left out."""
     blocks: tuple[int, ...]
     """Weights of each block (`blk.N.`)."""
     embedding: int

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from controller.artifacts.facts import ArtifactError, Field, Gguf
+from controller.artifacts.facts import ArtifactError, Field, Gguf, show_text
 
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT: Final = 8
@@ -22,6 +22,8 @@ _KEPT: Final = 4096
 _MOST: Final = 1_000_000
 """Keys and tensors of a file at most."""
 _LONGEST_NAME: Final = 65_535
+_LONGEST_TEXT: Final = 2**24
+"""Bytes of a text at most; one that is longer than a name is not kept."""
 _BLOCK: Final = re.compile(r"blk\.(\d{1,5})\.")
 
 
@@ -35,7 +37,7 @@ class GgufHead:
 
     fields: Mapping[str, Field]
     lengths: Mapping[str, int]
-    """Elements of the arrays that are not kept."""
+    """Elements of the arrays and bytes of the texts that are not kept."""
     tensors: Mapping[str, tuple[int, tuple[int, ...]]]
     """By name: offset of the data after the head, and dimensions, the fastest first."""
     data_start: int
@@ -61,15 +63,18 @@ class _Reader:
             raise ArtifactError(f"says it has {number} {subject}: it is damaged")
         return number
 
-    def read_text(self, limit: int) -> str:
-        length = self.read_count("Q", limit, "bytes in a name")
+    def read_name(self) -> str:
+        length = self.read_count("Q", _LONGEST_NAME, "bytes in a name")
         return self.read_bytes(length).decode("utf-8", "replace")
 
     def read_bytes(self, length: int) -> bytes:
+        self.skip_bytes(length)
+        return self.data[self.offset - length : self.offset]
+
+    def skip_bytes(self, length: int) -> None:
         if self.offset + length > len(self.data):
             raise TooShort
         self.offset += length
-        return self.data[self.offset - length : self.offset]
 
     def skip_texts(self, count: int) -> None:
         data, offset, unpack, end = self.data, self.offset, struct.Struct("<Q").unpack_from, len(self.data)
@@ -100,27 +105,27 @@ def parse_head(data: bytes) -> GgufHead:
     fields: dict[str, Field] = {}
     lengths: dict[str, int] = {}
     for _ in range(key_count):
-        key = reader.read_text(_LONGEST_NAME)
+        key = reader.read_name()
         value = _read_value(reader, int(reader.read_scalar("I")))
-        if isinstance(value, _SkippedArray):
+        if isinstance(value, _Skipped):
             lengths[key] = value.count
         else:
             fields[key] = value
     tensors = dict(_read_tensor(reader) for _ in range(tensor_count))
     alignment = fields.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= 2**20:
-        raise ArtifactError(f"says its alignment is {alignment!r}: it is damaged")
+        raise ArtifactError(f"says its alignment is {show_text(str(alignment))}: it is damaged")
     return GgufHead(fields, lengths, tensors, -(-reader.offset // alignment) * alignment)
 
 
 @dataclass(frozen=True, slots=True)
-class _SkippedArray:
+class _Skipped:
     count: int
 
 
-def _read_value(reader: _Reader, kind: int) -> Field | _SkippedArray:
+def _read_value(reader: _Reader, kind: int) -> Field | _Skipped:
     if kind == _TEXT:
-        return reader.read_text(2**24)
+        return _read_text(reader)
     if kind == _ARRAY:
         return _read_array(reader)
     if kind not in _SCALARS:
@@ -128,21 +133,31 @@ def _read_value(reader: _Reader, kind: int) -> Field | _SkippedArray:
     return reader.read_scalar(_SCALARS[kind])
 
 
-def _read_array(reader: _Reader) -> Field | _SkippedArray:
+def _read_text(reader: _Reader) -> str | _Skipped:
+    length = reader.read_count("Q", _LONGEST_TEXT, "bytes in a text")
+    if length <= _LONGEST_NAME:
+        return reader.read_bytes(length).decode("utf-8", "replace")
+    reader.skip_bytes(length)
+    return _Skipped(length)
+
+
+def _read_array(reader: _Reader) -> Field | _Skipped:
     kind = int(reader.read_scalar("I"))
     count = reader.read_count("Q", 2**32, "elements in an array")
     if kind == _TEXT:
         reader.skip_texts(count)
-        return _SkippedArray(count)
+        return _Skipped(count)
     if kind not in _SCALARS:
         raise ArtifactError(f"holds an array of the unknown type {kind}: it is damaged, or newer than this reader")
     form = struct.Struct(f"<{_SCALARS[kind]}")
-    data = reader.read_bytes(count * form.size)
-    return tuple(value for (value,) in form.iter_unpack(data)) if count <= _KEPT else _SkippedArray(count)
+    if count > _KEPT:
+        reader.skip_bytes(count * form.size)
+        return _Skipped(count)
+    return tuple(value for (value,) in form.iter_unpack(reader.read_bytes(count * form.size)))
 
 
 def _read_tensor(reader: _Reader) -> tuple[str, tuple[int, tuple[int, ...]]]:
-    name = reader.read_text(_LONGEST_NAME)
+    name = reader.read_name()
     dimensions = tuple(int(reader.read_scalar("Q")) for _ in range(reader.read_count("I", 8, "dimensions")))
     reader.read_scalar("I")  # its type, which the offsets tell more about
     return name, (int(reader.read_scalar("Q")), dimensions)
@@ -164,7 +179,7 @@ def build_gguf(heads: Sequence[tuple[GgufHead, int]]) -> Gguf:
     blocks: dict[int, int] = {}
     part_sizes = {"embedding": 0, "output": 0, "rest": 0}
     for head, size in heads:
-        for name, length in _lengths(head, size):
+        for name, length in measure_tensors(head, size):
             if block := _BLOCK.match(name):
                 blocks[int(block[1])] = blocks.get(int(block[1]), 0) + length
             else:
@@ -187,8 +202,9 @@ def _part_name(name: str) -> str:
     return "output" if name.startswith("output") else "rest"
 
 
-def _lengths(head: GgufHead, size: int) -> list[tuple[str, int]]:
-    """Tensors with their bytes, which reach from one to the next: true of every type of quantisation."""
+def measure_tensors(head: GgufHead, size: int) -> list[tuple[str, int]]:
+    """Tensors of a file of so many bytes with theirs, which reach from one to the next: true of every type of
+    quantisation. Raises ArtifactError: the file ends before its tensors do."""
     in_order = sorted((offset, name) for name, (offset, _) in head.tensors.items())
     starts = [head.data_start + offset for offset, _ in in_order]
     ends = [*starts[1:], size][: len(starts)]

@@ -6,37 +6,50 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from controller.artifacts.facts import ArtifactError
+from controller.artifacts.facts import ArtifactError, show_text
 
 HEAD_LENGTH: Final = 8
 """Bytes before a safetensors header, which say how long it is."""
-LONGEST_HEAD: Final = 100_000_000
+_LONGEST_HEAD: Final = 100_000_000
 """What safetensors itself takes at most."""
+LONGEST_READ_HEAD: Final = 2**25
+"""What is read at most: 200,000 tensors. Python's objects take thirty times as much as the worst JSON."""
+_MOST_VALUES: Final = 2_000_000
+"""Values of a JSON text at most, counted by what stands between them."""
 _TEXT_MODELS: Final = ("text_config", "llm_config", "language_config")
 
 
-def head_length(data: bytes) -> int:
-    """Bytes of a safetensors header, from the file's first 8."""
+def head_length(data: bytes, size: int) -> int:
+    """Bytes of the header of a safetensors file of so many bytes, from its first 8. Raises ArtifactError."""
     length = int.from_bytes(data, "little")
-    if len(data) < HEAD_LENGTH or not 0 < length <= LONGEST_HEAD:
+    if len(data) < HEAD_LENGTH or not 0 < length <= _LONGEST_HEAD:
         raise ArtifactError("is not a safetensors file")
+    if HEAD_LENGTH + length > size:
+        raise ArtifactError("ends within its head: was it copied to the end?")
+    if length > LONGEST_READ_HEAD:
+        raise ArtifactError(f"has a head of more than {LONGEST_READ_HEAD // 2**20} MiB")
     return length
 
 
-def tensor_bytes(head: bytes) -> dict[str, int]:
-    """Bytes of a safetensors file's tensors, by the type of their elements in lower case."""
+def tensor_bytes(head: bytes, data_size: int) -> dict[str, int]:
+    """Bytes of a safetensors file's tensors, by the type of their elements in lower case. `data_size`: bytes that
+    follow the head. Raises ArtifactError."""
     sums: dict[str, int] = {}
     for name, tensor in json_object(head).items():
         if name == "__metadata__":
             continue
-        try:
-            kind, (start, end) = tensor["dtype"].lower(), tensor["data_offsets"]
-            length = int(end) - int(start)
-        except (TypeError, KeyError, ValueError, AttributeError):
-            raise ArtifactError(f"has no type and offsets of the tensor {name:.100}: it is damaged") from None
-        if length < 0:
-            raise ArtifactError(f"has wrong offsets of the tensor {name:.100}: it is damaged")
-        sums[kind] = sums.get(kind, 0) + length
+        match tensor:
+            case {"dtype": str(kind), "data_offsets": [int(start), int(end)]}:
+                pass
+            case _:
+                raise ArtifactError(f"has no type and offsets of the tensor {show_text(name)}: it is damaged")
+        if not 0 <= start <= end:
+            raise ArtifactError(f"has wrong offsets of the tensor {show_text(name)}: it is damaged")
+        sums[kind.lower()] = sums.get(kind.lower(), 0) + end - start
+        if end > data_size:
+            raise ArtifactError("ends before its tensors do: was it copied to the end?")
+    if sum(sums.values()) > data_size:
+        raise ArtifactError("has tensors that overlap: it is damaged")
     return sums
 
 
@@ -59,7 +72,9 @@ def shard_names(index: bytes) -> frozenset[str]:
 
 
 def json_object(data: bytes) -> dict[str, Any]:
-    """A JSON object. Raises ArtifactError."""
+    """A JSON object. Raises ArtifactError: it is none, or one of so many values that it would fill the memory."""
+    if sum(data.count(mark) for mark in (b",", b"[", b"{")) > _MOST_VALUES:
+        raise ArtifactError(f"holds more than {_MOST_VALUES:,} values")
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):

@@ -248,5 +248,23 @@ async def test_absurd_numbers_in_one_model_s_files_cost_no_other_one_its_estimat
     sources = {name: each.source for name, each in found.items()}
     assert sources == {"good": "predicted", "wide": "model_artifact_size", "endless": "model_artifact_size"}
     assert "OverflowError" in str(found["wide"].reason)
-    assert "endless cannot be read" in str(found["endless"].reason)
-    assert len(caplog.records) == 2, "each is said once"
+    assert "endless/model.safetensors has no type and offsets" in str(found["endless"].reason)
+    assert len(caplog.records) == 1, "it is said once"
+
+
+async def test_an_error_that_nobody_thought_of_costs_no_other_file_its_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(path: str, files: list[Path]) -> Artifact:
+        if path == "odd":
+            raise OverflowError("of some number")
+        return read_artifact(path, files)
+
+    monkeypatch.setattr("controller.sizing.estimator.read_artifact", read)
+    wants = [exllama(tmp_path, "good"), exllama(tmp_path, "odd")]
+    predictions = Estimator(tmp_path, Clock())
+    for _ in range(3):
+        found = await predictions.estimate_models(wants)
+        assert predictions.predict_requirements(wants).keys() == {"good"}
+    assert "odd cannot be read: OverflowError: of some number" in str(found["odd"].reason)
+    assert len(caplog.records) == 1, "it is said once"
