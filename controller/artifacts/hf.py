@@ -63,6 +63,28 @@ def text_config(data: bytes) -> Mapping[str, object]:
     return config
 
 
+def find_custom_code(data: bytes) -> str | None:
+    """The first class in an `auto_map`, at any depth, of a folder's `config.json` or the like: code that comes with the
+    model, which transformers imports where it is trusted, and vLLM did where it was not (CVE-2025-66448,
+    CVE-2026-22807). None: there is none. Raises ArtifactError."""
+    values: list[object] = [json_object(data)]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            if auto_map := value.get("auto_map"):
+                return show_text(_first_text(auto_map))
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+    return None
+
+
+def _first_text(value: object) -> str:
+    while isinstance(value, dict | list) and value:
+        value = next(iter(value.values() if isinstance(value, dict) else value))
+    return str(value)
+
+
 def shard_names(index: bytes) -> frozenset[str]:
     """The files that a `model.safetensors.index.json` names."""
     files = json_object(index).get("weight_map")

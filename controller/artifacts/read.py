@@ -14,13 +14,16 @@ from controller.artifacts.ct2 import parse_ct2
 from controller.artifacts.facts import Artifact, ArtifactError, HfFolder, SizedArtifact, UnreadArtifact, show_text
 from controller.artifacts.files import list_files
 from controller.artifacts.gguf import GgufHead, TooShort, build_gguf, measure_tensors, parse_head
-from controller.artifacts.hf import HEAD_LENGTH, head_length, shard_names, tensor_bytes, text_config
+from controller.artifacts.hf import HEAD_LENGTH, find_custom_code, head_length, shard_names, tensor_bytes, text_config
 
 FIRST_READ: Final = 2**20
 LONGEST_GGUF_HEAD: Final = 2**26
 """Several times that of a vocabulary of 256,000 tokens with its merges."""
 _LONGEST_JSON: Final = 2**22
 _LONGEST_INDEX: Final = 2**25
+_CONFIGURATION: Final = "config.json"
+"""How files of a folder end in which transformers looks for an `auto_map`: the model's, its tokenizer's, its
+processors'."""
 
 Stamp = tuple[tuple[str, int, int], ...]
 """Name, size and time of change (ns) of each file: the same stamp, the same content."""
@@ -75,6 +78,17 @@ def read_artifact(path: str, files: list[Path]) -> Artifact:
     except (ArtifactError, OSError) as error:
         return UnreadArtifact(f"{path} {_describe_error(error)}", size)
     return SizedArtifact(size)
+
+
+def read_custom_code(folder: Path) -> tuple[str, str] | None:
+    """Code of its own that a model's folder names: in which file, and which class; None: none. Raises ArtifactError."""
+    files = folder.iterdir() if folder.is_dir() else ()
+    for file in sorted(file for file in files if file.name.endswith(_CONFIGURATION) and file.is_file()):
+        with _naming(file.name):
+            found = find_custom_code(_read(file, _LONGEST_INDEX))
+        if found is not None:
+            return show_text(file.name), found
+    return None
 
 
 class _FileError(ArtifactError):

@@ -70,6 +70,17 @@ class FileCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeCheck:
+    """A folder that may bring no code along: the engine might run it, and the definition does not allow that."""
+
+    field: str
+    path: str
+    """As declared: relative to the models folder."""
+    switch: str
+    """The field that would allow it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """How readiness is seen: a health path, then one token (or one embedding)."""
 
@@ -188,6 +199,10 @@ class Engine:
 
     def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
         """The files that must be there."""
+        return ()
+
+    def list_code_checks(self, definition: Definition) -> tuple[CodeCheck, ...]:
+        """The folders that may bring no code along."""
         return ()
 
     def describe_probe(self, definition: Definition) -> Probe:

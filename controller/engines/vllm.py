@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
 from controller.artifacts.facts import Artifact
-from controller.engines.base import SHM_BYTES, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
+from controller.engines.base import SHM_BYTES, CodeCheck, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.families import family_of, thinking_modes
 from controller.engines.load_fields import LoadFault, LoadField
@@ -115,6 +115,14 @@ class VllmEngine(Engine):
         if definition.vllm_chat_template_file is not None:
             checks.append(FileCheck("vllm_chat_template_file", definition.vllm_chat_template_file, "file"))
         return tuple(checks)
+
+    def list_code_checks(self, definition: Definition) -> tuple[CodeCheck, ...]:
+        """The model, unless the definition trusts its code."""
+        assert isinstance(definition, VllmFields)
+        is_trusted = definition.vllm_trust_remote_code or "--trust-remote-code" in definition.extra_args
+        if definition.model_path is None or is_trusted:
+            return ()
+        return (CodeCheck("model_path", definition.model_path, "vllm_trust_remote_code"),)
 
     def describe_probe(self, definition: Definition) -> Probe:
         """vLLM's own health, figures, and one token or one embedding."""

@@ -10,12 +10,38 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from controller.engines.base import FileCheck
+from controller.artifacts.facts import ArtifactError
+from controller.artifacts.read import read_custom_code
+from controller.engines.base import CodeCheck, Engine, FileCheck
+from controller.schema.desired import Definition
 
 GGUF_MAGIC: Final = b"GGUF"
 _LFS_POINTER: Final = b"version https://git-lfs"
 _LOOKED_AT: Final = 10_000
 """Files that are searched at most for a name to suggest."""
+
+
+def check_model(models_root: Path, engine: Engine, definition: Definition) -> str | None:
+    """What is wrong with the files of a model, or with what they would have its engine do. None: nothing is."""
+    problem = check_files(models_root, engine.list_files(definition))
+    return problem or _check_code(models_root, engine.list_code_checks(definition))
+
+
+def _check_code(models_root: Path, checks: Sequence[CodeCheck]) -> str | None:
+    for check in checks:
+        subject = f"{check.field}: {check.path}"
+        try:
+            found = read_custom_code(models_root / check.path)
+        except ArtifactError as error:
+            return f"{subject} has a file that cannot be looked through for code: {error}"
+        if found is not None:
+            file, name = found
+            return (
+                f"{subject} brings code of its own along ({name}, in the `auto_map` of {file}), which the engine may"
+                f" run: set {check.switch} to true if you trust it, or take `auto_map` out of that file if the engine"
+                " knows such models by itself"
+            )
+    return None
 
 
 def check_files(models_root: Path, checks: Sequence[FileCheck]) -> str | None:

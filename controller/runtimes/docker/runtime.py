@@ -42,7 +42,7 @@ from controller.runtimes.docker.user import UNPRIVILEGED, UserIdentity, choose_i
 from controller.runtimes.ended_logs import EndedLogs
 from controller.runtimes.gpu_owners import GpuOwners
 from controller.runtimes.logs import plain_tail
-from controller.runtimes.model_files import check_files
+from controller.runtimes.model_files import check_model
 from controller.runtimes.naming import is_replica_name
 from controller.runtimes.nvml import NvmlReader
 from controller.schema.desired import Definition
@@ -265,7 +265,7 @@ class DockerRuntime:
     def _find_problem(self, model: str, definition: Definition) -> str | None:
         engine = get_engine(definition)
         try:
-            if problem := check_files(self._models, engine.list_files(definition)):
+            if problem := check_model(self._models, engine, definition):
                 return problem
             engine.render_command(
                 definition, render_context(model, UserIdentity(UNPRIVILEGED, UNPRIVILEGED), self._images)

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from controller.engines import get_engine
 from controller.engines.base import Launch, RenderContext
 from controller.runtimes.base import Rendered, StartError, StartRequest
-from controller.runtimes.model_files import check_files
+from controller.runtimes.model_files import check_model
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process.logs import ProcessLogs
 from controller.runtimes.process.preflight import check_program
@@ -65,7 +65,7 @@ class Launcher:
         """Why an engine could not be started; None: it could."""
         engine = get_engine(definition)
         try:
-            if problem := check_files(self._models, engine.list_files(definition)):
+            if problem := check_model(self._models, engine, definition):
                 return problem
             return check_program(self._render(definition, model, port=1).argv)
         except (ValueError, TypeError, KeyError) as error:

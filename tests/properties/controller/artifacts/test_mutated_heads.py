@@ -7,14 +7,15 @@ import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from controller.artifacts.facts import Artifact, Ct2, Gguf, HfFolder, SizedArtifact, UnreadArtifact
-from controller.artifacts.read import files_below, read_artifact
+from controller.artifacts.facts import Artifact, ArtifactError, Ct2, Gguf, HfFolder, SizedArtifact, UnreadArtifact
+from controller.artifacts.read import files_below, read_artifact, read_custom_code
 from tests.support.campaign import RecordProperty, campaign_count, campaign_seed, record_figure
 from tests.support.mutated_models import (
     SPLIT_NAMES,
@@ -82,6 +83,8 @@ def read_measured(root: Path, path: str) -> tuple[Artifact, int, int]:
     before, _ = tracemalloc.get_traced_memory()
     with Steps() as steps:
         artifact = read_artifact(path, files_below(root, path))
+        with suppress(ArtifactError):
+            read_custom_code(root / path)
     return artifact, tracemalloc.get_traced_memory()[1] - before, steps.count
 
 

@@ -9,6 +9,7 @@ import pytest
 from controller.engines.ct2 import CT2Definition
 from controller.engines.llama_cpp import LlamaCppDefinition
 from controller.engines.llama_server import LlamaServerDefinition
+from controller.engines.vllm_serve import VllmServeDefinition
 from controller.schema.desired import Definition
 from tests.support.clockwork_folders import make_ct2
 from tests.support.process_engines import ProcessEngines
@@ -56,6 +57,10 @@ async def test_preflight_tells_which_program_or_package_is_missing(
     missing = processes.root / "llama-server"
     named = LlamaServerDefinition(model_path="m.gguf", llama_server_binary=str(missing))
     assert await error(named) == f"program {missing} does not exist"
+    (processes.models / "hf").mkdir()
+    (processes.models / "hf" / "config.json").write_text('{"auto_map": {"AutoModel": "m.Own"}}')
+    wrong = await error(VllmServeDefinition(backend="vllm_serve", model_path="hf"))
+    assert (wrong or "").startswith("model_path: hf brings code of its own along (m.Own, in ")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     wrong = await error(LlamaCppDefinition(backend="llama_cpp", model_path="m.gguf"))
     assert wrong == "Python package llama_cpp is not installed: pip install 'roundhouse[llama-cpp]'"
