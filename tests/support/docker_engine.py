@@ -66,13 +66,20 @@ images = functools.cache(ensure_images)
 @functools.cache
 def shell_image() -> str:
     """An image whose /app/llama-server runs the shell program in the variable BODY."""
-    client, tag = docker.APIClient(version="auto"), f"{PREFIX}/shell:latest"
-    context = io.BytesIO()
+    dockerfile = f"FROM {base_image()}\nCOPY engine /app/llama-server\n"
+    return _build_image(f"{PREFIX}/shell:latest", {"Dockerfile": dockerfile, "engine": _SHELL})
+
+
+def image_with_variable(name: str, value: str) -> str:
+    """The base image with one variable more."""
+    dockerfile = f'FROM {base_image()}\nENV {name}="{value}"\n'
+    return _build_image(f"{PREFIX}/variable:{name.lower()}", {"Dockerfile": dockerfile})
+
+
+def _build_image(tag: str, files: Mapping[str, str]) -> str:
+    client, context = docker.APIClient(version="auto"), io.BytesIO()
     with tarfile.open(fileobj=context, mode="w") as tar:
-        for name, text in (
-            ("Dockerfile", f"FROM {base_image()}\nCOPY engine /app/llama-server\n"),
-            ("engine", _SHELL),
-        ):
+        for name, text in files.items():
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(text), 0o755
             tar.addfile(info, io.BytesIO(text.encode()))

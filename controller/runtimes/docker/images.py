@@ -17,18 +17,24 @@ BUILT_HERE = "roundhouse/"
 """Prefix of the images that `make images` builds."""
 
 
-def is_image_present(client: docker.APIClient, image: str) -> bool:
-    """Whether an image can be run without pulling it."""
-    return image_id(client, image) is not None
-
-
 def image_id(client: docker.APIClient, image: str) -> str | None:
     """Id of the image that a reference names now; None when there is none."""
+    details = _inspect(client, image)
+    return None if details is None else str(details["Id"])
+
+
+def image_environment(client: docker.APIClient, image: str) -> tuple[str, ...] | None:
+    """Variables that an image sets, as `KEY=value`; None when it cannot be run without pulling it."""
+    details = _inspect(client, image)
+    return None if details is None else tuple((details.get("Config") or {}).get("Env") or ())
+
+
+def _inspect(client: docker.APIClient, image: str) -> Mapping[str, Any] | None:
     try:
         details: Mapping[str, Any] = client.inspect_image(image)  # type: ignore[no-untyped-call]
     except NotFound:
         return None
-    return str(details["Id"])
+    return details
 
 
 def is_built_here(image: str) -> bool:

@@ -30,9 +30,10 @@ from controller.runtimes.docker.containers import (
 from controller.runtimes.docker.error_messages import start_error
 from controller.runtimes.docker.events import EventWatch
 from controller.runtimes.docker.gpus import GpuProbe
-from controller.runtimes.docker.images import image_id, is_built_here, is_image_present, pull_image
+from controller.runtimes.docker.images import image_environment, image_id, is_built_here, pull_image
 from controller.runtimes.docker.inspect import phase_of, seen_replica
 from controller.runtimes.docker.labels import REPLICA_ROLE, ROLE, UnreadableLabelsError, is_own, own_filter
+from controller.runtimes.docker.loader_variables import find_loader_problem
 from controller.runtimes.docker.logs import ExitTails, read_ended_part, read_log, read_log_part
 from controller.runtimes.docker.memory import container_host_mib, pids_of
 from controller.runtimes.docker.network import ensure_network, remove_network
@@ -245,7 +246,8 @@ class DockerRuntime:
     # Before a start
 
     async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
-        """Whether a replica could be started: its files and its image are there, and the definition renders."""
+        """Whether a replica could be started: its files and its image are there and ask for nothing that they may
+        not, and the definition renders."""
         image = image or get_engine(definition).resolve_image(definition, self._images)
         error = await asyncio.to_thread(self._find_problem, model, definition)
         if error is None and image is None:
@@ -253,14 +255,15 @@ class DockerRuntime:
         if error is not None or image is None:
             return PreflightResult(False, time.time(), error)
         try:
-            is_there = await self._read_daemon.call(lambda client: is_image_present(client, image))
+            image_env = await self._read_daemon.call(lambda client: image_environment(client, image))
         except DaemonRefusedError as refused_error:
             return PreflightResult(False, time.time(), str(start_error(refused_error.message, image)))
-        if not is_there and is_built_here(image):
+        if image_env is None and is_built_here(image):
             return PreflightResult(False, time.time(), f"image {image} is missing: `make images` builds it")
-        if not is_there:
+        if image_env is None:
             return PreflightResult(False, time.time(), f"image {image} is missing", missing_image=image)
-        return PreflightResult(True, time.time())
+        problem = find_loader_problem(image, image_env, definition.env) if definition.gpu_count else None
+        return PreflightResult(problem is None, time.time(), problem)
 
     def _find_problem(self, model: str, definition: Definition) -> str | None:
         engine = get_engine(definition)

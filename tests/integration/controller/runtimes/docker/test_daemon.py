@@ -15,7 +15,7 @@ from controller.runtimes.base import RuntimeUnavailableError, StartError
 from controller.runtimes.docker.client import Daemon
 from controller.runtimes.docker.network import ensure_network, remove_network
 from tests.support.campaign import campaign_count
-from tests.support.docker_engine import SOCKET, DockerEngines, base_image
+from tests.support.docker_engine import SOCKET, DockerEngines, base_image, image_with_variable
 from tests.support.runtime_contract import RUN, exited
 
 pytestmark = [pytest.mark.engines, pytest.mark.docker]
@@ -54,6 +54,22 @@ async def test_preflight_says_which_image_is_missing(containers: DockerEngines) 
     assert "is not a valid image reference" in (odd.error or "")
     assert (await runtime.check_preflight("s", containers.stub(image=None), None)).ok, "the image of its kind"
     assert containers.left() == []
+
+
+async def test_preflight_gives_no_gpus_to_an_image_that_tells_the_loader_what_to_load(
+    containers: DockerEngines,
+) -> None:
+    runtime = containers.runtime()
+    image = image_with_variable("LD_PRELOAD", "/proc/self/cwd/its.so")
+    plain = containers.shell(RUN)
+    assert (await runtime.check_preflight("m", plain, image)).ok, "without GPUs no hook runs"
+    wants_gpu = plain.model_copy(update={"gpus": 1})
+    assert (await runtime.check_preflight("m", wants_gpu, plain.image)).ok
+    refused = await runtime.check_preflight("m", wants_gpu, image)
+    assert (refused.ok, refused.missing_image) == (False, None)
+    assert (refused.error or "").startswith(f"image {image} sets LD_PRELOAD, which NVIDIA's hooks would follow")
+    own = wants_gpu.model_copy(update={"env": {"LD_PRELOAD": ""}})
+    assert (await runtime.check_preflight("m", own, image)).ok
 
 
 @pytest.mark.parametrize(
