@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WORKERS ?= $(shell expr $$(nproc) + 1)
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help up install images test quick engines check format bench campaign lock clean
+.PHONY: help up install images test quick engines check format bench campaign lock audit sbom clean
 
 help: ## This list.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -59,6 +59,12 @@ lock: $(VENV)/.installed-dev ## Resolve the locked dependencies anew.
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-header --no-annotate --upgrade --extra $$part pyproject.toml -o requirements/$$part.txt; \
 	done
+
+audit: $(VENV)/.installed-dev ## Known vulnerabilities of what is locked, by pip-audit: 1 if there are any, 3 if nobody can be asked.
+	@exec $(BIN)/python -m tests.supply_chain.audit
+
+sbom: $(VENV)/.installed-dev ## What the images of `make images` hold, as CycloneDX, in sbom/.
+	@exec $(BIN)/python -m tests.supply_chain.sbom $(ARGS)
 
 clean: ## Remove the environment and caches; models and state stay.
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
