@@ -1,0 +1,76 @@
+"""`python -m gateway.health_check`: whether the gateway of this container serves. For Docker's HEALTHCHECK.
+
+It reads the gateway's own settings. It imports next to nothing, since it is started every few seconds.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import ssl
+import sys
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from common.listening import pick_local_host, split_hosts
+
+TIMEOUT_S: float = 4
+"""Less than the HEALTHCHECK's own, so that there is a reason to read."""
+DEFAULT_HOST: Final = "127.0.0.1"
+DEFAULT_PORT: Final = "8080"
+
+
+class HealthTarget(NamedTuple):
+    """Where to ask."""
+
+    host: str
+    port: int
+    is_tls: bool
+
+
+def find_target(environ: Mapping[str, str]) -> HealthTarget:
+    """Where a gateway with these variables is asked. Raises ValueError."""
+    hosts = split_hosts(environ.get("ROUNDHOUSE_HOST") or DEFAULT_HOST)
+    port_text = environ.get("ROUNDHOUSE_PORT") or DEFAULT_PORT
+    if not port_text.isdecimal() or not 0 < int(port_text) < 65536:
+        raise ValueError(f"ROUNDHOUSE_PORT is {port_text}, which is no port to ask at")
+    return HealthTarget(pick_local_host(hosts), int(port_text), is_tls=bool(environ.get("ROUNDHOUSE_TLS_CERT")))
+
+
+def find_problem(target: HealthTarget) -> str | None:
+    """Why the gateway does not serve; None: it does."""
+    connection = _open_connection(target)
+    try:
+        connection.request("GET", "/health")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        return f"no answer from {target.host} port {target.port}: {error!r}"
+    finally:
+        connection.close()
+    return None if status == 200 else f"/health answers {status}"
+
+
+def _open_connection(target: HealthTarget) -> http.client.HTTPConnection:
+    """http.client, because urllib would follow the container's proxy settings."""
+    if not target.is_tls:
+        return http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
+    # The certificate is for the names that clients use; whom it asks, it knows by the address.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(target.host, target.port, timeout=TIMEOUT_S, context=context)
+
+
+def main() -> int:
+    """Ask once; returns the exit code, and prints what is wrong."""
+    try:
+        problem = find_problem(find_target(os.environ))
+    except ValueError as error:
+        problem = str(error)
+    if problem is not None:
+        print(problem)  # noqa: T201 - Docker keeps what a health check says
+    return 0 if problem is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
