@@ -21,7 +21,7 @@ class AdminGate:
     def __init__(self, addresses: Collection[str] | None, *, is_open: bool) -> None:
         """`addresses`: local addresses at which admin requests are taken; None: at every one. `is_open`: whether
         everybody may administer while no keys are declared."""
-        self._addresses = None if addresses is None else frozenset(map(parse_address, addresses))
+        self._addresses = None if addresses is None else {*map(parse_address, addresses)} - {None}
         self._is_open = is_open
 
     def authorize_request(self, caller: Caller, scope: KeyScope, local_address: str | None) -> None:
@@ -35,13 +35,10 @@ class AdminGate:
             return
         if caller.name is None and not self._is_open:
             raise RoundhouseError("admin_closed", "No keys are declared, and without keys nobody may administer here.")
-        if self._addresses is not None and not self._is_meant(local_address):
+        address = None if local_address is None else parse_address(local_address)
+        if self._addresses is not None and address not in self._addresses:
             message = "The gateway takes no admin requests at the address at which this one arrived."
             raise RoundhouseError("admin_not_here", message)
-
-    def _is_meant(self, local_address: str | None) -> bool:
-        address = None if local_address is None else parse_address(local_address)
-        return address is not None and self._addresses is not None and address in self._addresses
 
 
 def parse_address(text: str) -> IpAddress | None:

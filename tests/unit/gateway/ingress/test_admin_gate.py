@@ -86,6 +86,14 @@ def test_whoever_is_refused_is_told_the_first_thing_first() -> None:
     assert verdict(gate, BOSS, "admin") == "admin_not_here"
 
 
+def test_a_refusal_says_what_is_closed_and_no_address() -> None:
+    with pytest.raises(RoundhouseError, match="without keys nobody may administer"):
+        CLOSED.authorize_request(ANONYMOUS, "admin", "10.0.0.1")
+    with pytest.raises(RoundhouseError, match="no admin requests at the address at which this one arrived") as told:
+        MEANT.authorize_request(BOSS, "admin", "10.0.0.2")
+    assert "10.0.0" not in told.value.message
+
+
 @pytest.mark.parametrize(
     ("text", "address"),
     [
