@@ -115,7 +115,11 @@ class Controller:
             clock=clock,
         )
         self._remote_health = RemoteHealth(
-            session, interval_s=settings.probe_interval_s, timeout_s=PROBE_TIMEOUT_S, wake=self._wake.set
+            self.hub,
+            interval_s=settings.probe_interval_s,
+            timeout_s=PROBE_TIMEOUT_S,
+            wake=self._wake.set,
+            clock=clock,
         )
         self._executor = Executor(
             runtime,
@@ -212,7 +216,6 @@ class Controller:
             await self._end_engines()
         await self._executor.wait_until_idle()
         await self._prober.close()
-        await self._remote_health.close()
         await self._progress.close()
         await self._memory_sampler.close()
         await self._requirements.close()
@@ -343,8 +346,9 @@ class Controller:
         self._end_event.set()
 
     def take_report(self, report: GatewayReport) -> None:
-        """A gateway's report: counts, demand, and replicas that it could not reach."""
+        """A gateway's report: counts, demand, remotes' health, and replicas that it could not reach."""
         self.hub.take_report(report)
+        self._remote_health.take_report(report)
         for name in report.failed:
             self._prober.probe_now(name)
         if self._files.take_demand(report):

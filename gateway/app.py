@@ -20,6 +20,7 @@ from gateway.api.declare import TAGS
 from gateway.control.http_client import ControllerClient
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import ControllerAddress, ControllerLink, LinkState
+from gateway.control.remote_prober import RemoteProber
 from gateway.exchange.dispatcher import InferenceDispatcher
 from gateway.exchange.services import Services
 from gateway.ingress.admin_gate import AdminGate
@@ -124,18 +125,20 @@ def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Ga
     inference = InferenceDispatcher(apis, services, authenticator, gate, next_id)
 
     address = ControllerAddress.parse(settings.controller_url)
+    remotes = RemoteProber(time.time)
     link = ControllerLink(
         address,
         f"gw-{secrets.token_hex(8)}",
         live=live,
         ledger=ledger,
+        remotes=remotes,
         state=link_state,
         now=time.monotonic,
         jitter=random.random,
     )
     controller = ControllerClient(address)
     forward = admin.AdminForward(controller)
-    app = _new_framework_app(link, inference, engines, controller, store)
+    app = _new_framework_app(link, remotes, inference, engines, controller, store)
     for group in INFERENCE_GROUPS:
         group.declare(app)
     models.declare(app, live)
@@ -160,6 +163,7 @@ def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Ga
 
 def _new_framework_app(
     link: ControllerLink,
+    remotes: RemoteProber,
     inference: InferenceDispatcher,
     engines: EngineClient,
     controller: ControllerClient,
@@ -168,7 +172,7 @@ def _new_framework_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(link.run()), asyncio.create_task(inference.run_timers())]
-        async with controller:
+        async with controller, remotes:
             yield
         await engines.close()
         if store is not None:

@@ -54,7 +54,7 @@ class OpenAIRemoteDefinition(Definition):
 
 
 class OpenAIRemote(Engine):
-    """Nothing is rendered; the controller asks `health_path` and routes to `base_url`."""
+    """Nothing is rendered; gateways ask `health_path` and send requests to `base_url`."""
 
     name: ClassVar[str] = "openai_remote"
     definition = OpenAIRemoteDefinition

@@ -1,1 +1,1 @@
-"""What is seen from outside of engines, remote models and gateways."""
+"""What is seen from outside of engines and gateways, and what gateways say of remote models."""

@@ -1,4 +1,4 @@
-"""Asks engines and remotes how they are. One task per replica; what the answers mean is `controller.observe.health`."""
+"""Asks engines how they are. One task per replica; what the answers mean is `controller.observe.health`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODELS_PATH = "/v1/models"
 
 @dataclass(frozen=True, slots=True)
 class ProbeTarget:
-    """One engine to probe, or one remote (then `probe.ready_path` is empty: its health is all there is to ask)."""
+    """One engine to probe."""
 
     base_url: str
     probe: Probe

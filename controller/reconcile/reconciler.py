@@ -182,7 +182,8 @@ class Reconciler:
             self._wake.set()
         previous_round, self.round = self.round, Round(desired, issued_state, round_plan, statuses)
         stamp = self._hub.publish_table(
-            build_routes(desired, issued_state, statuses, self._endpoint_token), build_keys(desired.keys)
+            build_routes(desired, issued_state, statuses, self._endpoint_token, self._remotes.list_probes()),
+            build_keys(desired.keys),
         )
         self._remote_drains.note_published(stamp)
         for name, drain in self._memory.drains.items():
@@ -246,7 +247,7 @@ class Reconciler:
         self._track(desired, seen_replicas)
         if self.round is None:
             await self._prober.wait_for_first_round()
-            await self._remotes.wait_for_first_round()
+            await self._remotes.wait_for_first_round(self._memory.loaded_once)
         models = desired.models.values() if desired is not None else ()
         requirements = (
             await self._requirements.requirements_of(models, self._gpus) if self._requirements is not None else {}

@@ -6,9 +6,9 @@ under, so that the controller knows which replicas could still have been given n
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_serializer
+from pydantic import Field, PlainSerializer, SecretStr
 
 from controller.schema.admin import Capabilities
 from controller.schema.keys import Key
@@ -17,6 +17,15 @@ from controller.schema.status import SCHEMA_VERSION, ModelState, Wire
 ThinkingControl = Literal["chat_template_kwargs", "thinking", "reasoning_effort"]
 """How an engine is told to think or not: which field of a chat completion request says it."""
 MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
+
+
+def _reveal_secret(secret: SecretStr) -> str:
+    return secret.get_secret_value()
+
+
+# The link is the one place where the token itself must travel; repr and logs stay masked.
+Token = Annotated[SecretStr, PlainSerializer(_reveal_secret, when_used="json")]
+"""A secret that is written out as JSON only."""
 
 
 class Stamp(Wire):
@@ -42,12 +51,19 @@ class Endpoint(Wire):
         description="What stands in place of a path's leading /v1 there; empty for a remote whose base_url holds it. "
         "The engine's URL of /v1/x is base_url + api_prefix + /x.",
     )
-    token: SecretStr | None = Field(default=None, description="Sent to the engine as a bearer token.")
+    token: Token | None = Field(default=None, description="Sent to the engine as a bearer token.")
 
-    @field_serializer("token", when_used="json")
-    def _reveal(self, token: SecretStr | None) -> str | None:
-        # The link is the one place where the token itself must travel; repr and logs stay masked.
-        return token.get_secret_value() if token else None
+
+class RemoteProbe(Wire):
+    """How gateways ask a model that somebody else serves whether it is well."""
+
+    url: str = Field(description="Answers a GET with 200 when all is well.")
+    spec: str = Field(
+        description="Identifies the model's definition: what was seen under another one says nothing of this one."
+    )
+    token: Token | None = Field(default=None, description="Sent to it as a bearer token.")
+    interval_s: float = Field(default=2.0, description="Seconds from one answer to the next question.")
+    timeout_s: float = Field(default=5.0, description="Seconds that an answer may take.")
 
 
 class ModelRoute(Wire):
@@ -60,6 +76,11 @@ class ModelRoute(Wire):
     aliases: tuple[str, ...] = ()
     served_name: str = Field(description="What the engine itself calls the model.")
     endpoints: tuple[Endpoint, ...] = Field(default=(), description="Ready, and not being drained.")
+    remote_probe: RemoteProbe | None = Field(
+        default=None,
+        description="What to ask, whatever the state; null: it is no remote model, nobody wants it, or its key cannot "
+        "be read.",
+    )
     target_inflight: int = Field(default=1, description="Requests that one replica serves at a time.")
     queue_limit: int | None = Field(
         default=None, description="Requests that may wait per replica; null: the gateway's own setting."
@@ -104,6 +125,16 @@ class RoutingTable(Wire):
     keys: tuple[Key, ...] = Field(default=(), description="Empty: no keys are declared.")
 
 
+class RemoteResult(Wire):
+    """What a gateway's last question to a remote model came to."""
+
+    spec: str = Field(description="That of the `RemoteProbe`.")
+    at: float = Field(
+        description="Unix time of the answer, by the gateway's clock. No two results of one have the same."
+    )
+    error: str | None = Field(default=None, description="What is wrong with it, without secrets; null: it is well.")
+
+
 class GatewayReport(Wire):
     """What one gateway saw, sent on change (at most a few times a second) and every few seconds."""
 
@@ -133,4 +164,7 @@ class GatewayReport(Wire):
     ending: bool = Field(default=False, description="The gateway ends: nothing is inside, and nothing will be.")
     failed: dict[str, float] = Field(
         default_factory=dict, description="Replica that refused or broke a connection, to Unix time. Asks for a probe."
+    )
+    remotes: dict[str, RemoteResult] = Field(
+        default_factory=dict, description="Remote model to its last result; absent: it has not answered yet."
     )

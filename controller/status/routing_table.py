@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from pydantic import SecretStr
 
 from controller.engines import ENGINES
 from controller.engines.base import Engine
 from controller.schema.keys import Key, KeyDefinition
-from controller.schema.routing import Endpoint, ModelRoute
+from controller.schema.routing import Endpoint, ModelRoute, RemoteProbe
 from controller.schema.status import ModelState, ModelStatus
 from controller.state import DesiredModel, DesiredState, ObservedReplica, ObservedState
 from controller.status.model_status import is_routable
@@ -20,21 +21,34 @@ Tokens = Callable[[str], str | None]
 
 
 def build_routes(
-    desired: DesiredState, observed: ObservedState, statuses: Iterable[ModelStatus], tokens: Tokens
+    desired: DesiredState,
+    observed: ObservedState,
+    statuses: Iterable[ModelStatus],
+    tokens: Tokens,
+    remote_probes: Mapping[str, RemoteProbe] = MappingProxyType({}),
 ) -> tuple[ModelRoute, ...]:
-    """One route per declared model, in name order; a model that is no longer declared is not routed to."""
+    """One route per declared model, in name order; a model that is no longer declared is not routed to.
+
+    `remote_probes`: remote model to what gateways shall ask it.
+    """
     serving: dict[str, list[ObservedReplica]] = defaultdict(list)
     for replica in observed.replicas:
         if is_routable(replica):
             serving[replica.id.model].append(replica)
     return tuple(
-        _route(desired.models[status.name], status, serving[status.name], tokens)
+        _route(desired.models[status.name], status, serving[status.name], tokens, remote_probes.get(status.name))
         for status in statuses
         if status.name in desired.models
     )
 
 
-def _route(model: DesiredModel, status: ModelStatus, replicas: list[ObservedReplica], tokens: Tokens) -> ModelRoute:
+def _route(
+    model: DesiredModel,
+    status: ModelStatus,
+    replicas: list[ObservedReplica],
+    tokens: Tokens,
+    remote_probe: RemoteProbe | None,
+) -> ModelRoute:
     engine = ENGINES[model.backend]
     remote = engine.describe_remote(model.definition)
     endpoints: tuple[Endpoint, ...] = ()
@@ -53,6 +67,7 @@ def _route(model: DesiredModel, status: ModelStatus, replicas: list[ObservedRepl
         aliases=tuple(model.definition.aliases),
         served_name=(remote.model or model.name) if remote else model.name,
         endpoints=endpoints,
+        remote_probe=remote_probe,
         target_inflight=engine.target_inflight(model.definition),
         queue_limit=model.definition.queue_limit,
         notices_leaving=engine.notices_leaving,

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from controller.schema.routing import RoutingTable
 from controller.schema.status import SCHEMA_VERSION
 from gateway.control.inflight import InflightCounts
+from gateway.control.remote_prober import RemoteProber
 from gateway.control.report_schedule import ReportSchedule
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.table import Routes
@@ -123,6 +124,7 @@ class ControllerLink:
         *,
         live: LiveRoutes,
         ledger: InflightCounts,
+        remotes: RemoteProber,
         state: LinkState,
         now: Callable[[], float],
         jitter: Callable[[], float],
@@ -132,6 +134,7 @@ class ControllerLink:
         self._gateway_id = gateway_id
         self._live = live
         self._ledger = ledger
+        self._remotes = remotes
         self._state = state
         self._now = now
         self._jitter = jitter
@@ -140,6 +143,7 @@ class ControllerLink:
         self._is_ending = False
         ledger.on_change = self._timer.request_report
         ledger.on_demand = self._timer.request_report_now
+        remotes.on_change = self._timer.request_report_now
 
     async def run(self) -> None:
         """Connect, serve the connection, reconnect; until cancelled."""
@@ -169,7 +173,8 @@ class ControllerLink:
 
     def _report(self) -> str:
         report = self._ledger.make_report(self._gateway_id, self._live.current_or_none)
-        return report.model_copy(update={"ending": self._is_ending}).model_dump_json()
+        update = {"ending": self._is_ending, "remotes": self._remotes.results}
+        return report.model_copy(update=update).model_dump_json()
 
     async def _connect_and_serve(self, session: aiohttp.ClientSession) -> int:
         """Serve one connection to its end. Returns how many tables it brought."""
@@ -217,6 +222,7 @@ class ControllerLink:
                 logger.warning("the controller is another instance now: %s, was %s", table.instance, current.instance)
             self._live.apply_table(table)
             self._ledger.forget_absent(self._live.current)
+            self._remotes.follow_table(self._live.current)
         self._state.table_at = self._now()
         self._timer.request_report_now()  # drains wait for it
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from controller.admin.service import AdminService
 from controller.desired.resolve import Defaults
 from controller.desired.source import DesiredStateSource
@@ -72,9 +70,7 @@ class RecordingHub(GatewayHub):
 class ControllerHarness:
     """One controller's harness over a state folder and a host that outlive it."""
 
-    def __init__(
-        self, root: Path, runtime: AddressedRuntime, time: list[float], session: aiohttp.ClientSession
-    ) -> None:
+    def __init__(self, root: Path, runtime: AddressedRuntime, time: list[float]) -> None:
         def clock() -> float:
             return time[0]
 
@@ -92,7 +88,7 @@ class ControllerHarness:
             runtime, self.memory, instance="i", secret=b"s", stop_timeout_s=1.0, wake=wake.set, clock=clock
         )
         self.prober = FakeProber()
-        remotes = RemoteHealth(session, interval_s=1.0, timeout_s=1.0, wake=wake.set)
+        remotes = RemoteHealth(self.hub, interval_s=1.0, timeout_s=1.0, wake=wake.set, clock=clock)
         parts: dict[str, Any] = {"prober": self.prober}
         self.reconciler = Reconciler(
             desired=self.files,

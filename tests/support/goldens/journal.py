@@ -9,8 +9,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
-
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
 from tests.support.goldens.product import GatewayReport, Recorder, Round, Trouble, redact_nothing
 
@@ -57,9 +55,9 @@ class Script:
         """Write the file."""
         (self.root / "desired" / "models.yaml").write_text(content if isinstance(content, str) else json.dumps(content))
 
-    def open(self, session: aiohttp.ClientSession) -> RecordedHarness:
+    def open(self) -> RecordedHarness:
         """The controller."""
-        self.harness = RecordedHarness(self.root, self.runtime, self.time, session)
+        self.harness = RecordedHarness(self.root, self.runtime, self.time)
         self.harness.begin(self.time)
         return self.harness
 
@@ -96,13 +94,12 @@ def make_journal() -> Any:
 async def _entries(root: Path) -> list[Any]:
     script = Script(root)
     script.declare({"models": MODELS})
-    async with aiohttp.ClientSession() as session:
-        harness = script.open(session)
-        try:
-            await _play(script, harness)
-            entries = harness.journal.read_after(0, 1_000)
-        finally:
-            harness.end()
+    harness = script.open()
+    try:
+        await _play(script, harness)
+        entries = harness.journal.read_after(0, 1_000)
+    finally:
+        harness.end()
     text = json.dumps([entry.model_dump(mode="json") for entry in entries])
     return list(json.loads(text.replace(str(root), "/srv/roundhouse")))
 

@@ -27,6 +27,7 @@ from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
 from controller.journal.round_events import Trouble
 from controller.observe.gateway_hub import GatewayHub
+from controller.observe.remote_health import RemoteHealth
 from controller.planning.plan import plan
 from controller.redaction.redactor import redact_nothing
 from controller.reports.metrics import create_registry as controller_registry
@@ -44,7 +45,7 @@ from controller.runtimes.process.stat import boot_id
 from controller.schema.desired import Definition
 from controller.schema.errors import ERROR_CODES
 from controller.schema.override import Override
-from controller.schema.routing import GatewayReport, Stamp
+from controller.schema.routing import GatewayReport, RemoteProbe, RemoteResult, Stamp
 from controller.settings import ControllerSettings
 from controller.sizing.history import MemoryHistory
 from controller.sizing.history import save_history as save_observed
@@ -131,6 +132,9 @@ __all__ = [
     "ProcessRuntime",
     "Recorder",
     "Records",
+    "RemoteHealth",
+    "RemoteProbe",
+    "RemoteResult",
     "RenderContext",
     "ReplicaId",
     "ResponseDatabase",

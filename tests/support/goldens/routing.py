@@ -7,6 +7,8 @@ from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from pydantic import SecretStr
+
 from tests.support.config_files import snapshot
 from tests.support.goldens.product import (
     DeclaredModel,
@@ -22,6 +24,9 @@ from tests.support.goldens.product import (
     ObservedState,
     Override,
     Phase,
+    RemoteHealth,
+    RemoteProbe,
+    RemoteResult,
     ReplicaId,
     Stamp,
     assess_models,
@@ -95,7 +100,8 @@ def make_table() -> Any:
     statuses = assess_models(desired, observed, plan(desired, observed, NOW))
     hub = GatewayHub(INSTANCE, 7, wake=lambda: None, clock=lambda: NOW)
     hub.publish_table(
-        build_routes(desired, observed, statuses, lambda name: replica_token(SECRET, name)), build_keys(desired.keys)
+        build_routes(desired, observed, statuses, lambda name: replica_token(SECRET, name), _remote_probes(desired)),
+        build_keys(desired.keys),
     )
     assert hub.table is not None
     return json.loads(hub.table.model_dump_json())
@@ -114,6 +120,10 @@ def make_report() -> Any:
         leaving={"rh-golden-unloading-0-01234567-1": {"req-1": NOW - 60}},
         ending=True,
         failed={"rh-golden-loaded-1-01234567-1": NOW - 2},
+        remotes={
+            "remote": RemoteResult(spec="0123456789abcdef", at=NOW - 1),
+            "other": RemoteResult(spec="fedcba9876543210", at=NOW - 3, error="https://o.example/m answers HTTP 500"),
+        },
     )
     return json.loads(report.model_dump_json())
 
@@ -131,6 +141,15 @@ def _desired() -> DesiredState:
     )
     state = resolve_desired(declared, {"unloading": unload}, {}, Defaults(), generation=1)
     return DesiredState(1, state.models, keys=parsed.keys)
+
+
+def _remote_probes(desired: DesiredState) -> dict[str, RemoteProbe]:
+    """As the controller tells them: by the definition's hash, with the key."""
+    hub = GatewayHub(INSTANCE, 7, wake=lambda: None, clock=lambda: NOW)
+    health = RemoteHealth(hub, interval_s=2.0, timeout_s=5.0, wake=lambda: None, clock=lambda: NOW)
+    health.track_models([desired.models["remote"]])
+    secret = SecretStr(replica_token(SECRET, "remote"))
+    return {name: probe.model_copy(update={"token": secret}) for name, probe in health.list_probes().items()}
 
 
 def _observed(desired: DesiredState) -> ObservedState:

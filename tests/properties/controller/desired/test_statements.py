@@ -12,7 +12,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -53,16 +52,12 @@ class Statements(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self._write()
-        self.session = self.loop.run_until_complete(self._session())
         self.harness = self._start()
         self._rounds(1)
 
-    async def _session(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession()
-
     def _start(self) -> ControllerHarness:
         async def start() -> ControllerHarness:
-            harness = ControllerHarness(self.root, self.runtime, self.time, self.session)
+            harness = ControllerHarness(self.root, self.runtime, self.time)
             await harness.files.read_files()
             return harness
 
@@ -226,7 +221,6 @@ class Statements(RuleBasedStateMachine):
         finally:
             if hasattr(self, "harness"):
                 self.harness.end()
-                self.loop.run_until_complete(self.session.close())
             self.loop.close()
             shutil.rmtree(self.root)
 

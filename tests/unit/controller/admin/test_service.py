@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from controller.admin.service import TAKEN_WITHIN_S
@@ -42,9 +41,9 @@ class Bench:
         """Write the file."""
         (self.root / "desired" / "models.yaml").write_text(json.dumps({"models": models}))
 
-    async def start(self, session: aiohttp.ClientSession) -> None:
+    async def start(self) -> None:
         """Begin a harness."""
-        self.harness = ControllerHarness(self.root, self.runtime, self.time, session)
+        self.harness = ControllerHarness(self.root, self.runtime, self.time)
         await self.harness.files.read_files()
 
     async def round(self, count: int = 1, *, ready: bool = True) -> None:
@@ -66,11 +65,10 @@ class Bench:
 @asynccontextmanager
 async def opened(root: Path, models: dict[str, Any]) -> AsyncIterator[Bench]:
     bench = Bench(root, models)
-    async with aiohttp.ClientSession() as session:
-        await bench.start(session)
-        await bench.round()
-        yield bench
-        bench.harness.end()
+    await bench.start()
+    await bench.round()
+    yield bench
+    bench.harness.end()
 
 
 def _code(refused: pytest.ExceptionInfo[RoundhouseError]) -> str:
@@ -324,12 +322,11 @@ async def test_an_engine_that_crashed_while_paused_is_not_loading_when_it_is_unl
 
 async def test_nothing_is_said_of_models_before_the_first_look(tmp_path: Path) -> None:
     bench = Bench(tmp_path, {"m": STUB})
-    async with aiohttp.ClientSession() as session:
-        await bench.start(session)
-        with pytest.raises(RoundhouseError) as refused:
-            bench.harness.admin_service.load_model("m", {}, None, actor="a")
-        assert _code(refused) == "controller_unavailable"
-        bench.harness.end()
+    await bench.start()
+    with pytest.raises(RoundhouseError) as refused:
+        bench.harness.admin_service.load_model("m", {}, None, actor="a")
+    assert _code(refused) == "controller_unavailable"
+    bench.harness.end()
 
 
 async def _turns(bench: Bench, count: int) -> None:

@@ -1,95 +1,183 @@
-"""Remotes: keys as they are found in the wild, and a fault of one that stays its own."""
+"""Remotes: keys as they are found in the wild, and what gateways say of them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import aiohttp
 import pytest
-from aiohttp import web
 
 from controller.engines.openai_remote import OpenAIRemoteDefinition
-from controller.observe.remote_health import RemoteHealth
+from controller.observe.gateway_hub import GatewayHub
+from controller.observe.remote_health import KEPT_S, GatewayResult, RemoteHealth, judge_remote
+from controller.planning.draining import ARRIVAL_S
+from controller.schema.routing import GatewayReport, RemoteResult
 from controller.state import DesiredModel, Statement
 from tests.support.loop_clock import LoopClock, loop_clock
-from tests.support.wait import until
 
 __all__ = ["loop_clock"]
 
-
-@pytest.fixture
-async def server() -> AsyncIterator[str]:
-    """A server that wants the key `sk-123`."""
-
-    async def models(request: web.Request) -> web.Response:
-        return web.Response(status=200 if request.headers.get("Authorization") == "Bearer sk-123" else 401)
-
-    app = web.Application()
-    app.router.add_get("/v1/models", models)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    [address] = runner.addresses
-    yield f"http://127.0.0.1:{address[1]}/v1"
-    await runner.cleanup()
+URL = "http://127.0.0.1:9/v1"
+WELL, DOWN, GONE = (GatewayResult(error, 0.0, at) for error, at in ((None, 5.0), ("down", 6.0), ("gone", 7.0)))
 
 
-@pytest.fixture
-async def remotes() -> AsyncIterator[RemoteHealth]:
-    async with aiohttp.ClientSession() as session:
-        made = RemoteHealth(session, interval_s=0.05, timeout_s=5.0, wake=lambda: None)
-        yield made
-        await made.close()
-
-
-def _model(name: str, url: str, **fields: str) -> DesiredModel:
-    definition = OpenAIRemoteDefinition(backend="openai_remote", base_url=url, **fields)  # type: ignore[arg-type]
-    return DesiredModel(name, definition, "openai_remote", "h", 1, Statement("file", 0.0, ""), runs=False)
-
-
-async def test_keys_with_a_line_end_are_keys_and_bad_ones_are_said(
-    remotes: RemoteHealth, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("results", "connected", "now", "judged"),
+    [
+        ({}, ["a"], 8.0, None),
+        ({"a": WELL}, ["a"], 1e9, WELL),
+        ({"a": WELL, "b": DOWN}, ["a", "b"], 8.0, WELL),
+        ({"a": GONE, "b": DOWN}, ["a", "b"], 8.0, GONE),
+        ({"a": WELL, "b": DOWN}, ["b"], 8.0, DOWN),
+        ({"a": WELL, "b": DOWN}, ["c"], 8.0, WELL),
+        ({"a": WELL}, [], 5.0 + KEPT_S - 0.1, WELL),
+        ({"a": WELL, "b": DOWN}, [], 5.0 + KEPT_S, DOWN),
+        ({"a": WELL}, [], 5.0 + KEPT_S, None),
+    ],
+)
+def test_a_remote_is_well_if_any_gateway_reaches_it_and_connected_gateways_rule(
+    results: dict[str, GatewayResult], connected: list[str], now: float, judged: GatewayResult | None
 ) -> None:
+    assert judge_remote(results, connected, now) == judged
+
+
+class Bench:
+    """What is known of remotes, by a hub's gateways and a clock of the test's own."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.wakes = 0
+        self.hub = GatewayHub("i", 1, wake=lambda: None, clock=lambda: self.now)
+        self.remotes = RemoteHealth(self.hub, interval_s=2.0, timeout_s=5.0, wake=self._wake, clock=lambda: self.now)
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def report(self, gateway: str = "gw", **remotes: RemoteResult) -> None:
+        """Of a gateway; its first one opens its link."""
+        if gateway not in self.hub.connected_ids:
+            self.hub.open_link(gateway)
+        report = GatewayReport(gateway_id=gateway, stamp=None, remotes=remotes)
+        self.hub.take_report(report)
+        self.remotes.take_report(report)
+
+
+def _model(name: str, spec: str = "h", **fields: str) -> DesiredModel:
+    definition = OpenAIRemoteDefinition(backend="openai_remote", base_url=URL, **fields)  # type: ignore[arg-type]
+    return DesiredModel(name, definition, "openai_remote", spec, 1, Statement("file", 0.0, ""), runs=False)
+
+
+def _result(at: float, error: str | None = None, spec: str = "h") -> RemoteResult:
+    return RemoteResult(spec=spec, at=at, error=error)
+
+
+def test_keys_with_a_line_end_are_keys_and_bad_ones_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remotes = Bench().remotes
     (tmp_path / "key").write_text("sk-123\n")
+    (tmp_path / "empty").write_text("\n")
     monkeypatch.setenv("KEY", "sk-123\n")
     monkeypatch.setenv("BROKEN", "sk-1\n23")
-    monkeypatch.setenv("WRONG", "sk-9")
-    remotes.track_models(
-        [
-            _model("file", server, api_key_file=str(tmp_path / "key")),
-            _model("env", server, api_key_env="KEY"),
-            _model("broken", server, api_key_env="BROKEN"),
-            _model("wrong", server, api_key_env="WRONG"),
-            _model("unset", server, api_key_env="NO_SUCH_VARIABLE"),
-        ]
-    )
-    assert remotes.list_errors() == {}, "nobody was asked yet"
-    await remotes.wait_for_first_round()
+    models = [
+        _model("open"),
+        _model("file", api_key_file=str(tmp_path / "key")),
+        _model("env", api_key_env="KEY"),
+        _model("broken", api_key_env="BROKEN"),
+        _model("unset", api_key_env="NO_SUCH_VARIABLE"),
+        _model("empty", api_key_file=str(tmp_path / "empty")),
+        _model("missing", api_key_file=str(tmp_path / "nowhere")),
+    ]
+    remotes.track_models(models)
     errors = remotes.list_errors()
-    assert (errors["file"], errors["env"]) == (None, None)
-    assert "internal error" in (errors["broken"] or "")
-    assert "its key was refused" in (errors["wrong"] or "")
+    assert errors.keys() == {"broken", "unset", "empty", "missing"}, "of the others no gateway has told"
+    assert "no header can carry" in (errors["broken"] or "")
     assert "NO_SUCH_VARIABLE" in (errors["unset"] or "")
+    assert "is empty" in (errors["empty"] or "")
+    assert "cannot be read" in (errors["missing"] or "")
     assert "sk-" not in str(errors)
+    probes = remotes.list_probes()
+    assert probes.keys() == {"open", "file", "env"}, "gateways need not ask the others"
+    assert {probe.url for probe in probes.values()} == {f"{URL}/models"}
+    assert [probes[name].token is None for name in ("open", "file", "env")] == [True, False, False]
+    assert "sk-" not in str(probes)
     assert remotes.read_token("file") == remotes.read_token("env") == "sk-123"
+    (tmp_path / "key").write_text("sk-456")
+    remotes.track_models(models)
+    assert remotes.read_token("file") == "sk-456"
+    assert remotes.list_probes()["file"] != probes["file"]
 
 
-async def test_a_remote_that_hangs_holds_up_nobody(server: str, loop_clock: LoopClock) -> None:
-    hang = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    port = hang.sockets[0].getsockname()[1]
-    async with aiohttp.ClientSession() as session:
-        remotes = RemoteHealth(session, interval_s=0.05, timeout_s=30, wake=lambda: None)
-        remotes.track_models([_model("hangs", f"http://127.0.0.1:{port}/v1"), _model("open", server)])
-        await until("the other one was asked", lambda: "open" in remotes.list_errors())
-        assert "its key was refused" in (remotes.list_errors()["open"] or "")
-        assert "hangs" not in remotes.list_errors()
-        first = asyncio.create_task(remotes.wait_for_first_round())
-        await loop_clock.skip(35)
-        await first
-        await until("both were asked", lambda: len(remotes.list_errors()) == 2)
-        assert "does not answer in time" in (remotes.list_errors()["hangs"] or "")
-        await remotes.close()
-    hang.close()
+def test_what_gateways_say_counts_for_the_definition_that_they_asked_by() -> None:
+    bench = Bench()
+    bench.remotes.track_models([_model("m")])
+    bench.report()
+    assert (bench.remotes.list_errors(), bench.wakes) == ({}, 0)
+    bench.report(m=_result(1.0, "http://u:pa55@h/v1 is down"))
+    assert bench.remotes.list_errors() == {"m": "http://***@h/v1 is down"}
+    bench.report(m=_result(2.0, "http://u:pa55@h/v1 is down"))
+    assert bench.wakes == 1, "nothing changed"
+    bench.report(m=_result(3.0))
+    assert (bench.remotes.list_errors(), bench.wakes) == ({"m": None}, 2)
+    bench.remotes.track_models([_model("m", "other")])
+    assert bench.remotes.list_errors() == {}
+    bench.report(m=_result(4.0))
+    assert bench.remotes.list_errors() == {}, "by the definition before"
+    bench.report(m=_result(5.0, spec="other"))
+    assert bench.remotes.list_errors() == {"m": None}
+    bench.remotes.track_models([])
+    assert (bench.remotes.list_errors(), bench.remotes.knows_model("m")) == ({}, False)
+
+
+def test_a_report_that_came_before_the_files_were_read_counts() -> None:
+    bench = Bench()
+    bench.report(m=_result(1.0))
+    bench.remotes.track_models([_model("m")])
+    assert bench.remotes.list_errors() == {"m": None}
+
+
+def test_after_a_reset_the_next_answer_counts_also_if_it_is_the_same() -> None:
+    bench = Bench()
+    bench.remotes.track_models([_model("m")])
+    bench.report(m=_result(1.0, "down"))
+    bench.remotes.reset_health("m")
+    assert bench.remotes.list_errors() == {}
+    bench.report(m=_result(1.0, "down"))
+    assert bench.remotes.list_errors() == {}, "it was not asked again"
+    wakes = bench.wakes
+    bench.report(m=_result(3.0, "down"))
+    assert (bench.remotes.list_errors(), bench.wakes) == ({"m": "down"}, wakes + 1)
+    bench.remotes.reset_health("nobody")
+
+
+def test_without_gateways_the_last_word_stands_for_a_while() -> None:
+    bench = Bench()
+    bench.remotes.track_models([_model("m")])
+    bench.report(m=_result(1.0))
+    bench.hub.close_link("gw")
+    bench.now += KEPT_S - 1
+    assert bench.remotes.list_errors() == {"m": None}
+    bench.report("new")
+    assert bench.remotes.list_errors() == {"m": None}, "the new one has not asked yet"
+    bench.report("new", m=_result(1.0, "down"))
+    assert bench.remotes.list_errors() == {"m": "down"}
+    bench.hub.close_link("new")
+    bench.now += KEPT_S
+    assert bench.remotes.list_errors() == {}
+
+
+async def test_a_first_table_waits_for_a_gateway_only_for_what_was_served_before_and_not_for_ever(
+    loop_clock: LoopClock,
+) -> None:
+    bench = Bench()
+    bench.remotes.track_models([_model("m")])
+    await bench.remotes.wait_for_first_round({"other"})
+    waiting = asyncio.create_task(bench.remotes.wait_for_first_round({"m"}))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    bench.report()
+    await waiting
+    bench = Bench()
+    bench.remotes.track_models([_model("m")])
+    waiting = asyncio.create_task(bench.remotes.wait_for_first_round({"m"}))
+    await loop_clock.skip(ARRIVAL_S + 1)
+    await waiting
+    assert bench.remotes.list_errors() == {}

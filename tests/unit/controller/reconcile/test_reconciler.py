@@ -115,7 +115,7 @@ async def bench() -> AsyncIterator[Bench]:
             operations=operations,
             memory=memory,
             prober=prober,
-            remotes=RemoteHealth(session, interval_s=1.0, timeout_s=1.0, wake=wake.set),
+            remotes=RemoteHealth(hub, interval_s=1.0, timeout_s=1.0, wake=wake.set, clock=clock),
             hub=hub,
             wake=wake,
             resync_s=10.0,

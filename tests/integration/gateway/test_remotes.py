@@ -1,0 +1,147 @@
+"""The gateway asks models that somebody else serves how they are, and reports it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from controller.schema.routing import ModelRoute, RemoteProbe, RemoteResult
+from controller.schema.status import ModelState
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness, until
+from tests.support.loop_clock import LoopClock, loop_clock
+from tests.support.ports import free_port
+
+__all__ = ["loop_clock"]
+
+
+class Elsewhere:
+    """A server that wants the key `sk-123`, and may be told to answer otherwise."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.status: int | None = None
+        self.asked = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Of its health path."""
+        self.asked += 1
+        if self.status is not None:
+            return web.Response(status=self.status, headers={"Location": "/elsewhere"})
+        return web.Response(status=200 if request.headers.get("Authorization") == "Bearer sk-123" else 401)
+
+
+@contextlib.asynccontextmanager
+async def elsewhere() -> AsyncIterator[Elsewhere]:
+    """One that listens."""
+    made = Elsewhere()
+    app = web.Application()
+    app.router.add_get("/v1/models", made.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/models"
+    yield made
+    await runner.cleanup()
+
+
+def remote(name: str, url: str, token: str | None = None, *, spec: str = "h", interval_s: float = 0.02) -> ModelRoute:
+    """A remote model that nobody has asked yet, and has no endpoint therefore."""
+    probe = RemoteProbe.model_validate({"url": url, "spec": spec, "token": token, "interval_s": interval_s})
+    return route(name, state=ModelState.LOADING, remote_probe=probe)
+
+
+async def reported(here: GatewayHarness, *names: str) -> dict[str, RemoteResult]:
+    """What the gateway says of remotes, once it says something of exactly these."""
+    return (await here.controller.report_where(lambda report: report.remotes.keys() == set(names))).remotes
+
+
+async def test_what_remotes_answer_is_reported_without_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", logger="gateway")
+    async with gateway_harness() as here, elsewhere() as far:
+        nowhere = f"http://user:pa55word@127.0.0.1:{free_port()}/v1/models"
+        await here.publish(
+            remote("well", far.url, "sk-123"),
+            remote("wrong", far.url, "sk-9"),
+            remote("lost", far.url.replace("models", "m?key=sk-9"), "sk-9"),
+            remote("nowhere", nowhere),
+            remote("no-address", "http://user:pa55word@h:99999/v1/models"),
+            remote("no-header", far.url, "sk-1\n23"),
+            route("an engine's"),
+        )
+        results = await reported(here, "well", "wrong", "lost", "nowhere", "no-address", "no-header")
+        errors = {name: result.error or "" for name, result in results.items()}
+        assert results["well"].error is None
+        assert errors["wrong"] == f"{far.url} answers HTTP 401; its key was refused"
+        assert errors["lost"].endswith("/m?key=*** answers HTTP 404")
+        assert "cannot be reached" in errors["nowhere"]
+        assert errors["no-address"]
+        assert errors["no-header"]
+        for text in (str(errors), caplog.text):
+            assert "pa55word" not in text
+            assert "sk-" not in text
+
+
+async def test_a_change_is_reported_at_once_and_a_redirect_is_not_followed() -> None:
+    async with gateway_harness() as here, elsewhere() as far:
+        await here.publish(remote("m", far.url, "sk-123"))
+        first = (await reported(here, "m"))["m"]
+        for status in (503, 302):
+            far.status = status
+            told = await here.controller.report_where(lambda report: f"{far.status}" in str(report.remotes["m"].error))
+            assert told.remotes["m"].at > first.at
+        far.status = None
+        await here.controller.report_where(lambda report: report.remotes["m"].error is None)
+
+
+async def test_results_are_those_of_the_table_in_force() -> None:
+    async with gateway_harness() as here, elsewhere() as far:
+        await here.publish(remote("m", far.url, "sk-9"), remote("n", far.url, "sk-123", interval_s=3600))
+        first = await reported(here, "m", "n")
+        stamp = await here.controller.publish(
+            remote("m", far.url, "sk-123"), remote("n", far.url, "sk-123", interval_s=3600)
+        )
+        told = await here.controller.acknowledged(stamp)
+        assert told.remotes["n"] == first["n"], "it was asked already"
+        assert told.remotes.keys() == {"m", "n"}, "another key: what was seen stands until the next answer"
+        await here.controller.report_where(lambda report: report.remotes["m"].error is None)
+        stamp = await here.controller.publish(remote("m", far.url, "sk-123", spec="other"))
+        told = await here.controller.acknowledged(stamp)
+        assert told.remotes.keys() <= {"m"}
+        assert {result.spec for result in told.remotes.values()} <= {"other"}
+        assert (await reported(here, "m"))["m"].error is None
+        assert (await here.controller.acknowledged(await here.controller.publish())).remotes == {}
+
+
+async def test_one_that_hangs_holds_up_nobody(loop_clock: LoopClock) -> None:
+    def hold(*_: Any) -> None:
+        """Accept, and never answer."""
+
+    hang = await asyncio.start_server(hold, "127.0.0.1", 0)
+    port = hang.sockets[0].getsockname()[1]
+    async with gateway_harness() as here, elsewhere() as far:
+        await here.publish(remote("hangs", f"http://127.0.0.1:{port}/v1/models"), remote("m", far.url, "sk-123"))
+        await reported(here, "m")
+        await loop_clock.skip(6)
+        results = await reported(here, "hangs", "m")
+        assert "does not answer in time" in (results["hangs"].error or "")
+    hang.close()
+
+
+async def test_remotes_are_asked_on_while_the_controller_is_away() -> None:
+    async with gateway_harness() as here, elsewhere() as far:
+        await here.publish(remote("m", far.url, "sk-123"))
+        await reported(here, "m")
+        await here.controller.stop()
+        far.status = 500
+        asked = far.asked
+        await until(lambda: far.asked > asked + 1, "it is asked on")
+        here.controller.reports.clear()
+        await here.controller.start()
+        await until(lambda: bool(here.controller.reports), "the gateway comes back")
+        assert "HTTP 500" in (here.controller.reports[0].remotes["m"].error or "")
