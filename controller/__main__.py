@@ -20,11 +20,13 @@ import aiohttp
 import uvicorn
 
 from controller.api.app import create_app
-from controller.api.stopping import StopMiddleware
+from controller.api.stopping import AsgiApp, StopMiddleware
+from controller.api.token_check import TokenCheck
 from controller.assembly import EXIT_FAILED, EXIT_RUNTIME_SILENT, Controller
 from controller.runtimes import open_runtime
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.settings import ControllerSettings, SettingsError, load_settings, split_address
+from controller.storage.gateway_token import GatewayToken
 from controller.storage.state_dir import StateDir, StateError, StateLockedError
 
 log = logging.getLogger("controller")
@@ -59,6 +61,7 @@ def _fail(code: int, message: str) -> int:
 
 
 async def _serve(settings: ControllerSettings, store: StateDir) -> int:
+    token = open_token(settings)  # before anybody can connect: who does has read it
     try:
         listener = _listen(settings)
     except OSError as error:
@@ -77,7 +80,9 @@ async def _serve(settings: ControllerSettings, store: StateDir) -> int:
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, lambda: controller.shut_down(stop_engines=False))
-        app = StopMiddleware(create_app(controller, controller.registry), controller.wait_for_end)
+        app: AsgiApp = StopMiddleware(create_app(controller, controller.registry), controller.wait_for_end)
+        if token is not None:
+            app = TokenCheck(app, token)
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="websockets-sansio")
         server = _Server(config)
         server_task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -87,6 +92,15 @@ async def _serve(settings: ControllerSettings, store: StateDir) -> int:
         server.force_exit = True
         await server_task
     return controller.exit_code
+
+
+def open_token(settings: ControllerSettings) -> GatewayToken | None:
+    """What must be shown to a controller that listens on a port; None: the mode of a socket's file says who may."""
+    if settings.gateway_token_file is None or isinstance(split_address(settings.listen), Path):
+        return None
+    token = GatewayToken(settings.gateway_token_file)
+    token.ensure_token()
+    return token
 
 
 class _Server(uvicorn.Server):

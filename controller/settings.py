@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from common.gateway_token import FILE_VARIABLE
 from common.listening import pick_local_host, split_hosts
 from controller.config.messages import explain_errors
 
@@ -46,6 +47,11 @@ class ControllerSettings(BaseSettings):
         None,
         description="Where the controller listens for gateways and the command line: `unix:<path>` or `host:port`; "
         f"default: `unix:<state>/{SOCKET_NAME}`. Never publish it.",
+    )
+    gateway_token_file: Path | None = Field(
+        None,
+        description="File with the token that gateways and the command line show to a controller that listens on "
+        "`host:port`, which makes it if there is none. Keep it in a folder that nobody else can enter.",
     )
     host: str = Field(
         "127.0.0.1",
@@ -129,6 +135,15 @@ class ControllerSettings(BaseSettings):
         if value is not None:
             split_address(value)
         return value
+
+    @model_validator(mode="after")
+    def _port_has_token(self) -> Self:
+        if self.gateway_token_file is None and not isinstance(split_address(self.listen), Path):
+            raise ValueError(
+                f"{FILE_VARIABLE}: must be set where {PREFIX}CONTROLLER_LISTEN is `host:port`: a file that the "
+                "controller writes, and that gateways and the command line read"
+            )
+        return self
 
     @model_validator(mode="after")
     def _socket_fits(self) -> Self:

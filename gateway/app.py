@@ -124,7 +124,7 @@ def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Ga
     apis = [api for group in INFERENCE_GROUPS for api in group.APIS]
     inference = InferenceDispatcher(apis, services, authenticator, gate, next_id)
 
-    address = ControllerAddress.parse(settings.controller_url)
+    address = ControllerAddress.parse(settings.controller_url, settings.gateway_token_file)
     remotes = RemoteProber(time.time)
     link = ControllerLink(
         address,

@@ -28,6 +28,11 @@ class GatewaySettings(BaseSettings):
         "unix:state/controller.sock",
         description="Where the controller is: `http://host:port` or `unix:/path/controller.sock`.",
     )
+    gateway_token_file: Path | None = Field(
+        None,
+        description="File with the token that is shown to a controller at `http://host:port`, which makes it. Read "
+        "anew for each connection.",
+    )
     open: bool = Field(
         False, description="Serve without keys on an address that is not loopback. Everybody who reaches it may use it."
     )

@@ -7,12 +7,14 @@ import getpass
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final, Self, TypeAlias, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
 from yarl import URL
 
+from common.gateway_token import FILE_VARIABLE, GATEWAY_HEADER, read_token
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.output import one_line
 from controller.schema.errors import ErrorBody, ErrorEnvelope
@@ -89,6 +91,9 @@ class ControllerClient:
         headers = {ACTOR_HEADER: _actor()}
         if self._socket is None and (key := os.environ.get(KEY_VARIABLE)):
             headers["Authorization"] = f"Bearer {key}"
+        token_file = os.environ.get(FILE_VARIABLE)
+        if self._socket is None and token_file and (token := read_token(Path(token_file))) is not None:
+            headers[GATEWAY_HEADER] = token
         # The environment's proxy is not for the way to the controller.
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False, headers=headers)
         return self

@@ -124,6 +124,17 @@ REQUEST_ERRORS: Final = (
         retry=False,
     ),
     ErrorCode(
+        "invalid_gateway_token",
+        401,
+        "authentication_error",
+        "The controller listens on a port, and the request to it does not show the token of its gateways.",
+        (
+            "Set ROUNDHOUSE_GATEWAY_TOKEN_FILE to the file that the controller has its token in.",
+            "Or ask a gateway, at its own address.",
+        ),
+        retry=False,
+    ),
+    ErrorCode(
         "forbidden_host",
         403,
         "permission_error",

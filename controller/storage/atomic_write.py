@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 
-def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Replace a file, readable by its owner alone. Raises OSError; the old file then stands as it was.
+def write_atomic(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o600) -> None:
+    """Replace a file, by default readable by its owner alone. Raises OSError; the old file then stands as it was.
 
     `durable`: on disk before it replaces the old one, so that it outlives a power cut.
     """
@@ -15,6 +15,7 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
     try:
         descriptor = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
             file.write(content)
             if durable:
                 file.flush()

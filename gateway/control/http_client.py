@@ -9,7 +9,7 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
-from gateway.control.link import ControllerAddress
+from gateway.control.link import REFUSED_WORDS, TOKEN_REFUSED, ControllerAddress
 
 CONNECT_TIMEOUT_S: Final = 2.0
 
@@ -81,10 +81,10 @@ class ControllerClient:
         `target` is the path with its query, percent-encoded; it is sent as it is.
 
         Raises:
-            ControllerGoneError: it cannot be reached, or ended before it answered.
+            ControllerGoneError: it cannot be reached, ended before it answered, or does not know this gateway.
         """
         url = URL(self._address.base + target, encoded=True)
-        request_headers = {**headers, "accept-encoding": "identity"}
+        request_headers = {**headers, "accept-encoding": "identity", **self._address.read_headers()}
         try:
             response = await self._session.request(
                 method, url, data=body or None, headers=request_headers, allow_redirects=False
@@ -95,4 +95,7 @@ class ControllerClient:
             raise ControllerGoneError(
                 "the controller ended before it answered; it may have taken the request"
             ) from error
+        if response.status == TOKEN_REFUSED:
+            response.close()
+            raise ControllerGoneError(REFUSED_WORDS)
         return ControllerAnswer(response)

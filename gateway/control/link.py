@@ -11,10 +11,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 import aiohttp
 from pydantic import ValidationError
 
+from common.gateway_token import FILE_VARIABLE, GATEWAY_HEADER, read_token
 from controller.schema.routing import RoutingTable
 from controller.schema.status import SCHEMA_VERSION
 from gateway.control.inflight import InflightCounts
@@ -36,6 +38,9 @@ HANDSHAKE_S = 5.0
 GOODBYE_S = 1.0
 """How long the controller may take to answer a closing frame."""
 MAX_TABLE_BYTES = 64 * 1024 * 1024
+TOKEN_REFUSED = 401
+"""The controller's status for who does not show its token; it has no other use for it."""
+REFUSED_WORDS = f"it refuses this gateway's token ({FILE_VARIABLE})"
 MOST_PROBLEMS = 5
 """Of a table that cannot be read, as the log tells them."""
 
@@ -77,18 +82,24 @@ class ControllerAddress:
 
     base: str
     unix_path: str | None
+    token_file: Path | None = None
 
     @classmethod
-    def parse(cls, setting: str) -> ControllerAddress:
-        """From `http://host:port` or `unix:/path`."""
+    def parse(cls, setting: str, token_file: Path | None = None) -> ControllerAddress:
+        """From `http://host:port` or `unix:/path`; `token_file` holds the token for the former."""
         if setting.startswith("unix:"):
             return cls("http://controller", setting.removeprefix("unix:"))
-        return cls(setting, None)
+        return cls(setting, None, token_file)
 
     @property
     def url(self) -> str:
         """Of the link."""
         return self.base + LINK_PATH
+
+    def read_headers(self) -> dict[str, str]:
+        """What shows the controller who asks. Read each time: the controller may make the token later, or another."""
+        token = read_token(self.token_file) if self.token_file is not None else None
+        return {GATEWAY_HEADER: token} if token is not None else {}
 
     def new_connector(self) -> aiohttp.BaseConnector:
         """What aiohttp connects through: as many connections as are asked for, none kept after its use."""
@@ -141,6 +152,8 @@ class ControllerLink:
         self._timer = ReportSchedule(now)
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._is_ending = False
+        self._is_refused = False
+        """The last attempt failed on the token."""
         ledger.on_change = self._timer.request_report
         ledger.on_demand = self._timer.request_report_now
         remotes.on_change = self._timer.request_report_now
@@ -181,11 +194,13 @@ class ControllerLink:
         async with asyncio.timeout(HANDSHAKE_S):
             socket = await session.ws_connect(
                 self._address.url,
+                headers=self._address.read_headers(),
                 heartbeat=PING_S,
                 max_msg_size=MAX_TABLE_BYTES,
                 timeout=aiohttp.ClientWSTimeout(ws_close=GOODBYE_S),
             )
         self._state.is_connected = self._state.was_ever_connected = True
+        self._is_refused = False
         logger.info("connected to the controller")
         self._socket = socket
         self._timer.request_report_now()
@@ -239,9 +254,17 @@ class ControllerLink:
 
     def _log_unreachable(self, attempt: int, error: Exception) -> None:
         # Once per absence; it is tried every two seconds after that. One that is just starting too is not absent.
-        if attempt == (0 if self._state.was_ever_connected else STARTING_ATTEMPTS):
+        is_due = attempt == (0 if self._state.was_ever_connected else STARTING_ATTEMPTS)
+        was_refused, self._is_refused = self._is_refused, is_token_refusal(error)
+        if (is_due or self._is_refused) and not (was_refused and self._is_refused):
             address = self._address.unix_path or self._address.url
-            logger.warning("no controller at %s (%s); trying on", address, error or type(error).__name__)
+            reason = REFUSED_WORDS if self._is_refused else error or type(error).__name__
+            logger.warning("no controller at %s (%s); trying on", address, reason)
+
+
+def is_token_refusal(error: Exception) -> bool:
+    """Whether the controller is there and does not take the token that was shown."""
+    return isinstance(error, aiohttp.WSServerHandshakeError) and error.status == TOKEN_REFUSED
 
 
 def read_table(text: str) -> RoutingTable | None:

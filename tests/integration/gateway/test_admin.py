@@ -79,6 +79,7 @@ async def test_of_the_clients_headers_only_these_are_passed_on() -> None:
         "cookie": "secret=1",
         "x-api-key": "secret",
         "x-roundhouse-actor": "root",
+        "x-roundhouse-gateway-token": "secret",
         "x-request-id": "mine",
         "x-forwarded-for": "10.0.0.1",
     }

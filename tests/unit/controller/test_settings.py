@@ -103,7 +103,15 @@ def test_a_socket_path_that_no_socket_can_have_is_told_before_anything_listens()
     ],
 )
 def test_where_the_controller_is_reached(listen: str | None, url: str) -> None:
-    assert load_settings(controller_listen=listen).controller_url == url
+    assert load_settings(controller_listen=listen, gateway_token_file=Path("token")).controller_url == url
+
+
+def test_who_listens_on_a_port_has_a_token_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_CONTROLLER_LISTEN", "127.0.0.1:8090")
+    with pytest.raises(SettingsError, match="ROUNDHOUSE_GATEWAY_TOKEN_FILE: must be set where"):
+        load_settings()
+    monkeypatch.setenv("ROUNDHOUSE_GATEWAY_TOKEN_FILE", "/run/token")
+    assert load_settings().gateway_token_file == Path("/run/token")
 
 
 def test_an_address_in_parts() -> None:

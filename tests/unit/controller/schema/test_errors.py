@@ -27,6 +27,7 @@ def test_codes_and_statuses_are_pinned() -> None:
         "dimensions_unsupported": 400,
         "previous_response_not_found": 400,
         "invalid_api_key": 401,
+        "invalid_gateway_token": 401,
         "forbidden_host": 403,
         "forbidden_origin": 403,
         "keys_required": 403,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,13 @@ def test_addresses() -> None:
     assert ControllerAddress.parse("http://c:1").url == "http://c:1/internal/link"
     unix = ControllerAddress.parse("unix:/run/c.sock")
     assert (unix.unix_path, unix.url) == ("/run/c.sock", "http://controller/internal/link")
+
+
+def test_the_token_is_read_each_time_and_shown_on_ports_alone(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    port = ControllerAddress.parse("http://c:1", file)
+    assert port.read_headers() == ControllerAddress.parse("http://c:1").read_headers() == {}
+    for token in ("first-" * 8, "second-" * 8):
+        file.write_text(token + "\n")
+        assert port.read_headers() == {"x-roundhouse-gateway-token": token}
+    assert ControllerAddress.parse("unix:/run/c.sock", file).read_headers() == {}

@@ -1,0 +1,50 @@
+"""Who is let in where the controller listens on a port: who shows the gateways' token."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from uvicorn.protocols.utils import ClientDisconnected
+
+from common.gateway_token import GATEWAY_HEADER
+from controller.api.requests import REQUEST_ID_HEADER
+from controller.api.stopping import AsgiApp, Message, Receive, Send
+from controller.schema.errors import RoundhouseError
+
+OPEN_PATHS: Final = frozenset({"/internal/health", "/metrics"})
+"""The container's health check and Prometheus have no token."""
+
+
+class TokenJudge(Protocol):
+    """Knows the token."""
+
+    def matches(self, shown_token: bytes) -> bool:
+        """Whether this is it."""
+
+
+class TokenCheck:
+    """ASGI middleware. Refuses every request and every WebSocket that does not show the token."""
+
+    def __init__(self, app: AsgiApp, token: TokenJudge) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request, or open one link. Raises ClientDisconnected, which uvicorn takes, for a refused link."""
+        headers = dict(scope["headers"])
+        is_open = scope["type"] == "http" and scope["path"] in OPEN_PATHS
+        if is_open or self._token.matches(headers.get(GATEWAY_HEADER.encode(), b"")):
+            await self._app(scope, receive, send)
+            return
+        error = RoundhouseError("invalid_gateway_token", "The request does not show the token of this controller.")
+        request_id = headers.get(REQUEST_ID_HEADER.encode())
+        body = error.json_bytes(request_id.decode("latin-1") if request_id else None)
+        # A WebSocket is refused by an HTTP answer, before it is one.
+        kind = "http" if scope["type"] == "http" else "websocket.http"
+        error_headers = [(name.encode(), value.encode()) for name, value in error.build_headers().items()]
+        error_headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": f"{kind}.response.start", "status": error.entry.status, "headers": error_headers})
+        await send({"type": f"{kind}.response.body", "body": body, "more_body": False})
+        if kind != "http":
+            # For uvicorn a handshake that was answered thus is incomplete, and an error in the log; this ends it.
+            raise ClientDisconnected

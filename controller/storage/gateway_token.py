@@ -1,0 +1,49 @@
+"""The file with the gateways' token: the controller makes it once, and what it holds is what counts from then on."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+from pathlib import Path
+from typing import Final
+
+from common.gateway_token import FILE_VARIABLE, read_token
+from controller.storage.atomic_write import write_atomic
+
+log = logging.getLogger(__name__)
+
+TOKEN_BYTES: Final = 32
+READABLE_BY_ALL: Final = 0o644
+"""A gateway may run as another user, to whom the controller may not give files: the folder is the guard."""
+
+
+class GatewayToken:
+    """Who shows the token of the file. It is read each time: one that is replaced is in force at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_failure_logged = False
+
+    def ensure_token(self) -> str | None:
+        """The token, made and stored if there is none; None: it cannot be stored, so that nobody could show it."""
+        if (token := read_token(self._path)) is not None:
+            return token
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(self._path, f"{token}\n".encode(), mode=READABLE_BY_ALL)
+        except OSError as error:
+            if not self._is_failure_logged:
+                reason = error.strerror or error
+                log.warning("no gateway is let in: %s (%s) cannot be written: %s", self._path, FILE_VARIABLE, reason)
+            self._is_failure_logged = True
+            return None
+        log.info("made the gateways' token: %s", self._path)
+        self._is_failure_logged = False
+        return token
+
+    def matches(self, shown_token: bytes) -> bool:
+        """Whether this is the token."""
+        token = self.ensure_token()
+        return token is not None and hmac.compare_digest(token.encode(), shown_token)

@@ -1,0 +1,167 @@
+"""A controller that listens on a port: who has no token of its gateways' is refused, and nobody configures one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.cli import PROGRAM
+from tests.support.ports import free_port
+from tests.support.roundhouse_stack import RoundhouseStack
+from tests.support.wait import until
+
+pytestmark = pytest.mark.slow
+
+HEADER = "x-roundhouse-gateway-token"
+
+
+class PortStack(RoundhouseStack):
+    """Its controller listens on a port of this machine, as in a compose project."""
+
+    def __init__(self, root: Path) -> None:
+        self.controller_url = f"http://127.0.0.1:{free_port()}"
+        self.token_file = root / "link" / "gateway-token"
+        super().__init__(
+            root,
+            "process",
+            {
+                "ROUNDHOUSE_CONTROLLER_LISTEN": self.controller_url.removeprefix("http://"),
+                "ROUNDHOUSE_CONTROLLER_URL": self.controller_url,
+                "ROUNDHOUSE_GATEWAY_TOKEN_FILE": str(self.token_file),
+            },
+        )
+
+    def _own(self) -> dict[str, str]:
+        return {HEADER: self.token_file.read_text().strip()} if self.token_file.exists() else {}
+
+    async def get(self, path: str) -> Any:
+        """As one who has the token."""
+        url = self.controller_url + path
+        async with aiohttp.ClientSession(headers=self._own()) as session, session.get(url) as answer:
+            return await answer.json()
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The same."""
+        url = self.controller_url + path
+        async with aiohttp.ClientSession(headers=self._own()) as session, session.post(url, json=body) as answer:
+            return await answer.json()
+
+    async def listens(self) -> bool:
+        """Whether the controller does."""
+        async with aiohttp.ClientSession() as session:
+            try:
+                async with session.get(self.controller_url + "/internal/health") as answer:
+                    return answer.status == 200
+            except aiohttp.ClientError:
+                return False
+
+    async def said_by_the_gateway(self) -> str:
+        """What /health says of the controller."""
+        async with aiohttp.ClientSession() as session:
+            try:
+                async with session.get(self.url + "/health") as answer:
+                    return str((await answer.json())["controller"])
+            except aiohttp.ClientError:
+                return ""
+
+    async def connected(self) -> None:
+        """Wait until the gateway has the controller."""
+
+        async def look() -> bool:
+            return await self.said_by_the_gateway() == "connected"
+
+        await until("the gateway is connected", look)
+
+    async def command(self, *arguments: str, token_file: Path | None = None) -> tuple[int | None, str]:
+        """Exit code and output of the command line."""
+        env = self.environment() | ({"ROUNDHOUSE_GATEWAY_TOKEN_FILE": str(token_file)} if token_file else {})
+        process = await asyncio.create_subprocess_exec(
+            PROGRAM, *arguments, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        output, _ = await process.communicate()
+        return process.returncode, output.decode()
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[PortStack]:
+    made = PortStack(tmp_path / "here")
+    made.declare({"m": {"backend": "stub", "enabled": False}})
+    yield made
+    await made.close()
+
+
+async def test_who_has_no_token_is_refused_and_the_link_and_the_command_line_have_it(stack: PortStack) -> None:
+    stack.start("controller")
+    await until("the controller listens", stack.listens)
+    for headers in ({}, {HEADER: "wrong"}, {"Authorization": "Bearer wrong"}):
+        async with aiohttp.ClientSession(stack.controller_url, headers=headers) as stranger:
+            for method, path in (
+                ("GET", "/internal/status"),
+                ("GET", "/internal/plan"),
+                ("POST", "/internal/pause"),
+                ("POST", "/internal/shutdown"),
+                ("GET", "/v1/admin/models"),
+                ("POST", "/v1/admin/models/m/load"),
+                ("GET", "/openapi.json"),
+                ("GET", "/no/such/path"),
+                ("GET", "/internal/health/"),
+                ("GET", "/metrics/"),
+            ):
+                async with stranger.request(method, path, json={} if method == "POST" else None) as answer:
+                    error = (await answer.json())["error"]
+                    assert (answer.status, error["code"]) == (401, "invalid_gateway_token"), (method, path)
+                    assert "ROUNDHOUSE_GATEWAY_TOKEN_FILE" in str(error["next_steps"])
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await stranger.ws_connect("/internal/link")
+            assert refused.value.status == 401
+            for path in ("/internal/health", "/metrics"):
+                async with stranger.get(path) as answer:
+                    assert answer.status == 200, path
+
+    stack.start("gateway")
+    await stack.connected()
+    async with aiohttp.ClientSession(stack.url) as client, client.get("/v1/admin/models") as answer:
+        assert [model["name"] for model in (await answer.json())["models"]] == ["m"]
+    assert (await stack.command("status"))[0] == 0
+    code, output = await stack.command("status", token_file=stack.root / "nowhere")
+    assert code != 0
+    assert "ROUNDHOUSE_GATEWAY_TOKEN_FILE" in output
+    token = stack.token_file.read_text().strip()
+    assert token not in stack.log("controller") + stack.log("gateway")
+    assert "ERROR" not in stack.log("controller"), "who is refused is no error of ours"
+    assert stack.token_file.stat().st_mode & 0o777 == 0o644, "the gateway may be another user's"
+
+
+async def test_a_gateway_may_start_first_and_takes_up_a_token_that_changes(stack: PortStack) -> None:
+    stack.start("gateway")
+    stack.start("controller")
+    await stack.connected()
+    first = stack.token_file.read_text()
+    stack.kill("controller")
+    stack.start("controller")
+    await until("the controller listens", stack.listens)
+    assert stack.token_file.read_text() == first, "it outlives the controller"
+    await stack.connected()
+
+    # What counts is what is in the file now; a gateway that shows another one is refused, and says why.
+    stack.kill("controller")
+    right = "another-token-of-the-operators-own"
+    stack.token_file.write_text("f" * 40)
+    stack.settings["ROUNDHOUSE_GATEWAY_TOKEN_FILE"] = str(stack.root / "controllers-own")
+    (stack.root / "controllers-own").write_text(right + "\n")
+    logged = len(stack.log("gateway"))
+    stack.start("controller")
+    await until("the gateway is refused", lambda: "ROUNDHOUSE_GATEWAY_TOKEN_FILE" in stack.log("gateway")[logged:])
+    async with aiohttp.ClientSession(stack.url) as client, client.get("/v1/admin/models") as answer:
+        error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (503, "controller_unavailable"), "it is not the client's key"
+        assert "token" in error["message"]
+    stack.token_file.write_text(right)
+    await stack.connected()
+    async with aiohttp.ClientSession(stack.url) as client, client.get("/v1/admin/models") as answer:
+        assert answer.status == 200
