@@ -28,6 +28,7 @@ from gateway.protocols.api_matrix import ServingOption, serving_option
 from gateway.protocols.common.request import InferenceRequest
 from gateway.routing.availability import find_model, refusal_of
 from gateway.server.call import ClientCall
+from gateway.server.request_head import explain_unread_body
 from gateway.tenancy.api_keys import ANONYMOUS, Caller
 from gateway.tenancy.rate_limits import estimated_tokens
 from gateway.upstream.client import EngineBrokenError, EngineFailureError, EngineRefusedError
@@ -84,7 +85,10 @@ class Exchange(LoadWait):
             self._run_guarded(self._read_request, body)
 
     def _read_request(self, body: bytes) -> None:
-        self._request = request = self._api.read_request(body, self._client, self._services.live.current)
+        try:
+            self._request = request = self._api.read_request(body, self._client, self._services.live.current)
+        except RoundhouseError as error:
+            raise explain_unread_body(error, self._client.headers) from None
         self._answer.request = request
         request.id, request.received_at = self._answer.request_id, self._services.clock()
         route = find_model(self._services.live.current, request.model)

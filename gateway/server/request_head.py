@@ -1,4 +1,4 @@
-"""What a request's head says before anybody serves it: its size, its target, its wish for another protocol. Pure."""
+"""What a request's head says before anybody serves it: size, target, codings, a wish for another protocol. Pure."""
 
 from __future__ import annotations
 
@@ -44,3 +44,26 @@ def without_upgrade(method: bytes, target: bytes, version: str, headers: Iterabl
     """The head of the same request, without its wish for another protocol, which may be ignored (RFC 9110, 7.8)."""
     header_lines = b"".join(b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade")
     return b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version.encode(), header_lines)
+
+
+def check_transfer_coding(headers: Iterable[Header]) -> None:
+    """Refuse bodies that are more than chunked: the parser takes the chunks, and leaves what is in them as it is.
+
+    Raises:
+        RoundhouseError: `invalid_request`. Where the next request begins is known, and yet nothing may be read after
+            it: a server that knows the coding could find another place.
+    """
+    codings = [value.decode("latin-1") for name, value in headers if name == b"transfer-encoding"]
+    if codings and (len(codings) > 1 or codings[0].lower() != "chunked"):
+        message = f"Bodies with Transfer-Encoding: {', '.join(codings):.100} are not decoded; `chunked` alone is."
+        raise RoundhouseError("invalid_request", message)
+
+
+def explain_unread_body(error: RoundhouseError, headers: Iterable[Header]) -> RoundhouseError:
+    """`error`, which tells why a body could not be read; where it is `invalid_json`, and the client says that the body
+    has a content coding, an error that names it."""
+    codings = [value.decode("latin-1") for name, value in headers if name == b"content-encoding"]
+    if error.entry.code != "invalid_json" or not codings or codings == ["identity"]:
+        return error
+    message = f"Bodies with Content-Encoding: {', '.join(codings):.100} are not decoded: send JSON as it is."
+    return RoundhouseError("invalid_json", message)

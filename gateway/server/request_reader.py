@@ -1,7 +1,8 @@
 """Reading requests from a client's connection, within limits. See `connection`, which answers them.
 
 uvicorn's protocol with its parser, which is strict: what it refuses (two lengths, a length besides chunks, folded or
-bare-ended lines, other transfer codings) could be read in two ways by two servers, and hide a request inside another.
+bare-ended lines) could be read in two ways by two servers, and hide a request inside another. So could transfer codings
+besides `chunked`, of which it refuses some: `request_head` refuses all.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from uvicorn.server import ServerState
 
 from controller.schema.errors import RoundhouseError
 from gateway.server.call import ClientCall, Handler
-from gateway.server.request_head import check_protocol, head_size, in_origin_form, without_upgrade
+from gateway.server.request_head import (
+    check_protocol,
+    check_transfer_coding,
+    head_size,
+    in_origin_form,
+    without_upgrade,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -144,13 +151,14 @@ class RequestReader(HttpToolsProtocol):
             self._stop_reading(self._headers_too_large_error())
         method, version = self.parser.get_method(), self.parser.get_http_version()
         self._wants_upgrade = self.parser.should_upgrade()
-        if self._wants_upgrade or version != "1.1":
-            try:
+        try:
+            if self._wants_upgrade or version != "1.1":
                 check_protocol(method, version)
-            except RoundhouseError as error:
-                self._stop_reading(error)
-            if self._wants_upgrade:
-                return
+            check_transfer_coding(self.headers)
+        except RoundhouseError as error:
+            self._stop_reading(error)
+        if self._wants_upgrade:
+            return
         self._is_reading_head = False
         self._idle_bytes = 0
         if self.url[:1] != b"/":

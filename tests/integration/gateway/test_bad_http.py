@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,6 +22,8 @@ from tests.support.wait import until
 BODY = chat_body()
 SIZE = len(BODY)
 CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (SIZE, BODY)
+ZIPPED = gzip.compress(BODY, mtime=0)
+GZIPPED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(ZIPPED), ZIPPED)
 SMUGGLED = request("GET", "/v1/models/smuggled")
 """Follows bad requests: no answer to it may come."""
 
@@ -70,6 +73,18 @@ AMBIGUOUS = {
     "length beyond 64 bits": head("content-length: 18446744073709551617") + BODY,
     "length in other digits": head("content-length: \xb2") + BODY,
     "xchunked": head("transfer-encoding: xchunked") + CHUNKED,
+    "gzip, chunked": head("transfer-encoding: gzip, chunked") + GZIPPED,
+    "gzip,chunked without a blank": head("transfer-encoding: gzip,chunked") + CHUNKED,
+    "gzip, and chunked in a line of its own": head("transfer-encoding: gzip", "transfer-encoding: chunked") + GZIPPED,
+    "GZip, Chunked": head("Transfer-Encoding: GZip, Chunked") + GZIPPED,
+    "identity, chunked": head("transfer-encoding: identity, chunked") + CHUNKED,
+    "chunked twice in a line": head("transfer-encoding: chunked, chunked") + CHUNKED,
+    "an empty coding, and chunked": head("transfer-encoding: , chunked") + CHUNKED,
+    "chunked with a parameter": head("transfer-encoding: chunked;q=1") + CHUNKED,
+    "coded, and a wish": head("transfer-encoding: gzip, chunked", "connection: upgrade", "upgrade: h2c") + GZIPPED,
+    "coded, in HTTP/1.0": head("transfer-encoding: gzip, chunked", first="POST /rerank HTTP/1.0") + GZIPPED,
+    "coded, for the framework": head("transfer-encoding: gzip, chunked", first="POST /v1/admin/plan HTTP/1.1")
+    + GZIPPED,
     "chunked, identity": head("transfer-encoding: chunked, identity") + CHUNKED,
     "identity": head("transfer-encoding: identity") + CHUNKED,
     "chunked twice": head("transfer-encoding: chunked", "transfer-encoding: chunked") + CHUNKED,
@@ -124,6 +139,43 @@ async def test_what_two_servers_could_read_in_two_ways_is_refused_and_hides_noth
         for name, sent in cases.items():
             await refused(here, sent + SMUGGLED, name)
         assert not engine.requests
+
+
+async def test_a_transfer_coding_that_is_not_decoded_is_named() -> None:
+    for coding in ("gzip, chunked", "deflate, chunked"):
+        async with one_model() as (here, engine):
+            refusal = await refused(here, head(f"transfer-encoding: {coding}") + GZIPPED + SMUGGLED, coding)
+            assert coding in refusal.answers[0].error["message"]
+            assert not engine.requests
+
+
+async def test_chunked_in_any_case_is_read() -> None:
+    async with one_model() as (here, engine), raw(here) as client:
+        client.write(head("Transfer-Encoding:  ChunkeD") + CHUNKED + request("GET", "/v1/models"))
+        assert [(await client.answer(number)).status for number in (1, 2)] == [200, 200], client.received
+        assert [seen.raw for seen in engine.requests] == [BODY]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize("body", [ZIPPED, ZIPPED[:9], b"{\0}"], ids=["gzip", "cut", "JSON"])
+async def test_a_body_with_a_content_coding_is_refused_by_its_name(path: str, body: bytes) -> None:
+    async with one_model() as (here, engine), raw(here) as client:
+        client.write(request(target=path, body=body, headers=["content-encoding: gzip"]))
+        client.write(request(headers=["content-encoding: identity"]))
+        answers = [await client.answer(number) for number in (1, 2)]
+        assert [answer.status for answer in answers] == [400, 200], client.received
+        assert answers[0].error["code"] == "invalid_json"
+        assert "Content-Encoding: gzip" in answers[0].error["message"]
+        assert len(engine.requests) == 1
+
+
+async def test_an_admin_body_with_a_content_coding_is_not_decoded_anywhere() -> None:
+    async with one_model() as (here, _), raw(here) as client:
+        client.write(request("POST", "/v1/admin/plan", ZIPPED, ["content-encoding: gzip"]))
+        await client.answer()
+        asked = here.controller.admin.asked[-1]
+        assert asked.body == ZIPPED
+        assert "content-encoding" not in asked.headers
 
 
 async def test_an_http_1_0_request_ends_its_connection_whatever_its_framing() -> None:
