@@ -42,6 +42,7 @@ TAGS: Final[list[dict[str, Any]]] = [
 ]
 
 INGRESS_CODES: Final = (
+    "invalid_request",
     "invalid_api_key",
     "keys_required",
     "forbidden_host",
@@ -57,7 +58,6 @@ ADMIN_SCOPE_CODES: Final = ("admin_closed", "admin_not_here")
 
 INFERENCE: Final = (
     "invalid_json",
-    "invalid_request",
     "thinking_unsupported",
     "modality_unsupported",
     "multi_turn_unsupported",

@@ -105,7 +105,7 @@ class InferenceDispatcher:
         exchange_class = Exchange if api.state == "none" else ResponseExchange
         exchange = exchange_class(api, client, services, self._next_id())
         try:
-            caller = self._authenticator.authenticate_request(client.headers)
+            caller = self._authenticator.authenticate_request(client.headers, is_http_1_1=client.is_http_1_1)
             exchange.authorize_caller(caller)
             self._check_running()
             self._gate.authorize_request(caller, api.scope, client.local_address)

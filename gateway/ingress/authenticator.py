@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from controller.schema.errors import RoundhouseError
 from gateway.ingress.cors import Cors
-from gateway.ingress.host_check import HostCheck
+from gateway.ingress.host_check import HostCheck, check_host_form
 from gateway.routing.live_routes import LiveRoutes
 from gateway.server.asgi import Header
 from gateway.tenancy.api_keys import ANONYMOUS, Caller
@@ -25,14 +25,15 @@ class Authenticator:
         self._clock = clock
         self._serves_everybody = serves_everybody
 
-    def authenticate_request(self, headers: Sequence[Header]) -> Caller:
-        """Whose request it is.
+    def authenticate_request(self, headers: Sequence[Header], *, is_http_1_1: bool) -> Caller:
+        """Whose request it is. `is_http_1_1`: its version demands a Host header.
 
         Raises:
             RoundhouseError: nobody's who may come in; or no table has come yet, so that keys are unknown, not absent.
         """
         keys = self._live.current.keys
         if not keys.is_empty:
+            check_host_form(headers, may_lack_host=not is_http_1_1)
             return keys.authenticate_key(headers, self._clock())
         if not self._serves_everybody:
             message = "No keys are declared, and this gateway listens on an address that others reach."

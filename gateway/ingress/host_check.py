@@ -1,7 +1,7 @@
-"""Who may speak to a gateway without keys: requests that name this machine, and pages that it serves itself.
+"""What Host headers are taken: with keys any that is well formed, without keys those that name this machine.
 
-A page in a browser on this machine could otherwise use the models: by its own origin, or by a name of its own that it
-points at 127.0.0.1 (DNS rebinding).
+A page in a browser on this machine could otherwise use a gateway without keys: by its own origin, or by a name of its
+own that it points at 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from gateway.server.asgi import Header
 
 _ZONE = re.compile(r"[A-Za-z0-9._~-]+")
 """Of an IPv6 address: the interface, after `%`. Python's own check takes nearly any text for one."""
+_AUTHORITY = re.compile(
+    rb"(?:(?:[\w.~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+|\[(?P<address>[\w:.~%-]+)\])(?::[0-9]*)?", re.ASCII
+)
+"""A host and perhaps its port, as RFC 3986 has them (3.2.2, 3.2.3); whether the address is one must be looked at."""
 _REMEMBERED = 64
 """Host headers that need no second look."""
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
@@ -65,6 +69,31 @@ class HostCheck:
     def _is_ours(self, host: str) -> bool:
         name = hostname_of(host)
         return name in self._names or (self._any_address and _is_address(name))
+
+
+def check_host_form(headers: Sequence[Header], *, may_lack_host: bool) -> None:
+    """Refuse what names no host, or several (RFC 9112, 3.2). Which one it names is not looked at.
+
+    Raises:
+        RoundhouseError: `invalid_request`.
+    """
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) == 1:
+        if not _is_authority(hosts[0]):
+            text = hosts[0].decode("latin-1")
+            raise RoundhouseError("invalid_request", f"The Host header is {text!r:.100}, which names no host.")
+    elif hosts:
+        raise RoundhouseError("invalid_request", "The request has several Host headers.")
+    elif not may_lack_host:
+        raise RoundhouseError("invalid_request", "The request has no Host header, and HTTP/1.1 demands one.")
+
+
+def _is_authority(value: bytes) -> bool:
+    match = _AUTHORITY.fullmatch(value)
+    if match is None or match["address"] is None:
+        return match is not None
+    address = match["address"].decode()
+    return ":" in address and _is_address(address)
 
 
 def hostname_of(authority: str) -> str:

@@ -86,7 +86,7 @@ class IngressMiddleware:
             await self._through_framework(scope, receive, send, answer_headers)
             return
         try:
-            caller = self._authenticator.authenticate_request(headers)
+            caller = self._authenticator.authenticate_request(headers, is_http_1_1=scope["http_version"] == "1.1")
         except RoundhouseError as error:
             await send_error(scope, send, error, [*answer_headers[1:], *self._lines.refusal_headers(error)])
             return

@@ -73,7 +73,6 @@ class ClientCall:
         "_body",
         "_connection",
         "_is_begun",
-        "_is_chunked",
         "_is_too_large",
         "_opener",
         "_size",
@@ -82,6 +81,7 @@ class ClientCall:
         "expects_continue",
         "handler",
         "headers",
+        "is_http_1_1",
         "keep_alive",
         "method",
         "path",
@@ -99,7 +99,7 @@ class ClientCall:
         headers: list[Header],
         *,
         keep_alive: bool,
-        is_chunked: bool,
+        is_http_1_1: bool,
     ) -> None:
         self._connection = connection
         self._opener = opener
@@ -108,7 +108,8 @@ class ClientCall:
         self.query = query
         self.headers = headers
         self.keep_alive = keep_alive
-        self._is_chunked = is_chunked
+        self.is_http_1_1 = is_http_1_1
+        """Its version demands a Host header, and its client reads answers in chunks."""
         self.expects_continue = False
         self.handler: Handler | None = None
         self._body: bytes | bytearray = b""
@@ -215,7 +216,7 @@ class ClientCall:
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
         """Begin an answer whose length is not known."""
         connection = self._connection
-        if self._is_chunked:
+        if self.is_http_1_1:
             first_part = b"transfer-encoding: chunked\r\n%b\r\n%x\r\n%b\r\n" % (
                 b"" if self.keep_alive else _CLOSE,
                 len(first_part),
@@ -228,11 +229,11 @@ class ClientCall:
 
     def send_part(self, part: bytes) -> None:
         """A part of an answer that was started; not empty."""
-        self._connection.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if self._is_chunked else part)
+        self._connection.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if self.is_http_1_1 else part)
 
     def end_response(self, last_part: bytes = b"") -> None:
         """End an answer that was started."""
-        if self._is_chunked:
+        if self.is_http_1_1:
             last_part = b"%x\r\n%b\r\n%b" % (len(last_part), last_part, _LAST_CHUNK) if last_part else _LAST_CHUNK
         if last_part:
             self._connection.transport.write(last_part)
@@ -242,7 +243,7 @@ class ClientCall:
         """Leave an answer visibly unfinished: that is all that can be said in the middle of one that is no stream."""
         self.response_complete = True
         transport = self._connection.transport
-        if self._is_chunked or transport.is_closing():
+        if self.is_http_1_1 or transport.is_closing():
             transport.close()
             return
         # Whose end is the connection's end looks complete after an orderly close.

@@ -100,10 +100,12 @@ class ClientConnection(RequestReader):
             self._current_call.serve_request()
 
     def _begin_call(
-        self, opener: Callable[[ClientCall], Handler], method: bytes, path: bytes, query: bytes, *, is_modern: bool
+        self, opener: Callable[[ClientCall], Handler], method: bytes, path: bytes, query: bytes, *, is_http_1_1: bool
     ) -> None:
-        keep_alive = is_modern and self.parser.should_keep_alive()
-        call = ClientCall(self, opener, method, path, query, self.headers, keep_alive=keep_alive, is_chunked=is_modern)
+        keep_alive = is_http_1_1 and self.parser.should_keep_alive()
+        call = ClientCall(
+            self, opener, method, path, query, self.headers, keep_alive=keep_alive, is_http_1_1=is_http_1_1
+        )
         call.expects_continue = self.expect_100_continue
         previous_cycle, self.cycle = self.cycle, cast("RequestResponseCycle", call)
         # Who does not take the last answer is given no other.

@@ -18,13 +18,15 @@ def head_size(target: bytes, headers: Iterable[Header]) -> int:
 
 def in_origin_form(target: bytes, headers: Sequence[Header]) -> tuple[bytes, list[Header]]:
     """A target as clients of a proxy send it (`http://host/path`), in the form that routes have; its host counts
-    instead of the Host header (RFC 9112, 3.2.2). Other targets stay as they are."""
+    instead of the Host header (RFC 9112, 3.2.2), but of several it makes none less. Other targets stay as they are."""
     for scheme in _SCHEMES:
         if target[: len(scheme)].lower() == scheme:
             rest = target[len(scheme) :]
             end = next((index for index, byte in enumerate(rest) if byte in b"/?#"), len(rest))
             origin = rest[end:] if rest[end : end + 1] == b"/" else b"/" + rest[end:]
-            return origin, [(b"host", rest[:end]), *(header for header in headers if header[0] != b"host")]
+            is_replaced = sum(name == b"host" for name, _ in headers) < 2
+            kept_headers = [header for header in headers if not (is_replaced and header[0] == b"host")]
+            return origin, [(b"host", rest[:end]), *kept_headers]
     return target, list(headers)
 
 

@@ -96,10 +96,10 @@ class RequestReader(HttpToolsProtocol):
 
     @abstractmethod
     def _begin_call(
-        self, opener: Callable[[ClientCall], Handler], method: bytes, path: bytes, query: bytes, *, is_modern: bool
+        self, opener: Callable[[ClientCall], Handler], method: bytes, path: bytes, query: bytes, *, is_http_1_1: bool
     ) -> None:
         """The head of a request without the framework is there. Its call is `cycle` from now on: the body follows.
-        `is_modern`: it is HTTP/1.1."""
+        `is_http_1_1`: it is HTTP/1.1."""
 
     @property
     def max_body_bytes(self) -> int:
@@ -168,7 +168,7 @@ class RequestReader(HttpToolsProtocol):
         if opener is None:
             self._begin_framework()
         else:
-            self._begin_call(opener, method, path, query, is_modern=version == "1.1")
+            self._begin_call(opener, method, path, query, is_http_1_1=version == "1.1")
         self.headers = []  # a body's trailers are no headers
 
     def _begin_framework(self) -> None:

@@ -211,7 +211,7 @@ def spellings(path: str) -> list[tuple[str, str]]:
         (path + "?x=/../health", path),
         (path + "#/health", path),
         ("http://localhost" + path, path),
-        ("HTTP://user:password@localhost:1" + path, path),
+        ("HTTP://LOCALHOST:1" + path, path),
         ("ftp://localhost" + path, path),
         ("http://localhost/" + path, "/" + path),
         ("/" + path, "/" + path),
@@ -294,7 +294,9 @@ async def test_no_spelling_of_a_path_goes_around_a_scope(who: str) -> None:
                     assert not reached[1] or access == "admin", cell
 
 
+WELL_FORMED_HOSTS: Final = (b"localhost:99999", b"..", b"a" * 4000)
 HOSTS: Final = (
+    *WELL_FORMED_HOSTS,
     b"localhost/health",
     b"localhost/v1/admin/plan?",
     b"localhost?/health",
@@ -313,20 +315,18 @@ HOSTS: Final = (
     b"[::1",
     b"[::1%25/health]",
     b"localhost:port",
-    b"localhost:99999",
     b"\\\\localhost\\health",
     b"http://localhost/health",
-    b"..",
     b"%2e%2e/health",
     b"\xff\x80",
     "\u2100.example".encode(),
-    b"a" * 4000,
 )
 
 
 @pytest.mark.parametrize("who", ["", "inference", "admin"])
 async def test_no_host_changes_a_verdict(who: str) -> None:
-    """With keys the Host header says nothing: neither of what is let in, nor of what the answer is."""
+    """With keys the Host header says nothing of what is let in, nor of what the answer is; what is no Host is the same
+    error on every route that is not open, with every key."""
     routes = {(method, filled_in(path)) for method, path in list_expected() if method not in ("*", "HEAD")}
     routes |= {("GET", "/v1/admin/plan"), ("GET", "/nowhere"), ("PUT", "/props"), ("GET", "/v1/admin%0a/plan")}
     async with guarded() as (here, _), contextlib.AsyncExitStack() as stack:
@@ -337,6 +337,9 @@ async def test_no_host_changes_a_verdict(who: str) -> None:
             assert refusal == ((plain.status, plain.error["code"]) if plain.status in (401, 403) else None), path
             for host in some_of(HOSTS, turn, who):
                 answer = await asker.ask(method, path, who, host)
+                if host not in WELL_FORMED_HOSTS and find_expected(method, path.replace("%0a", "\n")) != "open":
+                    assert (answer.status, answer.error["code"]) == (400, "invalid_request"), (method, path, host)
+                    continue
                 said = [(each.status, each.status >= 400 and each.error["message"]) for each in (answer, plain)]
                 assert said[0] == said[1], (method, path, host)
 

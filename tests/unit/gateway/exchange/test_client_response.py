@@ -24,7 +24,7 @@ def call_on(client: FakeConnection, *, keep_alive: bool = True, chunked: bool = 
     def never(_: ClientCall) -> None:
         raise AssertionError
 
-    call = ClientCall(client, never, b"POST", b"/x", b"", [], keep_alive=keep_alive, is_chunked=chunked)  # type: ignore[arg-type]
+    call = ClientCall(client, never, b"POST", b"/x", b"", [], keep_alive=keep_alive, is_http_1_1=chunked)  # type: ignore[arg-type]
     call.body_complete = True
     return call
 

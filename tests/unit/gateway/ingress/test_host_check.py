@@ -6,7 +6,7 @@ import pytest
 
 from controller.schema.errors import RoundhouseError
 from gateway.ingress.cors import Cors
-from gateway.ingress.host_check import _REMEMBERED, HostCheck, hostname_of
+from gateway.ingress.host_check import _REMEMBERED, HostCheck, check_host_form, hostname_of
 
 
 def verdict(rule: HostCheck, host: str | None, origin: str | None = None, cors: Cors | None = None) -> str:
@@ -154,3 +154,50 @@ def test_what_is_remembered_has_a_bound() -> None:
     for port in range(3 * _REMEMBERED):
         assert verdict(rule, f"10.0.0.1:{port}") == "accepted"
     assert len(rule._accepted) == _REMEMBERED
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        b"a",
+        b"A-b_c.example:1",
+        b"a:",
+        b"127.0.0.1:80",
+        b"[::1]",
+        b"[fe80::1%25eth0]:80",
+        b"[fe80::1%eth0]",
+        b"a%2Fb",
+        b"~!$&'()*+,;=",
+    ],
+)
+@pytest.mark.parametrize("may_lack_host", [False, True])
+def test_a_host_of_any_name_is_well_formed(host: bytes, may_lack_host: bool) -> None:
+    check_host_form([(b"accept", b"*/*"), (b"host", host), (b"hosts", b"/")], may_lack_host=may_lack_host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        b"", b":80", b"a/b", b"a?b", b"a#b", b"a@b", b"a b", b"a\\b", b"a%2", b"a:b", b"a:1:2", b"a\xe4", b"::1",
+        b"[a]", b"[::g]", b"[::1", b"[::1]x", b"[1.2.3.4]", b"[]", b"a\n", b"[::1%]", b"[::1%%]", b"a:\xb2",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("may_lack_host", [False, True])
+def test_what_names_no_host_is_refused(host: bytes, may_lack_host: bool) -> None:
+    with pytest.raises(RoundhouseError, match=r"(?s)The Host header is '.*', which names no host\.") as refusal:
+        check_host_form([(b"host", host)], may_lack_host=may_lack_host)
+    assert refusal.value.entry.code == "invalid_request"
+
+
+@pytest.mark.parametrize("may_lack_host", [False, True])
+def test_several_hosts_are_refused(may_lack_host: bool) -> None:
+    with pytest.raises(RoundhouseError, match=r"several Host headers\.") as refusal:
+        check_host_form([(b"host", b"a"), (b"host", b"a")], may_lack_host=may_lack_host)
+    assert refusal.value.entry.code == "invalid_request"
+
+
+def test_a_host_may_be_missing_where_the_version_demands_none() -> None:
+    check_host_form([(b"accept", b"*/*")], may_lack_host=True)
+    with pytest.raises(RoundhouseError, match=r"no Host header, and HTTP/1\.1 demands one\.") as refusal:
+        check_host_form([(b"accept", b"*/*")], may_lack_host=False)
+    assert refusal.value.entry.code == "invalid_request"

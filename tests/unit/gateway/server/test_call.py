@@ -52,7 +52,7 @@ class Line:
 
 def call_on(line: Line, taker: Taker, *, chunked: bool = True) -> ClientCall:
     """A call, its headers read."""
-    return ClientCall(line, lambda _: taker, b"POST", b"/", b"", [], keep_alive=True, is_chunked=chunked)
+    return ClientCall(line, lambda _: taker, b"POST", b"/", b"", [], keep_alive=True, is_http_1_1=chunked)
 
 
 @pytest.mark.parametrize("parts", [[], [b"abc"], [b"a", b"bc"], [b"", b"a", b"", b"bc"]])
