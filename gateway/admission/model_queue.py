@@ -225,12 +225,9 @@ class ModelQueue:
         if not self.replicas:
             cause = "no replica is ready"
         elif retries.break_count:
-            cause = (
-                "connections broke before an answer came "
-                f"({', '.join(sorted(retries.broken_replicas | retries.refused_replicas))})"
-            )
+            cause = f"connections to {_count_failed(retries)} broke before an answer came"
         elif retries.refused_replicas:
-            cause = f"connections were refused ({', '.join(sorted(retries.refused_replicas))})"
+            cause = f"connections to {_count_failed(retries)} were refused"
         else:
             cause = "connections to every replica failed, and they are left out for a moment"
             wait_s = min(
@@ -313,3 +310,9 @@ class ModelQueue:
         for ticket in lost_tickets:
             self.drop_ticket(ticket)
         return [(ticket, self.explain_unreachable(ticket.retries, now)) for ticket in lost_tickets]
+
+
+def _count_failed(retries: RetryState) -> str:
+    """How many replicas failed a request. Their names, which are those of containers, are in the log, for operators."""
+    count = len(retries.broken_replicas | retries.refused_replicas)
+    return f"{count} replicas" if count > 1 else "one replica"

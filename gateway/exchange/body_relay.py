@@ -110,13 +110,15 @@ class CollectingRelay:
 
 
 class WholeRelay:
-    """A body is passed on once it is whole; one longer than `hold_bytes` flows through as it is, if it may."""
+    """A body is passed on once it is whole; one longer than `hold_bytes` flows through as it is, if it may. An error
+    never does, because it must not tell where the engine is: it is told by its beginning."""
 
     __slots__ = (
         "_answer",
         "_engine_status",
         "_held_parts",
         "_hold_bytes",
+        "_is_error",
         "_is_flowing",
         "_lines",
         "_may_flow",
@@ -143,9 +145,10 @@ class WholeRelay:
         self._engine_status = status
         self._status = client_status(status)
         self._lines = _lines(headers, is_error=self._status >= 400)
-        self._translate = translate if self._status < 400 else None
-        self._may_flow = may_flow or self._status >= 400
-        self._hold_bytes = hold_bytes if self._may_flow else hold_bytes * STREAM_OVERHEAD
+        self._translate = translate
+        self._is_error = self._status >= 400
+        self._may_flow = may_flow
+        self._hold_bytes = hold_bytes if may_flow or self._is_error else hold_bytes * STREAM_OVERHEAD
         self._held_parts: list[bytes] = []
         self._size = 0
         self._is_flowing = False
@@ -157,9 +160,11 @@ class WholeRelay:
         if self._is_flowing:
             self._answer.send_part(self._status, b"", data)
             return
+        if self._is_error and self._size > self._hold_bytes:
+            return
         self._held_parts.append(data)
         self._size += len(data)
-        if self._size > self._hold_bytes:
+        if self._size > self._hold_bytes and not self._is_error:
             if not self._may_flow:
                 raise _disconnected_error("it sent more than a blocking answer may hold")
             held_body = b"".join(self._held_parts)
@@ -176,7 +181,7 @@ class WholeRelay:
             return
         held_parts = self._held_parts
         body = held_parts[0] if len(held_parts) == 1 else b"".join(held_parts)
-        if self._status >= 400:
+        if self._is_error:
             body = answer.dialect.engine_error_body(self._engine_status, body, answer.request_id)
             if answer.status:
                 answer.broken_off_code = ENGINE_ERROR.code

@@ -5,6 +5,7 @@ from __future__ import annotations
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
+from gateway.protocols.common.addresses import hide_addresses
 from gateway.routing.table import Routes
 
 
@@ -43,7 +44,7 @@ def refusal_of(route: ModelRoute, now: float) -> RoundhouseError | None:
         ModelState.UNLOADING: ("model_unloading", "is being unloaded"),
         ModelState.FAILED: ("model_failed", "could not be loaded"),
     }[route.state]
-    detail = route.last_error or (f"{route.reason}." if route.reason else None)
+    detail = hide_addresses(route.last_error) if route.last_error else (f"{route.reason}." if route.reason else None)
     detail_text = f": {detail}" if detail else "."
     wait_s = None if route.retry_at is None else max(1.0, route.retry_at - now)
     if route.state == ModelState.LOADING:

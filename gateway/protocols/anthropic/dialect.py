@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
@@ -11,6 +11,7 @@ from gateway.protocols.anthropic.stream_collector import MessagesCollector
 from gateway.protocols.common import bodies, errors, usage
 from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
 from gateway.protocols.common.event_reader import Fields
+from gateway.protocols.common.openai_events import find_error
 from gateway.protocols.common.passthrough import PassthroughDialect
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.common.sse import data_of
@@ -18,7 +19,6 @@ from gateway.protocols.common.stream_compat import differs_as_stream, wants_prob
 from gateway.protocols.common.streams import PassthroughStream
 
 _STOP: Final = re.compile(rb'"type"\s*:\s*"message_stop"')
-_ERROR_NAME: Final = re.compile(rb"(?:^|\n)event: ?error\r?\n")
 _NO_THREADS: Final = {"error_code": "thread_unsupported_request"}
 """By it the agents of Anthropic's packages know that they are to send the whole conversation each time."""
 
@@ -29,7 +29,7 @@ class MessagesStream(PassthroughStream):
     __slots__ = ("_told",)
 
     _usage_mark: ClassVar[bytes] = b'"usage"'
-    _error_mark: ClassVar[bytes] = b"event: error"
+    _error_mark: ClassVar[bytes] = b"error"
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,15 +46,14 @@ class MessagesStream(PassthroughStream):
             if counts is not None:
                 self._told |= counts
                 self.usage = usage.usage_of(self._told)
-        if self._error_mark in event and _ERROR_NAME.search(event):
-            return _complete_error_event(event)
-        return event
+        error = find_error(event)
+        return event if error is None else _complete_error_event(event, error)
 
     def _is_last(self, event: bytes) -> bool:
         return _STOP.search(event) is not None
 
     def _is_error(self, event: bytes) -> bool:
-        return _ERROR_NAME.search(event) is not None or errors.is_anthropic(errors.decode_json(data_of(event)))
+        return find_error(event) is not None
 
 
 class MessagesDialect(PassthroughDialect):
@@ -94,7 +93,8 @@ class MessagesDialect(PassthroughDialect):
 
     def engine_error_body(self, status: int, body: bytes, request_id: str) -> bytes:
         """See Dialect."""
-        if errors.is_anthropic(errors.decode_json(body)):
+        fields = errors.decode_json(body)
+        if errors.is_anthropic(fields) and not errors.tells_address(fields["error"]):
             return body
         return errors.anthropic_body(errors.engine_body(status, body, request_id), request_id)
 
@@ -126,11 +126,9 @@ def usage_fields(fields: Fields) -> Fields | None:
     return {name: value for name, value in counts.items() if value is not None} if isinstance(counts, dict) else None
 
 
-def _complete_error_event(event: bytes) -> bytes:
-    data = data_of(event)
-    fields: Any = errors.decode_json(data)
-    if errors.is_anthropic(fields):
+def _complete_error_event(event: bytes, error: Fields) -> bytes:
+    fields = errors.decode_json(data_of(event))
+    if errors.is_anthropic(fields) and not errors.tells_address(error):
         return event
-    error = fields.get("error", fields) if isinstance(fields, dict) else {"message": data.decode(errors="replace")}
     envelope = errors.engine_body(errors.status_of(error), errors.encode_json({"error": error}), None)
     return as_error_event(errors.anthropic_body(envelope, None))

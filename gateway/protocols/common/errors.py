@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from controller.schema.errors import ERROR_CODES, RoundhouseError
+from gateway.protocols.common.addresses import hide_addresses, hide_in_json
 from gateway.protocols.common.engine_status import ENGINE_ERROR, client_status
 from gateway.protocols.common.json_bytes import json_bytes
 
@@ -27,7 +28,8 @@ _ANTHROPIC_TYPES: Final = {
 _STATUS_OF_TYPE: Final = {kind: status for status, kind in reversed(_ANTHROPIC_TYPES.items())} | {
     "invalid_request_error": 400
 }
-_TOO_DEEP: Final = b'{"error":{"message":"The engine answered with JSON that is nested too deeply."}}'
+_TOO_DEEP_MESSAGE: Final = "The engine answered with JSON that is nested too deeply."
+_TOO_DEEP: Final = b'{"error":{"message":"%b"}}' % _TOO_DEEP_MESSAGE.encode()
 _OWN_FIELDS: Final = {"message": str, "type": str, "code": str, "status": int, "actionable": bool, "next_steps": list}
 _FASTAPI_BODY: Final = "body."
 _MESSAGE_CHARACTERS: Final = 1000
@@ -41,18 +43,25 @@ def own_body(error: RoundhouseError, request_id: str) -> bytes:
 
 
 def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
-    """An engine's error answer as our envelope; as it is where it is one already."""
+    """An engine's error answer as our envelope; as it is where it is one already, and tells no address."""
     # What nests deeper is not sure to be written, or read once more where the stack is higher: it is taken as text.
     fields: Any = decode_json(body) if body.count(b"{") + body.count(b"[") <= _MOST_BRACKETS else None
-    if is_envelope(fields) and fields["error"]["status"] == client_status(status):
+    if (
+        is_envelope(fields)
+        and fields["error"]["status"] == client_status(status)
+        and not tells_address(fields["error"])
+    ):
         return body
     return encode_json(complete_error(status, fields if isinstance(fields, dict) else {}, body, request_id))
 
 
 def complete_error(status: int, fields: Fields, body: bytes, request_id: str | None) -> Fields:
-    """The engine's error with every field of our envelope. Its further fields stay, and its code where that is text."""
+    """The engine's error with every field of our envelope. Its further fields stay, and its code where that is text;
+    addresses do not."""
     error = fields.get("error")
-    if not (isinstance(error, dict) and isinstance(error.get("message"), str)):
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        error = _hide_in_error(error)
+    else:
         message = _message(fields, body) or f"The engine answered with status {status} and no message."
         error = {"message": message}
     code = error.get("code")
@@ -69,6 +78,27 @@ def complete_error(status: int, fields: Fields, body: bytes, request_id: str | N
         "request_id": request_id,
     }
     return {"error": error | own_fields}
+
+
+def tells_address(error: Fields) -> bool:
+    """Whether an error object holds an address, besides those of our own next steps; also where it is nested too deeply
+    to be looked at."""
+    code, next_steps = error.get("code"), error.get("next_steps")
+    entry = ERROR_CODES.get(code) if isinstance(code, str) else None
+    if entry is not None and next_steps == list(entry.next_steps):
+        error = error | {"next_steps": None}
+    try:
+        return bool(hide_in_json(error) != error)
+    except RecursionError:
+        return True
+
+
+def _hide_in_error(error: Fields) -> Fields:
+    try:
+        hidden: Fields = hide_in_json(error)
+    except RecursionError:
+        return {"message": _TOO_DEEP_MESSAGE}
+    return hidden
 
 
 def _place(param: Any) -> Any:
@@ -148,6 +178,6 @@ def encode_json(value: Any) -> bytes:
 def _message(fields: Fields, body: bytes) -> str:
     for name in ("message", "error", "detail"):
         if value := fields.get(name):
-            return as_text(value)[:_MESSAGE_CHARACTERS]
+            return hide_addresses(as_text(value))[:_MESSAGE_CHARACTERS]
     text = _UNSEEN.sub(" ", body[: 16 * _MESSAGE_CHARACTERS].decode(errors="replace"))
-    return " ".join(text.split())[:_MESSAGE_CHARACTERS]
+    return hide_addresses(" ".join(text.split()))[:_MESSAGE_CHARACTERS]

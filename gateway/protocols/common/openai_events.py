@@ -12,6 +12,8 @@ from gateway.protocols.common.streams import PassthroughStream
 
 DONE: Final = b"data: [DONE]\n\n"
 _DONE_EVENT: Final = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\s*\Z")
+_ERROR_NAME: Final = re.compile(rb"(?:^|\n)event: ?error\r?\n")
+"""The line that names an event so."""
 _ERROR_LINE: Final = b"error:"
 """How older llama-servers begin an error, against the specification."""
 
@@ -22,7 +24,7 @@ class OpenAIStream(PassthroughStream):
     __slots__ = ("_strip", "_tally")
 
     _usage_mark: ClassVar[bytes] = b'"usage"'
-    _error_mark: ClassVar[bytes] = b'"error"'
+    _error_mark: ClassVar[bytes] = b"error"
 
     def __init__(self, *, strip_usage: bool) -> None:
         super().__init__()
@@ -46,15 +48,16 @@ class OpenAIStream(PassthroughStream):
             if isinstance(fields, dict) and isinstance(fields.get("usage"), dict):
                 self._tally.note_usage(fields["usage"], fields.get("choices"))
                 self.usage = self._tally.usage
-                return b"" if self._strip and fields.get("choices") == [] else event
-        error = _error_in(event) if self._error_mark in event else None
+                if self._strip and fields.get("choices") == []:
+                    return b""
+        error = find_error(event)
         return event if error is None else error_event(event, error)
 
     def _is_last(self, event: bytes) -> bool:
         return _DONE_EVENT.search(event) is not None
 
     def _is_error(self, event: bytes) -> bool:
-        return _error_in(event) is not None
+        return find_error(event) is not None
 
 
 def as_events(body: bytes) -> bytes:
@@ -64,19 +67,27 @@ def as_events(body: bytes) -> bytes:
 
 def error_event(event: bytes, error: dict[str, Any]) -> bytes:
     """An event that tells an engine's error, with every field of our envelope."""
-    if event.startswith(b"data:") and errors.is_envelope({"error": error}):
+    if event.startswith(b"data:") and errors.is_envelope({"error": error}) and not errors.tells_address(error):
         return event
     return b"data: " + errors.engine_body(errors.status_of(error), errors.encode_json({"error": error}), None) + b"\n\n"
 
 
-def _error_in(event: bytes) -> dict[str, Any] | None:
-    if event.lstrip().startswith(_ERROR_LINE):
-        error = errors.decode_json(event.lstrip()[len(_ERROR_LINE) :])
-        return error if isinstance(error, dict) else {"message": "The engine failed."}
-    if b'"error"' not in event:
+def find_error(event: bytes) -> dict[str, Any] | None:
+    """The error that an event tells: in its data, by its name, or as older llama-servers do; None: it tells none."""
+    if b"error" not in event:
         return None
-    fields = errors.decode_json(data_of(event))
+    stripped = event.lstrip()
+    if stripped.startswith(_ERROR_LINE):
+        return _as_object(errors.decode_json(stripped[len(_ERROR_LINE) :]))
+    data = data_of(event)
+    fields = errors.decode_json(data)
     error = fields.get("error") if isinstance(fields, dict) else None
-    if error is None or isinstance(error, dict):
+    if error is None and _ERROR_NAME.search(event) is not None:
+        error = data.decode(errors="replace") if fields is None else fields
+    return None if error is None else _as_object(error)
+
+
+def _as_object(error: Any) -> dict[str, Any]:
+    if isinstance(error, dict):
         return error
-    return {"message": errors.as_text(error)}
+    return {"message": errors.as_text(error) if error else "The engine failed."}

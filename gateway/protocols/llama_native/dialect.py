@@ -11,7 +11,7 @@ from gateway.protocols.common import bodies, errors
 from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
 from gateway.protocols.common.envelope import EnvelopeDialect
 from gateway.protocols.common.event_reader import EventCollector, Fields
-from gateway.protocols.common.openai_events import error_event
+from gateway.protocols.common.openai_events import error_event, find_error
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.common.sse import data_of, last_event
 from gateway.protocols.common.stream_compat import differs_as_stream, wants_probabilities
@@ -21,7 +21,6 @@ from gateway.protocols.common.usage import add_usage, usage_of
 _EVALUATED: Final = re.compile(rb'"tokens_evaluated"\s*:\s*(\d{1,15})')
 _PREDICTED: Final = re.compile(rb'"tokens_predicted"\s*:\s*(\d{1,15})')
 _DONE: Final = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\s*\Z")
-_ERROR_LINE: Final = b"error:"
 
 
 class NativeStream(PassthroughStream):
@@ -47,7 +46,7 @@ class NativeStream(PassthroughStream):
             self._stops += 1
             if (usage := usage_in(event)) is not None:
                 self.usage = add_usage(self.usage, usage)
-        error = _error_in(event) if self._error_mark in event else None
+        error = find_error(event)
         return event if error is None else error_event(event, error)
 
     @property
@@ -66,7 +65,7 @@ class NativeStream(PassthroughStream):
         return isinstance(fields, dict) and fields.get("stop") is not False and fields.get("error") is None
 
     def _is_error(self, event: bytes) -> bool:
-        return _error_in(event) is not None
+        return find_error(event) is not None
 
 
 class NativeCollector(EventCollector):
@@ -187,17 +186,3 @@ def usage_in(body: bytes) -> Usage | None:
 def _answers_asked(fields: Fields) -> int:
     count = fields.get("n_cmpl", fields.get("n"))
     return count if isinstance(count, int) and count > 1 else 1
-
-
-def _error_in(event: bytes) -> Fields | None:
-    stripped = event.lstrip()
-    if stripped.startswith(_ERROR_LINE):
-        error = errors.decode_json(stripped[len(_ERROR_LINE) :])
-    elif b'"error"' in event:
-        fields = errors.decode_json(data_of(event))
-        error = fields.get("error") if isinstance(fields, dict) else None
-        if error is None:
-            return None
-    else:
-        return None
-    return error if isinstance(error, dict) else {"message": errors.as_text(error) if error else "The engine failed."}

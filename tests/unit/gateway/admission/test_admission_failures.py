@@ -38,7 +38,7 @@ def test_a_replica_that_refused_is_not_tried_again() -> None:
     ticket = harness.come()
     assert _again(harness, ticket, refused=True) == "b"
     assert not ticket.retries.break_count
-    with pytest.raises(RoundhouseError, match=r"connections were refused \(a, b\)") as error:
+    with pytest.raises(RoundhouseError, match="connections to 2 replicas were refused") as error:
         _again(harness, ticket, refused=True)
     assert error.value.entry.code == "engine_unreachable"
     assert harness.admission.slots_in_use == {"b": 1}, "until it leaves"
@@ -52,7 +52,7 @@ def test_one_that_broke_is_tried_once_more_when_no_other_is_left() -> None:
     ticket = harness.come()
     assert _again(harness, ticket) == "a"
     assert ticket.retries.break_count == 1
-    with pytest.raises(RoundhouseError, match=r"connections broke before an answer came \(a\)"):
+    with pytest.raises(RoundhouseError, match="connections to one replica broke before an answer came"):
         _again(harness, ticket)
 
 
@@ -90,7 +90,7 @@ def test_a_request_without_a_slot_is_tried_elsewhere_and_where_it_broke_only_if_
     harness.table(route_of("m", ["b"], target=2))
     route = harness.routes.models["m"]
     assert harness.admission.choose_replica(route, harness.now, NO_RETRIES.after_break("b")).replica == "b"
-    with pytest.raises(RoundhouseError, match=r"connections were refused \(b\)"):
+    with pytest.raises(RoundhouseError, match="connections to one replica were refused"):
         harness.admission.choose_replica(route, harness.now, NO_RETRIES.after_refusal("b"))
 
 
@@ -108,7 +108,7 @@ def test_at_most_two_connections_break_under_one_request() -> None:
     harness.table(route_of("m", ["a", "b", "c"]))
     ticket = harness.come()
     assert _again(harness, ticket) == "b"
-    with pytest.raises(RoundhouseError, match=r"\(a, b\)"):
+    with pytest.raises(RoundhouseError, match="connections to 2 replicas broke"):
         _again(harness, ticket)
 
 

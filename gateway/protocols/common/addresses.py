@@ -1,0 +1,103 @@
+"""Takes addresses out of what engines say: where an engine is, and what it asks itself, is nothing for clients. Pure.
+
+Hidden are URLs with a host (`scheme://...`), IP addresses with their port or prefix, `host:port`, the host of
+`host='...'`, names in domains that are not public (`engine.internal`), and names of replicas, which are those of their
+containers. What has the same form is hidden too: a place in a source (`x.py:123`), a version of four numbers. A name
+that stands by itself cannot be told from a word.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Any, Final
+
+HIDDEN: Final = "[address]"
+"""Stands where an address was."""
+
+_ESCAPED: Final = r"(?<=\\[bfnrt])|(?<=\\u[0-9A-Fa-f]{4})"
+"""After a character that JSON within a text has escaped: its last letter belongs to no name."""
+_NUMBER_START: Final = rf"(?:(?<![\w.])|{_ESCAPED})"
+_NAME_START: Final = rf"(?:(?<![\w.-])|{_ESCAPED})"
+_IPV4_DIGITS: Final = r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}"
+
+_URL: Final = re.compile(r"(?<![a-z0-9])[a-z][a-z0-9+.-]{0,30}:(?:\\?/){2}[^\s\"'`<>]+", re.IGNORECASE)
+"""Slashes may be escaped too."""
+_AFTER_URL: Final = ".,:;!?)\\"
+"""Ends a sentence or a quotation."""
+_BRACKETED: Final = re.compile(r"\[([0-9a-f:.]{2,45}(?:%[\w.-]{1,20})?)\](?::[0-9]{1,5})?", re.IGNORECASE)
+_COLONS: Final = re.compile(
+    _NUMBER_START + r"(?:[0-9a-f]{0,4}:){2,8}(?:" + _IPV4_DIGITS + r"|[0-9a-f]{1,4})?"
+    r"(?P<rest>(?:%[\w.-]{1,20})?(?:/[0-9]{1,3})?)(?![\w:])",
+    re.IGNORECASE,
+)
+"""May be an IPv6 address; a time of day has the same form."""
+_IPV4: Final = re.compile(_NUMBER_START + _IPV4_DIGITS + r"(?:[:/][0-9]{1,5})?(?!\w|\.[0-9])")
+_REPLICA: Final = re.compile(_NAME_START + r"rh(?:-[a-z0-9]+)+-[0-9]+-[0-9a-f]{8}-[0-9]+(?![\w-])")
+"""As the controller names them (`controller/runtimes/naming.py`)."""
+_HOST_AND_PORT: Final = re.compile(
+    _NAME_START + r"(?![0-9]{4}-[0-9]{2}-[0-9]{2}T)(?=[0-9_.-]{0,252}[^\W\d_])\w(?:[\w.-]{0,252}\w)?\.?:[0-9]{2,5}"
+    r"(?!\w|\.[0-9])"
+)
+"""A name has a letter, and is no date: else it is a time of day. `image:22.04` has a version."""
+_NAMED_HOST: Final = re.compile(
+    rf"({_NAME_START}(?:host(?:name)?\s?=\s?\\?[\"']?|host(?:name)?\\?[\"']\s?:\s?\\?[\"']))[\w.-]+", re.IGNORECASE
+)
+_PRIVATE_NAME: Final = re.compile(
+    _NAME_START + r"(?:[\w-]{1,63}\.){1,20}(?:local|localdomain|internal|intranet|lan|corp|svc|arpa)(?![\w-])",
+    re.IGNORECASE,
+)
+
+
+def hide_addresses(text: str) -> str:
+    """The text with `HIDDEN` in each address's place."""
+    text = _URL.sub(_hide_url, text)
+    text = _BRACKETED.sub(_hide_bracketed, text)
+    text = _COLONS.sub(_hide_colons, text)
+    for pattern in (_IPV4, _REPLICA, _HOST_AND_PORT):
+        text = pattern.sub(HIDDEN, text)
+    text = _NAMED_HOST.sub(rf"\g<1>{HIDDEN}", text)
+    return _PRIVATE_NAME.sub(HIDDEN, text)
+
+
+def hide_in_json(value: Any) -> Any:
+    """Decoded JSON with `HIDDEN` in place of each address in its texts and names.
+
+    Raises:
+        RecursionError: it is nested too deeply.
+    """
+    if isinstance(value, str):
+        return hide_addresses(value)
+    if isinstance(value, list):
+        return [hide_in_json(each) for each in value]
+    if isinstance(value, dict):
+        return {hide_addresses(name): hide_in_json(each) for name, each in value.items()}
+    return value
+
+
+def _hide_url(match: re.Match[str]) -> str:
+    return HIDDEN + match[0][len(match[0].rstrip(_AFTER_URL)) :]
+
+
+def _hide_bracketed(match: re.Match[str]) -> str:
+    return HIDDEN if _is_ip_address(match[1]) else match[0]
+
+
+def _hide_colons(match: re.Match[str]) -> str:
+    text = match[0].removesuffix(match["rest"]) if match["rest"] else match[0]
+    if not any(character.isalnum() for character in text):
+        return match[0]
+    if _is_ip_address(text):
+        return HIDDEN
+    address, _, after = text.rpartition(":")  # of a port, or of the sentence
+    if address and _is_ip_address(address):
+        return HIDDEN if after else f"{HIDDEN}:"
+    return match[0]
+
+
+def _is_ip_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
