@@ -6,7 +6,6 @@ Exit codes: 0 after a stop that was asked for, 2 for settings that cannot be, 3 
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
 import gc
 import logging
@@ -14,7 +13,6 @@ import math
 import resource
 import signal
 import socket
-import ssl
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,9 +23,10 @@ from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
 from common.listening import ListenError, bind_listeners
-from gateway.app import AdminHostError, Gateway, create_gateway, open_store
+from gateway.app import AdminHostError, Gateway, create_gateway, open_certificate, open_store
 from gateway.server.connection import ClientConnection
 from gateway.server.request_reader import ClientLimits
+from gateway.server.tls_certificate import CertificateError, TlsCertificate
 from gateway.settings import GatewaySettings
 from gateway.stored_responses.store import ResponseStore, StoreError
 
@@ -40,10 +39,20 @@ UNSENT_BYTES = 128 * 1024
 class Server(uvicorn.Server):
     """uvicorn's server, ending with code 0 when it was told to end: its own raises the signal again afterwards."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, grace_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, gateway: Gateway, grace_s: float, certificate: TlsCertificate | None
+    ) -> None:
+        """`certificate` None: it serves HTTP."""
         super().__init__(config)
         self._gateway = gateway
         self._grace_s = grace_s
+        self._certificate = certificate
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, with our certificate: uvicorn's own would be read once."""
+        if self._certificate is not None:
+            self.config.ssl = self._certificate.listening_context
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop: accept nothing new, wait for what is under way, end the rest with a word."""
@@ -77,8 +86,10 @@ def main() -> int:
         settings = GatewaySettings()
     except ValidationError as error:
         return _refuse_start(EXIT_SETTINGS, "; ".join(_plain_text(detail) for detail in error.errors()))
-    if (problem := certificate_problem(settings)) is not None:
-        return _refuse_start(EXIT_SETTINGS, problem)
+    try:
+        certificate = open_certificate(settings)
+    except CertificateError as error:
+        return _refuse_start(EXIT_SETTINGS, str(error))
     try:
         listeners = bind_client_listeners(settings.hosts, settings.port)
     except ListenError as error:
@@ -91,7 +102,7 @@ def main() -> int:
     except StoreError as error:
         return _refuse_start(EXIT_SETTINGS, f"{error}. Set ROUNDHOUSE_STATE, or ROUNDHOUSE_RESPONSES_RETENTION_H=0")
     try:
-        server = server_of(settings, store)
+        server = server_of(settings, store, certificate)
     except AdminHostError as error:
         return _refuse_start(EXIT_SETTINGS, f"ROUNDHOUSE_ADMIN_HOST: {error}")
     logging.basicConfig(
@@ -114,26 +125,6 @@ def main() -> int:
         shorten_switch_interval()
     server.run(sockets=listeners)
     return 0
-
-
-def certificate_problem(settings: GatewaySettings) -> str | None:
-    """Why HTTPS cannot be served with these files; None: it can, or is not asked for."""
-    if settings.tls_cert is None:
-        return None
-    try:
-        # The password keeps OpenSSL from asking the terminal for one.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key, password=bytes)
-    except OSError as error:  # ssl's own errors are some of them
-        is_mismatch = isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH"
-        flaw = "the key is another certificate's" if is_mismatch else _pem_problem(error)
-        return f"ROUNDHOUSE_TLS_CERT {settings.tls_cert} and ROUNDHOUSE_TLS_KEY {settings.tls_key or '(unset)'}: {flaw}"
-    return None
-
-
-def _pem_problem(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError) or error.errno == errno.EINVAL:
-        return "no certificate and its unencrypted private key, as PEM"
-    return error.strerror or str(error)
 
 
 def raise_file_limit() -> None:
@@ -174,9 +165,9 @@ def bind_client_listeners(hosts: Sequence[str], port: int) -> list[socket.socket
     return listeners
 
 
-def server_of(settings: GatewaySettings, store: ResponseStore | None) -> Server:
+def server_of(settings: GatewaySettings, store: ResponseStore | None, certificate: TlsCertificate | None) -> Server:
     """The HTTP server, with nothing switched on that costs and is not used. Raises AdminHostError."""
-    gateway = create_gateway(settings, store)
+    gateway = create_gateway(settings, store, certificate)
     limits = ClientLimits(settings.max_header_kib * 1024, settings.client_timeout_s, settings.keep_alive_s)
     protocol = functools.partial(ClientConnection, direct=gateway.inference, limits=limits)
     config = uvicorn.Config(
@@ -190,12 +181,10 @@ def server_of(settings: GatewaySettings, store: ResponseStore | None) -> Server:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
         # What it cancels then has been told to end before.
         timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_s) + 1,
     )
-    return Server(config, gateway, settings.shutdown_grace_s)
+    return Server(config, gateway, settings.shutdown_grace_s, certificate)
 
 
 def _plain_text(detail: object) -> str:

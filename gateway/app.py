@@ -32,6 +32,7 @@ from gateway.ingress.response_headers import ResponseHeaders
 from gateway.ingress.route_access import RouteAccess
 from gateway.metrics.registry import Metrics
 from gateway.routing.live_routes import LiveRoutes
+from gateway.server.tls_certificate import TlsCertificate
 from gateway.settings import MIB, GatewaySettings
 from gateway.stored_responses.records import HistoryBounds
 from gateway.stored_responses.registry import StoredResponses
@@ -79,6 +80,11 @@ def open_store(settings: GatewaySettings) -> ResponseStore | None:
     return ResponseStore(settings.state, max_bytes=max_bytes, retention_s=retention_s, clock=time.time)
 
 
+def open_certificate(settings: GatewaySettings) -> TlsCertificate | None:
+    """The certificate of HTTPS; None: HTTP is served. Raises CertificateError."""
+    return None if settings.tls_cert is None else TlsCertificate(settings.tls_cert, settings.tls_key)
+
+
 class AdminHostError(Exception):
     """`admin_host` names what is no address of its own. The text says what and why."""
 
@@ -97,8 +103,11 @@ def find_admin_addresses(settings: GatewaySettings) -> frozenset[str] | None:
     return frozenset(address.ip for address in addresses)
 
 
-def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Gateway:
-    """The whole gateway with these settings. It closes the store at its end. Raises AdminHostError."""
+def create_gateway(
+    settings: GatewaySettings, store: ResponseStore | None, certificate: TlsCertificate | None = None
+) -> Gateway:
+    """The whole gateway with these settings. It closes the store at its end, and reads the certificate again when that
+    changes. Raises AdminHostError."""
     live, link_state, metrics, limits = LiveRoutes(), LinkState(), Metrics(), RateLimits()
     admission = Admission(settings.queue_limit)
 
@@ -112,6 +121,8 @@ def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Ga
     metrics.show_connections(count_idle=lambda: engines.idle_connections, count_busy=lambda: engines.busy_connections)
     if store is not None:
         metrics.show_stored(lambda: store.totals, lambda: store.failures)
+    if certificate is not None:
+        metrics.show_certificate(lambda: certificate.problem is not None)
     cors = Cors(settings.cors_origins)
     lines, next_id = ResponseHeaders(cors), request_id_source()
     hosts = HostCheck(settings.hosts, settings.allowed_hosts, is_open=settings.open)
@@ -138,7 +149,7 @@ def create_gateway(settings: GatewaySettings, store: ResponseStore | None) -> Ga
     )
     controller = ControllerClient(address)
     forward = admin.AdminForward(controller)
-    app = _new_framework_app(link, remotes, inference, engines, controller, store)
+    app = _new_framework_app(link, remotes, inference, engines, controller, store, certificate)
     for group in INFERENCE_GROUPS:
         group.declare(app)
     models.declare(app, live)
@@ -168,10 +179,13 @@ def _new_framework_app(
     engines: EngineClient,
     controller: ControllerClient,
     store: ResponseStore | None,
+    certificate: TlsCertificate | None,
 ) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(link.run()), asyncio.create_task(inference.run_timers())]
+        if certificate is not None:
+            tasks.append(asyncio.create_task(certificate.follow_files()))
         async with controller, remotes:
             yield
         await engines.close()

@@ -137,6 +137,10 @@ class Metrics:
         """Add what is to be known of stored responses, each asked for when it is read."""
         self.registry.register(_StoredResponsesCollector(stored_totals, failures))
 
+    def show_certificate(self, has_problem: Callable[[], bool]) -> None:
+        """Add the gauge of the certificate's files, which `has_problem` tells of when it is read."""
+        self.registry.register(_CertificateCollector(has_problem))
+
     def show_connections(self, *, count_idle: Callable[[], int], count_busy: Callable[[], int]) -> None:
         """Add the gauge of the connections to engines, each count asked for when it is read."""
         self.registry.register(_ConnectionCollector(count_idle, count_busy))
@@ -238,6 +242,18 @@ class _ConnectionCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         counts = {"idle": self._count_idle(), "busy": self._count_busy()}
         yield _gauge("engine_connections", "Open connections to engines; state is `idle` or `busy`.", "state", counts)
+
+
+class _CertificateCollector(Collector):
+    def __init__(self, has_problem: Callable[[], bool]) -> None:
+        self._has_problem = has_problem
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "roundhouse_gateway_tls_certificate_problem",
+            "1 while the certificate's files cannot be used and the one read before is served.",
+            float(self._has_problem()),
+        )
 
 
 class _StoredResponsesCollector(Collector):

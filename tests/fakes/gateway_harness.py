@@ -15,7 +15,7 @@ import aiohttp
 from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
 from gateway.__main__ import Server, bind_client_listeners, server_of
-from gateway.app import open_store
+from gateway.app import open_certificate, open_store
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import DEADLINE_S, FakeController
 from tests.fakes.mock_engine import MockEngine
@@ -46,7 +46,7 @@ async def server_running(settings: GatewaySettings) -> AsyncIterator[tuple[str, 
         if "state" not in settings.model_fields_set:
             settings = settings.model_copy(update={"state": Path(folder)})
         listeners = bind_client_listeners(settings.hosts, 0)
-        server = server_of(settings, open_store(settings))
+        server = server_of(settings, open_store(settings), open_certificate(settings))
         setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the test runner's
         task = asyncio.create_task(server.serve(sockets=listeners))
         await until(lambda: server.started or task.done(), "the gateway starts")

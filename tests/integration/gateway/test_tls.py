@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import shutil
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from gateway.server.tls_certificate import CHECK_S
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import WORDS, MockEngine
 from tests.support.gateway_process import ended, start
+from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.raw_http import chat_body, raw, spotless
 from tests.support.wait import until
+
+__all__ = ["loop_clock"]
+PROBLEM = "roundhouse_gateway_tls_certificate_problem"
 
 
 @pytest.fixture(scope="module")
@@ -135,3 +142,146 @@ async def test_files_that_do_not_fit_are_told_in_one_line(files: Path, cert: str
     assert (code, said.count("\n")) == (2, 1), said
     assert str(files / cert) in said
     assert words in said
+
+
+async def served_certificate(here: GatewayHarness) -> bytes:
+    """What a new connection is shown, as DER."""
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    port = int(here.url.rpartition(":")[2])
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+    try:
+        certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return certificate
+    finally:
+        writer.transport.abort()
+
+
+def certificate_of(file: Path) -> bytes:
+    """As DER."""
+    return ssl.PEM_cert_to_DER_cert(file.read_text())
+
+
+async def shows(here: GatewayHarness, file: Path) -> None:
+    """Wait until new connections are shown this certificate: it is read in a thread."""
+
+    async def is_shown() -> bool:
+        return await served_certificate(here) == certificate_of(file)
+
+    await until("the certificate is shown", is_shown)
+
+
+async def problem_of(here: GatewayHarness, client: aiohttp.ClientSession) -> str:
+    """The metric's value."""
+    async with client.get(here.url + "/metrics") as answer:
+        (line,) = [line for line in (await answer.text()).splitlines() if line.startswith(f"{PROBLEM} ")]
+    return line.removeprefix(f"{PROBLEM} ")
+
+
+def renew_by_rename(files: Path, folder: Path) -> None:
+    """As most tools do: a new file in each one's place."""
+    for suffix in ("key", "pem"):
+        shutil.copyfile(files / f"b.{suffix}", folder / f"new.{suffix}")
+        (folder / f"new.{suffix}").replace(folder / f"tls.{suffix}")
+
+
+def renew_in_place(files: Path, folder: Path) -> None:
+    """The same files, written anew."""
+    for suffix in ("key", "pem"):
+        (folder / f"tls.{suffix}").write_bytes((files / f"b.{suffix}").read_bytes())
+
+
+def renew_by_links(files: Path, folder: Path) -> None:
+    """As certbot: each file is a link, to another file afterwards."""
+    for suffix in ("key", "pem"):
+        (folder / "link").symlink_to(files / f"b.{suffix}")
+        (folder / "link").replace(folder / f"tls.{suffix}")
+
+
+def renew_by_a_folders_link(files: Path, folder: Path) -> None:
+    """As a Kubernetes secret: the files are links into a folder that is a link, which alone is replaced."""
+    (folder / "..new").mkdir()
+    for suffix in ("key", "pem"):
+        shutil.copyfile(files / f"b.{suffix}", folder / "..new" / f"tls.{suffix}")
+    (folder / "link").symlink_to("..new")
+    (folder / "link").replace(folder / "..data")
+
+
+def lay_out_secret(files: Path, folder: Path) -> dict[str, Path]:
+    """The certificate `a` as a Kubernetes secret lies there; gives the settings."""
+    (folder / "..old").mkdir()
+    (folder / "..data").symlink_to("..old")
+    for suffix in ("key", "pem"):
+        shutil.copyfile(files / f"a.{suffix}", folder / "..old" / f"tls.{suffix}")
+        (folder / f"tls.{suffix}").symlink_to(f"..data/tls.{suffix}")
+    return {"tls_cert": folder / "tls.pem", "tls_key": folder / "tls.key"}
+
+
+@pytest.mark.parametrize("renew", [renew_by_rename, renew_in_place, renew_by_links, renew_by_a_folders_link])
+async def test_a_new_certificate_is_shown_to_new_connections_and_running_ones_go_on(
+    renew: Callable[[Path, Path], None], files: Path, tmp_path: Path, loop_clock: LoopClock
+) -> None:
+    async with secured(files, **lay_out_secret(files, tmp_path)) as (here, engine, client):
+        assert await served_certificate(here) == certificate_of(files / "a.pem")
+        body = chat_body(stream=True, fault="pause_until_release")
+        async with client.post(here.url + "/v1/chat/completions", data=body) as answer:
+            assert b"data: " in await answer.content.readany()
+            renew(files, tmp_path)
+            await loop_clock.skip(CHECK_S)
+            await shows(here, files / "b.pem")
+            engine.release.set()
+            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+        # It trusts `a` alone, and has kept its connection.
+        assert await problem_of(here, client) == "0.0"
+
+
+def no_certificate(files: Path, folder: Path) -> None:
+    (folder / "tls.pem").write_text("junk")
+
+
+def another_key(files: Path, folder: Path) -> None:
+    shutil.copyfile(files / "b.key", folder / "tls.key")
+
+
+def no_file(files: Path, folder: Path) -> None:
+    (folder / "tls.pem").unlink()
+
+
+def a_folder(files: Path, folder: Path) -> None:
+    (folder / "tls.key").unlink()
+    (folder / "tls.key").mkdir()
+
+
+@pytest.mark.parametrize("spoil", [no_certificate, another_key, no_file, a_folder])
+async def test_files_that_cannot_be_used_leave_the_old_certificate_and_are_told(
+    spoil: Callable[[Path, Path], None],
+    files: Path,
+    tmp_path: Path,
+    loop_clock: LoopClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "gateway.server.tls_certificate")
+    for suffix in ("key", "pem"):
+        shutil.copyfile(files / f"a.{suffix}", tmp_path / f"tls.{suffix}")
+    paths = {"tls_cert": tmp_path / "tls.pem", "tls_key": tmp_path / "tls.key"}
+    async with secured(files, **paths) as (here, _, client):
+        assert await problem_of(here, client) == "0.0"
+        spoil(files, tmp_path)
+        await loop_clock.skip(CHECK_S)
+
+        async def has_problem() -> bool:
+            return await problem_of(here, client) == "1.0"
+
+        await until("it is told", has_problem)
+        for _ in range(3):
+            await loop_clock.skip(CHECK_S)
+            assert await served_certificate(here) == certificate_of(files / "a.pem")
+        told = [record.getMessage() for record in caplog.records if "still served" in record.getMessage()]
+        assert len(told) == 1
+        assert str(tmp_path / "tls.pem") in told[0]
+        if (tmp_path / "tls.key").is_dir():
+            (tmp_path / "tls.key").rmdir()
+        renew_by_rename(files, tmp_path)
+        await loop_clock.skip(CHECK_S)
+        await shows(here, files / "b.pem")
+        assert await problem_of(here, client) == "0.0"

@@ -102,6 +102,7 @@ def _gateway() -> CollectorRegistry:
     metrics.show_state(live, ledger, link, lambda: 3.0)
     metrics.show_connections(count_idle=lambda: 3, count_busy=lambda: 2)
     metrics.show_stored(lambda: StoredTotals(5, 4096), lambda: 1)
+    metrics.show_certificate(lambda: False)
     metrics.key_series_of("team-a").count_finished(Usage(3, 4))
     series = metrics.series_of("m", "/v1/chat/completions")
     series.count_finished(200, 1.0, 0.5, Usage(3, 4))
