@@ -178,6 +178,11 @@ async def test_what_each_part_holds_and_reaches(compose_project: ComposeProject,
         assert [from_grafana.pop(name) for name in ("metrics", "models", "admin")] == ["200", "200", "403"]
         assert set(from_grafana.values()) == {NO_WAY}, from_grafana
 
+        with beside(compose_project, parts.networks["control"]) as prometheus:
+            paths = ("/metrics", "/internal/health", "/internal/status", tables, "/internal/link")
+            without_token = look_from(prometheus, {path: ("controller.control", 8090, path) for path in paths})
+        assert list(without_token.values()) == ["200", "200", "401", "401", "401"], without_token
+
         from_gateway = look_from(gateway, parts.outside(port))
         assert from_gateway["host at egress"] == "open", "what listens on all of the host's addresses: docs/security.md"
         assert from_gateway["outside"] != NO_WAY
@@ -187,10 +192,18 @@ async def test_what_each_part_holds_and_reaches(compose_project: ComposeProject,
 
 
 def check_sockets_and_networks(parts: Parts) -> None:
-    """The Docker socket is the controller's alone, and `egress`, which alone leads anywhere, the gateway's alone."""
+    """The Docker socket is the controller's alone, the link's token the controller's and the gateway's, and `egress`,
+    which alone leads anywhere, the gateway's alone."""
     everything = [*parts.services.values(), *parts.engines.values()]
     holders = [each for each in everything if any("docker.sock" in mount["Source"] for mount in each.attrs["Mounts"])]
     assert holders == [parts.services["controller"]]
+    tokens = {
+        each.name: mount["RW"]
+        for each in everything
+        for mount in each.attrs["Mounts"]
+        if "gateway-token" in mount.get("Name", "")
+    }
+    assert tokens == {parts.services["controller"].name: True, parts.services["gateway"].name: False}
     open_networks = {name for name, network in parts.networks.items() if not network.attrs["Internal"]}
     assert open_networks == {"egress", "docker0"}
     egress = parts.networks["egress"]
