@@ -164,30 +164,42 @@ async def guarded() -> AsyncIterator[tuple[GatewayHarness, MockEngine]]:
         yield here, engine
 
 
+def reached(here: GatewayHarness, engine: MockEngine) -> tuple[int, int]:
+    """How many requests have come to the engine, and to the controller."""
+    return len(engine.requests), len(here.controller.admin.asked)
+
+
+async def ask_as(here: GatewayHarness, method: str, path: str, who: str) -> tuple[int, str, bool]:
+    """Status and text of an answer, and whether it says how to come in."""
+    url = URL(f"{here.url}{path}?model=org%2Fm", encoded=True)
+    body = None if method in ("GET", "HEAD", "TRACE") else BODY
+    async with here.client.request(method, url, headers=bearer(who), data=body) as answer:
+        return answer.status, await answer.text(), "www-authenticate" in answer.headers
+
+
 async def test_every_method_and_path_with_every_sort_of_key() -> None:
     async with guarded() as (here, engine):
-        admin = here.controller.admin
         for path in sorted({*map(filled_in, {path for _, path in list_expected()}), *NO_ROUTES}):
             for method in METHODS:
                 access = find_expected(method, path)
-                for who in OPENS:
-                    before = len(engine.requests), len(admin.asked)
-                    url = URL(f"{here.url}{path}?model=org%2Fm", encoded=True)
-                    body = None if method in ("GET", "HEAD", "TRACE") else BODY
-                    async with here.client.request(method, url, headers=bearer(who), data=body) as answer:
-                        text = await answer.text()
-                    reached = len(engine.requests) - before[0], len(admin.asked) - before[1]
-                    cell = (method, path, who, answer.status, text)
+                before = reached(here, engine)
+                # All at once: on a busy machine each round trip waits for its turn.
+                answers = await asyncio.gather(*(ask_as(here, method, path, who) for who in OPENS))
+                for who, (status, text, says_how) in zip(OPENS, answers, strict=True):
+                    cell = (method, path, who, status, text)
                     refusal = verdict(access, who)
+                    assert says_how is (status == 401), cell
                     if refusal is not None:
-                        assert (answer.status, reached) == (refusal[0], (0, 0)), cell
+                        assert status == refusal[0], cell
                         assert method == "HEAD" or json.loads(text)["error"]["code"] == refusal[1], cell
-                        assert ("www-authenticate" in answer.headers) is (answer.status == 401), cell
                     elif access == "any_key" and path != "/openapi.json":
-                        assert (answer.status in (404, 405), reached) == (True, (0, 0)), cell
+                        assert status in (404, 405), cell
                     else:
-                        assert answer.status not in (401, 403), cell
-                        assert reached[1] == path.startswith("/v1/admin/"), cell
+                        assert status not in (401, 403), cell
+                let_in = sum(access in OPENS[who] for who in OPENS)
+                to_engine, to_controller = (now - then for now, then in zip(reached(here, engine), before, strict=True))
+                assert to_controller == (let_in if path.startswith("/v1/admin/") else 0), (method, path)
+                assert to_engine in ((0, let_in) if access in BOTH else (0,)), (method, path)
 
 
 @pytest.mark.parametrize("method", ["BREW", "get", "G\u00c9T", "", "CONNECT", "PRI"])
@@ -250,26 +262,44 @@ def some_of(items: Sequence[Item], turn: int, who: str) -> Sequence[Item]:
 
 
 class Asker:
-    """Sends requests on one connection, or on the next where the gateway ends it."""
+    """Sends requests on a few connections beside each other, and on others where the gateway ends one."""
+
+    LANES = 8
 
     def __init__(self, here: GatewayHarness, stack: contextlib.AsyncExitStack) -> None:
         self._here = here
         self._stack = stack
-        self._client: RawClient | None = None
+        self._clients: list[RawClient | None] = [None] * self.LANES
 
-    async def ask(self, method: str, target: str, who: str, host: bytes = b"localhost") -> Answer:
+    async def ask(self, method: str, target: str, who: str) -> Answer:
         """One whole answer."""
-        if self._client is None:
-            self._client = await self._stack.enter_async_context(raw(self._here))
-        body = BODY.encode() if method == "POST" else b""
-        lines = [f"{method} {target} HTTP/1.1".encode("latin-1"), b"host: " + host, b"content-length: %d" % len(body)]
-        lines += [f"{name}: {value}".encode() for name, value in bearer(who).items()]
-        number = len(self._client.answers) + 1
-        self._client.write(b"\r\n".join([*lines, b"", body]))
-        answer = await self._client.answer(number)
-        if answer.all("connection"):
-            self._client = None
+        (answer,) = await self.ask_all([(method, target, b"localhost")], who)
         return answer
+
+    async def ask_all(self, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
+        """The whole answers to requests of this method, target and Host."""
+        lanes = [self._ask_in_lane(lane, asked[lane :: self.LANES], who) for lane in range(self.LANES)]
+        by_lane = await asyncio.gather(*lanes)
+        return [by_lane[number % self.LANES][number // self.LANES] for number in range(len(asked))]
+
+    async def _ask_in_lane(self, lane: int, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
+        answers = []
+        for method, target, host in asked:
+            client: RawClient = self._clients[lane] or await self._stack.enter_async_context(raw(self._here))
+            self._clients[lane] = client
+            number = len(client.answers) + 1
+            client.write(_request(method, target, who, host))
+            answers.append(await client.answer(number))
+            if answers[-1].all("connection"):
+                self._clients[lane] = None
+        return answers
+
+
+def _request(method: str, target: str, who: str, host: bytes) -> bytes:
+    body = BODY.encode() if method == "POST" else b""
+    lines = [f"{method} {target} HTTP/1.1".encode("latin-1"), b"host: " + host, b"content-length: %d" % len(body)]
+    lines += [f"{name}: {value}".encode() for name, value in bearer(who).items()]
+    return b"\r\n".join([*lines, b"", body])
 
 
 @pytest.mark.parametrize("who", ["", "inference", "admin"])
@@ -278,20 +308,22 @@ async def test_no_spelling_of_a_path_goes_around_a_scope(who: str) -> None:
         asker = Asker(here, stack)
         for turn, (declared_method, declared_path) in enumerate(list_expected()):
             method = {"*": "POST", "HEAD": "GET"}.get(declared_method, declared_method)
-            for target, read_path in some_of(spellings(filled_in(declared_path)), turn, who):
-                before = len(engine.requests), len(here.controller.admin.asked)
-                answer = await asker.ask(method, target, who)
-                reached = len(engine.requests) - before[0], len(here.controller.admin.asked) - before[1]
+            spelled = some_of(spellings(filled_in(declared_path)), turn, who)
+            before = reached(here, engine)
+            answers = await asker.ask_all([(method, target, b"localhost") for target, _ in spelled], who)
+            let_in: list[Access] = []
+            for (target, read_path), answer in zip(spelled, answers, strict=True):
                 access = find_expected(method, read_path)
                 refusal = verdict(access, who)
                 cell = (method, target, who, answer)
                 if refusal is not None:
                     assert (answer.status, answer.error["code"]) == refusal, cell
-                    assert reached == (0, 0), cell
                 else:
                     assert answer.status not in (401, 403), cell
-                    assert reached == (0, 0) or access in BOTH, cell
-                    assert not reached[1] or access == "admin", cell
+                    let_in.append(access)
+            to_engine, to_controller = (now - then for now, then in zip(reached(here, engine), before, strict=True))
+            assert to_controller <= let_in.count("admin"), (method, declared_path)
+            assert to_engine <= sum(access in BOTH for access in let_in), (method, declared_path)
 
 
 WELL_FORMED_HOSTS: Final = (b"localhost:99999", b"..", b"a" * 4000)
@@ -335,8 +367,9 @@ async def test_no_host_changes_a_verdict(who: str) -> None:
             refusal = verdict(find_expected(method, path.replace("%0a", "\n")), who)
             plain = await asker.ask(method, path, who)
             assert refusal == ((plain.status, plain.error["code"]) if plain.status in (401, 403) else None), path
-            for host in some_of(HOSTS, turn, who):
-                answer = await asker.ask(method, path, who, host)
+            hosts = some_of(HOSTS, turn, who)
+            answers = await asker.ask_all([(method, path, host) for host in hosts], who)
+            for host, answer in zip(hosts, answers, strict=True):
                 if host not in WELL_FORMED_HOSTS and find_expected(method, path.replace("%0a", "\n")) != "open":
                     assert (answer.status, answer.error["code"]) == (400, "invalid_request"), (method, path, host)
                     continue
@@ -354,8 +387,8 @@ async def test_without_keys_an_odd_host_is_foreign_on_every_route(is_open: bool)
             asker = Asker(here, stack)
             for declared_method, path in list_expected():
                 method = {"*": "POST", "HEAD": "GET"}.get(declared_method, declared_method)
-                for host in odd:
-                    answer = await asker.ask(method, filled_in(path), "", host)
+                answers = await asker.ask_all([(method, filled_in(path), host) for host in odd], "")
+                for host, answer in zip(odd, answers, strict=True):
                     if find_expected(method, filled_in(path)) == "open":
                         assert answer.status == 200, (path, host)
                     else:
