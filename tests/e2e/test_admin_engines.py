@@ -86,7 +86,7 @@ async def test_a_load_with_values_changes_the_engine_and_not_the_definition(
 async def _is_back(admin: AdminApi) -> bool:
     """Whether the controller answers, and the gateway's link to it is up."""
     listed = await admin.ask("GET", "models")
-    return listed.status == 200 and listed.body["models"][0]["inflight_requests"] is not None
+    return listed.status == 200 and listed.body["models"][0]["queue_depth"] is not None
 
 
 async def _is_busy(admin: AdminApi, name: str) -> bool:
