@@ -7,9 +7,11 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
 
 import tests.campaigns
 from tests.campaigns.record import Run, current_commit
@@ -17,7 +19,8 @@ from tests.support.campaign import CAMPAIGN_VARIABLE, SEED_VARIABLE
 
 PREFIX = "campaign_"
 """A campaign is a module `campaign_NAME` with `ABOUT`, a text, and `run(seed)`, which gives an Outcome. One that is
-tests with larger counts names their files in `TESTS`."""
+tests with larger counts names their files in `TESTS`. One with options has `declare_options(parser)`, whose
+defaults are those of `run`."""
 
 
 def campaign_names() -> list[str]:
@@ -31,16 +34,17 @@ def describe_machine() -> str:
     return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
-def run_campaign(name: str, seed: int) -> Run:
-    """Run one campaign. Its tests see that a campaign runs by the environment."""
-    os.environ[CAMPAIGN_VARIABLE], os.environ[SEED_VARIABLE] = name, str(seed)
+def run_campaign(name: str, seed: int, options: Mapping[str, Any] | None = None) -> Run:
+    """Run one campaign. Its tests see that a campaign runs by the environment. `options`: those of its own; None, or
+    one that is left out: as it is by default."""
+    _set_environment(name, seed)
     campaign = import_module(f"tests.campaigns.{PREFIX}{name}")
     commit, began = current_commit(), time.monotonic()
-    outcome = campaign.run(seed)
+    outcome = campaign.run(seed, **(options or {}))
     return Run(
         name=name,
         about=campaign.ABOUT,
-        command=f'make campaign ARGS="{name} --seed {seed}"',
+        command=f'make campaign ARGS="{" ".join([name, f"--seed {seed}", *_words(options or {})])}"',
         commit=commit,
         day=datetime.now(UTC).date().isoformat(),
         seed=seed,
@@ -50,13 +54,34 @@ def run_campaign(name: str, seed: int) -> Run:
     )
 
 
+def _set_environment(name: str, seed: int) -> None:
+    """Before a test's module is imported: that decides its counts."""
+    os.environ[CAMPAIGN_VARIABLE], os.environ[SEED_VARIABLE] = name, str(seed)
+
+
+def _read_options(name: str, words: Sequence[str]) -> dict[str, Any]:
+    """What was said of the campaign's own options; what was not is not in it."""
+    parser = argparse.ArgumentParser(prog=f"make campaign ARGS={name}", argument_default=argparse.SUPPRESS)
+    declare = getattr(import_module(f"tests.campaigns.{PREFIX}{name}"), "declare_options", None)
+    if declare is not None:
+        declare(parser)
+    return vars(parser.parse_args(words))
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    """Numbers as they are said. What else is said names files of this machine, and changes nothing of what is tried."""
+    numbers = ((name, value) for name, value in options.items() if isinstance(value, int | float))
+    return [f"--{name} {value:g}" for name, value in numbers]
+
+
 def main() -> None:
     """Run what was asked for, write its page, and end with 1 where something did not hold."""
     parser = argparse.ArgumentParser(prog="make campaign ARGS=")
     parser.add_argument("name", metavar="NAME", choices=campaign_names(), help=f"one of {', '.join(campaign_names())}")
     parser.add_argument("--seed", type=int, default=1, help="of everything random (default: 1)")
-    arguments = parser.parse_args()
-    made = run_campaign(arguments.name, arguments.seed)
+    arguments, rest = parser.parse_known_args()
+    _set_environment(arguments.name, arguments.seed)
+    made = run_campaign(arguments.name, arguments.seed, _read_options(arguments.name, rest))
     print(f"{made.write_page()}: {len(made.outcome.failures)} failures, {made.duration_s:.0f} s")
     sys.exit(bool(made.outcome.failures))
 
