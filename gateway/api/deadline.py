@@ -67,5 +67,9 @@ class Lifetime:
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._reason is not None and kind is asyncio.CancelledError and self._task.uncancel() == 0:
-            raise self._reason from None
+        reason, self._reason = self._reason, None
+        if reason is not None and kind is asyncio.CancelledError and self._task.uncancel() == 0:
+            try:
+                raise reason from None
+            finally:
+                del reason  # its traceback leads to this frame

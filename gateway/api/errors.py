@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.error_form import error_body
 from gateway.server.asgi import error_headers
@@ -27,7 +28,7 @@ def declare(app: FastAPI) -> None:
 
     @app.exception_handler(RoundhouseError)
     async def own_error(request: Request, error: RoundhouseError) -> Response:
-        return _answer(request, error)
+        return _answer(request, without_tracebacks(error))
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

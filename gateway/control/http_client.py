@@ -9,6 +9,7 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
+from common.tracebacks import without_tracebacks
 from gateway.control.link import REFUSED_WORDS, TOKEN_REFUSED, ControllerAddress
 
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -90,11 +91,11 @@ class ControllerClient:
                 method, url, data=body or None, headers=request_headers, allow_redirects=False
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise ControllerGoneError("the controller accepts no connection") from error
+            raise ControllerGoneError("the controller accepts no connection") from without_tracebacks(error)
         except (aiohttp.ClientError, OSError) as error:
             raise ControllerGoneError(
                 "the controller ended before it answered; it may have taken the request"
-            ) from error
+            ) from without_tracebacks(error)
         if response.status == TOKEN_REFUSED:
             response.close()
             raise ControllerGoneError(REFUSED_WORDS)

@@ -17,6 +17,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from common.gateway_token import FILE_VARIABLE, GATEWAY_HEADER, read_token
+from common.tracebacks import without_tracebacks
 from controller.schema.routing import RoutingTable
 from controller.schema.status import SCHEMA_VERSION
 from gateway.control.inflight import InflightCounts
@@ -167,7 +168,7 @@ class ControllerLink:
                     tables = await self._connect_and_serve(session)
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 tables = 0
-                self._log_unreachable(attempt, error)
+                self._log_unreachable(attempt, without_tracebacks(error))
             except Exception:  # applying a table calls much of the gateway: a bug there must not end the link
                 tables = 0
                 logger.exception("the connection to the controller failed; trying on")

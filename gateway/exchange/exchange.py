@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
 from gateway.admission.admission import Ticket
@@ -101,7 +102,7 @@ class Exchange(LoadWait):
         try:
             step(*arguments)
         except RoundhouseError as error:
-            self.fail_request(error)
+            self.fail_request(without_tracebacks(error))
         except Exception:
             logger.exception("request %s failed", self._answer.request_id)
             self.fail_request(RoundhouseError("internal_error", "The gateway failed on this request."))

@@ -19,6 +19,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
 from gateway.server.call import ClientCall, Handler
 from gateway.server.request_head import (
@@ -187,7 +188,7 @@ class RequestReader(HttpToolsProtocol):
 
     def _stop_reading(self, reason: RoundhouseError) -> NoReturn:
         """End the parser's work, from within one of its callbacks."""
-        self._stop_error = reason
+        self._stop_error = without_tracebacks(reason)
         raise _StopReadingError
 
     def on_body(self, body: bytes) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from common.sqlite_files import remove_side_files
+from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 from gateway.stored_responses.database import ResponseDatabase
@@ -194,12 +195,12 @@ class ResponseStore:
         try:
             result = self._run_work(job.work)
         except RoundhouseError as refusal:
-            error = refusal
+            error = without_tracebacks(refusal)
         except (sqlite3.Error, OSError) as failure:
             self.failures += 1
             logger.error("the database of stored responses failed: %s", failure)  # noqa: TRY400
             error = _store_error(str(failure))
-            error.__cause__ = failure
+            error.__cause__ = without_tracebacks(failure)
         except Exception as failure:
             logger.exception("the database of stored responses failed")
             error = _store_error(repr(failure))

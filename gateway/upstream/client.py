@@ -179,9 +179,14 @@ class EngineClient:
         tls, host, port = origin.address
         if tls and self._ssl_context is None:
             self._ssl_context = ssl.create_default_context()
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: EngineConnection(origin, self._pool), host, port, ssl=self._ssl_context if tls else None
-        )
+        connection = EngineConnection(origin, self._pool)
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: connection, host, port, ssl=self._ssl_context if tls else None
+            )
+        except BaseException:
+            connection.give_up()
+            raise
         return connection
 
     def _add_route(self, endpoint: Endpoint) -> _EngineRoute:

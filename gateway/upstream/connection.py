@@ -9,6 +9,7 @@ from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from common.tracebacks import without_tracebacks
 from gateway.upstream.errors import EngineBrokenError, EngineDiedError, EngineFailureError, EngineGarbledError
 from gateway.upstream.pool import ConnectionPool, Origin
 
@@ -126,12 +127,20 @@ class EngineConnection(asyncio.Protocol):
         self._is_complete = False
         self._bytes_without_body = 0
         """Bytes of this answer since its last one of a body."""
-        self._parser = HttpResponseParser(self)
+        self._parser: HttpResponseParser
+        """Refers back to this, as the transport does. There is one while the connection stands."""
 
     @property
     def is_lost(self) -> bool:
         """Whether it is closed or closing."""
         return self._is_lost
+
+    def give_up(self) -> None:
+        """Its connecting failed or was cancelled. uvloop says nothing of that to one that has just come about: what
+        refers back to it would keep it for the cyclic collector."""
+        for name in ("_parser", "_transport"):
+            if hasattr(self, name):
+                delattr(self, name)
 
     def send_request(self, call: EngineCall, head: bytes, body: bytes) -> None:
         """Send a request. The connection must be fresh, or come from the pool."""
@@ -167,6 +176,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        self._parser = HttpResponseParser(self)
         if transport.get_extra_info("sslcontext") is not None:
             # The TLS layer reads ahead while it is paused, and what it read ahead is lost when the peer closes. So
             # let it take one read, and leave the rest, and the peer's close, in the socket.
@@ -181,7 +191,7 @@ class EngineConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as parser_error:
-            error = parser_error
+            error = without_tracebacks(parser_error)
         size = self._bytes_without_body + len(data)
         self._bytes_without_body = 0 if self._parts else size
         if size > MAX_HEAD_BYTES and self._is_too_long():
@@ -205,7 +215,8 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
         self._pool.remove_connection(self)
-        del self._parser  # which refers back to this
+        if hasattr(self, "_parser"):
+            del self._parser  # which refers back to this
         if self._call is not None:
             self._fail(self._call, self._broken_off_error(), exc)
 
