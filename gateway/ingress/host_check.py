@@ -22,6 +22,8 @@ _AUTHORITY = re.compile(
 """A host and perhaps its port, as RFC 3986 has them (3.2.2, 3.2.3); whether the address is one must be looked at."""
 _REMEMBERED = 64
 """Host headers that need no second look."""
+_LONGEST_REMEMBERED = 300
+"""Bytes: a name and a port are shorter."""
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 
@@ -57,7 +59,7 @@ class HostCheck:
         if not self._is_ours(host):
             problem = f"is {host!r:.100}" if host else "is missing, or there are several"
             raise RoundhouseError("forbidden_host", f"The Host header {problem}; this gateway does not go by it.")
-        if len(self._accepted) < _REMEMBERED:
+        if len(self._accepted) < _REMEMBERED and len(host_header) <= _LONGEST_REMEMBERED:
             self._accepted.add(host_header)
 
     def _check_origin(self, origin: str, host: str) -> None:

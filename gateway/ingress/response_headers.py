@@ -75,6 +75,7 @@ class ResponseHeaders:
                 break
             if name == b"user-agent":
                 client_text = value
+        client_text = client_text[:_LONGEST_CLIENT_ID]  # what is remembered is not to be as long as a header may be
         line = self._clients.get(client_text)
         if line is None:
             line = b"x-client-id: %b\r\n" % client_id(client_text)

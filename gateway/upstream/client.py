@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_ROUTES = 1024
 _MAX_HEADS = 64
+_LONGEST_KEPT_PATH = 64
+"""Characters. Longer paths, and queries, hold what a client wrote, and do not come again."""
 _NEED_NO_BODY = ("GET", "DELETE")
 
 
@@ -68,7 +70,8 @@ class EngineClient:
         self._ssl_context = ssl_context
         self._pool: ConnectionPool[EngineConnection] = pool or ConnectionPool()
         self._routes: dict[int, _EngineRoute] = {}
-        self._connect_tasks: set[asyncio.Task[None]] = set()
+        self._connect_tasks: dict[asyncio.Task[None], Origin[EngineConnection]] = {}
+        """Each opens a connection to its origin."""
         self._is_closed = False
 
     @property
@@ -147,8 +150,8 @@ class EngineClient:
             loop.call_soon(call.fail_call, EngineRefusedError("the gateway is stopping"), None)
             return
         call.connect_task = task = loop.create_task(self._connect_and_send(call, origin, head, body))
-        self._connect_tasks.add(task)
-        task.add_done_callback(self._connect_tasks.discard)
+        self._connect_tasks[task] = origin
+        task.add_done_callback(self._connect_tasks.pop)
 
     async def _connect_and_send(
         self, call: EngineCall, origin: Origin[EngineConnection], head: bytes, body: bytes
@@ -190,17 +193,19 @@ class EngineClient:
         return connection
 
     def _add_route(self, endpoint: Endpoint) -> _EngineRoute:
-        if len(self._routes) >= _MAX_ROUTES and not self._connect_tasks:
+        if len(self._routes) >= _MAX_ROUTES:
             # Each routing table brings endpoints of its own. Those of old ones, with their tokens, must not add up.
             self._routes.clear()
-            self._pool.forget_unused()
+            self._pool.forget_unused(self._connect_tasks.values())
         target = target_of(endpoint)
         route = self._routes[id(endpoint)] = _EngineRoute(endpoint, target, self._pool.origin_of(target.address))
         return route
 
 
 def _head(route: _EngineRoute, method: str, path: str) -> bytes:
-    if len(route.heads) >= _MAX_HEADS:
-        route.heads.clear()  # paths may hold what clients wrote
-    head = route.heads[method, path] = head_of(route.target, method, path)
+    head = head_of(route.target, method, path)
+    if len(path) <= _LONGEST_KEPT_PATH and "?" not in path:
+        if len(route.heads) >= _MAX_HEADS:
+            route.heads.clear()
+        route.heads[method, path] = head
     return head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 from gateway.upstream.target import Address
@@ -70,9 +71,10 @@ class ConnectionPool(Generic[C]):
             origin = self._origins[address] = Origin(address)
         return origin
 
-    def forget_unused(self) -> None:
-        """Drop the origins that no connection leads to."""
+    def forget_unused(self, awaited: Iterable[Origin[C]]) -> None:
+        """Drop the origins that no connection leads to; `awaited` are those to which one is coming about."""
         used_addresses = {connection.origin.address for connection in self._open}
+        used_addresses.update(origin.address for origin in awaited)
         self._origins = {address: origin for address, origin in self._origins.items() if address in used_addresses}
 
     def add_connection(self, connection: C) -> None:

@@ -36,6 +36,31 @@ def test_a_call_that_is_cancelled_while_its_connection_comes_about(how: str, loo
     on(loop, scenario)
 
 
+async def test_endpoints_of_old_tables_do_not_add_up_while_a_connection_comes_about() -> None:
+    async with nobody_accepts() as base_url, scripted() as engine, client_of(connect_timeout_s=30) as client:
+        far = endpoint(base_url)
+        pending = post(client, far)
+        origin = client._routes[id(far)].origin
+        for _ in range(1100):
+            assert await post(client, endpoint(engine.url)).outcome() == "end"
+        assert client.connecting_requests == 1
+        assert len(client._routes) <= 1024
+        assert client._pool.origin_of(origin.address) is origin, "its connection is to be kept where it is looked for"
+        pending.call.cancel()
+
+
+async def test_what_clients_write_into_paths_is_not_kept() -> None:
+    async with scripted() as engine, client_of() as client:
+        where = endpoint(engine.url)
+        paths = ["/tokenize", "/slots/1", "/tokenize?a=b", f"/tokenize?{'x' * 30_000}", f"/slots/{'1' * 30_000}"]
+        for path in paths:
+            got = Recorder()
+            client.send_request(where, "POST", path, b"", b"{}", got, fresh=False)
+            assert await got.outcome() == "end"
+        assert [sent.split(b" ")[1].decode() for sent in engine.requests] == paths
+        assert [path for _, path in client._routes[id(where)].heads] == ["/tokenize", "/slots/1"]
+
+
 @each_loop
 def test_a_call_that_is_cancelled_while_it_waits(loop: str) -> None:
     async def scenario() -> None:

@@ -201,3 +201,10 @@ def test_a_host_may_be_missing_where_the_version_demands_none() -> None:
     with pytest.raises(RoundhouseError, match=r"no Host header, and HTTP/1\.1 demands one\.") as refusal:
         check_host_form([(b"accept", b"*/*")], may_lack_host=False)
     assert refusal.value.entry.code == "invalid_request"
+
+
+def test_a_host_of_any_length_is_judged_and_no_long_one_remembered() -> None:
+    rule = HostCheck("0.0.0.0", [], is_open=True)
+    for digits in (5, 300, 30_000):
+        assert verdict(rule, f"10.0.0.1:{'1' * digits}") == "accepted"
+    assert rule._accepted == {b"10.0.0.1:11111"}

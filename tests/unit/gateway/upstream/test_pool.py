@@ -45,8 +45,9 @@ async def test_what_is_idle_for_two_rounds_is_closed_and_withdrawn_at_once() -> 
 
 async def test_an_origin_is_forgotten_once_no_connection_leads_to_it() -> None:
     pool: ConnectionPool[FakeConnection] = ConnectionPool()
-    used, unused = (pool.origin_of(Address(tls=False, host="h", port=port)) for port in (1, 2))
+    used, awaited, unused = (pool.origin_of(Address(tls=False, host="h", port=port)) for port in (1, 2, 3))
     pool.add_connection(FakeConnection(used))
-    pool.forget_unused()
+    pool.forget_unused([awaited])
     assert pool.origin_of(used.address) is used
+    assert pool.origin_of(awaited.address) is awaited
     assert pool.origin_of(unused.address) is not unused
