@@ -59,8 +59,17 @@ def _set_environment(name: str, seed: int) -> None:
     os.environ[CAMPAIGN_VARIABLE], os.environ[SEED_VARIABLE] = name, str(seed)
 
 
+def read_command(words: Sequence[str]) -> tuple[str, int, dict[str, Any]]:
+    """A campaign's name, its seed, and those of its own options that were said."""
+    parser = argparse.ArgumentParser(prog="make campaign ARGS=")
+    parser.add_argument("name", metavar="NAME", choices=campaign_names(), help=f"one of {', '.join(campaign_names())}")
+    parser.add_argument("--seed", type=int, default=1, help="of everything random (default: 1)")
+    arguments, rest = parser.parse_known_args(words)
+    _set_environment(arguments.name, arguments.seed)
+    return arguments.name, arguments.seed, _read_options(arguments.name, rest)
+
+
 def _read_options(name: str, words: Sequence[str]) -> dict[str, Any]:
-    """What was said of the campaign's own options; what was not is not in it."""
     parser = argparse.ArgumentParser(prog=f"make campaign ARGS={name}", argument_default=argparse.SUPPRESS)
     declare = getattr(import_module(f"tests.campaigns.{PREFIX}{name}"), "declare_options", None)
     if declare is not None:
@@ -69,19 +78,14 @@ def _read_options(name: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
-    """Numbers as they are said. What else is said names files of this machine, and changes nothing of what is tried."""
-    numbers = ((name, value) for name, value in options.items() if isinstance(value, int | float))
-    return [f"--{name} {value:g}" for name, value in numbers]
+    """As they were said. What is no number and no word is a file of this machine and changes nothing that is tried."""
+    values = ((name, f"{value:g}" if isinstance(value, float) else value) for name, value in options.items())
+    return [f"--{name} {value}" for name, value in values if isinstance(value, int | str)]
 
 
 def main() -> None:
     """Run what was asked for, write its page, and end with 1 where something did not hold."""
-    parser = argparse.ArgumentParser(prog="make campaign ARGS=")
-    parser.add_argument("name", metavar="NAME", choices=campaign_names(), help=f"one of {', '.join(campaign_names())}")
-    parser.add_argument("--seed", type=int, default=1, help="of everything random (default: 1)")
-    arguments, rest = parser.parse_known_args()
-    _set_environment(arguments.name, arguments.seed)
-    made = run_campaign(arguments.name, arguments.seed, _read_options(arguments.name, rest))
+    made = run_campaign(*read_command(sys.argv[1:]))
     print(f"{made.write_page()}: {len(made.outcome.failures)} failures, {made.duration_s:.0f} s")
     sys.exit(bool(made.outcome.failures))
 

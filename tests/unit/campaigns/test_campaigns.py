@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.campaigns.__main__ import PREFIX, campaign_names, run_campaign
+from tests.campaigns.__main__ import PREFIX, campaign_names, read_command, run_campaign
 from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import PAGES, REPOSITORY, Outcome, Run, Table, current_commit
 from tests.support.campaign import CAMPAIGN_VARIABLE, SEED_VARIABLE, campaign_count, campaign_seed, campaign_seeds
@@ -104,7 +104,9 @@ def test_a_page_is_a_campaigns_and_tells_how_it_was_made(page: str) -> None:
     text = (PAGES / page).read_text()
     assert name in NAMES
     assert text.startswith(f"# Campaign: {name}\n")
-    assert re.search(rf'^\| command \| `make campaign ARGS="{name} --seed \d+"` \|$', text, re.MULTILINE)
+    assert re.search(
+        rf'^\| command \| `make campaign ARGS="{name} --seed \d+( --\w+ [\d.]+)*"` \|$', text, re.MULTILINE
+    )
     assert re.search(r"^\| commit \| `[0-9a-f]{12}` \|$", text, re.MULTILINE), "of a tree that was changed"
 
 
@@ -195,6 +197,27 @@ def test_a_run_sees_its_name_and_seed_and_has_the_commit(monkeypatch: pytest.Mon
     assert seen == [(42, "plan", "42")]
     assert (made.seed, made.command) == (42, 'make campaign ARGS="plan --seed 42"')
     assert made.commit == current_commit()
+
+
+def test_a_campaigns_own_options_are_read_and_those_that_count_are_in_its_command(
+    monkeypatch: pytest.MonkeyPatch, in_campaign: None
+) -> None:
+    own_words = ["--minutes", "0.5", "--data", "d.jsonl", "--beside", "before=b.jsonl", "--rate", "9"]
+    name, seed, options = read_command(["memory_creep", "--seed", "3", *own_words])
+    beside = [("before", Path("b.jsonl"))]
+    assert (name, seed) == ("memory_creep", 3)
+    assert options == {"minutes": 0.5, "rate": 9, "data": Path("d.jsonl"), "beside": beside}
+    assert (os.environ[CAMPAIGN_VARIABLE], os.environ[SEED_VARIABLE]) == ("memory_creep", "3"), "before it is imported"
+    monkeypatch.setattr(_module("memory_creep"), "run", lambda seed, **_: Outcome(()))
+    made = run_campaign(name, seed, options)
+    assert made.command == 'make campaign ARGS="memory_creep --seed 3 --minutes 0.5 --rate 9"'
+    assert read_command(["plan"]) == ("plan", 1, {})
+
+
+def test_a_campaign_without_options_takes_none(in_campaign: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_command(["plan", "--minutes", "1"])
+    assert "unrecognized arguments: --minutes 1" in capsys.readouterr().err
 
 
 def test_the_command_line_refuses_an_unknown_name_and_lists_the_known_ones() -> None:
