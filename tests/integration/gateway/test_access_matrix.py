@@ -285,8 +285,9 @@ class Asker:
     async def _ask_in_lane(self, lane: int, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
         answers = []
         for method, target, host in asked:
-            client: RawClient = self._clients[lane] or await self._stack.enter_async_context(raw(self._here))
-            self._clients[lane] = client
+            client = self._clients[lane]
+            if client is None:
+                client = self._clients[lane] = await self._stack.enter_async_context(raw(self._here))
             number = len(client.answers) + 1
             client.write(_request(method, target, who, host))
             answers.append(await client.answer(number))
