@@ -269,7 +269,7 @@ class Asker:
     def __init__(self, here: GatewayHarness, stack: contextlib.AsyncExitStack) -> None:
         self._here = here
         self._stack = stack
-        self._clients: list[RawClient | None] = [None] * self.LANES
+        self._clients: dict[int, RawClient] = {}
 
     async def ask(self, method: str, target: str, who: str) -> Answer:
         """One whole answer."""
@@ -285,14 +285,16 @@ class Asker:
     async def _ask_in_lane(self, lane: int, asked: Sequence[tuple[str, str, bytes]], who: str) -> list[Answer]:
         answers = []
         for method, target, host in asked:
-            client = self._clients[lane]
+            client = self._clients.get(lane)
             if client is None:
-                client = self._clients[lane] = await self._stack.enter_async_context(raw(self._here))
+                client = await self._stack.enter_async_context(raw(self._here))
             number = len(client.answers) + 1
             client.write(_request(method, target, who, host))
             answers.append(await client.answer(number))
             if answers[-1].all("connection"):
-                self._clients[lane] = None
+                self._clients.pop(lane, None)
+            else:
+                self._clients[lane] = client
         return answers
 
 
