@@ -19,8 +19,8 @@ from controller.cli.exit_codes import ExitCode
 
 FIRST_DELAY_S: Final = 0.5
 MAX_DELAY_S: Final = 30.0
-STABLE_S: Final = 60.0
-"""A child that ran this long starts counting its failures anew."""
+STABLE_S: Final = 10.0
+"""A child that ran this long starts counting its failures anew, as a container of the Docker Engine does."""
 _STDERR: Final = 2
 
 
@@ -59,6 +59,11 @@ def restart_delay_s(failures: int) -> float:
     return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 20))
 
 
+def count_failures(failures: int, ran_s: float) -> int:
+    """Failures in a row, after one more end: of a child that ran `ran_s` after `failures` before."""
+    return 1 if ran_s >= STABLE_S else failures + 1
+
+
 class Child:
     """One supervised process: started, started again when it fails, ended once."""
 
@@ -90,7 +95,7 @@ class Child:
                 break
             if (ending := self._ending_of(code, first=starts == 1)) is not None:
                 return ending
-            failures = 1 if loop.time() - started_at >= STABLE_S else failures + 1
+            failures = count_failures(failures, loop.time() - started_at)
             delay = restart_delay_s(failures)
             self._say(f"the {self.spec.name} {ending_words(code)}; it is started again in {delay:g} s")
             with suppress(TimeoutError):

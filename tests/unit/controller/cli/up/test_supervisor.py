@@ -19,6 +19,7 @@ from controller.cli.up.supervisor import (
     Ending,
     FatalExit,
     Supervisor,
+    count_failures,
     ending_words,
     restart_delay_s,
 )
@@ -151,6 +152,11 @@ def _runs(pid: int) -> bool:
 def test_delays_double_up_to_a_bound() -> None:
     assert [restart_delay_s(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
     assert restart_delay_s(1_000_000) == MAX_DELAY_S
+
+
+def test_who_ran_for_ten_seconds_is_started_again_after_the_first_delay() -> None:
+    assert [count_failures(failures, 9.9) for failures in (0, 4)] == [1, 5]
+    assert [count_failures(failures, 10.0) for failures in (0, 4)] == [1, 1]
 
 
 def test_endings_in_words() -> None:
