@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 
 from tests.support.campaign import CAMPAIGN_VARIABLE
-from tests.support.ci_cache import REPOSITORY, cached_build
+from tests.support.ci_cache import add_llama_server_to_path
 from tests.support.require import require
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.runtime_fixtures import DockerRuntimeFixture, ProcessRuntimeFixture, RuntimeFixture
@@ -37,14 +37,7 @@ def pytest_configure() -> None:
     # A shell without job control starts `make test &` with SIGINT ignored, and every program of a test inherits that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if (REPOSITORY / ".ci").is_dir():  # mutation tests run in a copy without it
-        _append_to_path(cached_build("engines") / "app")
-
-
-def _append_to_path(folder: Path) -> None:
-    folders = os.environ["PATH"].split(os.pathsep)
-    if folder.is_dir() and str(folder) not in folders:
-        os.environ["PATH"] = os.pathsep.join([*folders, str(folder)])
+    add_llama_server_to_path()
 
 
 @pytest.fixture(scope="session", autouse=True)

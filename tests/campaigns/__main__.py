@@ -20,13 +20,27 @@ from tests.support.campaign import CAMPAIGN_VARIABLE, SEED_VARIABLE
 PREFIX = "campaign_"
 """A campaign is a module `campaign_NAME` with `ABOUT`, a text, and `run(seed)`, which gives an Outcome. One that is
 tests with larger counts names their files in `TESTS`. One with options has `declare_options(parser)`, whose
-defaults are those of `run`."""
+defaults are those of `run`. One that can be run on several runtimes names them in `RUNTIMES` and has an option
+`--runtime`; each run has a page of its own, NAME_RUNTIME."""
 
 
 def campaign_names() -> list[str]:
     """All campaigns there are, in alphabetical order."""
     found = (module.name for module in iter_modules(tests.campaigns.__path__))
     return sorted(name.removeprefix(PREFIX) for name in found if name.startswith(PREFIX))
+
+
+def page_names() -> dict[str, str]:
+    """The page of every run that there is, and its campaign."""
+    pages: dict[str, str] = {}
+    for name in campaign_names():
+        runtimes = getattr(import_module(f"tests.campaigns.{PREFIX}{name}"), "RUNTIMES", (None,))
+        pages |= {_page_name(name, runtime): name for runtime in runtimes}
+    return pages
+
+
+def _page_name(name: str, runtime: str | None) -> str:
+    return name if runtime is None else f"{name}_{runtime}"
 
 
 def describe_machine() -> str:
@@ -42,7 +56,7 @@ def run_campaign(name: str, seed: int, options: Mapping[str, Any] | None = None)
     commit, began = current_commit(), time.monotonic()
     outcome = campaign.run(seed, **(options or {}))
     return Run(
-        name=name,
+        name=_page_name(name, (options or {}).get("runtime")),
         about=campaign.ABOUT,
         command=f'make campaign ARGS="{" ".join([name, f"--seed {seed}", *_words(options or {})])}"',
         commit=commit,

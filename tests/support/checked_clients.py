@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import aiohttp
@@ -16,34 +18,65 @@ import aiohttp
 from tests.support.roundhouse_stack import SENTENCE
 from tests.support.wait import until
 
-HANGS_S = 300
+HANGS_S = 60.0
 """A request that takes longer hangs; no fault of a test lasts as long."""
-PACE_S = 0.02
+PACE_S = 0.05
 """Between two requests of a client, so that refusals, which come at once, do not keep the machine from mending."""
 
 
+class Outcome(StrEnum):
+    """How a request ended, beside `refused: CODE`, an error in words."""
+
+    ANSWERED = "answered"
+    """Every byte was right."""
+    CUT = "cut"
+    """The connection broke, so that the client knows that the answer is not whole; what had come of it was right."""
+    NOT_CONNECTED = "not connected"
+    WRONG = "wrong"
+    """Another text, or an answer of no known form."""
+    SILENT = "silent"
+    """It ended as if it were whole, and is not."""
+    HANGING = "hanging"
+
+
+REFUSED = "refused: "
+
+
 class WrongAnswerError(Exception):
-    """An answer that ended as if it were complete and is not, or that has another text."""
+    """An answer that has another text, or no known form."""
+
+    outcome = Outcome.WRONG
+
+
+class SilentEndError(WrongAnswerError):
+    """An answer that ended as if it were complete and is not."""
+
+    outcome = Outcome.SILENT
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One request that ended, with its times by the monotonic clock."""
+
+    model: str
+    stream: bool
+    began: float
+    ended: float
+    outcome: str
+    """An Outcome, or `refused: CODE`."""
+    detail: str = ""
 
 
 @dataclass
 class CheckedClients:
-    """Each request is answered exactly, refused in words, or cut: a connection that broke, which only a gateway that
-    goes away may do. Everything else is in `wrong`."""
+    """Each client asks one request after the other. What ended otherwise than with the right answer is in `lost`."""
 
     url: str
     models: tuple[str, ...]
     answered: Counter[str] = field(default_factory=Counter)
     """By model."""
-    refused: Counter[str] = field(default_factory=Counter)
-    """By error code."""
-    cut: int = 0
-    """By a gateway that went away."""
-    not_connected: int = 0
-    """While the gateway was away."""
-    wrong: list[str] = field(default_factory=list)
-    _absences: int = 0
-    _is_away: bool = False
+    lost: list[Ended] = field(default_factory=list)
+    _waiting: list[tuple[str | None, float, asyncio.Future[Ended]]] = field(default_factory=list)
 
     @asynccontextmanager
     async def running(self, count: int) -> AsyncIterator[CheckedClients]:
@@ -64,8 +97,12 @@ class CheckedClients:
     @property
     def requests(self) -> int:
         """All that ended."""
-        ended = self.answered.total() + self.refused.total() + len(self.wrong)
-        return ended + self.cut + self.not_connected
+        return self.answered.total() + len(self.lost)
+
+    @property
+    def wrong(self) -> list[Ended]:
+        """Those that no fault excuses: wrong, silent, hanging."""
+        return [each for each in self.lost if each.outcome in (Outcome.WRONG, Outcome.SILENT, Outcome.HANGING)]
 
     async def answer_more(self, count: int, *models: str) -> None:
         """Wait until so many more requests to each of these models (default: all) were answered, or one wrongly."""
@@ -75,40 +112,49 @@ class CheckedClients:
             lambda: bool(self.wrong) or all(self.answered[model] >= goal for model, goal in goals.items()),
         )
 
-    @contextmanager
-    def gateway_away(self) -> Iterator[None]:
-        """While and before this, the gateway may break connections."""
-        self._absences += 1
-        self._is_away = True
+    async def first_answer(self, model: str | None, begun_after: float, within_s: float) -> Ended:
+        """The first right answer to a request that begins after that time. `model` None: of any.
+
+        Raises TimeoutError when none comes in time.
+        """
+        future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        entry = (model, begun_after, future)
+        self._waiting.append(entry)
         try:
-            yield
+            return await asyncio.wait_for(future, within_s)
+        except TimeoutError:
+            raise TimeoutError(f"no answer of {model or 'any model'} within {within_s:g} s") from None
         finally:
-            self._is_away = False
+            self._waiting.remove(entry)
 
     async def _ask_until(
         self, stop: asyncio.Event, session: aiohttp.ClientSession, model: str, *, stream: bool
     ) -> None:
         while not stop.is_set():
-            absences, away = self._absences, self._is_away
+            began, detail = time.monotonic(), ""
             try:
                 code = await self._ask(session, model, stream=stream)
             except WrongAnswerError as error:
-                self.wrong.append(f"{model}: {error}")
+                outcome, detail = error.outcome.value, str(error)
             except TimeoutError:
-                self.wrong.append(f"{model}: no end within {HANGS_S} s")
+                outcome = Outcome.HANGING.value
+            except aiohttp.ClientConnectorError as error:
+                outcome, detail = Outcome.NOT_CONNECTED.value, repr(error)
             except aiohttp.ClientError as error:
-                if not away and self._absences == absences:
-                    self.wrong.append(f"{model}: cut while the gateway was there: {error!r}")
-                elif isinstance(error, aiohttp.ClientConnectorError):
-                    self.not_connected += 1
-                else:
-                    self.cut += 1
+                outcome, detail = Outcome.CUT.value, repr(error)
             else:
-                if code:
-                    self.refused[code] += 1
-                else:
-                    self.answered[model] += 1
+                outcome = REFUSED + code if code else Outcome.ANSWERED.value
+            self._note(Ended(model, stream, began, time.monotonic(), outcome, detail))
             await asyncio.sleep(PACE_S)
+
+    def _note(self, ended: Ended) -> None:
+        if ended.outcome != Outcome.ANSWERED:
+            self.lost.append(ended)
+            return
+        self.answered[ended.model] += 1
+        for model, begun_after, future in self._waiting:
+            if model in (None, ended.model) and ended.began > begun_after and not future.done():
+                future.set_result(ended)
 
     async def _ask(self, session: aiohttp.ClientSession, model: str, *, stream: bool) -> str:
         """An error's code; empty: the right answer. Raises what aiohttp raises where the connection breaks."""
@@ -129,7 +175,7 @@ class CheckedClients:
 
 
 def check_whole(status: int, body: bytes) -> str:
-    """The error's code, or an empty text for the right answer."""
+    """The error's code, or an empty text for the right answer. Raises WrongAnswerError."""
     try:
         answer: dict[str, Any] = json.loads(body)
         if "error" in answer:
@@ -138,6 +184,8 @@ def check_whole(status: int, body: bytes) -> str:
             return str(answer["error"]["code"])
         [choice] = answer["choices"]
         said = choice["message"]["content"], choice["finish_reason"]
+    except json.JSONDecodeError as error:
+        raise SilentEndError(f"{error!r} in {body[-300:]!r}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise WrongAnswerError(f"{error!r} in {body[-300:]!r}") from None
     if said != (SENTENCE, "stop") or status != 200:
@@ -164,7 +212,7 @@ def check_stream(body: bytes, *, is_cut: bool = False) -> str:
     if is_cut:
         return _after_a_beginning(said, "cut")
     if rest or not data or data[-1] != b"[DONE]":
-        raise WrongAnswerError(f"ended in silence after {said!r}: {body[-300:]!r}")
+        raise SilentEndError(f"ended in silence after {said!r}: {body[-300:]!r}")
     if (said, finish) != (SENTENCE, "stop"):
         raise WrongAnswerError(f"a stream that says {said!r} and ends with {finish}")
     return ""

@@ -34,6 +34,24 @@ class SmallDisk:
 @contextlib.contextmanager
 def mount_small_disk(folder: Path, kib: int = 4096) -> Iterator[SmallDisk]:
     """Mount a disk of `kib` KiB at `folder`, which is made. It is gone afterwards, whoever has files open there."""
+    refusal = _mount(folder, kib)
+    require("mount", not refusal, f"a small disk cannot be mounted: {refusal}")
+    with _mounted(folder) as disk:
+        yield disk
+
+
+@contextlib.contextmanager
+def find_small_disk(folder: Path, kib: int) -> Iterator[SmallDisk | None]:
+    """The same; None, and the folder as it is, where nothing may be mounted."""
+    if _mount(folder, kib):
+        yield None
+        return
+    with _mounted(folder) as disk:
+        yield disk
+
+
+def _mount(folder: Path, kib: int) -> str:
+    """Why not; empty: it is mounted."""
     folder.mkdir(mode=0o700, parents=True)
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={kib}k,mode=700", "roundhouse-test", folder],
@@ -41,7 +59,11 @@ def mount_small_disk(folder: Path, kib: int = 4096) -> Iterator[SmallDisk]:
         text=True,
         check=False,
     )
-    require("mount", mounted.returncode == 0, f"a small disk cannot be mounted: {mounted.stderr.strip()}")
+    return "" if mounted.returncode == 0 else mounted.stderr.strip() or f"mount ended with {mounted.returncode}"
+
+
+@contextlib.contextmanager
+def _mounted(folder: Path) -> Iterator[SmallDisk]:
     try:
         yield SmallDisk(folder)
     finally:

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.campaigns.__main__ import PREFIX, campaign_names, read_command, run_campaign
+from tests.campaigns.__main__ import PREFIX, campaign_names, page_names, read_command, run_campaign
 from tests.campaigns.pytest_run import run_tests
 from tests.campaigns.record import PAGES, REPOSITORY, Outcome, Run, Table, current_commit
 from tests.support.campaign import CAMPAIGN_VARIABLE, SEED_VARIABLE, campaign_count, campaign_seed, campaign_seeds
@@ -94,7 +94,7 @@ def _test_files() -> list[str]:
 
 def test_every_campaign_is_in_the_index() -> None:
     listed = re.findall(r"^\| (\S+) \|", (PAGES / "README.md").read_text(), re.MULTILINE)
-    rows = [f"[{name}]({name}.md)" if (PAGES / f"{name}.md").exists() else name for name in NAMES]
+    rows = [f"[{name}]({name}.md)" if (PAGES / f"{name}.md").exists() else name for name in page_names()]
     assert listed == ["campaign", "---", *rows], "a campaign that was never run has no page to link to"
 
 
@@ -102,11 +102,9 @@ def test_every_campaign_is_in_the_index() -> None:
 def test_a_page_is_a_campaigns_and_tells_how_it_was_made(page: str) -> None:
     name = page.removesuffix(".md")
     text = (PAGES / page).read_text()
-    assert name in NAMES
     assert text.startswith(f"# Campaign: {name}\n")
-    assert re.search(
-        rf'^\| command \| `make campaign ARGS="{name} --seed \d+( --\w+ [\d.]+)*"` \|$', text, re.MULTILINE
-    )
+    command = rf'^\| command \| `make campaign ARGS="{page_names()[name]} --seed \d+( --\w+ [\w.]+)*"` \|$'
+    assert re.search(command, text, re.MULTILINE)
     assert re.search(r"^\| commit \| `[0-9a-f]{12}` \|$", text, re.MULTILINE), "of a tree that was changed"
 
 
@@ -218,6 +216,22 @@ def test_a_campaign_without_options_takes_none(in_campaign: None, capsys: pytest
     with pytest.raises(SystemExit):
         read_command(["plan", "--minutes", "1"])
     assert "unrecognized arguments: --minutes 1" in capsys.readouterr().err
+
+
+def test_a_run_on_a_runtime_has_a_page_of_its_own(monkeypatch: pytest.MonkeyPatch, in_campaign: None) -> None:
+    monkeypatch.setattr(_module("chaos"), "run", lambda seed, runtime: Outcome(()))
+    made = run_campaign(*read_command(["chaos", "--seed", "3", "--runtime", "docker"]))
+    assert (made.name, made.command) == ("chaos_docker", 'make campaign ARGS="chaos --seed 3 --runtime docker"')
+    assert run_campaign(*read_command(["chaos"])).name == "chaos_process"
+    assert {page: name for page, name in page_names().items() if page != name} == {
+        "chaos_process": "chaos", "chaos_docker": "chaos", "chaos_compose": "chaos"
+    }  # fmt: skip
+
+
+def test_the_command_line_refuses_an_unknown_runtime(in_campaign: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_command(["chaos", "--runtime", "moon"])
+    assert "docker" in capsys.readouterr().err
 
 
 def test_the_command_line_refuses_an_unknown_name_and_lists_the_known_ones() -> None:

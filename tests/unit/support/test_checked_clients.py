@@ -7,6 +7,7 @@ import os
 import secrets
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,8 +19,16 @@ from controller.runtimes.process.groups import START_ENV
 from controller.runtimes.process.records import ReplicaRecord
 from controller.runtimes.process.spawn import mark_variables
 from controller.runtimes.process.stat import read_stat
-from tests.support.checked_clients import CheckedClients, WrongAnswerError, check_stream, check_whole
+from tests.support.checked_clients import (
+    CheckedClients,
+    Outcome,
+    SilentEndError,
+    WrongAnswerError,
+    check_stream,
+    check_whole,
+)
 from tests.support.engine_processes import what_is_wrong_with_engines
+from tests.support.ports import free_port
 from tests.support.roundhouse_stack import SENTENCE
 from tests.support.wait import until
 
@@ -79,6 +88,13 @@ def test_a_wrong_stream(body: bytes) -> None:
         check_stream(body)
 
 
+def test_an_end_that_looks_whole_and_is_not_is_silent() -> None:
+    with pytest.raises(SilentEndError):
+        check_whole(200, _whole(SENTENCE)[:-1])
+    with pytest.raises(SilentEndError):
+        check_stream(RIGHT.removesuffix(DONE))
+
+
 def test_what_came_before_a_cut_must_be_right() -> None:
     assert check_stream(RIGHT[:-30], is_cut=True) == "cut"
     with pytest.raises(WrongAnswerError):
@@ -111,24 +127,47 @@ async def _server(answer: bytes, *, cuts: bool) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-@pytest.mark.parametrize(("answer", "cuts"), [(_event("The"), True), (_event("The"), False), (b"data: {\n\n", False)])
-async def test_a_cut_or_silent_end_is_wrong_while_the_gateway_is_there(answer: bytes, cuts: bool) -> None:
+@pytest.mark.parametrize(
+    ("answer", "cuts", "outcome"),
+    [
+        (_event("The"), True, Outcome.CUT),
+        (_event("The"), False, Outcome.SILENT),
+        (_event("x"), True, Outcome.WRONG),
+        (b"data: {\n\n", False, Outcome.WRONG),
+        (b"data: " + ERROR + b"\n\n", False, "refused: engine_disconnected"),
+    ],
+)
+async def test_how_a_request_ended_is_told_with_its_times(answer: bytes, cuts: bool, outcome: str) -> None:
+    began = time.monotonic()
     async with _server(answer, cuts=cuts) as url:
         clients = CheckedClients(url, ("m",))
         async with clients.running(2):
-            await until("both asked", lambda: len(clients.wrong) > 3)
-        assert clients.requests == len(clients.wrong)
+            await until("both asked", lambda: len(clients.lost) > 3)
+    assert {each.outcome for each in clients.lost} == {outcome}
+    assert all(began <= each.began <= each.ended <= time.monotonic() for each in clients.lost)
+    assert {each.stream for each in clients.lost} == {True, False}
+    assert clients.requests == len(clients.lost)
+    assert bool(clients.wrong) is (outcome in (Outcome.SILENT, Outcome.WRONG))
 
 
-@pytest.mark.parametrize("cuts", [True, False])
-async def test_a_cut_is_excused_while_the_gateway_is_away_and_a_silent_end_is_not(cuts: bool) -> None:
-    async with _server(_event("The"), cuts=cuts) as url:
-        clients = CheckedClients(url, ("m",))
-        with clients.gateway_away():
-            async with clients.running(2):
-                await until("both asked", lambda: clients.requests > 3)
-        assert bool(clients.cut) is cuts
-        assert bool(clients.wrong) is not cuts
+async def test_who_is_not_there_is_not_connected_to() -> None:
+    clients = CheckedClients(f"http://127.0.0.1:{free_port()}", ("m",))
+    async with clients.running(1):
+        await until("it asked", lambda: clients.lost)
+    assert {each.outcome for each in clients.lost} == {Outcome.NOT_CONNECTED}
+
+
+async def test_the_first_answer_is_one_to_a_request_that_began_later() -> None:
+    async with _server(RIGHT, cuts=False) as url:
+        clients = CheckedClients(url, ("a", "b"))
+        async with clients.running(4):
+            after = time.monotonic()
+            first = await clients.first_answer("b", after, 60)
+            assert (first.model, first.outcome) == ("b", Outcome.ANSWERED)
+            assert after < first.began <= first.ended
+            assert (await clients.first_answer(None, first.ended, 60)).began > first.ended
+            with pytest.raises(TimeoutError, match="no answer of c within 0 s"):
+                await clients.first_answer("c", after, 0)
 
 
 async def test_answers_are_counted_by_model() -> None:

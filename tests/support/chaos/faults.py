@@ -1,0 +1,394 @@
+"""The kinds of faults of a chaos campaign. Each says what may be lost because of it; what it does not say may not.
+
+Each returns the names of the engines that had to be started again because of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from tests.support.admin import Reply
+from tests.support.chaos.play import FILE, MODELS, Chaos, Kind
+from tests.support.chaos.record import RESTARTING, STOPPED, UNLOADED, Fault
+from tests.support.chaos.stage import Engine
+from tests.support.wait import until
+
+LONGEST_STOP_S = 2.5
+"""Most seconds of a SIGSTOP."""
+LONGEST_HOLD_S = 3.0
+"""Most seconds that somebody else holds the gateway's port."""
+ALIAS = "alias-of-one"
+
+
+# Engines.
+
+
+async def kill_engine(chaos: Chaos, fault: Fault) -> set[str]:
+    await chaos.wait_for_stable_engine()
+    fault.began = chaos.now()
+    engine = chaos.choose_engine()
+    await chaos.kill_engine_and_wait(fault, engine, is_alone=True)
+    return {engine.name}
+
+
+async def kill_two_engines(chaos: Chaos, fault: Fault) -> set[str]:
+    """Of two models, at once."""
+    models = chaos.dice.sample(sorted({each.model for each in chaos.engines.values()}), 2)
+    chosen = [
+        chaos.dice.choice(
+            sorted((each for each in chaos.engines.values() if each.model == model), key=lambda e: e.name)
+        )
+        for model in models
+    ]
+    for engine in chosen:
+        at = chaos.now()
+        ended = await chaos.kill_engine(fault, engine)
+        chaos.allow_for_engine(fault, engine, at, ended, ended)
+    began = fault.kills[-2].at
+    for engine in chosen:
+        chaos.allow_for_engine(fault, engine, began, began, await chaos.back(engine.model, chaos.now()))
+    return {engine.name for engine in chosen}
+
+
+async def kill_engine_and_its_successor(chaos: Chaos, fault: Fault) -> set[str]:
+    """The engine that is started in its place is killed too, at some moment of its start."""
+    engine = chaos.choose_engine()
+    at = chaos.now()
+    ended = await chaos.kill_engine(fault, engine)
+    successor = await until("another engine is started", lambda: chaos.find_successor(engine))
+    await chaos.last(chaos.dice.uniform(0, 1))
+    ended_again = await chaos.kill_engine(fault, successor)
+    chaos.allow_for_engine(fault, engine, at, ended, ended)
+    back = await chaos.back(engine.model, ended_again)
+    chaos.allow_for_engine(fault, engine, fault.kills[-1].at, ended_again, back)
+    if chaos.is_only(engine):
+        chaos.allow_for_engine(fault, engine, at, ended, back)
+    return {engine.name, successor.name}
+
+
+async def stop_engine(chaos: Chaos, fault: Fault) -> set[str]:
+    engine = chaos.choose_engine()
+    chaos.stage.host.freeze(engine.name)
+    try:
+        await chaos.last(chaos.dice.uniform(0.3, LONGEST_STOP_S))
+    finally:
+        chaos.stage.host.thaw(engine.name)
+    return set()
+
+
+async def kill_engine_while_paused(chaos: Chaos, fault: Fault) -> set[str]:
+    """A paused controller starts nothing: the model is away until it is told to go on."""
+    engine = chaos.choose_engine()
+    await chaos.stage.run_command("pause")
+    at = chaos.now()
+    ended = await chaos.kill_engine(fault, engine)
+    await chaos.last(chaos.dice.uniform(0, 1))
+    if chaos.find_successor(engine) is not None:
+        fault.engine_troubles.append(f"{engine.name} was replaced while the controller was paused")
+    await chaos.stage.run_command("resume")
+    chaos.allow_for_engine(fault, engine, at, ended, await chaos.back(engine.model, ended))
+    return {engine.name}
+
+
+async def kill_engine_without_controller(chaos: Chaos, fault: Fault) -> set[str]:
+    """Its end is seen by a controller that was not there."""
+    engine = chaos.choose_engine()
+    await chaos.kill_program(fault, "controller")
+    await chaos.kill_engine_and_wait(fault, engine)
+    return {engine.name}
+
+
+# Gateway, controller, `up`, Docker Engine.
+
+
+async def kill_gateway(chaos: Chaos, fault: Fault) -> set[str]:
+    at, ended = await chaos.kill_program(fault, "gateway", is_alone=True)
+    chaos.note_back(fault, await chaos.wait_for_gateway(fault, at, ended) - at)
+    return set()
+
+
+async def kill_controller(chaos: Chaos, fault: Fault) -> set[str]:
+    """Nobody's request may be lost."""
+    at, _ = await chaos.kill_program(fault, "controller", is_alone=True)
+    await chaos.wait_for_controller()
+    chaos.note_back(fault, chaos.now() - at)
+    return set()
+
+
+async def kill_gateway_and_controller(chaos: Chaos, fault: Fault) -> set[str]:
+    programs = ["gateway", "controller"]
+    chaos.dice.shuffle(programs)
+    ends = [await chaos.kill_program(fault, program) for program in programs]
+    await chaos.wait_for_gateway(fault, min(at for at, _ in ends), max(ended for _, ended in ends))
+    return set()
+
+
+async def stop_gateway(chaos: Chaos, fault: Fault) -> set[str]:
+    await _stop_program(chaos, "gateway")
+    return set()
+
+
+async def stop_controller(chaos: Chaos, fault: Fault) -> set[str]:
+    await _stop_program(chaos, "controller")
+    return set()
+
+
+async def _stop_program(chaos: Chaos, program: str) -> None:
+    pid = await until(f"the {program} runs", lambda: chaos.stage.find_pid(program))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await chaos.last(chaos.dice.uniform(0.3, LONGEST_STOP_S))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def kill_up(chaos: Chaos, fault: Fault) -> set[str]:
+    """What it kept running goes on, and nobody notices; then the operator runs `down` and `up`."""
+    await chaos.kill_program(fault, "up")
+    await chaos.clients.answer_more(2)
+    at = chaos.now()
+    await chaos.stage.end()
+    fault.engine_troubles += [f"left after `down`: {each}" for each in chaos.stage.find_left()]
+    ended = chaos.now()
+    await chaos.stage.start()
+    fault.allow(None, STOPPED, at, await chaos.all_back(ended))
+    return set(chaos.engines)
+
+
+async def kill_dockerd(chaos: Chaos, fault: Fault) -> set[str]:
+    """It is started again, as an init system would. What it stops when it starts may be lost until it serves again."""
+    at, ended = await chaos.kill_program(fault, "dockerd", is_alone=True)
+    await chaos.last(chaos.dice.uniform(0, 2))
+    await chaos.stage.restart_dockerd()
+    restarted = chaos.now()
+    await until("what stopped with it is seen", lambda: _is_settled(chaos), 60)
+    back = await chaos.all_back(max(ended, restarted))
+    chaos.note_back(fault, back - at)
+    fault.allow(None, STOPPED, at, back)
+    return set(chaos.engines)
+
+
+async def _is_settled(chaos: Chaos) -> bool:
+    return bool(await chaos.admin_list())
+
+
+# The disk, the port, files.
+
+
+async def fill_disk(chaos: Chaos, fault: Fault) -> set[str]:
+    """Nothing may be written, and somebody is killed then. The disk has room again soon."""
+    disk = chaos.stage.disk
+    assert disk is not None
+    victim = chaos.dice.choice(("engine", "gateway", "controller"))
+    disk.fill()
+    try:
+        if victim == "gateway":
+            at, ended = await chaos.kill_program(fault, "gateway")
+            await chaos.wait_for_gateway(fault, at, ended)
+            return set()
+        if victim == "controller":
+            await chaos.kill_program(fault, "controller")
+            await chaos.wait_for_controller()
+            return set()
+        # A start is recorded before it is made, so there is none until there is room.
+        engine, at = chaos.choose_engine(), chaos.now()
+        ended = await chaos.kill_engine(fault, engine)
+        await chaos.last(chaos.dice.uniform(0, 1))
+    finally:
+        disk.free()
+    chaos.allow_for_engine(fault, engine, at, ended, await chaos.back(engine.model, ended))
+    return {engine.name}
+
+
+async def take_port(chaos: Chaos, fault: Fault) -> set[str]:
+    """The gateway is killed, and before it is started again somebody else has its port, for some seconds."""
+    at, _ = await chaos.kill_program(fault, "gateway")
+    with _listening(chaos.stage.url):
+        await chaos.last(chaos.dice.uniform(1, LONGEST_HOLD_S))
+    await chaos.wait_for_gateway(fault, at, chaos.now())
+    return set()
+
+
+@contextmanager
+def _listening(url: str) -> Iterator[None]:
+    """On the gateway's address. Who connects gets no answer, and is cut in the end."""
+    place = urlsplit(url)
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((place.hostname, place.port))
+        taken.listen()
+        yield
+
+
+async def delete_file(chaos: Chaos, fault: Fault) -> set[str]:
+    """A file is deleted under the programs, and then its owner is killed; the file is made anew."""
+    name = chaos.dice.choice(sorted(chaos.stage.files))
+    path = chaos.stage.files[name]
+    for each in path.parent.glob(f"{name}*"):
+        each.unlink(missing_ok=True)
+    await chaos.clients.answer_more(2)
+    if name == "responses.db":
+        at, ended = await chaos.kill_program(fault, "gateway")
+        await chaos.wait_for_gateway(fault, at, ended)
+    else:
+        await chaos.kill_program(fault, "controller")
+        await chaos.wait_for_controller()
+    await until(f"{name} is there again", path.exists)
+    return set()
+
+
+# What operators do, and what becomes of it.
+
+
+async def break_desired_file(chaos: Chaos, fault: Fault) -> set[str]:
+    """What was last good rules."""
+    (chaos.stage.desired / FILE).write_text("models:\n  one: {backend: [\n")
+    await until("the problem is shown", lambda: _has_problem(chaos))
+    await chaos.clients.answer_more(2)
+    chaos.declare()
+    return set()
+
+
+async def _has_problem(chaos: Chaos) -> bool:
+    return bool((await chaos.admin_list()).get("desired_problems"))
+
+
+async def move_desired_folder(chaos: Chaos, fault: Fault) -> set[str]:
+    """The folder is away for a while; when it is back, edits are seen."""
+    desired = chaos.stage.desired
+    away = desired.with_name(f"{desired.name}.away")
+    desired.rename(away)
+    try:
+        await chaos.clients.answer_more(2)
+        await chaos.last(chaos.dice.uniform(0, 2))
+    finally:
+        away.rename(desired)
+    aliases = [] if chaos.declared["one"].get("aliases") else [ALIAS]
+    chaos.declared["one"] = chaos.declared["one"] | {"aliases": aliases}
+    chaos.declare()
+
+    async def is_seen() -> bool:
+        return (await chaos.model_row("one")).get("aliases") == aliases
+
+    await until("the edit is seen", is_seen)
+    return set()
+
+
+async def edit_model(chaos: Chaos, fault: Fault) -> set[str]:
+    """Its engines are replaced one after the other, and nobody's request is lost."""
+    model = chaos.dice.choice(sorted(chaos.declared))
+    old = chaos.edit(model)
+    await _replaced(chaos, model, old)
+    return old
+
+
+async def edit_model_and_kill_controller(chaos: Chaos, fault: Fault) -> set[str]:
+    """At some moment of the replacement."""
+    model = chaos.dice.choice(sorted(chaos.declared))
+    old = chaos.edit(model)
+    await chaos.last(chaos.dice.uniform(0, 2))
+    await chaos.kill_program(fault, "controller")
+    await _replaced(chaos, model, old)
+    return old
+
+
+async def _replaced(chaos: Chaos, model: str, old: set[str]) -> None:
+    async def look() -> bool:
+        row = await chaos.model_row(model)
+        return bool(row) and not old & {each["name"] for each in row["replica_details"]}
+
+    await until(f"the engines of {model} are replaced", look, 180)
+
+
+async def unload_and_load(chaos: Chaos, fault: Fault) -> set[str]:
+    """By the admin API, at the public address: running requests finish, new ones are refused."""
+    model = chaos.dice.choice(sorted(chaos.declared))
+    at = chaos.now()
+    await _answered(chaos, "POST", f"models/{model}/unload")
+    await chaos.last(chaos.dice.uniform(0, 1))
+    return await _load_again(chaos, fault, model, at)
+
+
+async def unload_and_kill_controller(chaos: Chaos, fault: Fault) -> set[str]:
+    """What it has said that it would do is done by the next one."""
+    model = chaos.dice.choice(sorted(chaos.declared))
+    at = chaos.now()
+    await _answered(chaos, "POST", f"models/{model}/unload", wait=False)
+    await chaos.last(chaos.dice.uniform(0, 0.5))
+    await chaos.kill_program(fault, "controller")
+
+    async def is_unloaded() -> bool:
+        return (await chaos.model_row(model)).get("runtime_state") == "unloaded"
+
+    await until(f"{model} is unloaded", is_unloaded, 120)
+    return await _load_again(chaos, fault, model, at)
+
+
+async def load_and_kill_engine(chaos: Chaos, fault: Fault) -> set[str]:
+    """An engine of a load is killed while it starts."""
+    model = chaos.dice.choice(sorted(chaos.declared))
+    at = chaos.now()
+    old = {each.name for each in chaos.engines.values() if each.model == model}
+    await _answered(chaos, "POST", f"models/{model}/unload")
+    await _answered(chaos, "POST", f"models/{model}/load", wait=False)
+
+    def find_new() -> list[Engine]:
+        found, _ = chaos.stage.host.look(MODELS)
+        return sorted((each for each in found.values() if each.model == model), key=lambda each: each.name)
+
+    new = (await until("an engine starts", find_new))[0]
+    await chaos.last(chaos.dice.uniform(0, 1))
+    await chaos.kill_engine(fault, new)
+    # It may have served already.
+    return await _load_again(chaos, fault, model, at, UNLOADED | RESTARTING) | old | {new.name}
+
+
+async def _load_again(
+    chaos: Chaos, fault: Fault, model: str, at: float, outcomes: frozenset[str] = UNLOADED
+) -> set[str]:
+    """Load a model that was unloaded since `at`, and take the statement back: only the files rule it again."""
+    old = {each.name for each in chaos.engines.values() if each.model == model}
+    loaded = await _answered(chaos, "POST", f"models/{model}/load")
+    if loaded.status not in (200, 202):
+        fault.engine_troubles.append(f"a load of {model} was answered with {loaded.status}: {loaded.body}")
+    fault.allow({model}, outcomes, at, await chaos.back(model, chaos.now()))
+    await _answered(chaos, "DELETE", f"models/{model}/override")
+    return old
+
+
+async def _answered(chaos: Chaos, method: str, path: str, **query: object) -> Reply:
+    """The answer of the admin API, once there is one."""
+    reply: Reply = await until(f"{method} {path} is answered", lambda: chaos.ask_admin(method, path, **query), 120)
+    return reply
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind("engine killed", kill_engine, 6),
+    Kind("engine killed, and its successor while it started", kill_engine_and_its_successor),
+    Kind("engines of two models killed", kill_two_engines),
+    Kind("engine killed while the controller was paused", kill_engine_while_paused),
+    Kind("controller and engine killed", kill_engine_without_controller),
+    Kind("engine stopped for a while", stop_engine),
+    Kind("gateway killed", kill_gateway, 2),
+    Kind("gateway and controller killed", kill_gateway_and_controller),
+    Kind("gateway stopped for a while", stop_gateway),
+    Kind("controller killed", kill_controller, 2),
+    Kind("controller stopped for a while", stop_controller),
+    Kind("up killed, then down and up", kill_up, every=3),
+    Kind("dockerd killed", kill_dockerd),
+    Kind("disk full", fill_disk, 2),
+    Kind("gateway killed, its port taken", take_port),
+    Kind("file deleted, its owner killed", delete_file, 2),
+    Kind("desired file broken and mended", break_desired_file),
+    Kind("desired folder moved and back", move_desired_folder),
+    Kind("model edited", edit_model),
+    Kind("model edited and controller killed", edit_model_and_kill_controller),
+    Kind("model unloaded and loaded", unload_and_load),
+    Kind("model unloaded and controller killed", unload_and_kill_controller),
+    Kind("engine killed while its model loaded", load_and_kill_engine),
+)

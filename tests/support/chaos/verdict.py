@@ -1,0 +1,220 @@
+"""What a chaos campaign's record comes to: figures that must be 0, and times beside their bounds. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tests.campaigns.record import Outcome as CampaignOutcome
+from tests.campaigns.record import Table
+from tests.support.chaos.record import STABLE_S, Allowance, Fault, Kill, Record
+from tests.support.checked_clients import Ended, Outcome
+
+ENGINE_BOUND_S = 1.0
+"""Most seconds beyond the engine's own start until requests to its model are answered again."""
+GATEWAY_BOUND_S = 3.0
+"""Most seconds until requests are answered again."""
+NEVER_EXCUSED = (Outcome.WRONG, Outcome.SILENT, Outcome.HANGING)
+SHOWN = 20
+"""Most of one kind that a failure shows."""
+
+
+def unexcused(record: Record) -> list[Ended]:
+    """Lost requests that no fault excuses: neither inside what was killed nor refused while it was away."""
+    allowances = [allowance for fault in record.faults for allowance in fault.allowances]
+    return [
+        each
+        for each in record.lost
+        if each.outcome not in NEVER_EXCUSED and not any(allowance.excuses(each) for allowance in allowances)
+    ]
+
+
+def find_failures(record: Record, kills: int) -> list[str]:
+    """What did not hold, one text each; empty: all did. `kills`: how many there should have been."""
+    found = [_failure(f"{each.value} answers", _of_outcome(record, each)) for each in NEVER_EXCUSED]
+    outside = [describe_lost(record, each) for each in unexcused(record)]
+    found.append(_failure("requests lost outside what was killed", outside))
+    for fault in record.faults:
+        found.append(_failure(f"engines that are not as declared after: {fault.kind}", fault.engine_troubles))
+        found.append(_failure(f"engines restarted that were not touched by: {fault.kind}", fault.restarted))
+    found.append(_failure("left after `down`", record.left))
+    done = sum(len(fault.kills) for fault in record.faults)
+    found.append(f"{done} kills instead of {kills}" if done < kills else "")
+    found.append(f"it broke off\n{record.broke}" if record.broke is not None else "")
+    return [each for each in found if each]
+
+
+def describe_lost(record: Record, lost: Ended) -> str:
+    """One lost request beside the last fault that had begun when it ended."""
+    kind = "streaming" if lost.stream else "blocking"
+    text = f"{lost.model}, {kind}, {lost.outcome} {lost.detail}".rstrip()
+    fault = next((each for each in reversed(record.faults) if each.began <= lost.ended), None)
+    if fault is None:
+        return f"{text}, before the first fault"
+    times = [f"began at {lost.began - fault.began:+.3f} s", f"ended at {lost.ended - fault.began:+.3f} s"]
+    times += [f"{kill.victim} killed at {kill.at - fault.began:+.3f} s" for kill in fault.kills]
+    times += ["never whole again" if fault.ended is None else f"whole at {fault.ended - fault.began:+.3f} s"]
+    return f"{text}; fault `{fault.kind}`: {', '.join(times)}"
+
+
+def make_outcome(record: Record, kills: int) -> CampaignOutcome:
+    """The tables of the campaign's page, and its failures."""
+    tables = [
+        Table("What must be 0", ("figure", "value"), must_be_zero(record)),
+        Table("What there was", ("figure", "value"), counts(record)),
+        Table("Routing back", BACK_COLUMNS, back_rows(record)),
+        Table("Faults", FAULT_COLUMNS, fault_rows(record)),
+        Table("Requests lost to what was killed, unloaded or stopped", LOST_COLUMNS, lost_rows(record)),
+    ]
+    if record.left_out:
+        tables.append(Table("Left out", ("fault", "why"), sorted(record.left_out.items())))
+    return CampaignOutcome(tables, find_failures(record, kills))
+
+
+def must_be_zero(record: Record) -> list[tuple[str, int]]:
+    """Name and value."""
+    return [
+        ("requests lost outside what was killed", len(unexcused(record))),
+        *((f"{each.value} answers", len(_of_outcome(record, each))) for each in NEVER_EXCUSED),
+        ("engines missing, orphaned or doubled", sum(len(fault.engine_troubles) for fault in record.faults)),
+        ("engines restarted that no fault had touched", sum(len(fault.restarted) for fault in record.faults)),
+        ("left after `down`", len(record.left)),
+    ]
+
+
+def counts(record: Record) -> list[tuple[str, int]]:
+    """Name and value: kills by victim, faults, requests."""
+    kills = Counter(kill.victim for fault in record.faults for kill in fault.kills)
+    return [
+        ("kills", kills.total()),
+        *((f"kills: {victim}", count) for victim, count in sorted(kills.items())),
+        ("faults", len(record.faults)),
+        ("requests", record.answered + len(record.lost)),
+        ("answers, each compared byte by byte", record.answered),
+        ("requests that were lost to what was killed, unloaded or stopped", len(record.lost) - len(unexcused(record))),
+    ]
+
+
+@dataclass(frozen=True)
+class _BackRow:
+    """One row of the table of routing back: which kills, and the bound that is stated for them."""
+
+    what: str
+    is_meant: Callable[[Kill], bool]
+    bound_s: float | None = None
+    is_beyond_start: bool = False
+
+
+def _is_stable(kill: Kill) -> bool:
+    return kill.ran_s >= STABLE_S[kill.victim]
+
+
+BACK_ROWS: Sequence[_BackRow] = (
+    _BackRow(
+        "engine, its model's only one",
+        lambda kill: kill.victim == "engine" and kill.replicas == 1 and _is_stable(kill),
+        ENGINE_BOUND_S,
+        is_beyond_start=True,
+    ),
+    _BackRow(
+        "the same, when it had run for less than a minute",
+        lambda kill: kill.victim == "engine" and kill.replicas == 1 and not _is_stable(kill),
+    ),
+    _BackRow(
+        "engine, another of its model stands by",
+        lambda kill: kill.victim == "engine" and kill.replicas > 1,
+        ENGINE_BOUND_S,
+        is_beyond_start=True,
+    ),
+    _BackRow("gateway", lambda kill: kill.victim == "gateway" and _is_stable(kill), GATEWAY_BOUND_S),
+    _BackRow(
+        "the same, when it had run for less than 10 s",
+        lambda kill: kill.victim == "gateway" and not _is_stable(kill),
+    ),
+    _BackRow("controller: until the admin API answers", lambda kill: kill.victim == "controller" and _is_stable(kill)),
+    _BackRow(
+        "the same, when it had run for less than 10 s",
+        lambda kill: kill.victim == "controller" and not _is_stable(kill),
+    ),
+    _BackRow("dockerd", lambda kill: kill.victim == "dockerd"),
+)
+BACK_COLUMNS = (
+    *("killed", "times", "start itself: median", "back: median", "p95", "max"),
+    *("beyond its start: median", "p95", "max", "bound", "held"),
+)
+
+
+def back_rows(record: Record) -> list[tuple[object, ...]]:
+    """Seconds until routing was back, of kills while nothing else was wrong."""
+    kills = [kill for fault in record.faults for kill in fault.kills if kill.is_alone and kill.back_s is not None]
+    return [_back_row(row, chosen) for row in BACK_ROWS if (chosen := [kill for kill in kills if row.is_meant(kill)])]
+
+
+def _back_row(row: _BackRow, kills: Sequence[Kill]) -> tuple[object, ...]:
+    backs = [kill.back_s for kill in kills if kill.back_s is not None]
+    starts = [kill.start_s for kill in kills if kill.start_s is not None]
+    beyond = [max(0.0, kill.back_s - kill.start_s) for kill in kills if None not in (kill.back_s, kill.start_s)]  # type: ignore[operator]
+    judged = beyond if row.is_beyond_start else backs
+    bound, held = "", ""
+    if row.bound_s is not None:
+        broken = sum(each > row.bound_s for each in judged)
+        bound = f"its start + {row.bound_s:g} s" if row.is_beyond_start else f"{row.bound_s:g} s"
+        held = "yes" if not broken else f"no: {broken} of {len(judged)} took longer"
+    return (row.what, len(kills), *spread(starts)[:1], *spread(backs), *spread(beyond), bound, held)
+
+
+FAULT_COLUMNS = ("fault", "times", "kills", "until whole: median", "p95", "max")
+
+
+def fault_rows(record: Record) -> list[tuple[object, ...]]:
+    """By kind: how often, and the seconds from its beginning until everything declared ran and served again."""
+    kinds: dict[str, list[Fault]] = {}
+    for fault in record.faults:
+        kinds.setdefault(fault.kind, []).append(fault)
+    return [
+        (
+            kind,
+            len(faults),
+            sum(len(fault.kills) for fault in faults),
+            *spread([fault.ended - fault.began for fault in faults if fault.ended is not None]),
+        )
+        for kind, faults in sorted(kinds.items())
+    ]
+
+
+LOST_COLUMNS = ("fault", "how the requests ended", "requests")
+
+
+def lost_rows(record: Record) -> list[tuple[object, ...]]:
+    """Excused requests by the kind of the first fault that excuses them, and by how they ended."""
+    found: Counter[tuple[str, str]] = Counter()
+    for lost in record.lost:
+        excused_by = next((fault for fault in record.faults if _any_excuses(fault.allowances, lost)), None)
+        if excused_by is not None:
+            found[excused_by.kind, lost.outcome] += 1
+    return [(kind, outcome, count) for (kind, outcome), count in sorted(found.items())]
+
+
+def spread(values: Sequence[float]) -> tuple[str, str, str]:
+    """Median, 95th percentile and maximum, in seconds; empty texts where there is no value."""
+    if not values:
+        return ("", "", "")
+    ranked = sorted(values)
+    return tuple(f"{ranked[math.ceil(share * len(ranked)) - 1]:.2f} s" for share in (0.5, 0.95, 1.0))  # type: ignore[return-value]
+
+
+def _any_excuses(allowances: Iterable[Allowance], lost: Ended) -> bool:
+    return any(allowance.excuses(lost) for allowance in allowances)
+
+
+def _of_outcome(record: Record, outcome: Outcome) -> list[Ended]:
+    return [each for each in record.lost if each.outcome == outcome]
+
+
+def _failure(what: str, found: Sequence[object]) -> str:
+    """Title and the first of what was found; empty where nothing was."""
+    shown = [str(each) for each in found[:SHOWN]]
+    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    return "\n".join([f"{what}: {len(found)}", *shown, *more]) if found else ""

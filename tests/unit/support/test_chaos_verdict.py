@@ -1,0 +1,204 @@
+"""The chaos campaign's verdict: what is excused, what fails, and what is only stated."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from controller.schema.error_codes import ERROR_CODES
+from tests.support.chaos.faults import KINDS
+from tests.support.chaos.play import Kind, shuffled
+from tests.support.chaos.record import (
+    GATEWAY_AWAY,
+    INSIDE,
+    RESTARTING,
+    STABLE_S,
+    STOPPED,
+    UNLOADED,
+    Fault,
+    Kill,
+    Record,
+)
+from tests.support.chaos.verdict import (
+    back_rows,
+    counts,
+    fault_rows,
+    find_failures,
+    lost_rows,
+    make_outcome,
+    must_be_zero,
+    spread,
+    unexcused,
+)
+from tests.support.checked_clients import Ended, Outcome
+
+LONG = max(STABLE_S.values())
+
+
+def _lost(outcome: str, *, model: str = "one", began: float = 10.5, ended: float = 10.6) -> Ended:
+    return Ended(model, True, began, ended, outcome)
+
+
+def _engine_fault() -> Fault:
+    """The only engine of `one` is killed at 10, and its model answers again at 11."""
+    fault = Fault("engine killed", 10.0, 12.0, [Kill("engine", 10.0, LONG, True, 1, back_s=1.0, start_s=0.5)])
+    fault.allow({"one"}, INSIDE, 10.0, 10.01)
+    fault.allow({"one"}, RESTARTING, 10.0, 11.0)
+    return fault
+
+
+DISCONNECTED = "refused: engine_disconnected"
+
+
+@pytest.mark.parametrize(
+    ("lost", "is_excused"),
+    [
+        (_lost(DISCONNECTED, began=9.9), True),
+        (_lost("refused: model_loading"), True),
+        (_lost("refused: model_loading", began=11.0, ended=11.5), True),
+        (_lost("refused: model_loading", began=11.01, ended=11.5), False),
+        (_lost(DISCONNECTED, began=9.0, ended=9.9), False),
+        (_lost(DISCONNECTED, model="two"), False),
+        (_lost("refused: queue_full"), False),
+        (_lost(Outcome.CUT), False),
+    ],
+)
+def test_a_lost_request_is_excused_by_model_time_and_how_it_ended(lost: Ended, is_excused: bool) -> None:
+    record = Record([_engine_fault()], [lost], 5)
+    assert unexcused(record) == ([] if is_excused else [lost])
+    failures = find_failures(record, 1)
+    assert [text.partition("\n")[0] for text in failures] == (
+        [] if is_excused else ["requests lost outside what was killed: 1"]
+    )
+
+
+@pytest.mark.parametrize("outcome", [Outcome.WRONG, Outcome.SILENT, Outcome.HANGING])
+def test_no_fault_excuses_what_is_wrong_silent_or_hanging(outcome: Outcome) -> None:
+    fault = _engine_fault()
+    fault.allow(None, {outcome.value}, 0.0, 100.0)
+    record = Record([fault], [_lost(outcome)], 5)
+    assert unexcused(record) == []
+    assert [text.partition("\n")[0] for text in find_failures(record, 1)] == [f"{outcome.value} answers: 1"]
+    assert dict(must_be_zero(record))[f"{outcome.value} answers"] == 1
+
+
+def test_a_gateway_that_is_away_excuses_every_model() -> None:
+    fault = Fault("gateway killed", 10.0, 13.0)
+    fault.allow(None, GATEWAY_AWAY, 10.0, 12.0)
+    lost = [_lost(Outcome.CUT), _lost(Outcome.NOT_CONNECTED, model="two"), _lost("refused: controller_unavailable")]
+    assert unexcused(Record([fault], lost)) == []
+
+
+def test_a_record_without_fault_fails_nothing_and_each_figure_that_must_be_zero_fails() -> None:
+    record = Record([_engine_fault()], [], 5)
+    assert find_failures(record, 1) == []
+    assert {value for _, value in must_be_zero(record)} == {0}
+    for title, fault in (
+        ("engines that are not as declared after", replace(_engine_fault(), engine_troubles=["orphan"])),
+        ("engines restarted that were not touched by", replace(_engine_fault(), restarted=["rh-a"])),
+    ):
+        [failure] = find_failures(Record([fault]), 1)
+        assert failure.partition("\n")[0] == f"{title}: engine killed: 1"
+        assert 1 in [value for _, value in must_be_zero(Record([fault]))]
+    [failure] = find_failures(replace(record, left=["a process"]), 1)
+    assert failure == "left after `down`: 1\na process"
+    assert find_failures(record, 2) == ["1 kills instead of 2"]
+    assert find_failures(replace(record, broke="AssertionError"), 1) == ["it broke off\nAssertionError"]
+
+
+def test_a_lost_request_is_told_beside_its_fault() -> None:
+    lost = [_lost("refused: queue_full"), _lost("refused: queue_full", began=1.0, ended=2.0)]
+    [failure] = find_failures(Record([_engine_fault()], lost), 1)
+    assert failure.splitlines()[1:] == [
+        "one, streaming, refused: queue_full; fault `engine killed`: began at +0.500 s, ended at +0.600 s, "
+        "engine killed at +0.000 s, whole at +2.000 s",
+        "one, streaming, refused: queue_full, before the first fault",
+    ]
+
+
+def test_a_bound_is_stated_and_fails_nothing() -> None:
+    slow = replace(_engine_fault().kills[0], back_s=2.0)
+    gateway = Kill("gateway", 20.0, LONG, True, back_s=2.5)
+    fault = Fault("many", 10.0, 30.0, [_engine_fault().kills[0], slow, gateway])
+    record = Record([fault], [], 5)
+    assert find_failures(record, 3) == []
+    engines, gateways = back_rows(record)
+    assert engines == (
+        *("engine, its model's only one", 2, "0.50 s", "1.00 s", "2.00 s", "2.00 s"),
+        *("0.50 s", "1.50 s", "1.50 s", "its start + 1 s", "no: 1 of 2 took longer"),
+    )
+    assert gateways == (*("gateway", 1, "", "2.50 s", "2.50 s", "2.50 s", "", "", "", "3 s", "yes"),)
+
+
+def test_bounds_are_for_kills_alone_of_who_had_run_long_enough() -> None:
+    engine = _engine_fault().kills[0]
+    kills = [
+        replace(engine, is_alone=False),
+        replace(engine, back_s=None),
+        replace(engine, ran_s=STABLE_S["engine"] - 1),
+        replace(engine, replicas=2),
+        Kill("gateway", 20.0, STABLE_S["gateway"] - 1, True, back_s=9.0),
+    ]
+    rows = back_rows(Record([Fault("many", 10.0, 30.0, kills)]))
+    assert [(row[0], row[-2]) for row in rows] == [
+        ("the same, when it had run for less than a minute", ""),
+        ("engine, another of its model stands by", "its start + 1 s"),
+        ("the same, when it had run for less than 10 s", ""),
+    ]
+
+
+def test_the_tables_count_kills_faults_and_lost_requests() -> None:
+    again = replace(_engine_fault(), ended=None)
+    record = Record([_engine_fault(), again], [_lost(DISCONNECTED), _lost(DISCONNECTED)], 5)
+    assert dict(counts(record)) == {
+        "kills": 2,
+        "kills: engine": 2,
+        "faults": 2,
+        "requests": 7,
+        "answers, each compared byte by byte": 5,
+        "requests that were lost to what was killed, unloaded or stopped": 2,
+    }
+    assert fault_rows(record) == [("engine killed", 2, 2, "2.00 s", "2.00 s", "2.00 s")]
+    assert lost_rows(record) == [("engine killed", DISCONNECTED, 2)]
+    titles = [table.title for table in make_outcome(replace(record, left_out={"disk full": "no disk"}), 2).tables]
+    assert titles[0] == "What must be 0"
+    assert titles[-1] == "Left out"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([], ("", "", "")), ([2.0], ("2.00 s",) * 3), ([*range(1, 101)], ("50.00 s", "95.00 s", "100.00 s"))],
+)
+def test_the_spread_is_median_95th_percentile_and_maximum(values: list[float], expected: tuple[str, ...]) -> None:
+    assert spread(values) == expected
+
+
+# The order of faults
+
+
+def test_the_same_seed_strikes_in_the_same_order_and_each_round_has_every_kind() -> None:
+    size = sum(kind.times for kind in KINDS)
+    first, again, other = (
+        [kind.name for kind in itertools.islice(shuffled(KINDS, random.Random(seed)), size)] for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    assert Counter(first) == {kind.name: kind.times for kind in KINDS}
+    assert len({kind.name for kind in KINDS}) == len(KINDS)
+
+
+def test_a_rare_kind_comes_in_some_rounds_only() -> None:
+    kinds = [Kind("a", lambda *_: None), Kind("b", lambda *_: None, every=3)]
+    rounds = [kind.name for kind in itertools.islice(shuffled(kinds, random.Random(1)), 10)]
+    assert Counter(rounds) == {"a": 7, "b": 3}
+    assert Counter(rounds[:2]) == Counter(rounds[4:6]) == {"a": 1, "b": 1}
+
+
+def test_what_may_be_lost_are_codes_that_there_are() -> None:
+    codes = {
+        each.partition(": ")[2] for each in RESTARTING | INSIDE | UNLOADED | STOPPED if each.startswith("refused: ")
+    }
+    assert codes <= set(ERROR_CODES)
