@@ -36,6 +36,7 @@ from controller.storage.atomic_write import overwrite, write_atomic
 log = logging.getLogger(__name__)
 
 
+IDENTITY_NAME: Final = "identity.json"
 EPOCH_NAME: Final = "epoch.json"
 
 
@@ -89,9 +90,11 @@ AnyModel = TypeVar("AnyModel", bound=BaseModel)
 class StateDir:
     """An opened and locked state folder."""
 
-    def __init__(self, folder: Path, lock: int, identity: Identity) -> None:
+    def __init__(self, folder: Path, lock: int, identity: Identity, *, is_new: bool) -> None:
+        """`is_new`: no controller has worked on this folder."""
         self.folder = folder
         self.identity = identity
+        self._is_new = is_new
         self._lock = lock
         self._unsaved_epoch: Epoch | None = None
 
@@ -114,7 +117,8 @@ class StateDir:
             raise StateLockedError(f"state folder {folder} is in use by process {holder}") from error
         _note_holder(lock)
         try:
-            return cls(folder, lock, _load_identity(folder, instance))
+            identity = _read_file(folder / IDENTITY_NAME, Identity)
+            return cls(folder, lock, _settle_identity(folder, identity, instance), is_new=identity is None)
         except StateError:
             os.close(lock)
             raise
@@ -132,11 +136,14 @@ class StateDir:
     def next_epoch(self, now: float) -> int:
         """This controller start's number, greater than every earlier one's. `now` is Unix time in seconds.
 
-        Where it cannot be stored it is `now` in milliseconds, which is greater than any count of starts and
-        than that of an earlier start that could not be stored either; `save_epoch` tries again.
+        Where it cannot be stored, or the file of earlier ones is gone, it is `now` in milliseconds, which is greater
+        than any count of starts and than that of an earlier start that could not be stored either; `save_epoch` tries
+        again.
         """
-        epoch = _read_file(self.folder / EPOCH_NAME, Epoch) or Epoch()
-        self._unsaved_epoch = epoch = Epoch(epoch=epoch.epoch + 1)
+        stored = _read_file(self.folder / EPOCH_NAME, Epoch)
+        # A gateway that heard of earlier ones takes no table with a lower one.
+        last = stored.epoch if stored is not None else 0 if self._is_new else int(now * 1000) - 1
+        self._unsaved_epoch = epoch = Epoch(epoch=last + 1)
         if not self.save_epoch():
             self._unsaved_epoch = epoch = Epoch(epoch=max(epoch.epoch, int(now * 1000)))
         return epoch.epoch
@@ -186,9 +193,9 @@ def _note_holder(lock: int) -> None:
             os.ftruncate(lock, 0)  # rather nobody than somebody else
 
 
-def _load_identity(folder: Path, instance: str | None) -> Identity:
-    path = folder / "identity.json"
-    identity = _read_file(path, Identity)
+def _settle_identity(folder: Path, identity: Identity | None, instance: str | None) -> Identity:
+    """The folder's identity, made where it has none."""
+    path = folder / IDENTITY_NAME
     if identity is None:
         try:
             identity = Identity(instance=instance or secrets.token_hex(3), secret=secrets.token_hex(32))

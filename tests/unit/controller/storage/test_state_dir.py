@@ -79,6 +79,19 @@ def test_an_epoch_that_cannot_be_stored_is_greater_than_every_earlier_one(tmp_pa
     store.close()
 
 
+def test_an_epoch_whose_file_was_deleted_is_greater_than_every_earlier_one(tmp_path: Path) -> None:
+    for _ in range(3):
+        store = StateDir.open_folder(tmp_path)
+        before = store.next_epoch(1_700_000_000.0)
+        store.close()
+    (tmp_path / "epoch.json").unlink()
+    store = StateDir.open_folder(tmp_path)
+    after = store.next_epoch(1_700_000_000.0)
+    assert (before, after) == (3, 1_700_000_000_000)
+    assert store.next_epoch(1_700_000_000.0) == after + 1
+    store.close()
+
+
 def test_a_folder_without_identity_gets_none_on_a_full_disk(tmp_path: Path) -> None:
     with no_space(), pytest.raises(StateError, match=r"identity\.json cannot be written: File too large"):
         StateDir.open_folder(tmp_path)
