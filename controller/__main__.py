@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
-import uvicorn
 
 from controller.api.app import create_app
+from controller.api.listening import ListeningServer, open_listener
 from controller.api.stopping import AsgiApp, StopMiddleware
 from controller.api.token_check import TokenCheck
 from controller.assembly import EXIT_FAILED, EXIT_RUNTIME_SILENT, Controller
@@ -62,8 +58,9 @@ def _fail(code: int, message: str) -> int:
 
 async def _serve(settings: ControllerSettings, store: StateDir) -> int:
     token = open_token(settings)  # before anybody can connect: who does has read it
+    address = split_address(settings.listen)
     try:
-        listener = _listen(settings)
+        listener = open_listener(address)
     except OSError as error:
         return _fail(3, f"cannot listen on {settings.listen}: {error.strerror or error}")
     try:
@@ -83,14 +80,10 @@ async def _serve(settings: ControllerSettings, store: StateDir) -> int:
         app: AsgiApp = StopMiddleware(create_app(controller, controller.registry), controller.wait_for_end)
         if token is not None:
             app = TokenCheck(app, token)
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="websockets-sansio")
-        server = _Server(config)
-        server_task = asyncio.create_task(server.serve(sockets=[listener]))
+        server = ListeningServer(app, address, listener)
         log.info("instance %s, runtime %s, listening on %s", store.instance, runtime.kind, settings.listen)
         await controller.wait_for_end()
-        server.should_exit = True
-        server.force_exit = True
-        await server_task
+        await server.close()
     return controller.exit_code
 
 
@@ -101,32 +94,6 @@ def open_token(settings: ControllerSettings) -> GatewayToken | None:
     token = GatewayToken(settings.gateway_token_file)
     token.ensure_token()
     return token
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: ours ask the controller to end."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
-        yield
-
-
-def _listen(settings: ControllerSettings) -> socket.socket:
-    address = split_address(settings.listen)
-    if isinstance(address, Path):
-        # The state folder's lock is ours: whoever left this socket is gone.
-        address.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX)
-        old_umask = os.umask(0o177)
-        try:
-            listener.bind(str(address))
-        finally:
-            os.umask(old_umask)
-    else:
-        listener = socket.create_server(address)
-    listener.setblocking(False)
-    return listener
 
 
 if __name__ == "__main__":
