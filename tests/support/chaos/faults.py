@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from tests.support.admin import Reply
 from tests.support.chaos.play import FILE, MODELS, Chaos, Kind
 from tests.support.chaos.record import RESTARTING, STOPPED, UNLOADED, Fault
-from tests.support.chaos.stage import Engine
+from tests.support.chaos.stage import Engine, age_of
 from tests.support.wait import until
 
 LONGEST_STOP_S = 2.5
@@ -108,7 +108,10 @@ async def kill_engine_without_controller(chaos: Chaos, fault: Fault) -> set[str]
 
 async def kill_gateway(chaos: Chaos, fault: Fault) -> set[str]:
     at, ended = await chaos.kill_program(fault, "gateway", is_alone=True)
-    chaos.note_back(fault, await chaos.wait_for_gateway(fault, at, ended) - at)
+    back = await chaos.wait_for_gateway(fault, at, ended)
+    pid = chaos.stage.find_pid("gateway")
+    started = chaos.now() - age_of(pid) if pid is not None else None
+    chaos.note_back(fault, back - at, None if started is None else back - started)
     return set()
 
 
@@ -226,20 +229,23 @@ def _listening(url: str) -> Iterator[None]:
 
 
 async def delete_file(chaos: Chaos, fault: Fault) -> set[str]:
-    """A file is deleted under the programs, and then its owner is killed; the file is made anew."""
+    """A file is deleted under the programs, and its owner is killed: it is made anew. An engine that is killed then is
+    followed by one that requests reach, so what the controller says is still believed."""
     name = chaos.dice.choice(sorted(chaos.stage.files))
     path = chaos.stage.files[name]
     for each in path.parent.glob(f"{name}*"):
         each.unlink(missing_ok=True)
     await chaos.clients.answer_more(2)
-    if name == "responses.db":
+    if name in ("responses.db", "controller.sock"):  # the next gateway is the first that needs it
         at, ended = await chaos.kill_program(fault, "gateway")
         await chaos.wait_for_gateway(fault, at, ended)
     else:
         await chaos.kill_program(fault, "controller")
         await chaos.wait_for_controller()
     await until(f"{name} is there again", path.exists)
-    return set()
+    engine = chaos.choose_engine()
+    await chaos.kill_engine_and_wait(fault, engine)
+    return {engine.name}
 
 
 # What operators do, and what becomes of it.
@@ -383,7 +389,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("dockerd killed", kill_dockerd),
     Kind("disk full", fill_disk, 2),
     Kind("gateway killed, its port taken", take_port),
-    Kind("file deleted, its owner killed", delete_file, 2),
+    Kind("file deleted, its owner and an engine killed", delete_file, 2),
     Kind("desired file broken and mended", break_desired_file),
     Kind("desired folder moved and back", move_desired_folder),
     Kind("model edited", edit_model),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -118,8 +119,7 @@ class Chaos:
             start_s = await start
         finally:
             start.cancel()
-        kill = fault.kills.pop()
-        fault.kills.append(Kill("engine", at, kill.ran_s, is_alone, kill.replicas, back_s=back - at, start_s=start_s))
+        fault.kills.append(replace(fault.kills.pop(), is_alone=is_alone, back_s=back - at, start_s=start_s))
 
     def allow_for_engine(self, fault: Fault, engine: Engine, at: float, ended: float, back: float) -> None:
         """Requests that were inside may be lost; where no other replica stands by, those that came meanwhile, too."""
@@ -163,10 +163,9 @@ class Chaos:
         fault.kills.append(Kill(program, at, ran_s, is_alone))
         return at, self.now()
 
-    def note_back(self, fault: Fault, back_s: float) -> None:
+    def note_back(self, fault: Fault, back_s: float, start_s: float | None = None) -> None:
         """Of the fault's last kill."""
-        last = fault.kills.pop()
-        fault.kills.append(Kill(last.victim, last.at, last.ran_s, last.is_alone, last.replicas, back_s))
+        fault.kills.append(replace(fault.kills.pop(), back_s=back_s, start_s=start_s))
 
     async def wait_for_gateway(self, fault: Fault, at: float, ended: float) -> float:
         """After the gateway was killed: until every model answers. When the first did."""
@@ -217,6 +216,7 @@ class Chaos:
         await until("answers have come", self._answered_more(self.dice.randint(0, MOST_ANSWERS)))
         fault = Fault(kind, self.now())
         self.record.faults.append(fault)
+        self.record.loads.append(os.getloadavg()[0] / (os.cpu_count() or 1))
         before = self.engines
         struck: set[str] = await act(self, fault)
         await self.become_whole(fault)

@@ -72,7 +72,8 @@ class Kill:
     """From the kill until an answer to a request that began after it: of the engine's model, of any where the gateway
     was killed, of the admin API where it was the controller. None: not measured, for something else was wrong, too."""
     start_s: float | None = None
-    """What the start of the engine in its place took by itself: from its process to its health. None: not measured."""
+    """What the start of the engine in its place took by itself: from its process to its health; of a gateway, from its
+    process to its first answer. None: not measured."""
 
 
 @dataclass
@@ -109,5 +110,7 @@ class Record:
     """What still was there after `down`."""
     broke: str | None = None
     """Why the campaign ended before its time; None: it did not."""
+    loads: list[float] = field(default_factory=list)
+    """Processes that wanted to run, per processor, on average over a minute, at the beginning of each fault."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Kinds of faults that could not be tried, and why."""

@@ -97,7 +97,7 @@ class UpStage:
         self.left_out = {"dockerd killed": "engines are processes here"}
         if self.disk is None:
             self.left_out["disk full"] = "no small disk could be mounted"
-        names = ("journal.db", "responses.db", "up.json", "epoch.json")
+        names = ("journal.db", "responses.db", "up.json", "epoch.json", "controller.sock")
         self.files = {name: self._stack.state / name for name in names}
 
     async def start(self) -> None:

@@ -84,8 +84,8 @@ def must_be_zero(record: Record) -> list[tuple[str, int]]:
     ]
 
 
-def counts(record: Record) -> list[tuple[str, int]]:
-    """Name and value: kills by victim, faults, requests."""
+def counts(record: Record) -> list[tuple[str, object]]:
+    """Name and value: kills by victim, faults, requests, how busy the machine was."""
     kills = Counter(kill.victim for fault in record.faults for kill in fault.kills)
     return [
         ("kills", kills.total()),
@@ -94,6 +94,7 @@ def counts(record: Record) -> list[tuple[str, int]]:
         ("requests", record.answered + len(record.lost)),
         ("answers, each compared byte by byte", record.answered),
         ("requests that were lost to what was killed, unloaded or stopped", len(record.lost) - len(unexcused(record))),
+        ("processes that wanted to run, per processor", spread(record.loads, "")[0]),
     ]
 
 
@@ -121,6 +122,7 @@ BACK_ROWS: Sequence[_BackRow] = (
     _BackRow(
         "the same, when it had run for less than a minute",
         lambda kill: kill.victim == "engine" and kill.replicas == 1 and not _is_stable(kill),
+        is_beyond_start=True,
     ),
     _BackRow(
         "engine, another of its model stands by",
@@ -155,7 +157,11 @@ def back_rows(record: Record) -> list[tuple[object, ...]]:
 def _back_row(row: _BackRow, kills: Sequence[Kill]) -> tuple[object, ...]:
     backs = [kill.back_s for kill in kills if kill.back_s is not None]
     starts = [kill.start_s for kill in kills if kill.start_s is not None]
-    beyond = [max(0.0, kill.back_s - kill.start_s) for kill in kills if None not in (kill.back_s, kill.start_s)]  # type: ignore[operator]
+    beyond = [
+        max(0.0, kill.back_s - kill.start_s)
+        for kill in kills
+        if row.is_beyond_start and kill.back_s is not None and kill.start_s is not None
+    ]
     judged = beyond if row.is_beyond_start else backs
     bound, held = "", ""
     if row.bound_s is not None:
@@ -197,12 +203,13 @@ def lost_rows(record: Record) -> list[tuple[object, ...]]:
     return [(kind, outcome, count) for (kind, outcome), count in sorted(found.items())]
 
 
-def spread(values: Sequence[float]) -> tuple[str, str, str]:
-    """Median, 95th percentile and maximum, in seconds; empty texts where there is no value."""
+def spread(values: Sequence[float], unit: str = " s") -> tuple[str, str, str]:
+    """Median, 95th percentile and maximum; empty texts where there is no value."""
     if not values:
         return ("", "", "")
     ranked = sorted(values)
-    return tuple(f"{ranked[math.ceil(share * len(ranked)) - 1]:.2f} s" for share in (0.5, 0.95, 1.0))  # type: ignore[return-value]
+    median, high, most = (f"{ranked[math.ceil(share * len(ranked)) - 1]:.2f}{unit}" for share in (0.5, 0.95, 1.0))
+    return median, high, most
 
 
 def _any_excuses(allowances: Iterable[Allowance], lost: Ended) -> bool:

@@ -153,7 +153,7 @@ def test_bounds_are_for_kills_alone_of_who_had_run_long_enough() -> None:
 
 def test_the_tables_count_kills_faults_and_lost_requests() -> None:
     again = replace(_engine_fault(), ended=None)
-    record = Record([_engine_fault(), again], [_lost(DISCONNECTED), _lost(DISCONNECTED)], 5)
+    record = Record([_engine_fault(), again], [_lost(DISCONNECTED), _lost(DISCONNECTED)], 5, loads=[0.5, 1.5, 4.0])
     assert dict(counts(record)) == {
         "kills": 2,
         "kills: engine": 2,
@@ -161,6 +161,7 @@ def test_the_tables_count_kills_faults_and_lost_requests() -> None:
         "requests": 7,
         "answers, each compared byte by byte": 5,
         "requests that were lost to what was killed, unloaded or stopped": 2,
+        "processes that wanted to run, per processor": "1.50",
     }
     assert fault_rows(record) == [("engine killed", 2, 2, "2.00 s", "2.00 s", "2.00 s")]
     assert lost_rows(record) == [("engine killed", DISCONNECTED, 2)]
