@@ -1,6 +1,6 @@
 """The kinds of faults of a chaos campaign. Each says what may be lost because of it; what it does not say may not.
 
-Each returns the names of the engines that had to be started again because of it.
+Each returns the names of the engines that had to be started again because of it; None: any of them, or none.
 """
 
 from __future__ import annotations
@@ -163,8 +163,9 @@ async def kill_up(chaos: Chaos, fault: Fault) -> set[str]:
     return set(chaos.engines)
 
 
-async def kill_dockerd(chaos: Chaos, fault: Fault) -> set[str]:
-    """It is started again, as an init system would. What it stops when it starts may be lost until it serves again."""
+async def kill_dockerd(chaos: Chaos, fault: Fault) -> None:
+    """It is started again, as an init system would. What it stops when it starts (without live-restore all of its
+    containers) may be lost until it serves again."""
     at, ended = await chaos.kill_program(fault, "dockerd", is_alone=True)
     await chaos.last(chaos.dice.uniform(0, 2))
     await chaos.stage.restart_dockerd()
@@ -173,7 +174,6 @@ async def kill_dockerd(chaos: Chaos, fault: Fault) -> set[str]:
     back = await chaos.all_back(max(ended, restarted))
     chaos.note_back(fault, back - at)
     fault.allow(None, STOPPED, at, back)
-    return set(chaos.engines)
 
 
 async def _is_settled(chaos: Chaos) -> bool:

@@ -218,14 +218,15 @@ class Chaos:
         self.record.faults.append(fault)
         self.record.loads.append(os.getloadavg()[0] / (os.cpu_count() or 1))
         before = self.engines
-        struck: set[str] = await act(self, fault)
+        struck: set[str] | None = await act(self, fault)
         await self.become_whole(fault)
-        fault.restarted += [
-            f"{name}: {engine.identity} is not there any more"
-            for name, engine in before.items()
-            if name not in struck and (name not in self.engines or self.engines[name].identity != engine.identity)
-        ]
-        fault.engine_troubles += [f"{name} is there still or again" for name in struck & self.engines.keys()]
+        if struck is not None:
+            fault.restarted += [
+                f"{name}: {engine.identity} is not there any more"
+                for name, engine in before.items()
+                if name not in struck and (name not in self.engines or self.engines[name].identity != engine.identity)
+            ]
+            fault.engine_troubles += [f"{name} is there still or again" for name in struck & self.engines.keys()]
         fault.ended = self.now()
         self.note(f"{kind}: {len(fault.kills)} kills, whole after {fault.ended - fault.began:.1f} s")
 
@@ -277,7 +278,8 @@ def is_at_rest(row: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of fault. `act` returns the names of the engines that had to be started again because of it."""
+    """One kind of fault. `act` returns the names of the engines that had to be started again because of it; None: any
+    of them, or none."""
 
     name: str
     act: Callable[[Chaos, Fault], Any]
