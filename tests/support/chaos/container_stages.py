@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from contextlib import ExitStack
 from datetime import datetime
@@ -31,6 +32,7 @@ from tests.support.wait import until
 ENGINE_PORT = 8000
 GATEWAY_USER = 10001
 """Who the gateway is in its image."""
+ASK = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=2)"
 AWAY = (docker.errors.DockerException, requests.RequestException, OSError)
 """What the client of a Docker Engine raises while it is away."""
 
@@ -67,7 +69,6 @@ class ContainerHost:
 
     def _engine_of(self, container: Any) -> Engine:
         identity, state = labels.read_labels(container.labels).id, container.attrs["State"]
-        network = container.attrs["NetworkSettings"]["Networks"].get(self._fixture.network, {})
         # Nine digits of a second are three more than Python reads.
         started = datetime.fromisoformat(f"{state['StartedAt'][:26].rstrip('Z')}+00:00")
         return Engine(
@@ -76,8 +77,15 @@ class ContainerHost:
             index=identity.index,
             identity=f"{container.id}/{state['StartedAt']}",
             started_at=monotonic_of_unix(started.timestamp()),
-            health_url=f"http://{network.get('IPAddress', '')}:{ENGINE_PORT}/health",
+            pid=int(state["Pid"]),
+            health_url=f"http://127.0.0.1:{ENGINE_PORT}/health",
         )
+
+    async def is_healthy(self, engine: Engine) -> bool:
+        """From within its own network: this machine has no way into a compose project's."""
+        inside = ["nsenter", f"--net=/proc/{engine.pid}/ns/net", sys.executable, "-ISc", ASK, engine.health_url]
+        process = await asyncio.create_subprocess_exec(*inside, stderr=asyncio.subprocess.DEVNULL)
+        return await process.wait() == 0
 
     async def kill(self, name: str) -> None:
         """`docker kill`."""

@@ -129,19 +129,12 @@ class Chaos:
 
     async def measure_start(self, old: Engine) -> float:
         """Seconds from the process of the engine in the place of `old` to its health."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
 
-            async def look() -> float | None:
-                new = self.find_successor(old)
-                if new is None:
-                    return None
-                try:
-                    async with session.get(new.health_url) as answer:
-                        return self.now() - new.started_at if answer.status == 200 else None
-                except (aiohttp.ClientError, TimeoutError):
-                    return None
+        async def look() -> float | None:
+            new = self.find_successor(old)
+            return self.now() - new.started_at if new is not None and await self.stage.host.is_healthy(new) else None
 
-            return float(await until(f"another engine in the place of {old.name} is healthy", look, BACK_WITHIN_S))
+        return float(await until(f"another engine in the place of {old.name} is healthy", look, BACK_WITHIN_S))
 
     def find_successor(self, old: Engine) -> Engine | None:
         """The engine that runs in the place of an ended one; None: none yet."""

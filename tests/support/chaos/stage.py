@@ -29,7 +29,10 @@ class Engine:
     """What a restart changes: pid and start time, or the container's id."""
     started_at: float
     """By the monotonic clock."""
+    pid: int
+    """Of its first process, as this machine knows it."""
     health_url: str
+    """As it is reached from where that process runs."""
 
 
 class EngineHost(Protocol):
@@ -38,6 +41,9 @@ class EngineHost(Protocol):
     def look(self, wanted: Counter[str]) -> tuple[dict[str, Engine], list[str]]:
         """The engines by name, and what is wrong with them against `wanted`, replicas per model: missing, doubled,
         orphaned or dead ones. By process table and records, or by the Docker Engine: never by the controller."""
+
+    async def is_healthy(self, engine: Engine) -> bool:
+        """Whether it says so itself, asked without gateway and controller."""
 
     async def kill(self, name: str) -> None:
         """SIGKILL to an engine; returns when it has ended."""

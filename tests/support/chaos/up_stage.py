@@ -11,6 +11,7 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+import aiohttp
 import psutil
 
 from controller.cli.up.marks import find_children
@@ -50,12 +51,22 @@ class ProcessHost:
                 index=record.index,
                 identity=f"{record.leader.pid}/{record.leader.start_ticks}",
                 started_at=monotonic_of(record.leader.start_ticks / TICKS_PER_S),
+                pid=record.leader.pid,
                 health_url=f"http://{record.host}:{record.port}/health",
             )
             for name, record in records.items()
             if record.leader is not None
         }
         return engines, what_is_wrong_with_engines(records, wanted)
+
+    async def is_healthy(self, engine: Engine) -> bool:
+        """By HTTP."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+            try:
+                async with session.get(engine.health_url) as answer:
+                    return answer.status == 200
+            except (aiohttp.ClientError, TimeoutError):
+                return False
 
     async def kill(self, name: str) -> None:
         """Its whole process group."""
