@@ -22,6 +22,8 @@ HANGS_S = 60.0
 """A request that takes longer hangs; no fault of a test lasts as long."""
 PACE_S = 0.05
 """Between two requests of a client, so that refusals, which come at once, do not keep the machine from mending."""
+GATEWAYS_MARK = "x-request-id"
+"""Header of each of its answers."""
 
 
 class Outcome(StrEnum):
@@ -40,6 +42,11 @@ class Outcome(StrEnum):
 
 
 REFUSED = "refused: "
+
+
+class StrangerError(Exception):
+    """Not the gateway answered: while its container is away, its published port may lead to this machine's way out,
+    where a proxy answers."""
 
 
 class WrongAnswerError(Exception):
@@ -138,7 +145,7 @@ class CheckedClients:
                 outcome, detail = error.outcome.value, str(error)
             except TimeoutError:
                 outcome = Outcome.HANGING.value
-            except aiohttp.ClientConnectorError as error:
+            except (aiohttp.ClientConnectorError, StrangerError) as error:
                 outcome, detail = Outcome.NOT_CONNECTED.value, repr(error)
             except aiohttp.ClientError as error:
                 outcome, detail = Outcome.CUT.value, repr(error)
@@ -161,6 +168,8 @@ class CheckedClients:
         body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
         text = b""
         async with session.post(f"{self.url}/v1/chat/completions", json=body) as answer:
+            if GATEWAYS_MARK not in answer.headers:
+                raise StrangerError(f"status {answer.status}: {(await answer.read())[-300:]!r}")
             try:
                 async for part in answer.content.iter_any():
                     text += part

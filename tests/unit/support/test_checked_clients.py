@@ -20,6 +20,7 @@ from controller.runtimes.process.records import ReplicaRecord
 from controller.runtimes.process.spawn import mark_variables
 from controller.runtimes.process.stat import read_stat
 from tests.support.checked_clients import (
+    GATEWAYS_MARK,
     CheckedClients,
     Outcome,
     SilentEndError,
@@ -102,11 +103,12 @@ def test_what_came_before_a_cut_must_be_right() -> None:
 
 
 @asynccontextmanager
-async def _server(answer: bytes, *, cuts: bool) -> AsyncIterator[str]:
+async def _server(answer: bytes, *, cuts: bool, is_gateway: bool = True) -> AsyncIterator[str]:
     """Says this in a stream to everybody, and ends the body or breaks the connection."""
+    marks = {GATEWAYS_MARK: "req-1"} if is_gateway else {}
 
     async def say(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", **marks})
         await response.prepare(request)
         await response.write(answer)
         if cuts:
@@ -155,6 +157,15 @@ async def test_who_is_not_there_is_not_connected_to() -> None:
     async with clients.running(1):
         await until("it asked", lambda: clients.lost)
     assert {each.outcome for each in clients.lost} == {Outcome.NOT_CONNECTED}
+
+
+async def test_who_is_no_gateway_is_not_its_answer() -> None:
+    async with _server(b"denied destination", cuts=False, is_gateway=False) as url:
+        clients = CheckedClients(url, ("m",))
+        async with clients.running(1):
+            await until("it asked", lambda: clients.lost)
+    assert {each.outcome for each in clients.lost} == {Outcome.NOT_CONNECTED}
+    assert "denied destination" in clients.lost[0].detail
 
 
 async def test_the_first_answer_is_one_to_a_request_that_began_later() -> None:
