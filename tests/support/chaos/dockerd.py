@@ -12,7 +12,7 @@ import docker
 import docker.errors
 import requests
 
-from controller.runtimes.process.stat import PROC, list_stats
+from controller.runtimes.process.stat import PROC, list_stats, read_stat
 from tests.support.wait import until
 
 SYSTEMD = Path("/run/systemd/system")
@@ -53,12 +53,13 @@ class Dockerd:
             subprocess.Popen(self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
     def _forget_dead(self) -> None:
-        """A daemon that was killed leaves its pid in files, which may since be somebody else's."""
+        """A daemon that was killed leaves its pid in files, and that may be a zombie's, or since be somebody else's."""
         own = [Path(after) for before, after in zip(self._argv, self._argv[1:], strict=False) if before == "--pidfile"]
         for path in (*DOCKER_PIDS, *own):
             with suppress(OSError, ValueError):
                 pid = int(path.read_text())
-                if not (PROC / str(pid)).exists() or _name_of(pid) not in ("dockerd", "containerd"):
+                stat = read_stat(pid)
+                if stat is None or stat.has_ended or _name_of(pid) not in ("dockerd", "containerd"):
                     path.unlink()
 
 
