@@ -255,7 +255,7 @@ def _gpu_count_text(count: int) -> str:
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
-def holders_of(gpu: Gpu, running_names: Collection[str], *, expected_mib: int = 0) -> str | None:
+def holders_of(gpu: Gpu, running_names: Collection[str], *, expected_mib: int) -> str | None:
     """Which processes hold memory there, beside those of the replicas in `running_names`; None: none does.
 
     Where the driver names no processes, it is what is in use beyond `expected_mib`, without a name.

@@ -6,7 +6,7 @@ import pytest
 
 from controller.schema.errors import RoundhouseError
 from gateway.ingress.cors import Cors
-from gateway.ingress.host_check import _REMEMBERED, HostCheck, check_host_form, hostname_of
+from gateway.ingress.host_check import _LONGEST_REMEMBERED, _REMEMBERED, HostCheck, check_host_form, hostname_of
 
 
 def verdict(rule: HostCheck, host: str | None, origin: str | None = None, cors: Cors | None = None) -> str:
@@ -154,6 +154,13 @@ def test_what_is_remembered_has_a_bound() -> None:
     for port in range(3 * _REMEMBERED):
         assert verdict(rule, f"10.0.0.1:{port}") == "accepted"
     assert len(rule._accepted) == _REMEMBERED
+
+
+def test_long_hosts_are_accepted_and_not_remembered() -> None:
+    names = ["a" * length for length in (_LONGEST_REMEMBERED, _LONGEST_REMEMBERED + 1)]
+    rule = HostCheck(["127.0.0.1"], names, is_open=False)
+    assert [verdict(rule, name) for name in names] == ["accepted", "accepted"]
+    assert rule._accepted == {names[0].encode()}
 
 
 @pytest.mark.parametrize(
