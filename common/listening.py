@@ -82,7 +82,7 @@ def resolve_host(host: str) -> list[HostAddress]:
 
 
 def select_addresses(addresses: Iterable[HostAddress]) -> list[HostAddress]:
-    """What to bind of `addresses`: each once, and none that a wildcard of its family stands for."""
+    """Return the addresses to bind, without duplicates. A wildcard replaces the other addresses of its family."""
     by_place: dict[tuple[Any, ...], HostAddress] = {}
     for each in addresses:
         by_place.setdefault((each.family, each.socket_address), each)

@@ -88,7 +88,10 @@ async def _serve(settings: ControllerSettings, store: StateDir) -> int:
 
 
 def open_token(settings: ControllerSettings) -> GatewayToken | None:
-    """What must be shown to a controller that listens on a port; None: the mode of a socket's file says who may."""
+    """Open the token that clients of a controller on a TCP port must send, and create it if there is none.
+
+    None: the controller listens on a unix socket, whose file mode decides who may connect.
+    """
     if settings.gateway_token_file is None or isinstance(split_address(settings.listen), Path):
         return None
     token = GatewayToken(settings.gateway_token_file)

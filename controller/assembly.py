@@ -296,7 +296,7 @@ class Controller:
         )
 
     def get_health_error(self) -> str | None:
-        """Why this controller does not do its work; None: it does."""
+        """Return why the controller is unhealthy (the runtime has not answered for 30 s); None: it is healthy."""
         silence = self._reconciler.silence
         return self._reconciler.error if silence is not None and silence.is_unhealthy(time.time()) else None
 

@@ -21,7 +21,7 @@ DEFAULT_PORT: Final = "8080"
 
 
 class HealthTarget(NamedTuple):
-    """Where to ask."""
+    """Where the health check sends its request."""
 
     host: str
     port: int

@@ -22,7 +22,7 @@ class Controls(Protocol):
         """What there is."""
 
     def get_health_error(self) -> str | None:
-        """Why the controller does not do its work; None: it does."""
+        """Return why the controller is unhealthy; None: it is healthy."""
 
     def get_plan(self) -> PlanView | None:
         """What is being done, or would be done were it not paused; None before the first observation."""

@@ -16,10 +16,10 @@ OPEN_PATHS: Final = frozenset({"/internal/health", "/metrics"})
 
 
 class TokenJudge(Protocol):
-    """Knows the token."""
+    """Compares a token that a request sent with the controller's own."""
 
     def matches(self, shown_token: bytes) -> bool:
-        """Whether this is it."""
+        """Return whether `shown_token` is the controller's token."""
 
 
 class TokenCheck:

@@ -250,7 +250,7 @@ class DesiredStateSource:
         return list(self._problems)
 
     def list_unsaved(self) -> list[str]:
-        """What could not be stored, in words; it is tried again."""
+        """Name each part of the stored state that is not on disk yet, in words. Each write is tried again."""
         before, now = self._written_state, self._stored_state
         unsaved = [words for name, words in STORED_FIELD_WORDS.items() if getattr(before, name) != getattr(now, name)]
         return unsaved if self._is_last_good_saved else [*unsaved, "what the files last said"]
@@ -260,7 +260,7 @@ class DesiredStateSource:
         return self._in_force.wake_at if self._in_force is not None else None
 
     def remember_attempts(self, attempts: AttemptNumbers) -> None:
-        """Keep which names were given."""
+        """Store the highest attempt number of each replica, so that no later controller gives a name twice."""
         self._update_state({"attempts": attempts})
 
     def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:

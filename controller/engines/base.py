@@ -202,7 +202,7 @@ class Engine:
         return ()
 
     def list_code_checks(self, definition: Definition) -> tuple[CodeCheck, ...]:
-        """The folders that may bring no code along."""
+        """Return the model folders that must not contain custom code (`auto_map`)."""
         return ()
 
     def describe_probe(self, definition: Definition) -> Probe:

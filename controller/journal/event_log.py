@@ -72,7 +72,7 @@ class EventLog:
 
     @property
     def is_saved(self) -> bool:
-        """Whether every entry is in the file."""
+        """Return whether every recorded entry is written to the journal file."""
         return not self._unwritten
 
     def lacks_after(self, entry_id: int) -> bool:

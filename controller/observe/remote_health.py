@@ -35,7 +35,8 @@ _KEY: Final = re.compile(r"[!-~]+(?: [!-~]+)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class GatewayResult:
-    """What one gateway last said of a remote. `at` is the gateway's time of it, `heard_at` the controller's."""
+    """The last probe result that one gateway reported for a remote model. Times are Unix times in seconds: `at` by the
+    gateway's clock, `heard_at` by the controller's. `error` None: the remote answered well."""
 
     error: str | None
     at: float
@@ -43,7 +44,7 @@ class GatewayResult:
 
 
 def judge_remote(results: Mapping[str, GatewayResult], connected: Collection[str], now: float) -> GatewayResult | None:
-    """What holds of a remote, of what each gateway says; None: nobody knows.
+    """Combine the results of all gateways for one remote model; None: no gateway has a result that counts.
 
     It is well if any gateway finds it so. One table routes for all gateways: a gateway that alone cannot reach the
     remote fails the requests of its own clients, and without a route everybody's would fail. Connected gateways rule;

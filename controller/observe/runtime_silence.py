@@ -17,7 +17,7 @@ class RuntimeSilence:
     """Since when nobody listens at the runtime's address. None: somebody does, or it is not known."""
 
     def is_unhealthy(self, now: float) -> bool:
-        """Whether the controller is of no use to who waits for it."""
+        """Return whether the silence has lasted so long that the health check must fail."""
         return now - self.since >= UNHEALTHY_AFTER_S
 
     def ends_controller(self, now: float, limit_s: float) -> bool:

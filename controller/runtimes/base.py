@@ -16,7 +16,8 @@ class RuntimeUnavailableError(Exception):
 
 
 class RuntimeGoneError(RuntimeUnavailableError):
-    """Nobody listens where the runtime was: it is not running, or it listens on a new socket of the same name."""
+    """Nobody listens at the runtime's address: the runtime is not running, or it created a new socket under the same
+    path."""
 
 
 class StartError(Exception):

@@ -22,7 +22,8 @@ _LOOKED_AT: Final = 10_000
 
 
 def check_model(models_root: Path, engine: Engine, definition: Definition) -> str | None:
-    """What is wrong with the files of a model, or with what they would have its engine do. None: nothing is."""
+    """Return why a model must not start: files that are missing or unreadable, or code that its folder brings along.
+    None: it may start."""
     problem = check_files(models_root, engine.list_files(definition))
     return problem or _check_code(models_root, engine.list_code_checks(definition))
 

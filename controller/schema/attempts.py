@@ -27,7 +27,7 @@ class AttemptNumbers(BaseModel):
         return self.highest.get(key, self.dropped)
 
     def with_attempt(self, key: str, attempt: int) -> AttemptNumbers:
-        """These numbers, and this attempt."""
+        """Return a copy in which `attempt` is recorded for the replica `key`. A lower number changes nothing."""
         if attempt <= self.highest_of(key):
             return self
         highest = {each: number for each, number in self.highest.items() if each != key} | {key: attempt}

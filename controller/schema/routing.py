@@ -126,7 +126,7 @@ class RoutingTable(Wire):
 
 
 class RemoteResult(Wire):
-    """What a gateway's last question to a remote model came to."""
+    """The result of a gateway's last probe of a remote model."""
 
     spec: str = Field(description="That of the `RemoteProbe`.")
     at: float = Field(

@@ -44,6 +44,6 @@ class GatewayToken:
         return token
 
     def matches(self, shown_token: bytes) -> bool:
-        """Whether this is the token."""
+        """Return whether `shown_token` is the token of the file. The comparison takes constant time."""
         token = self.ensure_token()
         return token is not None and hmac.compare_digest(token.encode(), shown_token)

@@ -34,7 +34,7 @@ def require_access(access: Access) -> Callable[[Endpoint], Endpoint]:
 
 
 class RouteAccess:
-    """The declarations of all routes."""
+    """The access that each route of the web framework declares, looked up by method and path."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         """Raises UndeclaredRouteError."""

@@ -27,7 +27,7 @@ class CertificateError(Exception):
 
 
 class TlsCertificate:
-    """What new connections are shown."""
+    """The certificate that new TLS connections get. It is read again when its files change."""
 
     def __init__(self, cert: Path, key: Path | None) -> None:
         """`key` None: `cert` holds the key as well.

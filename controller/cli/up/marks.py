@@ -19,7 +19,10 @@ MARK_ENV: Final = "ROUNDHOUSE_UP_CHILD"
 
 
 def mark_variables(state: Path, name: str) -> dict[str, str]:
-    """What the child `name` (`controller`, `gateway`) of an `up` is found by. Raises OSError: no such folder."""
+    """Return the environment variables by which `down` finds the child `name` (`controller`, `gateway`) of an `up`.
+
+    Raises OSError: the state folder does not exist.
+    """
     stat = state.stat()
     return {MARK_ENV: f"{name}:{stat.st_dev}:{stat.st_ino}"}
 

@@ -180,7 +180,6 @@ class ComposeStage:
             YAML(typ="safe", pure=True).dump(_volumes_in(state=root / "state", responses=responses), file)
         self._env = os.environ | fixture.env() | {
             "COMPOSE_PROJECT_NAME": self._name,
-            "COMPOSE_PROFILES": "",
             "ROUNDHOUSE_PORT": str(port),
             "ROUNDHOUSE_MODELS_DIR": str(self.models),
             "ROUNDHOUSE_DESIRED_DIR": str(self.desired),
