@@ -24,6 +24,16 @@ SHM_BYTES: Final = 10 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimedGpu:
+    """One GPU, or one MIG instance, that an engine may use."""
+
+    uuid: str
+    claim_mib: int
+    """What the replica claims of it."""
+    total_mib: int
+
+
+@dataclass(frozen=True, slots=True)
 class RenderContext:
     """Where an engine will run, as it sees the world itself."""
 
@@ -39,6 +49,9 @@ class RenderContext:
     """Process runtime: programs found at boot, such as `llama-server` and `python`. Empty in containers."""
     images: Mapping[str, str] = field(default_factory=dict)
     """Docker: default image by image kind (`llama-server`, `worker`)."""
+    gpus: tuple[ClaimedGpu, ...] = ()
+    """In the order in which the engine sees them, which is that of PCI. Empty also where it is not known yet which
+    GPUs the engine will have (a preflight)."""
 
     def resolve_path(self, declared_path: str) -> str:
         """The engine-side path of a declared model path, which is relative to the models folder."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from controller.engines.base import Launch, RenderContext
+from controller.engines.base import ClaimedGpu, Launch, RenderContext
 from controller.runtimes.base import StartRequest
 from controller.runtimes.docker.labels import CACHE_ROLE, own_labels, write_labels
 from controller.runtimes.docker.user import UserIdentity
@@ -53,7 +53,9 @@ def cache_dir(identity: UserIdentity) -> PurePosixPath:
     return CACHE / str(identity.uid)
 
 
-def render_context(served_name: str, identity: UserIdentity, images: Mapping[str, str]) -> RenderContext:
+def render_context(
+    served_name: str, identity: UserIdentity, images: Mapping[str, str], gpus: tuple[ClaimedGpu, ...] = ()
+) -> RenderContext:
     """The world as an engine in a container sees it."""
     return RenderContext(
         runtime="docker",
@@ -63,6 +65,7 @@ def render_context(served_name: str, identity: UserIdentity, images: Mapping[str
         port=PORT,
         cache_dir=cache_dir(identity),
         images=images,
+        gpus=gpus,
     )
 
 
@@ -133,7 +136,8 @@ def _environment(request: StartRequest, launch: Launch, identity: UserIdentity) 
         env[launch.token_env] = request.token
     # A word without "=" removes the image's own variable. With claims the daemon's GPU driver sets the other one.
     variables = [f"{key}={value}" for key, value in env.items() if key not in _RESERVED_ENV]
-    gpu_variables = [] if request.gpus else ["NVIDIA_VISIBLE_DEVICES=void"]
+    # CUDA's own order is by speed, and what is rendered by GPU is in the order of PCI.
+    gpu_variables = ["CUDA_DEVICE_ORDER=PCI_BUS_ID"] if request.gpus else ["NVIDIA_VISIBLE_DEVICES=void"]
     return [*variables, "CUDA_VISIBLE_DEVICES", *gpu_variables]
 
 

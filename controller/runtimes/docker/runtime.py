@@ -15,8 +15,9 @@ from typing import Final
 import docker
 
 from controller.engines import get_engine
-from controller.engines.base import Launch
+from controller.engines.base import ClaimedGpu, Launch
 from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus
 from controller.runtimes.docker.client import Daemon, DaemonRefusedError, copy_detached
 from controller.runtimes.docker.container_spec import HostContext, container_config, render_context
 from controller.runtimes.docker.containers import (
@@ -47,7 +48,7 @@ from controller.runtimes.model_files import check_model
 from controller.runtimes.naming import is_replica_name
 from controller.runtimes.nvml import NvmlReader
 from controller.schema.desired import Definition
-from controller.state import Gpu, Phase, PreflightResult
+from controller.state import HOST, Gpu, Phase, PreflightResult
 
 __all__ = ["DockerRuntime", "DockerSetupError", "open_docker"]
 
@@ -196,7 +197,8 @@ class DockerRuntime:
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
         """What it would be started with now; an image that is not there has no id."""
         try:
-            launch, _ = await self._render_launch(replica.id.model, definition, image)
+            gpus = await self._claimed_gpus(replica.claims)
+            launch, _ = await self._render_launch(replica.id.model, definition, image, gpus)
         except (ValueError, TypeError, KeyError, AssertionError, OSError, StartError):
             return None
         image_name = launch.image
@@ -206,10 +208,19 @@ class DockerRuntime:
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
         """The host's GPUs: by NVIDIA's library, or by the probe where a container keeps the library from us."""
+        return await self._owners.name_owners(await self._read_host_gpus())
+
+    async def _read_host_gpus(self) -> tuple[Gpu, ...] | None:
         surroundings = await self.get_surroundings()
         gpus = await asyncio.to_thread(self._nvml.read_gpus)
         self._uses_probe = gpus == () and surroundings.container_id is not None
-        return await self._owners.name_owners(await self._probe.read_gpus() if self._uses_probe else gpus)
+        return await self._probe.read_gpus() if self._uses_probe else gpus
+
+    async def _claimed_gpus(self, claims: Mapping[str, int]) -> tuple[ClaimedGpu, ...]:
+        if not claims.keys() - {HOST}:
+            return ()
+        gpus = await self._read_host_gpus()
+        return describe_claims(claims, find_claimed_gpus(claims, gpus, self.get_gpu_error()))
 
     async def _processes(self) -> dict[str, builtins.list[int]]:
         def look(client: docker.APIClient) -> dict[str, builtins.list[int]]:
@@ -297,7 +308,8 @@ class DockerRuntime:
         host = HostContext(
             self._instance, self._network, surroundings.publishes_ports, surroundings.models, self._log_mib
         )
-        launch, identity = await self._render_launch(request.served_name, request.definition, request.image)
+        gpus = await self._claimed_gpus(request.claims)
+        launch, identity = await self._render_launch(request.served_name, request.definition, request.image, gpus)
         if launch.image is None:
             raise StartError(f"no container image is known for {request.served_name}: set its `image`", permanent=True)
         config = container_config(request, launch, identity, host, time.time())
@@ -312,12 +324,12 @@ class DockerRuntime:
         await self._write_daemon.call(lambda client: start_replica(client, self._instance, request.name, config))
 
     async def _render_launch(
-        self, model: str, definition: Definition, image: str | None
+        self, model: str, definition: Definition, image: str | None, gpus: tuple[ClaimedGpu, ...]
     ) -> tuple[Launch, UserIdentity]:
         engine = get_engine(definition)
         paths = [check.path for check in engine.list_files(definition)]
         identity = choose_identity(await asyncio.to_thread(entries_to_read, self._models, paths))
-        launch = engine.render_command(definition, render_context(model, identity, self._images))
+        launch = engine.render_command(definition, render_context(model, identity, self._images, gpus))
         return replace(launch, image=image or launch.image), identity
 
     async def stop_replica(self, name: str, grace_s: float) -> None:

@@ -7,12 +7,13 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path, PurePosixPath
 
 from controller.engines import get_engine
-from controller.engines.base import Launch, RenderContext
+from controller.engines.base import ClaimedGpu, Launch, RenderContext
 from controller.runtimes.base import Rendered, StartError, StartRequest
+from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus
 from controller.runtimes.model_files import check_model
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process.logs import ProcessLogs
@@ -28,7 +29,7 @@ from controller.runtimes.process.spawn import (
 )
 from controller.runtimes.process.stat import Process, boot_id, read_stat
 from controller.schema.desired import Definition
-from controller.state import Gpu
+from controller.state import HOST, Gpu
 
 
 class Launcher:
@@ -67,7 +68,7 @@ class Launcher:
         try:
             if problem := check_model(self._models, engine, definition):
                 return problem
-            return check_program(self._render(definition, model, port=1).argv)
+            return check_program(engine.render_command(definition, self._context(model, port=1)).argv)
         except (ValueError, TypeError, KeyError) as error:
             return f"the definition of {model} cannot be turned into a command line: {error}"
         except OSError as error:
@@ -76,29 +77,32 @@ class Launcher:
     def render_replica(self, record: ReplicaRecord, definition: Definition) -> Rendered | None:
         """What a replica would be started with now, at its own address; None: the definition does not render."""
         try:
-            return Rendered(self._render(definition, record.model, record.port, record.host).argv)
-        except (ValueError, TypeError, KeyError, AssertionError):
+            gpus = self._claimed_gpus(record.claims)
+            context = self._context(record.model, record.port, describe_claims(record.claims, gpus), record.host)
+            return Rendered(get_engine(definition).render_command(definition, context).argv)
+        except (ValueError, TypeError, KeyError, AssertionError, StartError):
             return None
 
     def start_replica(self, request: StartRequest, children: MutableMapping[str, Child]) -> Process | None:
         """Start an engine, our child from then on; None: there is a record of that name. Raises StartError."""
         try:
-            gpu_env = visible_gpus(self._claimed_gpus(request.gpus))
+            gpus = self._claimed_gpus(request.claims)
             with self._port_lock:
-                record, launch = self._prepare_start(request)
+                record, launch = self._prepare_start(request, gpus)
                 if not self._records.create_record(record):
                     return None
             try:
-                return self._spawn(record, launch, request.token, gpu_env, children)
+                return self._spawn(record, launch, request.token, visible_gpus(gpus), children)
             except BaseException:
                 self._undo_start(request.name)
                 raise
         except OSError as error:
             raise StartError(f"{request.name} cannot be started: {error}") from error
 
-    def _prepare_start(self, request: StartRequest) -> tuple[ReplicaRecord, Launch]:
+    def _prepare_start(self, request: StartRequest, gpus: tuple[Gpu, ...]) -> tuple[ReplicaRecord, Launch]:
         port = find_free_port(self._host, {record.port for record in self._records.read_records()})
-        launch = self._render(request.definition, request.served_name, port)
+        context = self._context(request.served_name, port, describe_claims(request.claims, gpus))
+        launch = get_engine(request.definition).render_command(request.definition, context)
         record = ReplicaRecord(
             instance=self._instance,
             name=request.name,
@@ -146,8 +150,10 @@ class Launcher:
         shutil.rmtree(self._work_dir / name, ignore_errors=True)
         self._records.remove_record(name)
 
-    def _render(self, definition: Definition, served_name: str, port: int, host: str | None = None) -> Launch:
-        context = RenderContext(
+    def _context(
+        self, served_name: str, port: int, gpus: tuple[ClaimedGpu, ...] = (), host: str | None = None
+    ) -> RenderContext:
+        return RenderContext(
             runtime="process",
             served_name=served_name,
             models_root=PurePosixPath(self._models),
@@ -155,16 +161,11 @@ class Launcher:
             port=port,
             cache_dir=PurePosixPath(self._cache_dir),
             executables=self._executables,
+            gpus=gpus,
         )
-        return get_engine(definition).render_command(definition, context)
 
-    def _claimed_gpus(self, uuids: Sequence[str]) -> list[Gpu]:
-        if not uuids:
-            return []
+    def _claimed_gpus(self, claims: Mapping[str, int]) -> tuple[Gpu, ...]:
+        if not claims.keys() - {HOST}:
+            return ()
         gpus = self._nvml.read_gpus()
-        if gpus is None:
-            raise StartError(f"the GPUs cannot be read: {self._nvml.error}")
-        by_uuid = {gpu.uuid: gpu for gpu in gpus}
-        if missing_uuids := sorted(set(uuids) - set(by_uuid)):
-            raise StartError(f"GPU {missing_uuids[0]} is not there")
-        return [by_uuid[uuid] for uuid in uuids]
+        return find_claimed_gpus(claims, gpus, self._nvml.reason)

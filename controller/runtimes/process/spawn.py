@@ -43,9 +43,11 @@ def mark_variables(instance: str, name: str, start_id: str) -> dict[str, str]:
 
 
 def visible_gpus(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """CUDA sees these GPUs (by index, in PCI order) and MIG instances (by uuid) and no others; none hides all."""
-    in_order = sorted(gpus, key=lambda gpu: (gpu.index, gpu.mig or 0))
-    names = [str(gpu.index) if gpu.mig is None else gpu.uuid for gpu in in_order]
+    """CUDA sees these GPUs (by index) and MIG instances (by uuid), in this order, and no others; none hides all.
+
+    `gpus` are in PCI order, which CUDA keeps to.
+    """
+    names = [str(gpu.index) if gpu.mig is None else gpu.uuid for gpu in gpus]
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(names)}
 
 

@@ -10,6 +10,7 @@ from tests.support.goldens.definitions import DEFINITIONS
 from tests.support.goldens.product import (
     ENGINES,
     HOST,
+    ClaimedGpu,
     DeclaredModel,
     Defaults,
     Definition,
@@ -95,7 +96,7 @@ def _container(engine: Engine, want: DesiredModel, *, published: bool) -> dict[s
     name = replica_name(INSTANCE, replica)
     token = replica_token(SECRET, name)
     request = StartRequest(replica, name, want.definition, MODEL, want.image, token, _claims(want))
-    launch = engine.render_command(want.definition, docker_context(MODEL, USER, IMAGES))
+    launch = engine.render_command(want.definition, docker_context(MODEL, USER, IMAGES, _claimed_gpus(want)))
     models = {"Type": "bind", "Source": "/srv/models"}
     host = HostContext(INSTANCE, "roundhouse_engines", published, models, log_mib=10)
     return {"name": name, "create": container_config(request, launch, USER, host, 12.5)}
@@ -107,6 +108,10 @@ def _claims(want: DesiredModel) -> dict[str, int]:
     return {f"GPU-{number}": want.vram_mib or GPU_MIB for number in range(want.gpu_count)}
 
 
+def _claimed_gpus(want: DesiredModel) -> tuple[ClaimedGpu, ...]:
+    return tuple(ClaimedGpu(uuid, mib, GPU_MIB) for uuid, mib in _claims(want).items() if uuid != HOST)
+
+
 def _process(engine: Engine, want: DesiredModel, programs: dict[str, str]) -> dict[str, Any]:
     context = RenderContext(
         runtime="process",
@@ -116,6 +121,7 @@ def _process(engine: Engine, want: DesiredModel, programs: dict[str, str]) -> di
         port=40001,
         cache_dir=PurePosixPath("/var/lib/roundhouse/cache"),
         executables=programs,
+        gpus=_claimed_gpus(want),
     )
     launch = engine.render_command(want.definition, context)
     name = replica_name(INSTANCE, ReplicaId(MODEL, 0, want.spec_hash, 1))

@@ -21,7 +21,7 @@ from controller.config.parse import parse_folder
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.desired.source import DesiredStateSource
 from controller.engines import ENGINES
-from controller.engines.base import Engine, RenderContext
+from controller.engines.base import ClaimedGpu, Engine, RenderContext
 from controller.engines.stub import StubDefinition
 from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
@@ -98,6 +98,7 @@ __all__ = [
     "RESPONSES_NAME",
     "SECRET_PREFIX",
     "BaseModel",
+    "ClaimedGpu",
     "CollectorRegistry",
     "CommandExit",
     "ControllerSettings",

@@ -14,6 +14,8 @@ from controller.engines.llama_server import LlamaServerDefinition
 from controller.runtimes.base import RuntimeUnavailableError, StartError
 from controller.runtimes.docker.client import Daemon
 from controller.runtimes.docker.network import ensure_network, remove_network
+from controller.runtimes.nvml import NvmlReader
+from tests.fakes.fake_nvml import FakeNvml
 from tests.support.campaign import campaign_count
 from tests.support.docker_engine import SOCKET, DockerEngines, base_image, image_with_variable
 from tests.support.runtime_contract import RUN, exited
@@ -105,7 +107,9 @@ async def test_an_image_without_the_program_ends_and_names_it(containers: Docker
 async def test_gpus_where_docker_has_none_are_a_permanent_error(containers: DockerEngines) -> None:
     if await containers.runtime().read_gpus():
         pytest.skip("this host has GPUs")
-    runtime = containers.runtime()
+    fake = FakeNvml()
+    fake.add(uuid="GPU-0123", bus=1)
+    runtime = containers.runtime(nvml=NvmlReader(fake))
     request = containers.request(containers.shell(RUN), claims={"GPU-0123": 1000})
     with pytest.raises(StartError, match="this host's Docker has no NVIDIA runtime") as caught:
         await runtime.start_replica(request)

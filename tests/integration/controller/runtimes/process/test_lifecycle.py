@@ -135,7 +135,7 @@ async def test_claims_make_gpus_visible_by_their_pci_index(processes: ProcessEng
     with pytest.raises(StartError, match="GPU GPU-x is not there"):
         await runtime.start_replica(processes.request(processes.shell(RUN), claims={"GPU-x": 1}))
     fake.fail("Unknown")
-    with pytest.raises(StartError, match="cannot be read: Unknown Error"):
+    with pytest.raises(StartError, match="cannot be read now: Unknown Error"):
         await runtime.start_replica(request)
     assert await runtime.list_replicas() == []
 

@@ -76,6 +76,7 @@ def test_claims_are_gpus_by_uuid_and_without_claims_there_are_none() -> None:
         {"DeviceIDs": ["GPU-a", "GPU-b"], "Capabilities": [["gpu", "compute", "utility"]]}
     ]
     assert not [word for word in made["Env"] if word.startswith("NVIDIA_VISIBLE_DEVICES")]
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in made["Env"], "CUDA's own order is another one"
     assert made["Labels"]["dev.roundhouse.claims"] == '{"GPU-a":20,"GPU-b":10}'
     assert "DeviceRequests" not in config()["HostConfig"]
 

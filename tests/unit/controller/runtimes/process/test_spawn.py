@@ -45,7 +45,7 @@ def test_only_what_is_known_to_be_harmless_is_inherited() -> None:
 
 def test_no_claims_hide_every_gpu() -> None:
     assert visible_gpus([]) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ""}
-    gpus = [Gpu("GPU-a", 10, "fake", 1), Gpu("GPU-b", 2, "fake", 1)]
+    gpus = [Gpu("GPU-b", 2, "fake", 1), Gpu("GPU-a", 10, "fake", 1)]
     assert visible_gpus(gpus)["CUDA_VISIBLE_DEVICES"] == "2,10"
 
 

@@ -1,0 +1,35 @@
+"""Claims and the GPUs that they name."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.engines.base import ClaimedGpu
+from controller.runtimes.base import StartError
+from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus
+from controller.state import HOST, Gpu
+
+FIRST = Gpu("GPU-z", 0, "fake", 24_000)
+SECOND = Gpu("GPU-a", 1, "fake", 16_000)
+INSTANCE = Gpu("MIG-b", 2, "fake", 5_000, mig=1)
+OTHER_INSTANCE = Gpu("MIG-a", 2, "fake", 5_000, mig=3)
+GPUS = (OTHER_INSTANCE, SECOND, INSTANCE, FIRST)
+
+
+def test_claimed_gpus_are_in_pci_order_whatever_their_uuids_are() -> None:
+    claims = {"GPU-a": 100, "GPU-z": 200, HOST: 5}
+    found = find_claimed_gpus(claims, GPUS, None)
+    assert found == (FIRST, SECOND)
+    assert describe_claims(claims, found) == (ClaimedGpu("GPU-z", 200, 24_000), ClaimedGpu("GPU-a", 100, 16_000))
+    assert find_claimed_gpus({"MIG-a": 1, "MIG-b": 1}, GPUS, None) == (INSTANCE, OTHER_INSTANCE)
+
+
+def test_claims_of_main_memory_alone_need_no_reading() -> None:
+    assert find_claimed_gpus({HOST: 5}, None, "they cannot be read") == ()
+
+
+def test_a_gpu_that_is_not_there_and_gpus_that_are_unknown_are_told_apart() -> None:
+    with pytest.raises(StartError, match="GPU GPU-x is not there"):
+        find_claimed_gpus({"GPU-a": 1, "GPU-x": 1}, GPUS, None)
+    with pytest.raises(StartError, match="the driver is away"):
+        find_claimed_gpus({"GPU-a": 1}, None, "the driver is away")
