@@ -52,6 +52,7 @@ class Endpoint(Wire):
         "The engine's URL of /v1/x is base_url + api_prefix + /x.",
     )
     token: Token | None = Field(default=None, description="Sent to the engine as a bearer token.")
+    remote: bool = Field(default=False, description="Somebody else's server; false: one of the controller's replicas.")
 
 
 class RemoteProbe(Wire):

@@ -56,7 +56,9 @@ def _route(
         if remote is not None:
             token = tokens(model.name)
             secret = SecretStr(token) if token else None
-            endpoints = (Endpoint(replica=model.name, base_url=remote.base_url, api_prefix="", token=secret),)
+            endpoints = (
+                Endpoint(replica=model.name, base_url=remote.base_url, api_prefix="", token=secret, remote=True),
+            )
         else:
             endpoints = tuple(_endpoint(replica, tokens) for replica in sorted(replicas, key=lambda each: each.name))
     return ModelRoute(

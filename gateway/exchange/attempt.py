@@ -13,9 +13,11 @@ from gateway.exchange.client_response import ClientResponse
 from gateway.exchange.services import Services
 from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
 from gateway.server.asgi import Header
-from gateway.upstream.client import EngineBrokenError, EngineCall, EngineFailureError
+from gateway.upstream.client import EngineBrokenError, EngineCall, EngineFailureError, EngineRefusedError
 
 logger = logging.getLogger(__name__)
+
+_TOKEN_REFUSED = 401
 
 
 class AttemptOwner(Protocol):
@@ -103,9 +105,7 @@ class Attempt:
     def cancel(self) -> None:
         """Close the engine's connection, which makes it stop. Harmless after the end."""
         self._leave_replica()
-        call, self._call = self._call, None
-        if call is not None:
-            call.cancel()
+        self._cancel_call()
 
     def pause(self) -> None:
         """Take no more from the engine."""
@@ -130,6 +130,12 @@ class Attempt:
     def engine_head(self, status: int, headers: list[Header]) -> None:
         """An answer begins."""
         services, replica = self._services, self._endpoint.replica
+        if status == _TOKEN_REFUSED and self._endpoint.token is not None and not self._endpoint.remote:
+            # A replica takes its own token: its address has passed to another engine, as Docker gives the address of a
+            # container that has ended to the next one. The connection's first SYN may have gone to the former.
+            self._cancel_call()
+            self.engine_failed(EngineRefusedError("another engine listens at its address"))
+            return
         services.ledger.record_answer(replica)
         if grants := services.admission.record_answer(replica, services.now()):
             services.turns.grant_slots(grants)
@@ -198,6 +204,11 @@ class Attempt:
             self._owner.attempt_failed(failure, replica, resent=self.resent)
         else:
             self._owner.fail_request(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
+
+    def _cancel_call(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
 
     def _leave_replica(self) -> None:
         if self._is_inside:

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from controller.schema.routing import Endpoint
 from gateway.admission.circuit_breaker import LONGEST_PAUSE_S
 from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, Then, script, scripted
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
@@ -136,6 +137,44 @@ async def test_an_engine_that_is_gone_is_left_out_then_tried_and_let_in_again(
         await here.controller.report_where(lambda report: not report.failed)
         async with ask(here, family) as answer:
             assert answer.status == 200
+
+
+REFUSES_TOKEN = script(
+    b"HTTP/1.1 401 Unauthorized\r\ncontent-type: application/json\r\ncontent-length: 80\r\n\r\n"
+    b'{"error":{"message":"Invalid API Key","type":"authentication_error","code":401}}'
+)
+"""As llama-server answers a token that is not its own."""
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_address_that_passed_to_another_engine_counts_as_refused(family: Family, stream: bool) -> None:
+    good = script(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+        len(family.whole), family.whole))  # fmt: skip
+    async with scripted(*[REFUSES_TOKEN] * 9) as stranger, scripted(*[good] * 9) as engine, gateway_harness() as here:
+        made = family.route("m", stranger.url, token="its own", target_inflight=1)
+        await here.publish(made)
+        async with ask(here, family, stream=stream) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (502, "engine_unreachable")
+        await here.controller.report_where(lambda report: "m-0" in report.failed)
+
+        other = Endpoint.model_validate({"replica": "m-1", "base_url": engine.url, "token": "another"})
+        await here.publish(made.model_copy(update={"endpoints": (*made.endpoints, other)}))
+        for _ in range(4):
+            async with ask(here, family) as answer:
+                assert answer.status == 200, "it went to the one that is well"
+        await nothing_left(here)
+
+
+async def test_the_401_of_a_remote_is_its_answer() -> None:
+    async with scripted(REFUSES_TOKEN) as elsewhere, gateway_harness() as here:
+        made = CHAT.route("m", elsewhere.url, token="sk-1")
+        endpoints = (made.endpoints[0].model_copy(update={"remote": True}),)
+        await here.publish(made.model_copy(update={"endpoints": endpoints}))
+        async with ask(here, CHAT) as answer:
+            error = (await answer.json())["error"]
+        assert (error["code"], len(elsewhere.requests)) == ("engine_error", 1)
+        assert "Invalid API Key" in error["message"]
 
 
 @pytest.mark.parametrize("gathers", [False, True])
