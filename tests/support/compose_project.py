@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 import subprocess
@@ -36,14 +35,7 @@ class ComposeProject:
         self.runtime_fixture = runtime_fixture
         self.port = free_port()
         self.name = f"rhtest{secrets.token_hex(3)}"
-        images = runtime_fixture.env()
-        self.settings = os.environ | images | {
-            "COMPOSE_PROJECT_NAME": self.name,
-            "ROUNDHOUSE_PORT": str(self.port),
-            "ROUNDHOUSE_MODELS_DIR": str(folder / "models"),
-            "ROUNDHOUSE_DESIRED_DIR": str(folder / "desired-state"),
-            "ROUNDHOUSE_IMAGE_GATEWAY": runtime_fixture.images["gateway"],
-        }  # fmt: skip
+        self.settings = runtime_fixture.compose_env(self.name, self.port, folder)
 
     def run_compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run docker-compose in the repository."""

@@ -111,6 +111,17 @@ class DockerRuntimeFixture:
             "ROUNDHOUSE_ENGINES_NETWORK": self.network,
         }
 
+    def compose_env(self, project: str, port: int, folder: Path) -> dict[str, str]:
+        """The environment of docker-compose for a project of this instance: its gateway's port, and `models` and
+        `desired-state` below `folder`."""
+        return os.environ | self.env() | {
+            "COMPOSE_PROJECT_NAME": project,
+            "ROUNDHOUSE_PORT": str(port),
+            "ROUNDHOUSE_MODELS_DIR": str(folder / "models"),
+            "ROUNDHOUSE_DESIRED_DIR": str(folder / "desired-state"),
+            "ROUNDHOUSE_IMAGE_GATEWAY": self.images["gateway"],
+        }  # fmt: skip
+
     def identity(self, stack: RoundhouseStack, replica: str) -> str:
         """Container id and start time."""
         container = self.client.containers.get(replica)

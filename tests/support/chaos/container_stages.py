@@ -178,13 +178,7 @@ class ComposeStage:
         self._override = root / "override.yaml"
         with self._override.open("w") as file:
             YAML(typ="safe", pure=True).dump(_volumes_in(state=root / "state", responses=responses), file)
-        self._env = os.environ | fixture.env() | {
-            "COMPOSE_PROJECT_NAME": self._name,
-            "ROUNDHOUSE_PORT": str(port),
-            "ROUNDHOUSE_MODELS_DIR": str(self.models),
-            "ROUNDHOUSE_DESIRED_DIR": str(self.desired),
-            "ROUNDHOUSE_IMAGE_GATEWAY": fixture.images["gateway"],
-        }  # fmt: skip
+        self._env = fixture.compose_env(self._name, port, root)
 
     async def _compose(self, *arguments: str, check: bool = True) -> str:
         files = ["-f", str(REPOSITORY / "compose.yaml"), "-f", str(self._override)]
