@@ -198,6 +198,13 @@ class Engine:
         """What a replica takes of memory, by what is read of `artifacts`, by path; None: nothing is here to say it."""
         return None
 
+    def is_held_to_claim(self, definition: Definition) -> bool:
+        """Whether the engine is told how much of each GPU it may take, and does not load where that is too little.
+
+        Then a replica that took little shows how little it was given, not how little it needs.
+        """
+        return False
+
     def parse_progress(self, log_tail: str) -> float | None:
         """How far a load is, 0 to 1, by the engine's log; None: it does not tell."""
         return None

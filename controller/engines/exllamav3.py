@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from controller.artifacts.facts import Artifact
-from controller.engines.base import SHM_BYTES, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
+from controller.engines.base import SHM_BYTES, ClaimedGpu, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import apply_declared
 from controller.engines.families import ChatFormat, family_of, thinking_modes
 from controller.engines.hf_worker import HF_VERDICTS
 from controller.engines.load_fields import LoadFault, LoadField, LoadValue
-from controller.engines.memory import Forecast
+from controller.engines.memory import CUDA_OVERHEAD, MIB, Forecast
 from controller.engines.memory_hf import ExLlamaLoad, predict_exllama
 from controller.engines.worker import (
     WORKER_CHAT_APIS,
@@ -112,6 +112,7 @@ _FLAGS = (
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (r"ExLlamaV3 needs a GPU", Verdict("ExLlamaV3 needs a GPU: declare `gpus`", True)),
     (r"ExLlamaV3 sees none of the GPUs", Verdict("ExLlamaV3 sees none of its GPUs: look after the driver")),
+    (r"ExLlamaV3 sees \d+ of the", Verdict("ExLlamaV3 does not see all of its GPUs: look after the driver")),
     (
         r"ExLlamaV3 cannot be used: No module named",
         Verdict("ExLlamaV3 is not installed (extra `exllamav3`)", True),
@@ -119,7 +120,14 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (r"cannot open .*/config\.json|there are no weights", Verdict("not an EXL3 folder", True)),
     (r"Tensor-parallel is not currently implemented", Verdict("this model has no tensor parallelism", True)),
     (r"POSIX shared memory", Verdict("too little shared memory (/dev/shm)")),
-    (r"out of memory|Insufficient VRAM|OutOfMemoryError|MemoryError", Verdict("out of memory")),
+    (
+        r"Insufficient VRAM in split",
+        Verdict(
+            "the model and its cache do not fit into what it may take of its GPUs: raise `vram_mib`, make "
+            "`exllama_cache_size` smaller, or give it more GPUs"
+        ),
+    ),
+    (r"out of memory|OutOfMemoryError|MemoryError", Verdict("out of memory")),
     (r"ExLlamaV3 failed: ", Verdict("the engine failed while it answered")),
     *HF_VERDICTS,
     gpu_verdict("ExLlamaV3"),
@@ -209,6 +217,8 @@ class ExLlamaV3(Engine):
                 args += (flag, str(value))
         if definition.exllama_tensor_parallel:
             args.append("--tensor-parallel")
+        if len(ctx.gpus) > 1:
+            args += ("--use-per-device", ",".join(_limit_gib(gpu) for gpu in ctx.gpus))
         args += definition.extra_args
         image = self.resolve_image(definition, ctx.images)
         shm_bytes = SHM_BYTES if ctx.runtime == "docker" and definition.exllama_tensor_parallel else None
@@ -224,6 +234,11 @@ class ExLlamaV3(Engine):
             tensor_parallel=bool(definition.exllama_tensor_parallel),
         )
         return predict_exllama(definition.model_path, artifacts, load)
+
+    def is_held_to_claim(self, definition: Definition) -> bool:
+        """Where several GPUs get whole layers each. With tensor parallelism what it is told says the shares alone."""
+        assert isinstance(definition, ExLlamaV3Definition)
+        return (definition.gpu_count or 0) > 1 and not definition.exllama_tensor_parallel
 
     def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
         """The folder with its configuration and its tokenizer."""
@@ -247,3 +262,8 @@ class ExLlamaV3(Engine):
     def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
         """By the sentences that the worker and ExLlamaV3 write."""
         return first_verdict(_VERDICTS, log_tail)
+
+
+def _limit_gib(gpu: ClaimedGpu) -> str:
+    """What ExLlamaV3 may allocate there, as text: it does not count the CUDA context. 0 would leave the GPU out."""
+    return f"{max(1, gpu.claim_mib - CUDA_OVERHEAD // MIB) / 1024:.3f}"

@@ -172,15 +172,21 @@ def predict_exllama(path: str, artifacts: Mapping[str, Artifact], load: ExLlamaL
     cache = _exllama_cache(shape, load.cache_quant)
     if isinstance(cache, Unpredicted):
         return cache
-    # Without tensor parallelism it goes on to the next GPU only when one is full.
-    parts = load.gpus if load.tensor_parallel else 1
+    # Without tensor parallelism a GPU is left for the next one when a whole layer no longer fits there.
+    layers = shape.layers if load.gpus > 1 and not load.tensor_parallel else None
     gpu = MemoryParts(
-        weights=-(-sum(facts.weights.values()) // parts),
-        kv_cache=-(-tokens * cache // parts),
+        weights=_largest_share(sum(facts.weights.values()), load.gpus, layers),
+        kv_cache=_largest_share(tokens * cache, load.gpus, layers),
         compute=_EXLLAMA_BATCH * 3 * (shape.width + shape.inner) * _HALF + _EXLLAMA_BATCH * shape.vocabulary * _HALF,
         overhead=_TORCH_CUDA,
     )
     return Prediction(gpu, MemoryParts(overhead=WORKER_OVERHEAD), load.gpus)
+
+
+def _largest_share(total: int, gpus: int, layers: int | None) -> int:
+    """What one of so many GPUs gets at most; `layers` None: a layer can be divided."""
+    share = -(-total // gpus)
+    return share if layers is None else min(total, share + -(-total // layers))
 
 
 def _exllama_cache(shape: HfShape, quant: str | None) -> int | Unpredicted:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
+from controller.engines import ENGINES
 from controller.state import DesiredModel, Gpu, Requirement
 
 FIRST_LOOK_S: Final = 5.0
@@ -38,6 +39,22 @@ class ObservationSource(Protocol):
         """Of those that were seen at all."""
 
 
+def combine_requirements(
+    observation: Requirement, prediction: Requirement | None, *, is_held_to_claim: bool
+) -> Requirement:
+    """What to set aside for a replica whose like was observed. `prediction` None: nothing is predicted.
+
+    `is_held_to_claim`: the engine took what an earlier claim let it take. Were the next claim made of that, each load
+    would get less than the one before, until it failed.
+    """
+    if is_held_to_claim:
+        predicted_mib = prediction.per_gpu_mib if prediction is not None else None
+        per_gpu_mib = None if predicted_mib is None else max(predicted_mib, observation.per_gpu_mib or 0)
+        observation = replace(observation, per_gpu_mib=per_gpu_mib)
+    # A share has to be free when it starts, however little it was seen to take then.
+    return observation if prediction is None else replace(observation, gpu_share=prediction.gpu_share)
+
+
 class Requirements:
     """Both, and a look at the files that goes on beside the rounds."""
 
@@ -62,10 +79,12 @@ class Requirements:
             self._awaited_look = self._look_task
             await asyncio.wait({self._look_task}, timeout=FIRST_LOOK_S)
         requirements = dict(self._predicted.predict_requirements(engine_models))
+        held_names = {
+            model.name for model in engine_models if ENGINES[model.backend].is_held_to_claim(model.definition)
+        }
         for name, observation in self._observed.observed_requirements(engine_models, gpus).items():
-            # A share has to be free when it starts, however little it was seen to take then.
-            requirements[name] = (
-                replace(observation, gpu_share=requirements[name].gpu_share) if name in requirements else observation
+            requirements[name] = combine_requirements(
+                observation, requirements.get(name), is_held_to_claim=name in held_names
             )
         return requirements
 

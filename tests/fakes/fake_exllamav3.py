@@ -1,8 +1,9 @@
 """ExLlamaV3 1.6.5 without a GPU: its interface as far as the worker uses it, computing the demo model on the CPU.
 
-It keeps to the real one's rules: the cache comes before the load and is paged, a job takes its pages when it starts
-and waits while there are none, `iterate` makes one token for every job at work, `cancel` gives pages back, and what a
-job held back (half a character, the end token) comes with its last result.
+It keeps to the real one's rules: the cache comes before the load and is paged, GPUs are filled one after the other up
+to `use_per_device` (main memory stands for theirs), a job takes its pages when it starts and waits while there are
+none, `iterate` makes one token for every job at work, `cancel` gives pages back, and what a job held back (half a
+character, the end token) comes with its last result.
 `tests/unit/fakes/test_fake_exllamav3.py` holds it to the real signatures. It tells what it does on stderr.
 """
 
@@ -19,6 +20,8 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer as HFTokenizer
+
+from tests.fakes import fake_torch
 
 PAGE_SIZE = 256
 STEP_S = 0.003
@@ -67,6 +70,7 @@ class Model:
 
     def load_gen(
         self,
+        use_per_device: list[float] | float | None = None,
         tensor_p: bool = False,
         callback: Callable[[int, int], None] | None = None,
         max_batch_size: int = 1,
@@ -77,6 +81,7 @@ class Model:
         weights = load_file(Path(self.config.directory) / "model.safetensors")
         embedding, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
         norm = np.sqrt(embedding.shape[1])
+        per_device = [] if tensor_p else self._fill_devices(weights, find_limits(use_per_device))
         self.following = lambda token: head @ embedding[token] * norm
         for done in (0, 1, 2):
             if callback:
@@ -84,7 +89,41 @@ class Model:
             yield
         for cache in self.caches:
             cache.initialized = True
-        _tell(f"loaded, tensor_p={tensor_p}, max_batch_size={max_batch_size}")
+        _tell(f"loaded, tensor_p={tensor_p}, max_batch_size={max_batch_size}, use_per_device={use_per_device}")
+        _tell(f"modules on each GPU: {per_device}")
+
+    def _fill_devices(self, weights: Mapping[str, Any], limits: Sequence[int]) -> list[int]:
+        """How many modules each GPU gets. Embeddings stay in main memory; each layer brings its cache along."""
+        config = self.config.config_dict
+        names = [f"model.layers.{layer}." for layer in range(config["num_hidden_layers"])]
+        cached = sum(each.bytes_of_layer for each in self.caches)
+        sizes = [sum(each.nbytes for key, each in weights.items() if key.startswith(name)) + cached for name in names]
+        sizes += [weights["model.norm.weight"].nbytes, weights["lm_head.weight"].nbytes]
+        used, counts, device = [0] * len(limits), [0] * len(limits), 0
+        for size in sizes:
+            while used[device] + size > limits[device]:
+                device += 1
+                if device >= len(limits):
+                    raise RuntimeError("Insufficient VRAM in split for model and cache")
+            if device >= fake_torch.cuda.device_count():
+                raise RuntimeError("CUDA error: invalid device ordinal")
+            used[device] += size
+            counts[device] += 1
+        return counts
+
+
+def find_limits(use_per_device: list[float] | float | None) -> list[int]:
+    """Bytes that each GPU may give; the fake GPUs themselves have no end. GPUs with a limit of 0 are left out."""
+    count = fake_torch.cuda.device_count()
+    if use_per_device is None:
+        return [sys.maxsize] * count
+    if isinstance(use_per_device, float | int):
+        use_per_device = [use_per_device] * count
+    elif not isinstance(use_per_device, list):
+        raise ValueError(  # noqa: TRY004 - as the real one
+            "use_per_device must be float or list[float]"
+        )
+    return [int(each * 1024**3) for each in use_per_device]
 
 
 class CacheLayer_fp16:  # noqa: N801 - the real name
@@ -119,6 +158,9 @@ class Cache:
         self.initialized = False
         self.max_num_tokens = max_num_tokens
         (layer_type or CacheLayer_fp16)(model.config, None, id(self), max_num_tokens, **kwargs)
+        config = model.config.config_dict
+        bits = (kwargs["k_bits"] + kwargs["v_bits"]) if kwargs else 2 * 16
+        self.bytes_of_layer = max_num_tokens * config["num_key_value_heads"] * config["head_dim"] * bits // 8
         model.caches.append(self)
         _tell(f"cache of {max_num_tokens}, {(layer_type or CacheLayer_fp16).__name__}, {kwargs}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -46,6 +47,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--cache-quant", type=_bits, metavar="K[,V]", help="bits of the KV cache; default: fp16")
     parser.add_argument("--max-rq-tokens", type=int, metavar="N", help="tokens of one request at most")
     parser.add_argument("--tensor-parallel", action="store_true", help="split each layer over all GPUs")
+    parser.add_argument(
+        "--use-per-device",
+        type=_gibibytes,
+        metavar="GIB[,GIB...]",
+        help="memory of each GPU to use, beside the CUDA context; default: all that is free, one GPU after the other",
+    )
     parser.add_argument("--prompt-format", choices=CHAT_FORMATS, help="what the chat template in the folder is")
 
 
@@ -82,8 +89,12 @@ class ExLlamaV3(HFEngine):
             _import_package(package)
         self.open_folder(folder, args.prompt_format)
         torch = self._torch = _import_package("torch")
-        if not torch.cuda.device_count():
+        gpus = torch.cuda.device_count()
+        if not gpus:
             raise LoadError(_no_gpu(os.environ))
+        if args.use_per_device is not None and gpus < len(args.use_per_device):
+            given = len(args.use_per_device)
+            raise LoadError(f"ExLlamaV3 sees {gpus} of the {given} GPUs that it was given: look after the driver")
         with lock_extension("exllamav3_ext"):
             exllamav3 = self._exllamav3 = _import_package("exllamav3")
         try:
@@ -92,7 +103,12 @@ class ExLlamaV3(HFEngine):
             size = args.cache_size or -(-config.max_position_embeddings // PAGE) * PAGE
             # Before the load, which allocates what is attached by then.
             cache = exllamav3.Cache(model, max_num_tokens=size, max_batch_size=self.slots, **self._quantization())
-            model.load(tensor_p=args.tensor_parallel, max_batch_size=self.slots, callback=_tell_progress)
+            model.load(
+                use_per_device=args.use_per_device,
+                tensor_p=args.tensor_parallel,
+                max_batch_size=self.slots,
+                callback=_tell_progress,
+            )
             tokenizer = exllamav3.Tokenizer.from_config(config)
             generator = exllamav3.Generator(model, cache, tokenizer, max_batch_size=self.slots)
         except Exception as error:
@@ -173,3 +189,13 @@ def _bits(text: str) -> tuple[int, int]:
     if len(parts) != text.count(",") + 1 or len(parts) > 2 or not all(part in BITS for part in parts):
         raise ArgumentTypeError(f"must be bits from 2 to 8, for K and V alike or as `K,V`; is {text:.20}")
     return parts[0], parts[-1]
+
+
+def _gibibytes(text: str) -> list[float]:
+    try:
+        limits = [float(part) for part in text.split(",")]
+    except ValueError:
+        limits = []
+    if limits and all(0 < limit < math.inf for limit in limits):
+        return limits
+    raise ArgumentTypeError(f"must be numbers above 0, in GiB, one for each GPU; is {text:.40}")

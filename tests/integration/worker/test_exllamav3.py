@@ -19,12 +19,16 @@ from tests.support.clockwork_folders import make_hf
 from tests.support.scripted_models import CHAT, USER, told
 from tests.support.worker_engines import END, ROOT, load_error, start
 from tests.support.worker_process import Worker, eventually, leave
+from worker.__main__ import parse_engine
 from worker.clockwork import SENTENCE, make_vocabulary
 
 pytestmark = pytest.mark.engines
 
 ENDLESS: dict[str, Any] = {"prompt": "<|assistant|>", "logit_bias": {END: -1000}, "stream": True}
 HELLO = {"messages": USER}
+LISTEN = ("--host", "127.0.0.1", "--port", "1", "--served-name", "m")
+SPLIT = ("--cache-size", "8192", "--use-per-device")
+"""On two layers of 0.6 MiB, each with 2 MiB of cache, a norm and a head."""
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,13 @@ def small(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Wor
     flags = ("--model", str(model), "--cache-size", "512", "--cache-quant", "8")
     with start("exllamav3", tmp_path_factory.mktemp("small") / "log", *flags) as running:
         yield running.ready()
+
+
+def _fake_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """The fakes, in this process, with so many GPUs."""
+    monkeypatch.setitem(sys.modules, "exllamav3", fake_exllamav3)
+    monkeypatch.setitem(sys.modules, "torch", fake_torch)
+    monkeypatch.setenv("FAKE_GPUS", str(count))
 
 
 def last_job(worker: Worker) -> int:
@@ -150,6 +161,42 @@ def test_a_load_s_own_values_reach_the_engine_and_a_lock_that_a_killed_compile_l
     assert not lock.exists()
 
 
+@pytest.mark.parametrize(("limit", "split"), [("1,1", "[4, 0]"), ("0.003,0.003", "[1, 3]")])
+def test_layers_go_to_the_next_gpu_where_one_has_what_was_claimed_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path, limit: str, split: str
+) -> None:
+    _fake_gpus(monkeypatch, 2)
+    module, args = parse_engine("exllamav3", [*LISTEN, *("--model", str(model), *SPLIT, limit)])
+    module.create(args).load_model()
+    assert f"exllamav3: modules on each GPU: {split}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gpus", "limit", "line", "plainly"),
+    [
+        (2, "0.002,0.003", "cannot load {model}: Insufficient VRAM in split for model and cache", "raise `vram_mib`"),
+        (1, "1,1", "sees 1 of the 2 GPUs that it was given: look after the driver", "does not see all of its GPUs"),
+    ],
+)
+def test_gpus_that_are_too_small_or_too_few_for_their_limits(
+    monkeypatch: pytest.MonkeyPatch, model: Path, gpus: int, limit: str, line: str, plainly: str
+) -> None:
+    _fake_gpus(monkeypatch, gpus)
+    said = load_error("exllamav3", model, *SPLIT, limit)
+    assert said == f"ExLlamaV3 {line.format(model=model)}"
+    verdict = ENGINES["exllamav3"].explain_exit(1, said)
+    assert verdict is not None
+    assert plainly in verdict.message
+    assert not verdict.permanent
+
+
+@pytest.mark.parametrize("limit", ["", "0,1", "1,-1", "1,x", "inf", "nan,1"])
+def test_limits_that_are_none(model: Path, limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_engine("exllamav3", [*LISTEN, "--model", str(model), f"--use-per-device={limit}"])
+    assert "must be numbers above 0, in GiB, one for each GPU" in capsys.readouterr().err
+
+
 def test_a_generator_that_breaks_ends_the_worker(model: Path, tmp_path: Path) -> None:
     site = tmp_path / "broken"
     site.mkdir()
@@ -179,9 +226,7 @@ def test_a_generator_that_breaks_ends_the_worker(model: Path, tmp_path: Path) ->
 def test_without_a_gpu_it_says_so_and_one_that_was_given_may_come_back(
     monkeypatch: pytest.MonkeyPatch, model: Path, given: str, line: str, plainly: str, permanent: bool
 ) -> None:
-    monkeypatch.setitem(sys.modules, "exllamav3", fake_exllamav3)
-    monkeypatch.setitem(sys.modules, "torch", fake_torch)
-    monkeypatch.setenv("FAKE_GPUS", "0")
+    _fake_gpus(monkeypatch, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     said = load_error("exllamav3", model)
     assert said == f"ExLlamaV3 {line}"

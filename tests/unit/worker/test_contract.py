@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, get_args
 
 import pytest
 
 from controller.engines import ENGINES
-from controller.engines.base import RenderContext
+from controller.engines.base import ClaimedGpu, RenderContext
 from controller.engines.ct2 import ComputeType
 from controller.engines.families import ChatFormat, PromptFormat
 from worker import __main__ as worker_main
@@ -63,7 +64,7 @@ PROMPT = {"prompt_format": "translategemma_template"}
 STUB = {"stub_text": "-- hi", "stub_load_s": 0.5, "stub_token_delay_ms": 20, "stub_fail": "no"}
 
 
-def rendered(backend: str, fields: dict[str, Any]) -> list[str]:
+def rendered(backend: str, fields: dict[str, Any], gpus: tuple[ClaimedGpu, ...] = ()) -> list[str]:
     """The command line after `python -m worker`, as the process runtime starts it."""
     engine = ENGINES[backend]
     model = {} if backend == "stub" else {"model_path": "m.gguf"}
@@ -76,6 +77,7 @@ def rendered(backend: str, fields: dict[str, Any]) -> list[str]:
         port=8099,
         cache_dir=PurePosixPath("/cache"),
         executables={"python": "python"},
+        gpus=gpus,
     )
     python, dash_m, worker, *arguments = engine.render_command(definition, context).argv
     assert (python, dash_m, worker) == ("python", "-m", "worker")
@@ -127,6 +129,19 @@ def test_every_field_of_ct2_and_exllamav3_reaches_the_engine() -> None:
     args = vars(worker_main.parse_engine(exllamav3, flags)[1])
     assert (args["cache_size"], args["cache_quant"], args["max_rq_tokens"]) == (4096, (8, 4), 2048)
     assert (args["tensor_parallel"], args["prompt_format"]) == (True, "gemma4_template")
+
+
+@pytest.mark.parametrize("fields", [{}, {"exllama_tensor_parallel": True}])
+def test_exllamav3_learns_how_much_of_each_of_several_gpus_it_may_take(fields: dict[str, Any]) -> None:
+    gpus = (ClaimedGpu("GPU-b", 11_264, 24_000), ClaimedGpu("GPU-a", 5_000, 8_000))
+    exllamav3, *flags = rendered("exllamav3", fields, gpus)
+    # In GiB, as the library counts, without the CUDA context, which it does not count.
+    assert worker_main.parse_engine(exllamav3, flags)[1].use_per_device == [10.5, 4.383]
+    for few in ((), gpus[:1]):
+        exllamav3, *flags = rendered("exllamav3", fields, few)
+        assert worker_main.parse_engine(exllamav3, flags)[1].use_per_device is None, "one GPU is not divided"
+    exllamav3, *flags = rendered("exllamav3", fields, tuple(replace(gpu, claim_mib=1) for gpu in gpus))
+    assert min(worker_main.parse_engine(exllamav3, flags)[1].use_per_device) > 0, "0 would leave the GPU out"
 
 
 def test_lists_that_both_sides_have() -> None:

@@ -20,6 +20,8 @@ from controller.engines.memory import (
 )
 from controller.engines.memory_hf import HfShape, hf_shape, kv_bytes_per_token
 from controller.engines.memory_llama import LlamaLoad, predict_llama
+from controller.planning.placement import ClaimLedger, Placement, place_replica
+from controller.state import DesiredModel, Gpu, ObservedState, Requirement, Statement
 
 KIB = 1024
 GIB = 1024 * MIB
@@ -247,13 +249,31 @@ def test_exllama_keeps_a_cache_of_fixed_size() -> None:
     quantised = predicted("exllamav3", FOLDER, exllama_cache_quant="8,4", **fields)
     assert quantised.gpu.kv_cache == 16384 * 32 * 1024 * (34 + 18) // 32
     assert predicted("exllamav3", FOLDER, exllama_cache_quant="8", **fields).gpu.kv_cache == 16384 * 32 * 2 * 1088
-    for split, share in ((True, 2), (False, 1)):
-        two = predicted("exllamav3", FOLDER, **fields | {"gpus": 2, "exllama_tensor_parallel": split}).gpu
-        assert two.weights == 16 * GIB // share, "without tensor parallelism it fills one GPU first"
+    two = predicted("exllamav3", FOLDER, **fields | {"gpus": 2, "exllama_tensor_parallel": True}).gpu
+    assert (two.weights, two.kv_cache) == (8 * GIB, GIB)
     deepseek = LLAMA_3_8B | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
     latent = HfFolder(GIB, deepseek, {"bf16": GIB})
     assert predicted("exllamav3", latent, **fields).gpu.kv_cache == 16384 * 32 * 576 * 2
     assert "latent" in reason("exllamav3", latent, exllama_cache_quant="8", **fields)
+
+
+def test_exllama_divides_whole_layers_over_gpus() -> None:
+    fields: dict[str, Any] = {"model_path": "m", "exllama_cache_size": 16384}
+    one, two = (predicted("exllamav3", FOLDER, gpus=gpus, **fields).gpu for gpus in (1, 2))
+    assert (one.weights, one.kv_cache) == (16 * GIB, 2 * GIB)
+    assert two.weights == 8 * GIB + 16 * GIB // 32, "a GPU may be left by one of the 32 layers too early"
+    assert two.kv_cache == GIB + 2 * GIB // 32
+    assert (two.compute, two.overhead) == (one.compute, one.overhead), "each GPU computes its layers by itself"
+
+
+def test_a_model_of_exllama_that_no_gpu_could_hold_alone_is_placed_on_two() -> None:
+    forecast = predicted("exllamav3", FOLDER, model_path="m", gpus=2, exllama_cache_size=16384)
+    needed_mib = -(-forecast.gpu.total // MIB)
+    gpus = tuple(Gpu(f"GPU-{index}", index, "RTX", 12 * 1024) for index in (0, 1))
+    definition = ENGINES["exllamav3"].definition.model_validate({"backend": "exllamav3", "model_path": "m", "gpus": 2})
+    model = DesiredModel("m", definition, "exllamav3", "h", 1, Statement("file", 0.0, ""), gpu_count=2)
+    observed = ObservedState(1.0, gpus=gpus, requirements={"m": Requirement(needed_mib)})
+    assert place_replica(model, observed, ClaimLedger()) == Placement({"GPU-0": needed_mib, "GPU-1": needed_mib})
 
 
 @pytest.mark.parametrize(

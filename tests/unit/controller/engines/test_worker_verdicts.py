@@ -11,6 +11,8 @@ from controller.engines import ENGINES
 from controller.engines.base import Launch, RenderContext
 from worker.__main__ import parse_engine
 
+NO_ROOM_IN_SPLIT = "Insufficient VRAM in split for model and cache"
+
 
 def launch(backend: str, runtime: Any = "docker", **fields: Any) -> Launch:
     context = RenderContext(
@@ -40,6 +42,9 @@ def test_layers_that_are_split_over_gpus_are_passed_through_shared_memory() -> N
         ("exllamav3", "ExLlamaV3 cannot load /m: CUDA error: all CUDA-capable devices are busy", "the GPU", False),
         ("exllamav3", "ExLlamaV3 cannot load /m: NCCL error in: ProcessGroup.cpp", "the GPU", False),
         ("exllamav3", "ExLlamaV3 cannot load /m: CUDA out of memory. Tried to allocate", "out of memory", False),
+        # turboderp-org/exllamav3#50, #361
+        ("exllamav3", f"ExLlamaV3 cannot load /m: {NO_ROOM_IN_SPLIT}", "raise `vram_mib`", False),
+        ("exllamav3", "ExLlamaV3 sees 1 of the 2 GPUs that it was given", "does not see all of its GPUs", False),
         ("exllamav3", "ExLlamaV3 cannot load /models/CUDA-7B: Unknown architecture X in", "not a model", True),
         ("exllamav3", "ExLlamaV3 cannot be used: No module named 'torch' (it is the extra", "not installed", True),
         ("exllamav3", "ExLlamaV3 cannot be used: libcudart.so.12: cannot open shared", "ExLlamaV3 cannot be", False),

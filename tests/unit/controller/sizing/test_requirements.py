@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from controller.engines.exllamav3 import ExLlamaV3Definition
 from controller.sizing import requirements as module
 from controller.sizing.requirements import Requirements
 from controller.state import DesiredModel, Gpu, Requirement
@@ -93,4 +94,61 @@ async def test_a_disk_that_does_not_answer_or_fails_holds_up_no_round(
     files.done.set()
     await until("it is told", lambda: "no such disk" in caplog.text)
     assert await needs.requirements_of(models, ()) == {"b": Requirement(host_mib=200)}
+    await needs.close()
+
+
+class SeenOnGpus:
+    """Each model was seen to take 700 MiB of its GPUs at most."""
+
+    def observed_requirements(
+        self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None
+    ) -> Mapping[str, Requirement]:
+        """Of all of them."""
+        return {model.name: Requirement(per_gpu_mib=700, host_mib=5) for model in models}
+
+
+@dataclass
+class PredictedOnGpus(Files):
+    """Files that say what their model takes of each GPU, where there is a figure for it."""
+
+    per_gpu_mib: Mapping[str, int] = field(default_factory=dict)
+
+    def predict_requirements(self, models: Iterable[DesiredModel]) -> Mapping[str, Requirement]:
+        """By the figures."""
+        return {name: Requirement(per_gpu_mib=mib) for name, mib in self.per_gpu_mib.items()}
+
+
+def exllama(name: str, gpus: int, *, tensor_parallel: bool = False) -> DesiredModel:
+    """A model of ExLlamaV3 on so many GPUs."""
+    definition = ExLlamaV3Definition(
+        backend="exllamav3", model_path=name, gpus=gpus, exllama_tensor_parallel=tensor_parallel
+    )
+    return replace(autoload(name, 0), definition=definition, backend="exllamav3", gpu_count=gpus)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tensor_parallel", "predicted_mib", "required_mib"),
+    [
+        (2, False, 1000, 1000),
+        (2, False, 600, 700),
+        (2, False, None, None),
+        (2, True, 1000, 700),
+        (1, False, 1000, 700),
+    ],
+    ids=[
+        "an engine that is held to its claim took less because of that claim",
+        "what it took beyond its claim is claimed the next time",
+        "without a prediction it gets whole GPUs each time",
+        "tensor parallelism holds it to nothing",
+        "one GPU is not divided",
+    ],
+)
+async def test_what_an_engine_took_that_is_held_to_its_claim_never_lessens_the_claim(
+    gpus: int, tensor_parallel: bool, predicted_mib: int | None, required_mib: int | None
+) -> None:
+    files = PredictedOnGpus(per_gpu_mib={} if predicted_mib is None else {"m": predicted_mib})
+    files.done.set()
+    needs = Requirements(files, SeenOnGpus(), lambda: None)
+    requirements = await needs.requirements_of([exllama("m", gpus, tensor_parallel=tensor_parallel)], ())
+    assert requirements == {"m": Requirement(per_gpu_mib=required_mib, host_mib=5)}
     await needs.close()
