@@ -25,8 +25,8 @@ up: $(VENV)/.installed models/clockwork.gguf ## Serve desired-state/ on http://1
 
 install: $(VENV)/.installed ## The environment alone, in .venv.
 
-images: ## The four container images.
-	@images/build
+images: ## The four container images; ENGINES="exllamav3 vllm" builds the workers of these engines instead.
+	@images/build $(if $(ENGINES),--engines "$(ENGINES)") $(ARGS)
 
 test: $(VENV)/.installed-dev models/clockwork.gguf ## Everything that this machine can run; ARGS are pytest's.
 	@exec $(PYTEST) $(ARGS)

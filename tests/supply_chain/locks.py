@@ -25,6 +25,10 @@ IMAGE_LOCKS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 """What the default build of an image installs."""
+ENGINE_IMAGE_LOCKS: Final[Mapping[str, tuple[str, ...]]] = {
+    f"worker-{engine}": ("requirements/worker.txt", f"images/worker/{engine}.txt") for engine in ("exllamav3", "vllm")
+}
+"""The same of images that `make images` builds only where it is told to."""
 _OPTION: Final = re.compile(r"\s--hash=\S+")
 _HASH: Final = re.compile(r"\s--hash=sha256:([0-9a-f]{64})(?=\s|$)")
 

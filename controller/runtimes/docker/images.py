@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -40,6 +41,12 @@ def _inspect(client: docker.APIClient, image: str) -> Mapping[str, Any] | None:
 def is_built_here(image: str) -> bool:
     """Whether an image is one of ours, which no registry serves: whoever holds that name there is a stranger."""
     return image.startswith(BUILT_HERE)
+
+
+def build_command(image: str) -> str:
+    """What builds that image of ours."""
+    engine = re.match(rf"{BUILT_HERE}worker-(exllamav3|vllm)(?![\w-])", image)
+    return "make images" if engine is None else f"make images ENGINES={engine[1]}"
 
 
 def pull_image(client: docker.APIClient, image: str, stop_event: threading.Event) -> None:

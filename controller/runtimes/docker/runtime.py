@@ -31,7 +31,7 @@ from controller.runtimes.docker.containers import (
 from controller.runtimes.docker.error_messages import start_error
 from controller.runtimes.docker.events import EventWatch
 from controller.runtimes.docker.gpus import GpuProbe
-from controller.runtimes.docker.images import image_environment, image_id, is_built_here, pull_image
+from controller.runtimes.docker.images import build_command, image_environment, image_id, is_built_here, pull_image
 from controller.runtimes.docker.inspect import phase_of, seen_replica
 from controller.runtimes.docker.labels import REPLICA_ROLE, ROLE, UnreadableLabelsError, is_own, own_filter
 from controller.runtimes.docker.loader_variables import find_loader_problem
@@ -270,7 +270,7 @@ class DockerRuntime:
         except DaemonRefusedError as refused_error:
             return PreflightResult(False, time.time(), str(start_error(refused_error.message, image)))
         if image_env is None and is_built_here(image):
-            return PreflightResult(False, time.time(), f"image {image} is missing: `make images` builds it")
+            return PreflightResult(False, time.time(), f"image {image} is missing: `{build_command(image)}` builds it")
         if image_env is None:
             return PreflightResult(False, time.time(), f"image {image} is missing", missing_image=image)
         problem = find_loader_problem(image, image_env, definition.env) if definition.gpu_count else None
