@@ -62,6 +62,12 @@ class ControllerSettings(BaseSettings):
         "roundhouse/llama-server:latest", min_length=1, description="Container image of llama-server."
     )
     image_worker: str = Field("roundhouse/worker:latest", min_length=1, description="Container image of the worker.")
+    image_worker_exllamav3: str = Field(
+        "roundhouse/worker-exllamav3:latest", min_length=1, description="Container image of the worker with ExLlamaV3."
+    )
+    image_worker_vllm: str = Field(
+        "roundhouse/worker-vllm:latest", min_length=1, description="Container image of the worker with vLLM."
+    )
     image_vllm: str = Field(
         "vllm/vllm-openai:latest", min_length=1, description="Container image of vLLM's own server."
     )
@@ -181,7 +187,13 @@ class ControllerSettings(BaseSettings):
     @property
     def images(self) -> dict[str, str]:
         """Default image by image kind, as `RenderContext.images`."""
-        return {"llama-server": self.image_llama_server, "worker": self.image_worker, "vllm": self.image_vllm}
+        return {
+            "llama-server": self.image_llama_server,
+            "worker": self.image_worker,
+            "worker-exllamav3": self.image_worker_exllamav3,
+            "worker-vllm": self.image_worker_vllm,
+            "vllm": self.image_vllm,
+        }
 
 
 def url_of(host: str, port: int) -> str:

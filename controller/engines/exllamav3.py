@@ -140,7 +140,7 @@ class ExLlamaV3(Engine):
     """Renders the worker's command line."""
 
     name: ClassVar[str] = "exllamav3"
-    image_kind: ClassVar[str | None] = "worker"
+    image_kind: ClassVar[str | None] = "worker-exllamav3"
     start_timeout_s: ClassVar[float] = 3600.0
     """It compiles itself at its first start."""
     most_inflight: ClassVar[int | None] = 16

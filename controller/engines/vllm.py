@@ -162,7 +162,7 @@ class Vllm(VllmEngine):
 
     name: ClassVar[str] = "vllm"
     definition = VllmDefinition
-    image_kind: ClassVar[str | None] = "worker"
+    image_kind: ClassVar[str | None] = "worker-vllm"
 
     def build_program(self, definition: VllmFields, ctx: RenderContext) -> tuple[str, ...]:
         """`python -m worker vllm --`."""

@@ -35,7 +35,13 @@ from tests.support.goldens.product import (
 MODEL: Final = "org/model:q4"
 INSTANCE: Final = "golden"
 SECRET: Final = b"golden secret"
-IMAGES: Final = {"llama-server": "llama-server:1", "worker": "worker:1", "vllm": "vllm:1"}
+IMAGES: Final = {
+    "llama-server": "llama-server:1",
+    "worker": "worker:1",
+    "worker-exllamav3": "worker-exllamav3:1",
+    "worker-vllm": "worker-vllm:1",
+    "vllm": "vllm:1",
+}
 USER: Final = UserIdentity(1000, 1001)
 PROGRAMS: Final = {"python": "/opt/venv/bin/python", "llama-server": "/usr/bin/llama-server"}
 GPU_MIB: Final = 24_000

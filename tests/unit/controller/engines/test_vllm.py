@@ -24,7 +24,7 @@ DOCKER = RenderContext(
     host="0.0.0.0",
     port=8000,
     cache_dir=PurePosixPath("/cache/7"),
-    images={"vllm": "img/vllm", "worker": "img/worker"},
+    images={"vllm": "img/vllm", "worker-vllm": "img/worker-vllm"},
 )
 PROCESS = RenderContext(
     runtime="process",
