@@ -17,6 +17,14 @@ _NO_SHARE: Final = "0.01"
 """Of a GPU's memory, where the cache has its size in bytes: vLLM takes none by it then, but does not start unless that
 share is free (v1/worker/utils.py, `request_memory`), by its default nearly all."""
 
+_OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+"""huggingface_hub asks nothing of the hub then: what is not in the model's folder is missing at once, where a closed
+network would first let each request time out."""
+_NAMING_FLAGS: Final = frozenset(
+    {"--model", "--tokenizer", "--hf-config-path", "--speculative-config", "-sc", "--lora-modules", "--config"}
+)
+"""Arguments whose value may be a name on the hub, or hold one."""
+
 _FLAGS: Final[tuple[tuple[str, str], ...]] = (
     ("vllm_max_model_len", "--max-model-len"),
     ("vllm_dtype", "--dtype"),
@@ -64,8 +72,8 @@ def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) ->
 
 
 def vllm_environment(definition: VllmFields, ctx: RenderContext) -> dict[str, str]:
-    """Nothing is told to anybody. What is compiled outlives the engine, and so does what a container downloads; a
-    process uses the operator's own cache of the hub."""
+    """Nothing is told to anybody, and nothing asked where every model is a path. What is compiled outlives the engine,
+    and so does what a container downloads; a process uses the operator's own cache of the hub."""
     env = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -74,7 +82,22 @@ def vllm_environment(definition: VllmFields, ctx: RenderContext) -> dict[str, st
     }
     if ctx.runtime == "docker":
         env["HF_HOME"] = str(ctx.cache_dir / "huggingface")
-    return env
+    return env if _names_hub_models(definition) else env | _OFFLINE
+
+
+def _names_hub_models(definition: VllmFields) -> bool:
+    """Whether a model, an assistant or a tokenizer may have to come from the hub or its cache: only an absolute path
+    certainly does not."""
+    assistant = definition.vllm_speculative_model if definition.vllm_speculative_method is not None else None
+    if definition.model_path is None or (assistant is not None and not assistant.startswith("/")):
+        return True
+    words = definition.extra_args
+    for number, word in enumerate(words):
+        flag, has_value, value = word.partition("=")
+        value = value if has_value else next(iter(words[number + 1 :]), "")
+        if flag.replace("_", "-") in _NAMING_FLAGS and not value.startswith("/"):
+            return True
+    return False
 
 
 def _parallel(definition: VllmFields) -> int:

@@ -54,6 +54,24 @@ _VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
     (r"`trust_remote_code=True`", Verdict("the model brings code of its own: vllm_trust_remote_code is not set", True)),
     (r"SafetensorError", Verdict("the model's files are corrupted or incomplete", True)),
     (r"Cannot find any model weights", Verdict("there are no weights in the model's folder", True)),
+    (
+        r"HarmonyError: (invalid tiktoken vocab file|the env var TIKTOKEN_ENCODINGS_BASE)",
+        Verdict("TIKTOKEN_ENCODINGS_BASE names no folder with o200k_base.tiktoken and cl100k_base.tiktoken", True),
+    ),
+    (
+        r"HarmonyError: error downloading or loading vocab file",
+        Verdict(
+            "this vLLM brings no vocabulary for gpt-oss along, and cannot download it: put o200k_base.tiktoken and "
+            "cl100k_base.tiktoken into a folder below the models folder and set TIKTOKEN_ENCODINGS_BASE to it (`env`)"
+        ),
+    ),
+    (
+        r"outgoing traffic has been disabled|offline mode is enabled",
+        Verdict(
+            "a file is missing in the model's folder or the hub's cache, and HF_HUB_OFFLINE keeps vLLM from the hub",
+            True,
+        ),
+    ),
     (r"(?i)couldn't connect to|LocalEntryNotFoundError|MaxRetryError", Verdict("the model's hub cannot be reached")),
     (
         r"Invalid repository ID or local directory|Repo id must be in the form|RepositoryNotFoundError"

@@ -36,6 +36,7 @@ PROCESS = RenderContext(
     executables={"python": "/venv/bin/python"},
 )
 SILENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
 def _launch(backend: str, ctx: RenderContext, **fields: Any) -> Launch:
@@ -123,6 +124,35 @@ def test_a_cache_in_bytes_asks_for_no_share_of_the_gpu(fields: dict[str, Any], t
     assert [value for flag, value in pairwise(argv) if flag == "--gpu-memory-utilization"] == told
 
 
+@pytest.mark.parametrize("backend", ["vllm", "vllm_serve"])
+@pytest.mark.parametrize("ctx", [DOCKER, PROCESS])
+@pytest.mark.parametrize(
+    ("fields", "is_offline"),
+    [
+        ({}, True),
+        ({"vllm_speculative_method": "ngram"}, True),
+        ({"vllm_speculative_method": "mtp", "vllm_speculative_model": "/models/assistant"}, True),
+        ({"vllm_speculative_model": "google/assistant"}, True),
+        ({"extra_args": ["--seed", "3", "--tokenizer", "/models/tokenizer"]}, True),
+        ({"vllm_model": "Qwen/Qwen3-8B"}, False),
+        ({"vllm_speculative_method": "mtp", "vllm_speculative_model": "google/assistant"}, False),
+        ({"extra_args": ["--tokenizer", "Qwen/Qwen3-8B"]}, False),
+        ({"extra_args": ["--hf_config_path=Qwen/Qwen3-8B"]}, False),
+        ({"extra_args": ["--lora-modules", "a=/models/a", "b=someone/b"]}, False),
+    ],
+)
+def test_nothing_is_asked_of_the_hub_where_every_name_is_a_path(
+    backend: str, ctx: RenderContext, fields: dict[str, Any], is_offline: bool
+) -> None:
+    # vLLM#39039: a file that is missing in the folder was looked for on the hub, with time-outs on a closed network.
+    env = _launch(backend, ctx, **fields).env
+    assert {name: env[name] for name in OFFLINE if name in env} == (OFFLINE if is_offline else {})
+
+
+def test_a_definition_s_own_word_about_the_hub_rules() -> None:
+    assert _launch("vllm", PROCESS, env={"HF_HUB_OFFLINE": "0"}).env["HF_HUB_OFFLINE"] == "0"
+
+
 def test_what_is_not_installed_is_said_before_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert check_program(_launch("vllm_serve", PROCESS).argv) == (
@@ -157,6 +187,7 @@ model='/models/x', trust_remote_code=True, dtype=torch.bfloat16
 Desired GPU memory utilization is (0.92, 128.6 GiB).
 """
 """What a start that goes well writes."""
+VOCABULARY = "error downloading or loading vocab file: failed to download or load vocab file"
 WORKER = "(Worker pid=8741) ERROR 11-21 20:26:48 [multiproc_executor.py:953] "
 
 
@@ -278,6 +309,32 @@ WORKER = "(Worker pid=8741) ERROR 11-21 20:26:48 [multiproc_executor.py:953] "
             "  Value error, World size (4) is larger than the number of available GPUs (2) in this node. If this is",
             "vllm_tensor_parallel_size is more than the GPUs that the engine sees: World size (4) is larger than the "
             "number of available GPUs (2) in this node. If this is",
+            True,
+        ),
+        (
+            # openai_harmony of the images before 0.32: vllm-project/vllm#22525, openai/harmony#46.
+            f"(APIServer pid=1) openai_harmony.HarmonyError: {VOCABULARY}",
+            "this vLLM brings no vocabulary for gpt-oss along, and cannot download it: put o200k_base.tiktoken and "
+            "cl100k_base.tiktoken into a folder below the models folder and set TIKTOKEN_ENCODINGS_BASE to it (`env`)"
+            f": HarmonyError: {VOCABULARY}",
+            False,
+        ),
+        (
+            # oss_harmony 0.0.11, which vLLM 0.32 has and which holds its vocabulary, with a wrong folder.
+            "openai_harmony.HarmonyError: invalid tiktoken vocab file: No such file or directory (os error 2)",
+            "TIKTOKEN_ENCODINGS_BASE names no folder with o200k_base.tiktoken and cl100k_base.tiktoken: HarmonyError: "
+            "invalid tiktoken vocab file: No such file or directory (os error 2)",
+            True,
+        ),
+        (
+            # huggingface_hub 2.4.0, file_download.py
+            "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find the requested files in the disk cache and "
+            "outgoing traffic has been disabled. To enable hf.co look-ups and downloads online, set 'x' to False.\n"
+            "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in "
+            "the cached files.",
+            "a file is missing in the model's folder or the hub's cache, and HF_HUB_OFFLINE keeps vLLM from the hub: "
+            "LocalEntryNotFoundError: Cannot find the requested files in the disk cache and outgoing traffic has been "
+            "disabled. To enable hf.co look-ups and downloads online, set 'x' to False.",
             True,
         ),
         ("No module named 'vllm': install the extra `vllm`", "vLLM is not installed (extra `vllm`)", True),
