@@ -19,6 +19,7 @@ from controller.engines.worker import (
     WORKER_TOKEN_ENV,
     first_verdict,
     gpu_verdict,
+    memory_verdicts,
     worker_probe,
     worker_program,
 )
@@ -80,7 +81,7 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (r"cannot open .*/model\.bin", Verdict("not a CTranslate2 folder: convert the model first", True)),
     (r"is not this model's: its token", Verdict("ct2_tokenizer is another model's", True)),
     (r"Requested \w+ compute type", Verdict("the hardware lacks this ct2_compute_type", True)),
-    (r"out of memory|MemoryError|bad_alloc|Cannot allocate memory", Verdict("out of memory")),
+    *memory_verdicts("CTranslate2", "ct2_inter_threads, or take a smaller ct2_compute_type"),
     *HF_VERDICTS,
     (r"not compiled with CUDA", Verdict("this CTranslate2 was built without CUDA", True)),
     gpu_verdict("CTranslate2"),

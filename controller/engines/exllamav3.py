@@ -22,6 +22,7 @@ from controller.engines.worker import (
     WORKER_TOKEN_ENV,
     first_verdict,
     gpu_verdict,
+    memory_verdicts,
     percent_progress,
     worker_probe,
     worker_program,
@@ -127,10 +128,10 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
             "`exllama_cache_size` smaller, or give it more GPUs"
         ),
     ),
-    (r"out of memory|OutOfMemoryError|MemoryError", Verdict("out of memory")),
+    *memory_verdicts("ExLlamaV3", "exllama_cache_size or exllama_cache_quant, or give it more GPUs"),
+    gpu_verdict("ExLlamaV3"),
     (r"ExLlamaV3 failed: ", Verdict("the engine failed while it answered")),
     *HF_VERDICTS,
-    gpu_verdict("ExLlamaV3"),
     (r"ExLlamaV3 cannot be used", Verdict("ExLlamaV3 cannot be used here: it cannot be compiled, or lacks a library")),
     (r"ExLlamaV3 cannot load", Verdict("not a model that ExLlamaV3 can load", True)),
 )

@@ -10,12 +10,13 @@ from controller.engines.base import Verdict
 _SHARDS: Final = re.compile(r"(?:checkpoint|loading) shards:\s*(\d{1,3})%")
 
 _CAUSE: Final = re.compile(
-    r"^(?:\([\w-]+ pid=\d+\) )?(?:ERROR [\d: -]+ \[[\w.]+:\d+\] )?\s*"
-    r"(?:(?:[A-Za-z_][\w.]*\.)?(?P<kind>[A-Z]\w*(?:Error|Exception)): |Value error, |(?=Input should be )"
-    r"|vllm[\w ]*: error: )(?P<text>.+)$",
+    r"^(?:\([\w-]+(?: rank=\d+)? pid=\d+\) )?(?:ERROR [\d: -]+ \[[\w.]+:\d+\] )?\s*"
+    r"(?:(?:[A-Za-z_][\w.]*\.)?(?P<kind>[A-Z]\w*(?:Error|Exception)): |Value error, "
+    r"|(?=Input should be |Failed: Cuda error )|vllm[\w ]*: error: )(?P<text>.+)$",
     re.MULTILINE,
 )
-"""The line of a traceback that names the exception, as Python, vLLM's log of it, pydantic or argparse writes it."""
+"""The line of a traceback that names the exception, as Python, vLLM's log of it, pydantic, argparse or one of its CUDA
+kernels writes it."""
 _TOLD: Final = re.compile(
     r"^(?:No module named|there is no model|vLLM (?:was killed|ended|crashed)|terminate called|ERROR: "
     r"|(?:\([\w-]+ pid=\d+\) )?\s*Please pass the argument ).*$",
@@ -23,22 +24,67 @@ _TOLD: Final = re.compile(
 )
 """Other lines about an end: our launcher's, C++'s, uvicorn's, and the second line of what transformers says. A start
 that goes well writes none."""
-_NO_CAUSE: Final = re.compile(r"initialization failed|validation errors? for ")
+_NO_CAUSE: Final = re.compile(
+    r"initialization failed|validation errors? for |returned non-zero exit status|Error raised in subprocess:"
+)
 """Every process above the one that failed says so."""
+_SERVING: Final = re.compile(
+    r"Application startup complete|EngineCore encountered a fatal error|EngineDeadError|vLLM .* while serving"
+)
+"""Written only by an engine that has loaded."""
 _CAUSE_LENGTH: Final = 300
 
+_OUT_OF_MEMORY: Final = (
+    r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory|std::bad_alloc"
+    r"|Available memory on node"
+)
+_WHILE_SERVING: Final[tuple[tuple[str, Verdict], ...]] = (
+    (
+        _OUT_OF_MEMORY,
+        Verdict(
+            "out of memory while it served (lower vllm_gpu_memory_utilization or vram_mib, or the cache in bytes, so "
+            "that more is left for requests, or target_inflight, which makes them fewer)"
+        ),
+    ),
+)
+"""Of an engine that has loaded, before `_VERDICTS`."""
 _VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
     (r"error: (unrecognized arguments|argument |ambiguous option)", Verdict("bad argument", True)),
     (r"No module named .?vllm", Verdict("vLLM is not installed (extra `vllm`)", True)),
     (
-        r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory|std::bad_alloc"
-        r"|No available memory for the cache blocks|Free memory on device .* is less than|Available memory on node",
-        Verdict("out of memory"),
+        r"No available memory for the cache blocks",
+        Verdict(
+            "out of memory: its share has no room for a KV cache (raise vram_mib or vllm_gpu_memory_utilization, or "
+            "lower target_inflight)"
+        ),
     ),
-    (r"KV cache is needed, which is larger than", Verdict("the KV cache has no room for one whole request")),
     (
-        r"does not recognize this architecture|Model architectures .* (are not supported|failed to be inspected)"
-        r"|has no vLLM implementation",
+        r"Free memory on device .* is less than",
+        Verdict(
+            "out of memory: less is free than it takes at once (lower vram_mib or vllm_gpu_memory_utilization, or end "
+            "what else uses the GPU)"
+        ),
+    ),
+    (
+        _OUT_OF_MEMORY,
+        Verdict(
+            "out of memory while it loaded (lower vllm_kv_cache_memory_bytes, vllm_max_model_len or target_inflight, "
+            "or give it more GPUs)"
+        ),
+    ),
+    (
+        r"KV cache is needed, which is larger than",
+        Verdict("the KV cache has no room for one whole request (lower vllm_max_model_len, or give it more memory)"),
+    ),
+    (r"(?i)cuda error|NCCL error", Verdict("the GPU, its driver or its libraries failed vLLM")),
+    (
+        r"Model architectures .* failed to be inspected",
+        Verdict(
+            "vLLM could not look into the model's class (rarely the model's fault: the GPU, its driver, vLLM's files)"
+        ),
+    ),
+    (
+        r"does not recognize this architecture|Model architectures .* are not supported|has no vLLM implementation",
         Verdict("unsupported model architecture", True),
     ),
     (r"greater than the derived max_model_len", Verdict("vllm_max_model_len is more than the model can do", True)),
@@ -98,7 +144,7 @@ def vllm_verdict(log_tail: str) -> Verdict | None:
     cause = next((f"{each['kind']}: {each['text']}" if each["kind"] else each["text"] for each in causes), "")
     cause = cause[:_CAUSE_LENGTH]
     log_lines = "\n".join(match[0] for match in (*exception_lines, *_TOLD.finditer(log_tail)))
-    for pattern, verdict in _VERDICTS:
+    for pattern, verdict in (*_WHILE_SERVING, *_VERDICTS) if _SERVING.search(log_tail) else _VERDICTS:
         if re.search(pattern, log_lines):
             return Verdict(f"{verdict.message}: {cause}", verdict.permanent) if cause else verdict
     return Verdict(cause) if cause else None

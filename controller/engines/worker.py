@@ -56,9 +56,23 @@ def percent_progress(log_tail: str) -> float | None:
     return int(percentages[-1]) / 100 if percentages else None
 
 
+def memory_verdicts(library: str, lower: str) -> tuple[tuple[str, Verdict], ...]:
+    """For a load, or an engine that served, for which memory did not suffice. `lower`: the fields that make it take
+    less."""
+    words = r"out of memory|Insufficient VRAM|OutOfMemoryError|MemoryError|bad_alloc|Cannot allocate memory"
+    return (
+        (rf"{library} failed: .*({words})", Verdict(f"out of memory while it served (lower {lower})")),
+        (words, Verdict(f"out of memory while it loaded (lower {lower})")),
+    )
+
+
 def gpu_verdict(library: str) -> tuple[str, Verdict]:
-    """For a load that the GPU failed, which may go well another time; before what `cannot load` says otherwise."""
-    pattern = rf"{library} cannot load [^:]*: .*(CUDA|NCCL|cuBLAS|cuDNN|driver)"
+    """For a load, or an engine that served, that the GPU failed, which may go well another time; before what `cannot
+    load`, `failed` and `cannot be used` say otherwise."""
+    pattern = (
+        rf"{library} (cannot load [^:]*|failed): .*(CUDA|NCCL|cuBLAS|cuDNN|driver)"
+        rf"|{library} cannot be used: .*CUDA error"
+    )
     return pattern, Verdict(f"the GPU, its driver or its libraries failed {library}")
 
 

@@ -26,9 +26,12 @@ AT_ONCE = signal.SIGUSR2
 _STARTED = "Application startup complete"
 _ERROR_LINE = re.compile(
     r"(?:\([\w-]+ pid=\d+\) )?(?:ERROR [\d: -]+ \[[\w.]+:\d+\] )?\s*"
-    r"(?P<text>(?:[A-Za-z_][\w.]*(?:Error|Exception): |Value error, |Input should be |vllm[\w ]*: error: ).+)"
+    r"(?P<text>(?:[A-Za-z_][\w.]*(?:Error|Exception): |Value error, |Input should be |Failed: Cuda error "
+    r"|vllm[\w ]*: error: ).+)"
 )
-_NO_CAUSE = re.compile(r"initialization failed|validation errors? for ")
+_NO_CAUSE = re.compile(
+    r"initialization failed|validation errors? for |returned non-zero exit status|Error raised in subprocess:"
+)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -14,8 +14,10 @@ import pytest
 from controller.engines import ENGINES
 from controller.engines.base import Launch, RenderContext
 from controller.engines.vllm_log import vllm_verdict
+from controller.planning.backoff import next_failure, verdict_of_exit
 from controller.runtimes.logs import EXIT_LINES, plain_tail
 from controller.runtimes.process.preflight import check_program
+from controller.state import Exit
 
 DOCKER = RenderContext(
     runtime="docker",
@@ -189,6 +191,41 @@ Desired GPU memory utilization is (0.92, 128.6 GiB).
 """What a start that goes well writes."""
 VOCABULARY = "error downloading or loading vocab file: failed to download or load vocab file"
 WORKER = "(Worker pid=8741) ERROR 11-21 20:26:48 [multiproc_executor.py:953] "
+TOO_LARGE = (
+    "out of memory while it loaded (lower vllm_kv_cache_memory_bytes, vllm_max_model_len or target_inflight, or give "
+    "it more GPUs)"
+)
+BROKEN_GPU = "the GPU, its driver or its libraries failed vLLM"
+UNSEEN_CLASS = (
+    "vLLM could not look into the model's class (rarely the model's fault: the GPU, its driver, vLLM's files)"
+)
+
+
+def _inspection(cause: str) -> str:
+    """What vLLM writes when the process in which it looks at a model's class fails for `cause`.
+
+    vllm-project/vllm#22376 for the form, #41848 and #46132 for a MIG instance.
+    """
+    prefix = "(APIServer pid=111587) ERROR 08-07 01:36:12 [registry.py:415] "
+    lines = [
+        "Error in inspecting model architecture 'GptOssForCausalLM'",
+        "Traceback (most recent call last):",
+        '  File "/usr/lib/python3.12/dist-packages/vllm/model_executor/models/registry.py", line 825, in _run',
+        "    returned.check_returncode()",
+        "subprocess.CalledProcessError: Command '['/usr/bin/python', '-m', 'vllm.model_executor.models.registry']' "
+        "returned non-zero exit status 1.",
+        "The above exception was the direct cause of the following exception:",
+        "RuntimeError: Error raised in subprocess:",
+        "/usr/lib/python3.12/runpy.py:128: RuntimeWarning: 'vllm.model_executor.models.registry' found in sys.modules",
+        cause,
+    ]
+    end = (
+        "(APIServer pid=111587) pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+        "(APIServer pid=111587)   Value error, Model architectures ['GptOssForCausalLM'] failed to be inspected. "
+        "Please check the logs for more details. [type=value_error, input_value=ArgsKwargs((), {'model': ...}), "
+        "input_type=ArgsKwargs]\n"
+    )
+    return "".join(f"{prefix}{line}\n" for line in lines) + end
 
 
 @pytest.mark.parametrize(
@@ -212,12 +249,33 @@ WORKER = "(Worker pid=8741) ERROR 11-21 20:26:48 [multiproc_executor.py:953] "
         ),
         (
             f"{WORKER}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n{UPSTREAM}",
-            "out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+            f"{TOO_LARGE}: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+            False,
+        ),
+        (
+            # noonghunna/club-3090#16
+            "(EngineCore pid=112) ERROR 05-01 14:39:06 [core.py:1131] EngineCore encountered a fatal error.\n"
+            "(EngineCore pid=112) ERROR 05-01 14:39:06 [core.py:1131] Traceback (most recent call last):\n"
+            "(EngineCore pid=112) ERROR 05-01 14:39:06 [core.py:1131] torch.OutOfMemoryError: CUDA out of memory. "
+            "Tried to allocate 50.00 MiB.\n"
+            "(APIServer pid=1) ERROR 05-01 14:39:06 [serving.py:1173] vllm.v1.engine.exceptions.EngineDeadError: "
+            "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+            "out of memory while it served (lower vllm_gpu_memory_utilization or vram_mib, or the cache in bytes, so "
+            "that more is left for requests, or target_inflight, which makes them fewer): OutOfMemoryError: CUDA out "
+            "of memory. Tried to allocate 50.00 MiB.",
+            False,
+        ),
+        (
+            f"{WORKER}ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` "
+            f"when initializing the engine.\n{UPSTREAM}",
+            "out of memory: its share has no room for a KV cache (raise vram_mib or vllm_gpu_memory_utilization, or "
+            "lower target_inflight): ValueError: No available memory for the cache blocks. Try increasing "
+            "`gpu_memory_utilization` when initializing the engine.",
             False,
         ),
         (
             f"{WORKER}ValueError: Available memory on node 0 (18/19 GiB) on kv cache allocation is less\n{UPSTREAM}",
-            "out of memory: ValueError: Available memory on node 0 (18/19 GiB) on kv cache allocation is less",
+            f"{TOO_LARGE}: ValueError: Available memory on node 0 (18/19 GiB) on kv cache allocation is less",
             False,
         ),
         (
@@ -278,13 +336,55 @@ WORKER = "(Worker pid=8741) ERROR 11-21 20:26:48 [multiproc_executor.py:953] "
         (
             f"{WORKER}ValueError: Free memory on device (9.1/139.8 GiB) on startup is less than desired GPU memory "
             f"utilization (0.92, 128.6 GiB).\n{UPSTREAM}",
-            "out of memory: ValueError: Free memory on device (9.1/139.8 GiB) on startup is less than desired GPU "
-            "memory utilization (0.92, 128.6 GiB).",
+            "out of memory: less is free than it takes at once (lower vram_mib or vllm_gpu_memory_utilization, or end "
+            "what else uses the GPU): ValueError: Free memory on device (9.1/139.8 GiB) on startup is less than "
+            "desired GPU memory utilization (0.92, 128.6 GiB).",
             False,
         ),
         (
             f"{HEALTHY}{WORKER}torch.AcceleratorError: CUDA error: an illegal memory access\n{UPSTREAM}",
-            "AcceleratorError: CUDA error: an illegal memory access",
+            f"{BROKEN_GPU}: AcceleratorError: CUDA error: an illegal memory access",
+            False,
+        ),
+        (
+            # vllm-project/vllm#14885
+            "[rank0]: Traceback (most recent call last):\nRuntimeError: CUDA error: invalid argument\n"
+            "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might "
+            "be incorrect.",
+            f"{BROKEN_GPU}: RuntimeError: CUDA error: invalid argument",
+            False,
+        ),
+        (
+            # vllm-project/vllm#49101
+            f"Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:455 'invalid argument'\n{UPSTREAM}",
+            f"{BROKEN_GPU}: Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:455 'invalid argument'",
+            False,
+        ),
+        (
+            # vllm-project/vllm#18446
+            "(VllmWorker rank=7 pid=240) torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/"
+            "distributed/c10d/NCCLUtils.cpp:133, unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+            f"{BROKEN_GPU}: DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:133, "
+            "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+            False,
+        ),
+        (
+            _inspection(
+                "ValueError: invalid literal for int() with base 10: 'MIG-377e0049-554c-540b-93c6-d0976f8426cb'"
+            ),
+            f"{UNSEEN_CLASS}: ValueError: invalid literal for int() with base 10: "
+            "'MIG-377e0049-554c-540b-93c6-d0976f8426cb'",
+            False,
+        ),
+        (
+            _inspection("torch.AcceleratorError: CUDA error: unknown error"),
+            f"{BROKEN_GPU}: AcceleratorError: CUDA error: unknown error",
+            False,
+        ),
+        (
+            _inspection(""),
+            f"{UNSEEN_CLASS}: Model architectures ['GptOssForCausalLM'] failed to be inspected. Please check the logs "
+            "for more details. [type=value_error, input_value=ArgsKwargs((), {'model': ...}), input_type=ArgsKwargs]",
             False,
         ),
         (
@@ -302,7 +402,7 @@ WORKER = "(Worker pid=8741) ERROR 11-21 20:26:48 [multiproc_executor.py:953] "
         ),
         (
             f"{HEALTHY}vLLM was killed while loading: probably out of memory",
-            "out of memory",
+            TOO_LARGE,
             False,
         ),
         (
@@ -352,6 +452,20 @@ def test_why_it_ended(log: str, words: str, permanent: bool) -> None:
 )
 def test_no_reason_is_made_up(log: str) -> None:
     assert vllm_verdict(log) is None
+
+
+def test_memory_that_ends_while_it_serves_is_tried_again_at_once_and_at_its_load_later_and_later() -> None:
+    lines = f"{WORKER}torch.OutOfMemoryError: CUDA out of memory."
+    served = verdict_of_exit(
+        "vllm", Exit(1, log_tail=f"EngineCore encountered a fatal error.\n{lines}"), was_ready=True
+    )
+    loaded = verdict_of_exit("vllm", Exit(1, log_tail=lines), was_ready=False)
+    assert served.message.startswith("out of memory while it served")
+    assert loaded.message.startswith("out of memory while it loaded")
+    assert next_failure(None, served, 1, 100.0, ready_for_s=5.0).retry_at == 100.0
+    first = next_failure(None, loaded, 1, 100.0, ready_for_s=None)
+    again = next_failure(first, loaded, 2, 200.0, ready_for_s=None)
+    assert (first.retry_at, again.retry_at) == (101.0, 202.0)
 
 
 def test_the_reason_is_found_far_above_the_end() -> None:

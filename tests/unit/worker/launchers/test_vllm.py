@@ -25,6 +25,18 @@ from worker.launchers.vllm import explain_ending
         ("  Input should be 'a' or 'b'", "Input should be 'a' or 'b'"),
         ("OSError: [Errno 98] Address already in use", "OSError: [Errno 98] Address already in use"),
         ("pydantic_core.ValidationError: 1 validation error for ModelConfig", None),
+        # vllm-project/vllm#22376: who looks at a model's class in another process names neither cause.
+        (
+            "(APIServer pid=1) ERROR 08-07 01:36:12 [registry.py:415] subprocess.CalledProcessError: Command "
+            "'['/usr/bin/python', '-m', 'vllm.model_executor.models.registry']' returned non-zero exit status 1.",
+            None,
+        ),
+        ("(APIServer pid=1) ERROR 08-07 01:36:12 [registry.py:415] RuntimeError: Error raised in subprocess:", None),
+        # vllm-project/vllm#49101
+        (
+            "Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:455 'invalid argument'",
+            "Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:455 'invalid argument'",
+        ),
         ("RuntimeError: Engine core initialization failed. See root cause above.", None),
         ("(APIServer pid=1) WARNING 11-21 20:25:33 [system_utils.py:255] can cause `OSError: [Errno 24]`", None),
         ("Loading safetensors checkpoint shards: 100% Completed | 1/1", None),
