@@ -151,6 +151,8 @@ class Engine:
     """False: work on a blocking request goes on for a while after its client left."""
     takes_dimensions: ClassVar[bool] = False
     """It shortens embeddings itself to the `dimensions` of a request, or refuses; else it may overlook them."""
+    takes_mig_instances: ClassVar[bool] = True
+    """False: as a process it takes GPUs by number alone, and a MIG instance has none."""
     thinking_switch: ClassVar[ThinkingControl] = "chat_template_kwargs"
     """How it is told to think or not, where it can be told."""
     load_fields: ClassVar[tuple[LoadField, ...]] = ()

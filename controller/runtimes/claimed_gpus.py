@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from controller.engines.base import ClaimedGpu
 from controller.runtimes.base import StartError
@@ -32,3 +32,18 @@ def find_claimed_gpus(
 def describe_claims(claims: Mapping[str, int], claimed_gpus: tuple[Gpu, ...]) -> tuple[ClaimedGpu, ...]:
     """The same GPUs in the words of an engine's command line."""
     return tuple(ClaimedGpu(gpu.uuid, claims[gpu.uuid], gpu.total_mib) for gpu in claimed_gpus)
+
+
+def visible_gpus(gpus: Sequence[Gpu]) -> dict[str, str]:
+    """CUDA sees these GPUs (by index, in PCI order) and MIG instances (by uuid) and no others; none hides all."""
+    in_order = sorted(gpus, key=lambda gpu: (gpu.index, gpu.mig or 0))
+    names = [str(gpu.index) if gpu.mig is None else gpu.uuid for gpu in in_order]
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(names)}
+
+
+def is_wsl2(kernel_release: str, *, has_dxg: bool) -> bool:
+    """Whether this host is a virtual machine of WSL2, by its kernel, or by the device through which it has GPUs.
+
+    There a container sees all GPUs, whichever it was given (docker/for-win#12677, NVIDIA/nvidia-container-toolkit#21).
+    """
+    return has_dxg or "microsoft" in kernel_release.lower()

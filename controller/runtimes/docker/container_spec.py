@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Any, Final
 
 from controller.engines.base import ClaimedGpu, Launch, RenderContext
@@ -70,16 +71,22 @@ def render_context(
 
 
 def container_config(
-    request: StartRequest, launch: Launch, identity: UserIdentity, host: HostContext, now: float
+    request: StartRequest,
+    launch: Launch,
+    identity: UserIdentity,
+    host: HostContext,
+    now: float,
+    gpu_env: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The whole container: what it runs, and all that it may not do."""
+    """The whole container: what it runs, and all that it may not do. `gpu_env` names its GPUs to CUDA, where more than
+    those are in the container."""
     assert launch.image is not None, "preflight refuses a definition without an image"
     config: dict[str, Any] = {
         "Image": launch.image,
         # The engine's own program, not an image's wrapper: drift compares it word by word.
         "Entrypoint": [launch.argv[0]],
         "Cmd": list(launch.argv[1:]),
-        "Env": _environment(request, launch, identity),
+        "Env": _environment(request, launch, identity, gpu_env),
         "User": identity.user,
         "Labels": write_labels(host.instance, request, now),
         # The controller probes; an image's own check would run a program in the container every few seconds.
@@ -122,7 +129,9 @@ def cache_folder_archive(uid: int, gid: int) -> bytes:
     return archive.getvalue()
 
 
-def _environment(request: StartRequest, launch: Launch, identity: UserIdentity) -> list[str]:
+def _environment(
+    request: StartRequest, launch: Launch, identity: UserIdentity, gpu_env: Mapping[str, str]
+) -> list[str]:
     home = str(cache_dir(identity))
     env = {
         "HOME": home,
@@ -138,7 +147,12 @@ def _environment(request: StartRequest, launch: Launch, identity: UserIdentity) 
     variables = [f"{key}={value}" for key, value in env.items() if key not in _RESERVED_ENV]
     # CUDA's own order is by speed, and what is rendered by GPU is in the order of PCI.
     gpu_variables = ["CUDA_DEVICE_ORDER=PCI_BUS_ID"] if request.gpus else ["NVIDIA_VISIBLE_DEVICES=void"]
-    return [*variables, "CUDA_VISIBLE_DEVICES", *gpu_variables]
+    visible = gpu_env.get("CUDA_VISIBLE_DEVICES")
+    return [
+        *variables,
+        "CUDA_VISIBLE_DEVICES" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}",
+        *gpu_variables,
+    ]
 
 
 def _host_config(request: StartRequest, launch: Launch, identity: UserIdentity, host: HostContext) -> dict[str, Any]:

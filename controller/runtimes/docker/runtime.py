@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import logging
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +18,7 @@ import docker
 from controller.engines import get_engine
 from controller.engines.base import ClaimedGpu, Launch
 from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
-from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus
+from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus, is_wsl2, visible_gpus
 from controller.runtimes.docker.client import Daemon, DaemonRefusedError, copy_detached
 from controller.runtimes.docker.container_spec import HostContext, container_config, render_context
 from controller.runtimes.docker.containers import (
@@ -120,6 +121,7 @@ class DockerRuntime:
         self._write_daemon = Daemon(docker_url, timeout_s=ACT_TIMEOUT_S, threads=12)
         self._nvml = nvml or NvmlReader()
         self._probe = GpuProbe(self._write_daemon, instance, images.get("controller", "roundhouse/controller:latest"))
+        self._is_wsl2 = is_wsl2(os.uname().release, has_dxg=Path("/dev/dxg").exists())
         self._uses_probe = False
         self._owners = GpuOwners(self._processes)
         self._tails = ExitTails()
@@ -197,7 +199,7 @@ class DockerRuntime:
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
         """What it would be started with now; an image that is not there has no id."""
         try:
-            gpus = await self._claimed_gpus(replica.claims)
+            gpus = describe_claims(replica.claims, await self._claimed_gpus(replica.claims))
             launch, _ = await self._render_launch(replica.id.model, definition, image, gpus)
         except (ValueError, TypeError, KeyError, AssertionError, OSError, StartError):
             return None
@@ -216,11 +218,10 @@ class DockerRuntime:
         self._uses_probe = gpus == () and surroundings.container_id is not None
         return await self._probe.read_gpus() if self._uses_probe else gpus
 
-    async def _claimed_gpus(self, claims: Mapping[str, int]) -> tuple[ClaimedGpu, ...]:
+    async def _claimed_gpus(self, claims: Mapping[str, int]) -> tuple[Gpu, ...]:
         if not claims.keys() - {HOST}:
             return ()
-        gpus = await self._read_host_gpus()
-        return describe_claims(claims, find_claimed_gpus(claims, gpus, self.get_gpu_error()))
+        return find_claimed_gpus(claims, await self._read_host_gpus(), self.get_gpu_error())
 
     async def _processes(self) -> dict[str, builtins.list[int]]:
         def look(client: docker.APIClient) -> dict[str, builtins.list[int]]:
@@ -309,10 +310,13 @@ class DockerRuntime:
             self._instance, self._network, surroundings.publishes_ports, surroundings.models, self._log_mib
         )
         gpus = await self._claimed_gpus(request.claims)
-        launch, identity = await self._render_launch(request.served_name, request.definition, request.image, gpus)
+        launch, identity = await self._render_launch(
+            request.served_name, request.definition, request.image, describe_claims(request.claims, gpus)
+        )
         if launch.image is None:
             raise StartError(f"no container image is known for {request.served_name}: set its `image`", permanent=True)
-        config = container_config(request, launch, identity, host, time.time())
+        gpu_env = visible_gpus(gpus) if gpus and self._is_wsl2 else {}
+        config = container_config(request, launch, identity, host, time.time(), gpu_env)
 
         # One at a time: the daemon takes two networks of one name, and then starts nothing on either (seen on 20.10).
         async with self._network_lock:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from controller.engines import get_engine
 from controller.engines.base import ClaimedGpu, Launch, RenderContext
 from controller.runtimes.base import Rendered, StartError, StartRequest
-from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus
+from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus, visible_gpus
 from controller.runtimes.model_files import check_model
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process.logs import ProcessLogs
@@ -21,11 +21,11 @@ from controller.runtimes.process.preflight import check_program
 from controller.runtimes.process.records import Records, ReplicaRecord
 from controller.runtimes.process.spawn import (
     Child,
+    check_gpu_support,
     find_free_port,
     inherited_environment,
     mark_variables,
     spawn_engine,
-    visible_gpus,
 )
 from controller.runtimes.process.stat import Process, boot_id, read_stat
 from controller.schema.desired import Definition
@@ -87,6 +87,7 @@ class Launcher:
         """Start an engine, our child from then on; None: there is a record of that name. Raises StartError."""
         try:
             gpus = self._claimed_gpus(request.claims)
+            check_gpu_support(get_engine(request.definition), gpus)
             with self._port_lock:
                 record, launch = self._prepare_start(request, gpus)
                 if not self._records.create_record(record):

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from controller.engines.base import Engine
 from controller.runtimes.base import StartError
 from controller.runtimes.process.groups import START_ENV
 from controller.state import Gpu
@@ -42,13 +43,20 @@ def mark_variables(instance: str, name: str, start_id: str) -> dict[str, str]:
     return {INSTANCE_ENV: instance, REPLICA_ENV: name, START_ENV: start_id}
 
 
-def visible_gpus(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """CUDA sees these GPUs (by index) and MIG instances (by uuid), in this order, and no others; none hides all.
+def check_gpu_support(engine: Engine, gpus: Sequence[Gpu]) -> None:
+    """Refuse a MIG instance where the engine cannot be told to use it.
 
-    `gpus` are in PCI order, which CUDA keeps to.
+    Raises:
+        StartError: Permanent. It names the instance.
     """
-    names = [str(gpu.index) if gpu.mig is None else gpu.uuid for gpu in gpus]
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(names)}
+    instance = None if engine.takes_mig_instances else next((gpu for gpu in gpus if gpu.mig is not None), None)
+    if instance is not None:
+        raise StartError(
+            f"{engine.name} as a process cannot use the MIG instance {instance.label}: vLLM takes GPUs by number, and "
+            "a MIG instance has only a uuid (vllm-project/vllm#41848). Name whole GPUs in `gpus`, or run it in a "
+            "container (ROUNDHOUSE_RUNTIME=docker)",
+            permanent=True,
+        )
 
 
 def find_free_port(host: str, taken_ports: Collection[int]) -> int:

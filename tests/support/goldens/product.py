@@ -32,6 +32,7 @@ from controller.planning.plan import plan
 from controller.redaction.redactor import redact_nothing
 from controller.reports.metrics import create_registry as controller_registry
 from controller.runtimes.base import StartRequest
+from controller.runtimes.claimed_gpus import visible_gpus
 from controller.runtimes.docker.container_spec import HostContext, container_config
 from controller.runtimes.docker.container_spec import render_context as docker_context
 from controller.runtimes.docker.gpus import COMMAND
@@ -40,7 +41,7 @@ from controller.runtimes.docker.user import UserIdentity
 from controller.runtimes.naming import replica_name, replica_token
 from controller.runtimes.process.records import Records
 from controller.runtimes.process.runtime import ProcessRuntime
-from controller.runtimes.process.spawn import mark_variables, visible_gpus
+from controller.runtimes.process.spawn import mark_variables
 from controller.runtimes.process.stat import boot_id
 from controller.schema.desired import Definition
 from controller.schema.errors import ERROR_CODES

@@ -6,7 +6,7 @@ import pytest
 
 from controller.engines.base import ClaimedGpu
 from controller.runtimes.base import StartError
-from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus
+from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus, is_wsl2, visible_gpus
 from controller.state import HOST, Gpu
 
 FIRST = Gpu("GPU-z", 0, "fake", 24_000)
@@ -33,3 +33,27 @@ def test_a_gpu_that_is_not_there_and_gpus_that_are_unknown_are_told_apart() -> N
         find_claimed_gpus({"GPU-a": 1, "GPU-x": 1}, GPUS, None)
     with pytest.raises(StartError, match="the driver is away"):
         find_claimed_gpus({"GPU-a": 1}, None, "the driver is away")
+
+
+def test_no_claims_hide_every_gpu() -> None:
+    assert visible_gpus([]) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ""}
+    gpus = [Gpu("GPU-b", 2, "fake", 1), Gpu("GPU-a", 10, "fake", 1)]
+    assert visible_gpus(gpus)["CUDA_VISIBLE_DEVICES"] == "2,10"
+
+
+def test_a_mig_instance_is_named_by_its_uuid() -> None:
+    assert visible_gpus([Gpu("MIG-a", 0, "fake", 1, mig=1)])["CUDA_VISIBLE_DEVICES"] == "MIG-a"
+
+
+@pytest.mark.parametrize(
+    ("release", "has_dxg", "is_one"),
+    [
+        ("5.15.153.1-microsoft-standard-WSL2", False, True),
+        ("4.19.121-microsoft-standard", False, True),
+        ("6.6.36.3-own-build", True, True),
+        ("6.1.0-28-amd64", False, False),
+        ("6.8.0-1021-azure", False, False),
+    ],
+)
+def test_wsl2_is_known_by_its_kernel_or_its_device(release: str, has_dxg: bool, is_one: bool) -> None:
+    assert is_wsl2(release, has_dxg=has_dxg) is is_one

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from controller.engines import ENGINES
 from controller.runtimes.base import RuntimeUnavailableError, StartError
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process import launch
@@ -150,6 +151,18 @@ async def test_a_mig_instance_is_shown_to_its_engine_by_uuid(processes: ProcessE
     await until("the engine's environment", out.exists)
     assert out.read_text() == "PCI_BUS_ID MIG-x\n"
     assert (await only(runtime)).claims == {"MIG-x": 4000}
+    await runtime.close()
+
+
+async def test_vllm_is_not_started_on_a_mig_instance(processes: ProcessEngines) -> None:
+    fake = FakeNvml()
+    fake.add(uuid="GPU-a", bus=1).add(2, "MIG-x", total_mib=4864)
+    runtime = processes.runtime(nvml=NvmlReader(fake))
+    definition = ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m", "gpus": 1})
+    with pytest.raises(StartError, match="vllm as a process cannot use the MIG instance 0:2") as caught:
+        await runtime.start_replica(processes.request(definition, claims={"MIG-x": 4000}))
+    assert caught.value.permanent
+    assert await runtime.list_replicas() == []
     await runtime.close()
 
 

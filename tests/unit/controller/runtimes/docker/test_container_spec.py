@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from controller.engines import get_engine
 from controller.engines.base import Launch
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.runtimes.base import StartRequest
+from controller.runtimes.claimed_gpus import visible_gpus
 from controller.runtimes.docker.container_spec import (
     HostContext,
     bounded_log,
@@ -19,7 +21,7 @@ from controller.runtimes.docker.container_spec import (
     render_context,
 )
 from controller.runtimes.docker.user import UserIdentity
-from controller.state import ReplicaId
+from controller.state import Gpu, ReplicaId
 
 HOST = HostContext(
     "one", "engines", publishes_ports=False, models={"Type": "bind", "Source": "/srv/models"}, log_mib=16
@@ -31,9 +33,11 @@ REQUEST = StartRequest(
 )
 
 
-def config(request: StartRequest = REQUEST, host: HostContext = HOST, **launch: Any) -> dict[str, Any]:
+def config(
+    request: StartRequest = REQUEST, host: HostContext = HOST, visible: Mapping[str, str] | None = None, **launch: Any
+) -> dict[str, Any]:
     rendered = get_engine(request.definition).render_command(request.definition, render_context("a/b:c", USER, {}))
-    return container_config(request, replace(rendered, **launch), USER, host, 12.5)
+    return container_config(request, replace(rendered, **launch), USER, host, 12.5, visible or {})
 
 
 def without(content: object, *keys: str) -> object:
@@ -79,6 +83,16 @@ def test_claims_are_gpus_by_uuid_and_without_claims_there_are_none() -> None:
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in made["Env"], "CUDA's own order is another one"
     assert made["Labels"]["dev.roundhouse.claims"] == '{"GPU-a":20,"GPU-b":10}'
     assert "DeviceRequests" not in config()["HostConfig"]
+
+
+def test_where_a_container_sees_all_gpus_its_claims_are_named_to_cuda() -> None:
+    # docker/for-win#12677: on WSL2 every GPU is in the container, whatever was asked for.
+    made = config(
+        replace(REQUEST, claims={"GPU-b": 10}), visible=visible_gpus([Gpu("GPU-b", 2, "fake", 1)]), env={"A": "b"}
+    )
+    variables = [word for word in made["Env"] if word.startswith(("CUDA", "NVIDIA"))]
+    assert variables == ["CUDA_VISIBLE_DEVICES=2", "CUDA_DEVICE_ORDER=PCI_BUS_ID"]
+    assert made["HostConfig"]["DeviceRequests"][0]["DeviceIDs"] == ["GPU-b"]
 
 
 def test_a_port_is_published_on_loopback_only_where_names_do_not_reach() -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from controller.engines import ENGINES
 from controller.runtimes.base import StartError
 from controller.runtimes.process.preflight import check_program
-from controller.runtimes.process.spawn import find_free_port, inherited_environment, spawn_engine, visible_gpus
+from controller.runtimes.process.spawn import check_gpu_support, find_free_port, inherited_environment, spawn_engine
 from controller.runtimes.process.stat import boot_id, is_alive, list_stats, read_stat
 from controller.state import Gpu
 from worker import engines
@@ -43,14 +44,16 @@ def test_only_what_is_known_to_be_harmless_is_inherited() -> None:
     }
 
 
-def test_no_claims_hide_every_gpu() -> None:
-    assert visible_gpus([]) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ""}
-    gpus = [Gpu("GPU-b", 2, "fake", 1), Gpu("GPU-a", 10, "fake", 1)]
-    assert visible_gpus(gpus)["CUDA_VISIBLE_DEVICES"] == "2,10"
-
-
-def test_a_mig_instance_is_named_by_its_uuid() -> None:
-    assert visible_gpus([Gpu("MIG-a", 0, "fake", 1, mig=1)])["CUDA_VISIBLE_DEVICES"] == "MIG-a"
+@pytest.mark.parametrize("backend", ["vllm", "vllm_serve"])
+def test_an_engine_that_takes_gpus_by_number_gets_no_mig_instance(backend: str) -> None:
+    # vllm-project/vllm#41848: int("MIG-..."); 0.32 takes the instance's number for that of a GPU.
+    instance = Gpu("MIG-377e0049-554c-540b-93c6-d0976f8426cb", 0, "fake", 1, mig=1)
+    whole = Gpu("GPU-a", 1, "fake", 1)
+    check_gpu_support(ENGINES[backend], [whole])
+    check_gpu_support(ENGINES["llama_server"], [instance])
+    with pytest.raises(StartError, match=f"{backend} as a process cannot use the MIG instance 0:1") as caught:
+        check_gpu_support(ENGINES[backend], [instance])
+    assert caught.value.permanent
 
 
 def test_a_free_port_is_free_and_not_yet_given_away() -> None:
