@@ -60,7 +60,8 @@ def get_engine(definition: Definition) -> Engine:
 def spec_hash(definition: Definition, image: str | None, served_name: str) -> str:
     """Digest (64 bits, hex) of all that affects a running engine, and of nothing else.
 
-    Never aliases, scheduling fields, which GPU, port or secrets; `target_inflight` only where the engine renders it.
+    Never aliases, scheduling fields, which GPU, port or secrets; `target_inflight` and `vram_mib` only where the engine
+    renders them.
     """
     engine = get_engine(definition)
     set_names = [name for name in engine.hashed_when_set if getattr(definition, name) is not None]
@@ -73,5 +74,7 @@ def spec_hash(definition: Definition, image: str | None, served_name: str) -> st
         "target_inflight": engine.target_inflight(definition) if engine.renders_inflight else None,
         "fields": {name: getattr(definition, name) for name in (*_HASHED_COMMON, *engine.hashed_fields, *set_names)},
     }
+    if (vram_mib := engine.rendered_vram_mib(definition)) is not None:
+        content["vram_mib"] = vram_mib
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -176,6 +176,10 @@ class Engine:
         """A load's values as definition fields: what is kept, reported and applied."""
         return dict(params)
 
+    def rendered_vram_mib(self, definition: Definition) -> int | None:
+        """The `vram_mib` that its command line depends on, and so its spec hash; None: it depends on none."""
+        return None
+
     def derive_capabilities(self, definition: Definition) -> Capabilities:
         """What requests it takes."""
         return Capabilities()

@@ -6,7 +6,7 @@ The widths of activations and what CUDA takes are magnitudes, not measured here:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from controller.artifacts.facts import Artifact, Gguf, HfFolder, UnreadArtifact
@@ -113,6 +113,8 @@ class VllmLoad:
     kv_cache: int | None
     """None: what is left of its share."""
     gpu_share: float | None
+    claim: int | None
+    """Of each GPU, where that is the share that it takes."""
     dtype: str | None
     eager: bool
     draft_model: str | None
@@ -134,8 +136,10 @@ def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
     host = MemoryParts(overhead=_VLLM_HOST)
     if load.kv_cache is None:
         known_weights = weights if isinstance(weights, int) else 0
-        share = load.gpu_share or VLLM_SHARE
-        return Prediction(MemoryParts(-(-known_weights // parallel), overhead=overhead), host, gpus, share)
+        needed = MemoryParts(-(-known_weights // parallel), overhead=overhead)
+        if load.claim is not None:
+            return Prediction(replace(needed, kv_cache=max(0, load.claim - needed.total)), host, gpus)
+        return Prediction(needed, host, gpus, load.gpu_share or VLLM_SHARE)
     if isinstance(weights, Unpredicted):
         return weights
     if load.draft_model is not None:

@@ -10,7 +10,7 @@ from controller.engines.base import SHM_BYTES, CodeCheck, Engine, FileCheck, Lau
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.families import family_of, thinking_modes
 from controller.engines.load_fields import LoadFault, LoadField
-from controller.engines.memory import Forecast
+from controller.engines.memory import MIB, Forecast
 from controller.engines.memory_hf import VllmLoad, predict_vllm
 from controller.engines.vllm_command import TOKEN_ENV, vllm_arguments, vllm_environment
 from controller.engines.vllm_fields import HASHED, LOAD_FIELDS, VllmFields
@@ -58,6 +58,11 @@ class VllmEngine(Engine):
             idle_names = (name for name in _OF_METHOD if params.get(name) is not None)
             faults += [LoadFault(name, f"has no effect without {_METHOD}, which is null") for name in idle_names]
         return faults
+
+    def rendered_vram_mib(self, definition: Definition) -> int | None:
+        """`vram_mib`, where it decides which share of each GPU is taken."""
+        assert isinstance(definition, VllmFields)
+        return definition.vram_mib if definition.share_follows_vram else None
 
     def derive_capabilities(self, definition: Definition) -> Capabilities:
         """Images where anything is said about them; tools with the parser of their calls."""
@@ -181,6 +186,7 @@ def _build_load(definition: VllmFields, sequences: int) -> VllmLoad:
         tensor_parallel=definition.vllm_tensor_parallel_size,
         kv_cache=definition.vllm_kv_cache_memory_bytes,
         gpu_share=definition.vllm_gpu_memory_utilization,
+        claim=definition.vram_mib * MIB if definition.vram_mib and definition.share_follows_vram else None,
         dtype=definition.vllm_dtype,
         eager=bool(definition.vllm_enforce_eager),
         draft_model=definition.vllm_speculative_model if has_draft_model else None,

@@ -6,9 +6,10 @@ Flags are those of `vllm serve` (vllm/entrypoints/launchers/cli_args.py and vllm
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
-from controller.engines.base import RenderContext
+from controller.engines.base import ClaimedGpu, RenderContext
 from controller.engines.vllm_fields import VllmFields
 
 TOKEN_ENV: Final = "VLLM_API_KEY"  # noqa: S105 - the variable's name, not its value
@@ -24,6 +25,8 @@ _NAMING_FLAGS: Final = frozenset(
     {"--model", "--tokenizer", "--hf-config-path", "--speculative-config", "-sc", "--lora-modules", "--config"}
 )
 """Arguments whose value may be a name on the hub, or hold one."""
+
+_SHARE_STEPS: Final = 10_000
 
 _FLAGS: Final[tuple[tuple[str, str], ...]] = (
     ("vllm_max_model_len", "--max-model-len"),
@@ -60,6 +63,8 @@ def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) ->
             args += (flag, str(value))
     if _needs_no_share(definition):
         args += ("--gpu-memory-utilization", _NO_SHARE)
+    elif definition.share_follows_vram and ctx.gpus:
+        args += ("--gpu-memory-utilization", str(_claimed_share(ctx.gpus)))
     args += [flag for name, flag in _SWITCHES if getattr(definition, name)]
     if definition.vllm_embedding:
         args += ("--runner", "pooling")
@@ -109,6 +114,15 @@ def _needs_no_share(definition: VllmFields) -> bool:
         definition.vllm_kv_cache_memory_bytes is not None and definition.vllm_gpu_memory_utilization is None
     )
     return is_sized_in_bytes and bool(definition.gpu_count)
+
+
+def _claimed_share(gpus: Sequence[ClaimedGpu]) -> float:
+    """What is claimed of the smallest GPU, as a share of it, rounded down to 0.0001.
+
+    vLLM has one share for all, and as much of the cache on each GPU as fits into the smallest.
+    """
+    smallest = min(gpus, key=lambda gpu: gpu.total_mib)
+    return max(1, min(_SHARE_STEPS, smallest.claim_mib * _SHARE_STEPS // smallest.total_mib)) / _SHARE_STEPS
 
 
 def _json_flags(definition: VllmFields) -> tuple[tuple[str, dict[str, Any] | None], ...]:

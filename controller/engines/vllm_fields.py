@@ -14,6 +14,8 @@ from controller.schema.desired import Definition
 # Inline in the JSON Schema of the files, which has no place for pydantic's own definition of it.
 Anything = Annotated[JsonValue, WithJsonSchema({})]
 
+_SIZE_FLAGS: Final = ("--gpu-memory-utilization", "--kv-cache-memory")
+
 
 class VllmFields(Definition):
     """What `vllm` and `vllm_serve` have in common."""
@@ -35,7 +37,7 @@ class VllmFields(Definition):
         default=None,
         gt=0,
         le=1,
-        description="Share of each GPU's memory that the engine takes; keep it low and set the cache in bytes.",
+        description="Share of each GPU's memory that the engine takes; default: `vram_mib` of the smallest, else 0.92.",
     )
     vllm_kv_cache_dtype: str | None = Field(
         default=None, min_length=1, description="Type of the KV cache, any that vLLM knows; default: auto."
@@ -79,6 +81,15 @@ class VllmFields(Definition):
     prompt_format: ChatFormat | None = Field(
         default=None, description="Names what the model's chat template is; default: told by the model's name."
     )
+
+    @property
+    def share_follows_vram(self) -> bool:
+        """Whether `vram_mib` decides which share of each GPU the engine takes: nothing else says it, nor the cache."""
+        sizes = (self.vllm_gpu_memory_utilization, self.vllm_kv_cache_memory_bytes)
+        is_sized_otherwise = any(size is not None for size in sizes) or any(
+            arg.replace("_", "-").startswith(_SIZE_FLAGS) for arg in self.extra_args
+        )
+        return self.vram_mib is not None and bool(self.gpu_count) and not is_sized_otherwise
 
     @model_validator(mode="after")
     def _one_model(self) -> Self:

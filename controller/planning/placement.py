@@ -158,10 +158,11 @@ def place_replica(model: DesiredModel, observed: ObservedState, ledger: ClaimLed
 
 
 def requirement_of(model: DesiredModel, observed: ObservedState) -> Requirement:
-    """What a replica takes: as declared, else as observed or predicted (DESIGN.md §3)."""
+    """What a replica takes: as declared, else as observed or predicted (DESIGN.md §3). A share that is declared beside
+    `vram_mib` is taken all the same, so both are claimed."""
     requirement = observed.requirements.get(model.name, _UNKNOWN)
     if model.vram_mib is not None:
-        requirement = replace(requirement, per_gpu_mib=model.vram_mib, gpu_share=None)
+        requirement = replace(requirement, per_gpu_mib=model.vram_mib)
     return requirement if model.memory_mib is None else replace(requirement, host_mib=model.memory_mib)
 
 

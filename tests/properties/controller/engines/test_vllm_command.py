@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from controller.desired.resolve import with_params
 from controller.engines import ENGINES
-from controller.engines.base import RenderContext
+from controller.engines.base import ClaimedGpu, RenderContext
 from controller.engines.vllm_fields import VllmFields
 from tests.support.campaign import campaign_count
 from tests.support.vllm_engine import Parser, parser
@@ -49,6 +50,7 @@ SHARED: dict[str, st.SearchStrategy[Any]] = {
     "prompt_format": st.sampled_from(["generic", "qwen3_template"]),
     "target_inflight": st.integers(1, 4096),
     "gpus": st.integers(0, 64),
+    "vram_mib": st.integers(1, 200_000),
 }
 LOADS: dict[str, st.SearchStrategy[Any]] = {
     "vllm_max_model_len": st.integers(256, 2**40),
@@ -93,11 +95,18 @@ def definitions(draw: st.DrawFn) -> VllmFields:
 
 
 @settings(max_examples=campaign_count(30, 2_000))
-@given(definition=definitions(), runtime=st.sampled_from(["docker", "process"]), served=NAMES)
+@given(definition=definitions(), runtime=st.sampled_from(["docker", "process"]), served=NAMES, data=st.data())
 def test_the_parser_takes_it_and_means_the_same(
-    real: Parser, definition: VllmFields, runtime: Any, served: str
+    real: Parser, definition: VllmFields, runtime: Any, served: str, data: st.DataObject
 ) -> None:
-    ctx = RenderContext(runtime, served, MODELS, "0.0.0.0", 8000, PurePosixPath("/cache"), {"python": "/bin/python"})
+    claim = definition.vram_mib or 1000
+    count = definition.gpu_count or 0
+    totals = data.draw(st.lists(st.integers(claim, 4 * claim), min_size=count, max_size=count))
+    gpus = tuple(ClaimedGpu(f"GPU-{number}", claim, total) for number, total in enumerate(totals))
+    programs = {"python": "/bin/python"}
+    ctx = RenderContext(
+        runtime, served, MODELS, "0.0.0.0", 8000, PurePosixPath("/cache"), programs, MappingProxyType({}), gpus
+    )
     assert definition.backend is not None
     argv = list(ENGINES[definition.backend].render_command(definition, ctx).argv)
     start = argv.index("serve") if definition.backend == "vllm_serve" else argv.index("--")
@@ -107,11 +116,11 @@ def test_the_parser_takes_it_and_means_the_same(
     assert (told["host"], told["port"], told["served_model_name"]) == ("0.0.0.0", 8000, [served])
     assert told["max_num_seqs"] == (definition.target_inflight or 64)
     assert told["tensor_parallel_size"] == (definition.vllm_tensor_parallel_size or definition.gpu_count or 1)
-    assert_same_values(definition, told)
+    assert_same_values(definition, told, min(totals, default=None))
     assert_same_content(definition, told)
 
 
-def assert_same_values(definition: VllmFields, told: dict[str, Any]) -> None:
+def assert_same_values(definition: VllmFields, told: dict[str, Any], smallest_mib: int | None) -> None:
     """Fields that become one value each."""
     for name, flag in (
         ("vllm_max_model_len", "max_model_len"),
@@ -126,8 +135,17 @@ def assert_same_values(definition: VllmFields, told: dict[str, Any]) -> None:
         said = getattr(definition, name)
         assert said is None or told[flag] == said, flag
     if definition.vllm_gpu_memory_utilization is None:
-        by_bytes = definition.gpu_count and definition.vllm_kv_cache_memory_bytes is not None
-        assert told["gpu_memory_utilization"] == (0.01 if by_bytes else 0.92)
+        share = told["gpu_memory_utilization"]
+        if not definition.gpu_count:
+            assert share == 0.92
+        elif definition.vllm_kv_cache_memory_bytes is not None:
+            assert share == 0.01
+        elif definition.vram_mib is None:
+            assert share == 0.92
+        else:
+            assert smallest_mib is not None
+            least = definition.vram_mib / smallest_mib - 0.0001
+            assert max(least, 0.00005) < share <= max(definition.vram_mib / smallest_mib, 0.0001)
     assert told["enforce_eager"] == definition.vllm_enforce_eager
     assert told["trust_remote_code"] == definition.vllm_trust_remote_code
     assert told["enable_auto_tool_choice"] == (definition.vllm_tool_call_parser is not None)

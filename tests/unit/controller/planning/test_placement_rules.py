@@ -180,9 +180,11 @@ def test_needs() -> None:
     observed = seen(requirements={"m": known})
     assert requirement_of(ONE, observed) == known
     assert requirement_of(replace(ONE, name="other"), observed) == Requirement()
-    assert requirement_of(replace(ONE, vram_mib=5), observed) == Requirement(5, 20, None)
+    assert requirement_of(replace(ONE, vram_mib=5), observed) == Requirement(5, 20, 0.5), (
+        "the share is taken all the same"
+    )
     assert requirement_of(replace(ONE, memory_mib=7), observed) == Requirement(10, 7, 0.5)
-    assert requirement_of(replace(ONE, memory_mib=7, vram_mib=5), observed) == Requirement(5, 7, None)
+    assert requirement_of(replace(ONE, memory_mib=7, vram_mib=5), observed) == Requirement(5, 7, 0.5)
 
 
 @pytest.mark.parametrize(
