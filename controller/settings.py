@@ -69,7 +69,10 @@ class ControllerSettings(BaseSettings):
         "roundhouse/worker-vllm:latest", min_length=1, description="Container image of the worker with vLLM."
     )
     image_vllm: str = Field(
-        "vllm/vllm-openai:latest", min_length=1, description="Container image of vLLM's own server."
+        "vllm/vllm-openai:v0.32.0",
+        min_length=1,
+        description="Container image of vLLM's own server. CUDA 13, for drivers from 580; older drivers take "
+        "`vllm/vllm-openai:v0.32.0-cu129`.",
     )
     image_controller: str = Field(
         "roundhouse/controller:latest",

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from controller.artifacts.facts import Artifact
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import apply_declared
+from controller.engines.cuda_log import OLD_DRIVER
 from controller.engines.families import ChatFormat, family_of, thinking_modes
 from controller.engines.hf_worker import HF_VERDICTS
 from controller.engines.memory import Forecast
@@ -84,6 +85,7 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     *memory_verdicts("CTranslate2", "ct2_inter_threads, or take a smaller ct2_compute_type"),
     *HF_VERDICTS,
     (r"not compiled with CUDA", Verdict("this CTranslate2 was built without CUDA", True)),
+    OLD_DRIVER,
     gpu_verdict("CTranslate2"),
     (r"CTranslate2 cannot be used", Verdict("CTranslate2 cannot be used here: it lacks a library")),
     (r"CTranslate2 cannot load", Verdict("not a model that CTranslate2 can load", True)),

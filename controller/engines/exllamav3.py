@@ -12,6 +12,7 @@ from pydantic import Field
 from controller.artifacts.facts import Artifact
 from controller.engines.base import SHM_BYTES, ClaimedGpu, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import apply_declared
+from controller.engines.cuda_log import OLD_DRIVER
 from controller.engines.families import ChatFormat, family_of, thinking_modes
 from controller.engines.hf_worker import HF_VERDICTS
 from controller.engines.load_fields import LoadFault, LoadField, LoadValue
@@ -111,6 +112,7 @@ _FLAGS = (
 )
 
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
+    OLD_DRIVER,
     (r"ExLlamaV3 needs a GPU", Verdict("ExLlamaV3 needs a GPU: declare `gpus`", True)),
     (r"ExLlamaV3 sees none of the GPUs", Verdict("ExLlamaV3 sees none of its GPUs: look after the driver")),
     (r"ExLlamaV3 sees \d+ of the", Verdict("ExLlamaV3 does not see all of its GPUs: look after the driver")),

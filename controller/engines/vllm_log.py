@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from controller.engines.base import Verdict
+from controller.engines.cuda_log import OLD_DRIVER
 
 _SHARDS: Final = re.compile(r"(?:checkpoint|loading) shards:\s*(\d{1,3})%")
 
@@ -51,6 +52,7 @@ _WHILE_SERVING: Final[tuple[tuple[str, Verdict], ...]] = (
 _VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
     (r"error: (unrecognized arguments|argument |ambiguous option)", Verdict("bad argument", True)),
     (r"No module named .?vllm", Verdict("vLLM is not installed (extra `vllm`)", True)),
+    OLD_DRIVER,
     (
         r"No available memory for the cache blocks",
         Verdict(

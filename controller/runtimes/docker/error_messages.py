@@ -1,6 +1,7 @@
 """The daemon's refusals in plain words. Pure.
 
-The sentences are those of Docker Engine 20.10 to 29 (moby `daemon/`), runc and NVIDIA's container toolkit.
+The sentences are those of Docker Engine 20.10 to 29 (moby `daemon/`), runc and NVIDIA's container toolkit (of its
+requirements: libnvidia-container `src/cli/dsl.c`, nvidia-container-toolkit `internal/requirements`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,19 @@ _START: Final[tuple[tuple[str, str, bool], ...]] = (
         r"nvidia-container-cli: initialization error|libnvidia-ml\.so",
         "the NVIDIA driver of this host is not loaded",
         False,
+    ),
+    (
+        r"unsatisfied condition: (?P<what>arch ?[<>=!]+ ?[\d.]+)",
+        "this host's GPU is not one that image {image} is made for, which asks for {what}",
+        True,
+    ),
+    (
+        # Which of the conditions the toolkit names differs between its releases: where none is fulfilled, the driver
+        # is older than the first of them asks for.
+        r"unsatisfied condition: (?P<what>\w+ ?[<>=!]+ ?[\w.]+)",
+        "this host's NVIDIA driver is too old for image {image}, which asks for {what}: update the driver, or take an "
+        "image of an earlier CUDA (docs/images.md)",
+        True,
     ),
     (r"docker-init.*not found", "this host's Docker lacks its docker-init program", False),
     (

@@ -341,6 +341,16 @@ def _inspection(cause: str) -> str:
             "desired GPU memory utilization (0.92, 128.6 GiB).",
             False,
         ),
+        (  # guqiong96/Lvllmds4#46, an image of CUDA 13 on driver 570
+            "(EngineCore pid=546) ERROR 08-12 03:12:29 [core.py:1202] RuntimeError: The NVIDIA driver on your "
+            "system is too old (found version 12080). Please update your GPU driver by downloading and installing a "
+            f"new version from the URL: http://www.nvidia.com/Download/index.aspx\n{UPSTREAM}",
+            "the NVIDIA driver of this host is too old for the CUDA that the engine was built with: update the driver, "
+            "or take a build for an earlier CUDA (docs/images.md): RuntimeError: The NVIDIA driver on your system is "
+            "too old (found version 12080). Please update your GPU driver by downloading and installing a new version "
+            "from the URL: http://www.nvidia.com/Download/index.aspx",
+            True,
+        ),
         (
             f"{HEALTHY}{WORKER}torch.AcceleratorError: CUDA error: an illegal memory access\n{UPSTREAM}",
             f"{BROKEN_GPU}: AcceleratorError: CUDA error: an illegal memory access",

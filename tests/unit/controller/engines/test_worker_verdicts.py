@@ -12,6 +12,18 @@ from controller.engines.base import Launch, RenderContext
 from worker.__main__ import parse_engine
 
 NO_ROOM_IN_SPLIT = "Insufficient VRAM in split for model and cache"
+OLD_DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU driver by downloading "
+    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx Alternatively, go to: "
+    "https://pytorch.org to install a PyTorch version that has been compiled with your version of the CUDA driver."
+)
+"""Of c10/cuda/CUDAFunctions.cpp, as in guqiong96/Lvllmds4#46."""
+OLD_DRIVER_WARNING = (
+    "/opt/roundhouse/lib/python3.12/site-packages/torch/cuda/__init__.py:184: UserWarning: CUDA initialization: "
+    f"{OLD_DRIVER} (Triggered internally at /pytorch/c10/cuda/CUDAFunctions.cpp:119.)"
+)
+OLD_DRIVER_OF_CUDA = "CUDA driver version is insufficient for CUDA runtime version"
+"""What `cudaGetErrorString` says of `cudaErrorInsufficientDriver`."""
 
 
 def launch(backend: str, runtime: Any = "docker", **fields: Any) -> Launch:
@@ -41,6 +53,9 @@ def test_layers_that_are_split_over_gpus_are_passed_through_shared_memory() -> N
         ),
         ("exllamav3", "ExLlamaV3 cannot load /m: CUDA error: all CUDA-capable devices are busy", "the GPU", False),
         ("exllamav3", "ExLlamaV3 cannot load /m: NCCL error in: ProcessGroup.cpp", "the GPU", False),
+        ("exllamav3", f"ExLlamaV3 cannot load /m: {OLD_DRIVER}", "the NVIDIA driver of this host is too old", True),
+        ("exllamav3", f"{OLD_DRIVER_WARNING}\nExLlamaV3 sees none of the GPUs that", "driver of this host is", True),
+        ("ct2", f"CTranslate2 cannot load /m: CUDA failed with error {OLD_DRIVER_OF_CUDA}", "host is too old", True),
         # turboderp-org/exllamav3#50, #361
         ("exllamav3", f"ExLlamaV3 cannot load /m: {NO_ROOM_IN_SPLIT}", "raise `vram_mib`", False),
         ("exllamav3", "ExLlamaV3 sees 1 of the 2 GPUs that it was given", "does not see all of its GPUs", False),

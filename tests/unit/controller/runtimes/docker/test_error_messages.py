@@ -29,6 +29,32 @@ from controller.runtimes.docker.error_messages import no_gpu_support, pull_error
             "the NVIDIA driver of this host is not loaded",
             False,
         ),
+        (  # vllm-project/vllm#18813
+            "failed to create task for container: failed to create shim task: OCI runtime create failed: runc create "
+            "failed: unable to start container process: error during container init: error running prestart hook #0: "
+            "exit status 1, stdout: , stderr: Auto-detected mode as 'legacy'\nnvidia-container-cli: requirement error: "
+            "unsatisfied condition: cuda>=12.8, please update your driver to a newer version, or use an earlier cuda "
+            "container: unknown",
+            "this host's NVIDIA driver is too old for image e:1, which asks for cuda>=12.8: update the driver, or take "
+            "an image of an earlier CUDA (docs/images.md)",
+            True,
+        ),
+        (  # NVIDIA/nvidia-container-toolkit#24: earlier releases name the last condition that they tried
+            "nvidia-container-cli: requirement error: unsatisfied condition: brand = quadrortx: unknown",
+            "too old for image e:1, which asks for brand = quadrortx: update",
+            True,
+        ),
+        (  # internal/modifier/csv.go and internal/requirements of the toolkit, on Tegra
+            "failed to create NVIDIA Container Runtime: requirements not met: unsatisfied condition: cuda>=13.0 "
+            "(cuda=12.6)",
+            "too old for image e:1, which asks for cuda>=13.0: update",
+            True,
+        ),
+        (
+            "nvidia-container-cli: requirement error: unsatisfied condition: arch >= 8.0: unknown",
+            "this host's GPU is not one that image e:1 is made for, which asks for arch >= 8.0 ",
+            True,
+        ),
         ('exec: "docker-init": executable file not found in $PATH', "lacks its docker-init program", False),
         (
             'invalid mount config for type "bind": bind source path does not exist: /srv/models',
