@@ -283,6 +283,18 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuDriver:
+    """The host's NVIDIA driver. None: the driver does not say."""
+
+    version: str | None = None
+    """As in `570.195.03`."""
+    cuda_version: str | None = None
+    """The latest CUDA that it runs, as in `12.8`."""
+    brands: tuple[str, ...] = ()
+    """Of its GPUs, each once, as NVIDIA's container toolkit names them; empty: not known of all of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class GpuProcess:
     """A process that has memory of a GPU."""
 

@@ -29,7 +29,7 @@ from controller.schema.override import Override
 from controller.schema.status import ModelState, ModelStatus
 from controller.sizing.estimator import Estimator, largest_mib
 from controller.sizing.history import MemoryHistory
-from controller.state import DesiredModel, Gpu
+from controller.state import DesiredModel, Gpu, GpuDriver
 from controller.status.reconcile_round import Round
 
 TAKEN_WITHIN_S = 2.0
@@ -37,11 +37,14 @@ TAKEN_WITHIN_S = 2.0
 NOT_YET = "the controller has not made its first observation yet"
 
 
-class GpuErrorSource(Protocol):
-    """The part of a runtime that says why there are no figures of GPUs."""
+class GpuHostSource(Protocol):
+    """The part of a runtime that tells of the GPUs' host."""
 
     def get_gpu_error(self) -> str | None:
         """Why there are no figures, in words; None: there are figures."""
+
+    def get_gpu_driver(self) -> GpuDriver | None:
+        """The NVIDIA driver; None: there is none, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class AdminService:
         predictions: Estimator,
         memory_history: MemoryHistory,
         journal: EventLog,
-        gpus: GpuErrorSource,
+        gpus: GpuHostSource,
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
@@ -84,7 +87,7 @@ class AdminService:
         self._estimator = predictions
         self._memory_history = memory_history
         self._journal = journal
-        self._gpu_errors = gpus
+        self._gpu_host = gpus
         self._wake = wake
         self._clock = clock
         self._row_cache = RowCache()
@@ -132,10 +135,13 @@ class AdminService:
         """GPUs, and what models take of them."""
         current_round = self.read_current_state()
         gpus = gpu_statuses(current_round.observed) or []
+        driver = self._gpu_host.get_gpu_driver() or GpuDriver()
         return GpuMemoryAnswer(
             gpus=[gpu_memory(gpu) for gpu in gpus],
             models=[gpu_model(want, model) for want, model in await self._list_live_rows(current_round)],
-            error=None if gpus else self._gpu_errors.get_gpu_error() or "there are no GPUs",
+            error=None if gpus else self._gpu_host.get_gpu_error() or "there are no GPUs",
+            driver_version=driver.version,
+            cuda_version=driver.cuda_version,
         )
 
     def resolve_name(self, name: str) -> str:

@@ -113,6 +113,8 @@ GPU_MEMORY: Final[dict[str, Any]] = {
         }
     ],
     "error": None,
+    "driver_version": "580.65.06",
+    "cuda_version": "13.0",
 }
 
 

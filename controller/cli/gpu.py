@@ -47,6 +47,9 @@ def _show(memory: GpuMemoryAnswer) -> None:
         print_line(f"no GPUs: {memory.error}" if memory.error else "no GPUs")
     if memory.models:
         print_table(("MODEL", "STATE", "ESTIMATE", "REPLICAS", "FROM"), [_row(model) for model in memory.models])
+    if memory.driver_version is not None:
+        cuda = "" if memory.cuda_version is None else f", which runs CUDA up to {memory.cuda_version}"
+        print_line(f"NVIDIA driver {memory.driver_version}{cuda}")
 
 
 def _gpu_row(gpu: GpuMemory) -> tuple[str, ...]:

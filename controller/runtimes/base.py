@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from controller.schema.desired import Definition
-from controller.state import HOST, Exit, Gpu, Phase, PreflightResult, ReplicaId
+from controller.state import HOST, Exit, Gpu, GpuDriver, Phase, PreflightResult, ReplicaId
 
 
 class RuntimeUnavailableError(Exception):
@@ -137,6 +137,9 @@ class Runtime(Protocol):
 
     def get_gpu_error(self) -> str | None:
         """Why the last `gpus` was empty or unknown, as a sentence; None: there are figures, or nobody has asked yet."""
+
+    def get_gpu_driver(self) -> GpuDriver | None:
+        """The NVIDIA driver by the last `gpus`; None: there is none, or it is not known."""
 
     def watch_events(self) -> AsyncIterator[None]:
         """Yields whenever something may have changed. Only a wakeup: what changed is read by `list`."""

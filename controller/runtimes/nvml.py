@@ -23,7 +23,7 @@ from typing import Any, Final
 import psutil
 import pynvml
 
-from controller.state import Gpu, GpuProcess
+from controller.state import Gpu, GpuDriver, GpuProcess
 
 LINE_BYTES: Final = 8192
 """Longest reading that is printed with its processes: Docker's log breaks longer lines than 16 KiB."""
@@ -39,6 +39,26 @@ _WORDS: Final = {
     "NoPermission": "the driver does not let this user ask",
 }
 """What an error of NVML means for who looks after the host."""
+_BRANDS: Final = {
+    pynvml.NVML_BRAND_UNKNOWN: "unknown",
+    pynvml.NVML_BRAND_QUADRO: "quadro",
+    pynvml.NVML_BRAND_TESLA: "tesla",
+    pynvml.NVML_BRAND_NVS: "nvs",
+    pynvml.NVML_BRAND_GRID: "grid",
+    pynvml.NVML_BRAND_GEFORCE: "geforce",
+    pynvml.NVML_BRAND_TITAN: "titan",
+    pynvml.NVML_BRAND_NVIDIA_VAPPS: "vapps",
+    pynvml.NVML_BRAND_NVIDIA_VPC: "vpc",
+    pynvml.NVML_BRAND_NVIDIA_VCS: "vcs",
+    pynvml.NVML_BRAND_NVIDIA_VWS: "vws",
+    pynvml.NVML_BRAND_NVIDIA_CLOUD_GAMING: "cloudgaming",
+    pynvml.NVML_BRAND_QUADRO_RTX: "quadrortx",
+    pynvml.NVML_BRAND_NVIDIA_RTX: "nvidiartx",
+    pynvml.NVML_BRAND_NVIDIA: "nvidia",
+    pynvml.NVML_BRAND_GEFORCE_RTX: "geforcertx",
+    pynvml.NVML_BRAND_TITAN_RTX: "titanrtx",
+}
+"""A GPU's brand, as NVIDIA's container toolkit and the requirements of CUDA's images call it."""
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +88,8 @@ class NvmlReader:
         """Why the last reading failed; None: it did not."""
         self.absence: str | None = None
         """Why the last reading found no GPU; None: it found one, or failed."""
+        self.driver: GpuDriver | None = None
+        """The driver that the last reading found; None: it found none, or failed."""
 
     def read_gpus(self) -> tuple[Gpu, ...] | None:
         """The GPUs in PCI order, whose `index` is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
@@ -78,6 +100,7 @@ class NvmlReader:
         with self._lock:
             try:
                 gpus = self._read()
+                self.driver = self._read_driver()
                 self.absence = None if gpus else self._explain_no_gpus()
             except self._nvml.NVMLError as error:
                 return self._record_failure(error)
@@ -108,6 +131,7 @@ class NvmlReader:
 
     def _record_failure(self, error: Exception) -> tuple[Gpu, ...] | None:
         self._shut()
+        self.driver = None
         nvml = self._nvml
         absence_errors = (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded, nvml.NVMLError_NotFound)
         if isinstance(error, absence_errors) and not self._has_worked:
@@ -117,6 +141,20 @@ class NvmlReader:
             log.warning("the GPUs cannot be read: %s", error)
         self.error, self.absence = self._explain_error(error), None
         return None
+
+    def _read_driver(self) -> GpuDriver:
+        nvml, version, cuda_version, brands = self._nvml, None, None, set[str]()
+        with contextlib.suppress(nvml.NVMLError):
+            version = str(nvml.nvmlSystemGetDriverVersion())
+        with contextlib.suppress(nvml.NVMLError):  # drivers before 410
+            cuda_number = nvml.nvmlSystemGetCudaDriverVersion_v2()
+            cuda_version = f"{cuda_number // 1000}.{cuda_number % 1000 // 10}"
+        try:
+            for index in range(nvml.nvmlDeviceGetCount()):
+                brands.add(_BRANDS[nvml.nvmlDeviceGetBrand(nvml.nvmlDeviceGetHandleByIndex(index))])
+        except (nvml.NVMLError, KeyError):
+            brands.clear()
+        return GpuDriver(version, cuda_version, tuple(sorted(brands)))
 
     def _explain_error(self, error: Exception) -> str:
         explanations = (
@@ -217,10 +255,14 @@ class NvmlReader:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One line of the probe. `gpus` None: unknown; empty: there are none. `error` says why."""
+    """One line of the probe. `gpus` None: unknown; empty: there are none. `error` says why.
+
+    `driver` None: there is none, it is unknown, or the probe is of a version that does not tell it.
+    """
 
     gpus: tuple[Gpu, ...] | None
     error: str | None = None
+    driver: GpuDriver | None = None
 
     def to_line(self) -> str:
         """As the probe prints it, without the line's end. A line that would be too long goes without processes."""
@@ -235,8 +277,8 @@ class Reading:
         """Raises ValueError when it is no reading. What another version says beyond it is passed over."""
         try:
             content = json.loads(line)
-            gpus = content["gpus"]
-            return cls(None if gpus is None else tuple(_gpu_of(each) for each in gpus), content["error"])
+            gpus = None if content["gpus"] is None else tuple(_gpu_of(each) for each in content["gpus"])
+            return cls(gpus, content["error"], _driver_of(content.get("driver")))
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a reading of GPUs: {line!r}") from error
 
@@ -246,6 +288,12 @@ def _gpu_of(content: dict[str, Any]) -> Gpu:
     if (processes := known_fields.get("processes")) is not None:
         known_fields["processes"] = tuple(GpuProcess(each["pid"], each["mib"], each.get("name")) for each in processes)
     return Gpu(**known_fields)
+
+
+def _driver_of(content: Any) -> GpuDriver | None:
+    if not isinstance(content, dict):
+        return None
+    return GpuDriver(content.get("version"), content.get("cuda_version"), tuple(content.get("brands", ())))
 
 
 def _name_of(pid: int) -> str | None:
@@ -264,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     reader = NvmlReader()
     while True:
-        reading = Reading(reader.read_gpus(), reader.error or reader.absence)
+        reading = Reading(reader.read_gpus(), reader.error or reader.absence, reader.driver)
         try:
             sys.stdout.write(reading.to_line() + "\n")
             sys.stdout.flush()

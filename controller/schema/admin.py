@@ -227,6 +227,10 @@ class GpuMemoryAnswer(BaseModel):
     gpus: list[GpuMemory] = Field(description="The host's GPUs.")
     models: list[GpuModel] = Field(description="Every declared model.")
     error: str | None = Field(description="Why there are no figures of GPUs; null where there are.")
+    driver_version: str | None = Field(default=None, description="Of the host's NVIDIA driver; null: not known.")
+    cuda_version: str | None = Field(
+        default=None, description="The latest CUDA that the driver runs, as `12.8`; null: not known."
+    )
 
 
 # Plans.

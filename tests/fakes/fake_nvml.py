@@ -34,6 +34,7 @@ class FakeGpu:
     computing: dict[int, int | None] = field(default_factory=dict)
     """Process to MiB; None: the driver does not say."""
     drawing: dict[int, int | None] = field(default_factory=dict)
+    brand: int = pynvml.NVML_BRAND_GEFORCE
     errors: dict[str, str] = field(default_factory=dict)
 
     def add(self, number: int, uuid: str, **fields: Any) -> FakeGpu:
@@ -92,12 +93,14 @@ class FakeNvml:
 
     def __init__(self, *, old_driver: bool = False) -> None:
         self.gpus: list[FakeGpu] = []
+        self.driver_version = "570.195.03"
+        self.cuda_version = 12080
         self.opened = 0
         self._old = old_driver
         self._failure: str | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("NVMLError_"):
+        if name.startswith(("NVMLError_", "NVML_BRAND_")):
             return getattr(pynvml, name)
         raise AttributeError(name)
 
@@ -121,6 +124,18 @@ class FakeNvml:
             raise error_of("Uninitialized")
         self.opened -= 1
         self._raise()
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        """As nvidia-smi shows it."""
+        self._ask()
+        return self.driver_version
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
+        """12080 is 12.8."""
+        if self._old:
+            raise error_of("FunctionNotFound")
+        self._ask()
+        return self.cuda_version
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         """How many there are."""
@@ -146,6 +161,11 @@ class FakeNvml:
         """Its product name, and an instance's profile."""
         self._ask()
         return handle.name
+
+    def nvmlDeviceGetBrand(self, handle: FakeGpu) -> int:  # noqa: N802
+        """One of NVML_BRAND_..., of which later drivers have more."""
+        self._ask(handle, "nvmlDeviceGetBrand")
+        return handle.brand
 
     def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu, version: int | None = None) -> Memory:  # noqa: N802
         """Version 2 counts what the driver reserves (here 10 MiB) neither as used nor as free, version 1 as used."""

@@ -16,7 +16,7 @@ from controller.runtimes.base import (
     StartRequest,
 )
 from controller.schema.desired import Definition
-from controller.state import Exit, Gpu, Phase, PreflightResult
+from controller.state import Exit, Gpu, GpuDriver, Phase, PreflightResult
 
 
 class FakeRuntime:
@@ -38,6 +38,7 @@ class FakeRuntime:
         self.refuses_ends = False
         self.found_gpus: tuple[Gpu, ...] | None = ()
         self.gpu_reason: str | None = None
+        self.gpu_driver: GpuDriver | None = None
         self.held: dict[str, int | None] = {}
         """Replica name to MiB of main memory."""
         self.logs: dict[str, list[str]] = {}
@@ -146,6 +147,10 @@ class FakeRuntime:
     def get_gpu_error(self) -> str | None:
         """As the test says."""
         return self.gpu_reason
+
+    def get_gpu_driver(self) -> GpuDriver | None:
+        """As the test says."""
+        return self.gpu_driver
 
     async def watch_events(self) -> AsyncIterator[None]:
         """None: tests run rounds themselves."""

@@ -18,7 +18,7 @@ from controller.runtimes.docker.error_messages import no_gpu_support
 from controller.runtimes.docker.inspect import phase_of
 from controller.runtimes.docker.labels import PROBE_ROLE, is_own, own_labels
 from controller.runtimes.nvml import Reading
-from controller.state import Gpu, Phase
+from controller.state import Gpu, GpuDriver, Phase
 
 INTERVAL_S: Final = 2
 """Between two readings."""
@@ -66,6 +66,8 @@ class GpuProbe:
         self._line_changed_at = 0.0
         self._problem: str | None = None
         self._absence: str | None = None
+        self.driver: GpuDriver | None = None
+        """The driver by the last reading; None: that found none, failed, or did not tell."""
 
     @property
     def reason(self) -> str | None:
@@ -99,7 +101,7 @@ class GpuProbe:
             await self._daemon.call(self._start)
         except DaemonRefusedError as error:
             if no_gpu_support(error.message):
-                self._has_worked, self._problem = False, None
+                self._has_worked, self._problem, self.driver = False, None, None
                 self._absence = f"this Docker Engine has no NVIDIA support: {error.message}"
                 self._not_before = self._clock() + ABSENT_RECHECK_S
                 return ()
@@ -134,6 +136,7 @@ class GpuProbe:
         except ValueError as error:
             return await self._record_failure(str(error))
         self._failures = 0
+        self.driver = reading.driver
         if reading.gpus is None:
             return self._report_unread(reading.error)
         self._has_worked, self._problem = self._has_worked or bool(reading.gpus), None
@@ -141,6 +144,7 @@ class GpuProbe:
         return reading.gpus
 
     async def _record_failure(self, problem: str) -> tuple[Gpu, ...] | None:
+        self.driver = None
         await self._daemon.call(self._remove)
         self._failures += 1
         self._not_before = self._clock() + min(MAX_BACKOFF_S, 2.0 ** min(self._failures, 10))

@@ -29,6 +29,7 @@ from controller.runtimes.docker.containers import (
     remove_container,
     start_replica,
 )
+from controller.runtimes.docker.driver_requirements import find_driver_problem
 from controller.runtimes.docker.error_messages import start_error
 from controller.runtimes.docker.events import EventWatch
 from controller.runtimes.docker.gpus import GpuProbe
@@ -49,7 +50,7 @@ from controller.runtimes.model_files import check_model
 from controller.runtimes.naming import is_replica_name
 from controller.runtimes.nvml import NvmlReader
 from controller.schema.desired import Definition
-from controller.state import HOST, Gpu, Phase, PreflightResult
+from controller.state import HOST, Gpu, GpuDriver, Phase, PreflightResult
 
 __all__ = ["DockerRuntime", "DockerSetupError", "open_docker"]
 
@@ -244,6 +245,10 @@ class DockerRuntime:
         """Why there are no figures of GPUs."""
         return self._probe.reason if self._uses_probe else self._nvml.reason
 
+    def get_gpu_driver(self) -> GpuDriver | None:
+        """The host's NVIDIA driver by the last reading of its GPUs; None: not known."""
+        return self._probe.driver if self._uses_probe else self._nvml.driver
+
     async def watch_events(self) -> AsyncIterator[None]:
         """Yields whenever a container of ours may have changed, and when the daemon was lost or found."""
         watch = EventWatch(self._write_daemon.connect, [*own_filter(self._instance), f"{ROLE}={REPLICA_ROLE}"])
@@ -259,7 +264,7 @@ class DockerRuntime:
 
     async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
         """Whether a replica could be started: its files and its image are there and ask for nothing that they may
-        not, and the definition renders."""
+        not or that the host has not, and the definition renders."""
         image = image or get_engine(definition).resolve_image(definition, self._images)
         error = await asyncio.to_thread(self._find_problem, model, definition)
         if error is None and image is None:
@@ -274,7 +279,11 @@ class DockerRuntime:
             return PreflightResult(False, time.time(), f"image {image} is missing: `{build_command(image)}` builds it")
         if image_env is None:
             return PreflightResult(False, time.time(), f"image {image} is missing", missing_image=image)
-        problem = find_loader_problem(image, image_env, definition.env) if definition.gpu_count else None
+        problem = None
+        if definition.gpu_count:
+            problem = find_loader_problem(image, image_env, definition.env) or find_driver_problem(
+                image, image_env, definition.env, self.get_gpu_driver()
+            )
         return PreflightResult(problem is None, time.time(), problem)
 
     def _find_problem(self, model: str, definition: Definition) -> str | None:

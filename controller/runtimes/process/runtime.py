@@ -32,7 +32,7 @@ from controller.runtimes.process.records import Records, ReplicaRecord
 from controller.runtimes.process.spawn import Child
 from controller.runtimes.process.stat import Process, boot_id, is_alive
 from controller.schema.desired import Definition
-from controller.state import Exit, Gpu, Phase, PreflightResult
+from controller.state import Exit, Gpu, GpuDriver, Phase, PreflightResult
 
 UNSEEN_S: Final = 10.0
 """How long an interrupted start may hold its log without being found: between fork and exec, which takes moments."""
@@ -198,6 +198,10 @@ class ProcessRuntime:
     def get_gpu_error(self) -> str | None:
         """Why there are no figures of GPUs."""
         return self._nvml.reason
+
+    def get_gpu_driver(self) -> GpuDriver | None:
+        """The host's NVIDIA driver by the last reading of its GPUs; None: not known."""
+        return self._nvml.driver
 
     def watch_events(self) -> AsyncIterator[None]:
         """Yields whenever an engine has ended; several ends may be one event."""

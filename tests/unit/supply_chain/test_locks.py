@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.settings import ControllerSettings
 from tests.supply_chain.locks import IMAGE_LOCKS, REPOSITORY, Pin, list_locks, merge_pins, read_image_locks, read_lock
 
 HASH = "a" * 64
@@ -91,3 +92,12 @@ def test_a_dockerfile_installs_the_locks_that_its_sbom_is_compared_with(image: s
     if engines is not None:
         named = named - {"$engine.txt"} | {f"{engine}.txt" for engine in engines[1].split()}
     assert named == {Path(lock).name for lock in IMAGE_LOCKS[image]}
+
+
+@pytest.mark.parametrize("lock", ["images/worker/vllm.txt", ".ci/vllm.txt"])
+def test_vllm_s_image_is_of_the_version_that_is_locked_and_tested(lock: str) -> None:
+    [version] = re.findall(r"^vllm(?:-cpu)?==([\d.]+) ", (REPOSITORY / lock).read_text(), re.MULTILINE)
+    settings = ControllerSettings.model_fields["image_vllm"]
+    assert settings.default == f"vllm/vllm-openai:v{version}"
+    assert f"`vllm/vllm-openai:v{version}-cu129`" in (settings.description or "")
+    assert f"`vllm/vllm-openai:v{version}-cu129`" in (REPOSITORY / "docs/images.md").read_text()

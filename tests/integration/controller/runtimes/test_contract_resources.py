@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from controller.runtimes.nvml import NvmlReader
+from controller.state import GpuDriver
 from tests.fakes.fake_nvml import FakeNvml
 from tests.support.ballast import HELD_MIB, PROGRAM
 from tests.support.docker_engine import DockerEngines
@@ -65,6 +66,15 @@ async def test_processes_on_gpus_are_told_with_their_replicas(engines: ContractE
     await runtime.stop_replica(first.name, 0)
     [gpu] = await runtime.read_gpus() or ()
     assert {each.pid: each.replica for each in gpu.processes or ()} == expected, "as long as they hold memory"
+
+
+async def test_the_driver_is_told_once_the_gpus_were_read(engines: ContractEngines) -> None:
+    fake = FakeNvml()
+    fake.add(uuid="GPU-a", bus=1)
+    runtime = engines.runtime(nvml=NvmlReader(fake))
+    assert runtime.get_gpu_driver() is None
+    assert len(await runtime.read_gpus() or ()) == 1
+    assert runtime.get_gpu_driver() == GpuDriver("570.195.03", "12.8", ("geforce",))
 
 
 async def test_why_there_are_no_gpus_is_said(engines: ContractEngines) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.runtimes.nvml import NvmlReader, Reading
-from controller.state import Gpu, GpuProcess
+from controller.state import Gpu, GpuDriver, GpuProcess
 from tests.fakes.fake_nvml import FakeGpu, FakeNvml
 from tests.support.campaign import campaign_count
 
@@ -108,7 +108,14 @@ GPUS = st.builds(
 )
 
 
-@given(reading=st.builds(Reading, st.none() | st.lists(GPUS, max_size=3).map(tuple), st.none() | st.text()))
+DRIVERS = st.builds(GpuDriver, st.none() | st.text(), st.none() | st.text(), st.lists(st.text()).map(tuple))
+
+
+@given(
+    reading=st.builds(
+        Reading, st.none() | st.lists(GPUS, max_size=3).map(tuple), st.none() | st.text(), st.none() | DRIVERS
+    )
+)
 @settings(max_examples=campaign_count(40, 2_000))
 def test_a_line_says_the_same(reading: Reading) -> None:
     line = reading.to_line()
@@ -120,7 +127,10 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["gpus", "error", "uuid", "index", "processes", "pid", "mib", "x"]), inner)
+        | st.dictionaries(
+            st.sampled_from(["gpus", "error", "driver", "brands", "uuid", "index", "processes", "pid", "mib", "x"]),
+            inner,
+        )
     ),
     max_leaves=12,
 )

@@ -17,7 +17,7 @@ from controller.schema.admin import AdminModels
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import GatewayReport, Stamp
 from controller.schema.status import ModelState
-from controller.state import Gpu, IdleSpan
+from controller.state import Gpu, GpuDriver, IdleSpan
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
 from tests.support.loop_clock import LoopClock, loop_clock
 
@@ -177,18 +177,22 @@ async def test_the_list_is_what_the_rows_are(tmp_path: Path) -> None:
 async def test_gpus_are_shown_as_nvidia_smi_does_with_what_models_are_estimated_to_take(tmp_path: Path) -> None:
     async with opened(tmp_path, {"m": STUB | {"gpus": 1, "vram_mib": 4000, "replicas": 2}}) as bench:
         bench.runtime.found_gpus = (Gpu("GPU-a", 0, "fake", 8_000, 100),)
+        bench.runtime.gpu_driver = GpuDriver("570.195.03", "12.8", ("geforce",))
         bench.harness.admin_service.load_model("m", {}, None, actor="a")
         await bench.round(4)
         memory = await bench.harness.admin_service.get_gpu_memory()
         assert (memory.error, [gpu.used_over_total for gpu in memory.gpus]) == (None, ["100MiB / 8000MiB"])
         assert memory.gpus[0].claimed_mib == 8000
+        assert (memory.driver_version, memory.cuda_version) == ("570.195.03", "12.8")
         [model] = memory.models
         estimate = (model.vram_estimate_mib, model.vram_estimate_replica_count, model.vram_estimate_source)
         assert estimate == (8000, 2, "declared")
         bench.runtime.found_gpus, bench.runtime.gpu_reason = None, "the GPUs cannot be read now: lost"
+        bench.runtime.gpu_driver = None
         await bench.round()
         memory = await bench.harness.admin_service.get_gpu_memory()
         assert (memory.gpus, memory.error) == ([], "the GPUs cannot be read now: lost")
+        assert (memory.driver_version, memory.cuda_version) == (None, None)
 
 
 async def test_figures_are_unknown_while_a_gateway_is_lost(tmp_path: Path) -> None:

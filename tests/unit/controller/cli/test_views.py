@@ -242,7 +242,9 @@ async def test_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> 
         vram_estimate_replica_count=2,
         vram_estimate_source="model_artifact_size",
     )
-    api.memory = GpuMemoryAnswer(gpus=[card, instance], models=[model], error=None)
+    api.memory = GpuMemoryAnswer(
+        gpus=[card, instance], models=[model], error=None, driver_version="570.195.03", cuda_version="12.8"
+    )
     assert await roundhouse(api, "gpu") == ExitCode.DONE
     assert capsys.readouterr().out == (
         "GPU  NAME         USED            CLAIMED  BUSY  UUID\n"
@@ -253,9 +255,16 @@ async def test_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> 
         "0    7    -        -      -\n"
         "MODEL  STATE   ESTIMATE  REPLICAS  FROM\n"
         "chat   loaded  12MiB     2         the files' size\n"
+        "NVIDIA driver 570.195.03, which runs CUDA up to 12.8\n"
     )
     assert await roundhouse(api, "gpu", "--json") == ExitCode.DONE
     assert GpuMemoryAnswer.model_validate_json(capsys.readouterr().out) == api.memory
+
+
+async def test_a_driver_that_does_not_tell_its_cuda(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+    api.memory = GpuMemoryAnswer(gpus=[], models=[], error="all GPUs are in MIG mode", driver_version="390.48")
+    assert await roundhouse(api, "gpu") == ExitCode.DONE
+    assert capsys.readouterr().out == "no GPUs: all GPUs are in MIG mode\nNVIDIA driver 390.48\n"
 
 
 async def test_no_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:

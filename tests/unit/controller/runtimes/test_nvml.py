@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 import psutil
+import pynvml
 import pytest
 
 from controller.runtimes import nvml
 from controller.runtimes.nvml import LINE_BYTES, NvmlReader, Reading, main, sees_host_pids
-from controller.state import Gpu, GpuProcess
+from controller.state import Gpu, GpuDriver, GpuProcess
 from tests.fakes.fake_nvml import FakeNvml
 
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -137,10 +138,42 @@ def test_one_lost_gpu_makes_all_unknown(function: str) -> None:
     )
 
 
+def test_the_driver_its_cuda_and_the_brands_of_its_gpus_are_told() -> None:
+    fake = FakeNvml()
+    fake.add(uuid="GPU-a", bus=1, brand=pynvml.NVML_BRAND_NVIDIA_RTX)
+    fake.add(uuid="GPU-b", bus=2).add(0, "MIG-x")
+    fake.add(uuid="GPU-c", bus=3)
+    reader = NvmlReader(fake)
+    reader.read_gpus()
+    assert reader.driver == GpuDriver("570.195.03", "12.8", ("geforce", "nvidiartx"))
+    fake.fail("Unknown")
+    reader.read_gpus()
+    assert reader.driver is None, "what cannot be read now may be another by then"
+
+
+@pytest.mark.parametrize(("brand", "errors"), [(pynvml.NVML_BRAND_COUNT, {}), (0, {"nvmlDeviceGetBrand": "GpuIsLost"})])
+def test_brands_are_known_of_all_gpus_or_of_none(brand: int, errors: dict[str, str]) -> None:
+    fake = FakeNvml(old_driver=True)
+    fake.add(uuid="GPU-a", bus=1)
+    fake.add(uuid="GPU-b", bus=2, brand=brand, errors=errors)
+    reader = NvmlReader(fake)
+    assert len(reader.read_gpus() or ()) == 2
+    assert reader.driver == GpuDriver("570.195.03", None, ())
+
+
+def test_a_line_of_an_earlier_version_tells_no_driver() -> None:
+    line = '{"gpus":[{"uuid":"GPU-a","index":0,"name":"NVIDIA Fake","total_mib":9}],"error":null}'
+    assert Reading.from_line(line) == Reading((Gpu("GPU-a", 0, "NVIDIA Fake", 9),), None, None)
+    newer_line = line.replace("null}", 'null,"driver":{"version":"580.65.06","kind":"open"}}')
+    assert Reading.from_line(newer_line).driver == GpuDriver("580.65.06")
+
+
 def test_a_reading_is_one_line() -> None:
     gpu = Gpu("GPU-a", 1, "NVIDIA Fake", 80_000, 500, 40, (GpuProcess(7, 400, "python3"), GpuProcess(8, None)), 3)
     reading = Reading((gpu,))
     assert Reading.from_line(reading.to_line()) == reading
+    with_driver = Reading((gpu,), driver=GpuDriver("570.195.03", "12.8", ("geforce", "nvidia")))
+    assert Reading.from_line(with_driver.to_line()) == with_driver
     unknown = Reading(None, "GPU is lost")
     assert Reading.from_line(unknown.to_line()) == unknown
     for line in ("", "{}", "[]", '{"gpus": [{"uuid": "x"}], "error": null}', '{"gpus": [7], "error": null}', "nvml"):
@@ -172,7 +205,7 @@ def test_the_probe_prints_one_reading(capsys: pytest.CaptureFixture[str]) -> Non
         assert main([]) == 0
     finally:
         signal.signal(signal.SIGTERM, handler)
-    assert set(json.loads(capsys.readouterr().out)) == {"gpus", "error"}
+    assert set(json.loads(capsys.readouterr().out)) == {"gpus", "error", "driver"}
 
 
 @pytest.mark.parametrize("ending", ["reader gone", "SIGTERM"])

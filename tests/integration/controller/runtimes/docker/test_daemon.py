@@ -74,6 +74,33 @@ async def test_preflight_gives_no_gpus_to_an_image_that_tells_the_loader_what_to
     assert (await runtime.check_preflight("m", own, image)).ok
 
 
+async def test_preflight_gives_no_gpus_to_an_image_whose_cuda_the_driver_does_not_run(
+    containers: DockerEngines,
+) -> None:
+    fake = FakeNvml()
+    fake.add(uuid="GPU-a", bus=1)
+    runtime = containers.runtime(nvml=NvmlReader(fake))
+    image = image_with_variable("NVIDIA_REQUIRE_CUDA", "cuda>=13.0 brand=tesla,driver>=570,driver<571")
+    plain = containers.shell(RUN)
+    wants_gpu = plain.model_copy(update={"gpus": 1})
+    assert (await runtime.check_preflight("m", wants_gpu, image)).ok, "the GPUs were not read yet"
+    await runtime.read_gpus()
+    assert (await runtime.check_preflight("m", plain, image)).ok, "without GPUs nobody checks it"
+    assert (await runtime.check_preflight("m", wants_gpu, plain.image)).ok
+    refused = await runtime.check_preflight("m", wants_gpu, image)
+    assert (refused.ok, refused.missing_image, refused.error) == (
+        False,
+        None,
+        f"image {image} asks for cuda>=13.0, and this host's NVIDIA driver is 570.195.03, which runs CUDA up to 12.8: "
+        "update the driver (CUDA 13 needs 580 or later), or take an image of an earlier CUDA (docs/images.md)",
+    )
+    own = wants_gpu.model_copy(update={"env": {"NVIDIA_DISABLE_REQUIRE": "1"}})
+    assert (await runtime.check_preflight("m", own, image)).ok
+    fake.driver_version, fake.cuda_version = "580.65.06", 13000
+    await runtime.read_gpus()
+    assert (await runtime.check_preflight("m", wants_gpu, image)).ok
+
+
 @pytest.mark.parametrize(
     ("image", "words"),
     [

@@ -10,7 +10,7 @@ import pytest
 
 from controller.runtimes.docker.client import Daemon
 from controller.runtimes.docker.gpus import ABSENT_RECHECK_S, GpuProbe
-from controller.state import Gpu
+from controller.state import Gpu, GpuDriver
 from tests.support.docker_engine import DockerEngines, base_image
 from tests.support.wait import until
 
@@ -92,6 +92,33 @@ async def test_a_library_that_fails_after_it_worked_makes_the_gpus_unknown(
         return await probe.read_gpus() is None
 
     await until("a reading that failed", unknown)
+
+
+async def test_the_driver_is_what_the_last_reading_tells(containers: DockerEngines, daemon: Daemon) -> None:
+    clock, go = Clock(), "/dev/shm/go"
+    told = {"version": "570.195.03", "cuda_version": "12.8", "brands": ["geforce", "nvidia"]}
+    reading = json.dumps(json.loads(READING) | {"driver": told})
+    body = f"mkfifo {go}; echo '{reading}'; read line < {go}; echo '{READING}'; exec sleep 600"
+    probe = fake_nvml_probe(daemon, containers, body, clock)
+    assert await probe.read_gpus() == (GPU,)
+    assert probe.driver == GpuDriver("570.195.03", "12.8", ("geforce", "nvidia"))
+    assert containers.inside(name_of(containers), "sh", "-c", f"echo > {go}")[0] == 0
+
+    async def untold() -> bool:
+        return await probe.read_gpus() == (GPU,) and probe.driver is None
+
+    await until("a line of an earlier version", untold)
+
+
+async def test_a_driver_of_gpus_that_cannot_be_read_is_not_known(containers: DockerEngines, daemon: Daemon) -> None:
+    clock = Clock()
+    reading = json.dumps(json.loads(READING) | {"driver": {"version": "570.195.03"}})
+    probe = fake_nvml_probe(daemon, containers, f"echo '{reading}'; exec sleep 600", clock)
+    await probe.read_gpus()
+    assert probe.driver == GpuDriver("570.195.03")
+    clock.ahead += 60
+    assert await probe.read_gpus() is None
+    assert probe.driver is None
 
 
 async def test_a_probe_that_falls_silent_makes_the_gpus_unknown(containers: DockerEngines, daemon: Daemon) -> None:
