@@ -60,7 +60,7 @@ def restricted_config(image: str, command: Sequence[str], claims: Mapping[str, i
 
 def run_container(config: Mapping[str, Any], name: str) -> ContainerRun:
     """Run it to its end, and remove it."""
-    client = docker.APIClient(version="auto", timeout=LIMIT_S)
+    client = docker.from_env(version="auto", timeout=LIMIT_S).api
     try:
         made = create_container(client, name, config)
         try:

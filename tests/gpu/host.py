@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import docker
+
 from controller.runtimes.nvml import NvmlReader
 from controller.state import Gpu
 from tests.gpu import tool_output
@@ -78,9 +80,7 @@ class Host:
     def docker_info(self) -> dict[str, Any] | str:
         """What the Docker Engine tells of itself, or why nothing answers."""
         try:
-            import docker
-
-            client = docker.APIClient(version="auto", timeout=TOOL_LIMIT_S)
+            client = connect_docker()
             try:
                 return dict(client.info())
             finally:
@@ -122,9 +122,7 @@ class Host:
     def _present_images(self) -> set[str]:
         if isinstance(self.docker_info, str):
             return set()
-        import docker
-
-        client = docker.APIClient(version="auto", timeout=TOOL_LIMIT_S)
+        client = connect_docker()
         try:
             tags = {tag for image in client.images() for tag in image.get("RepoTags") or ()}
             return {kind for kind, image in self.images.items() if image in tags}
@@ -151,6 +149,11 @@ class Host:
             return None
         devices = run_tool(str(program), "--list-devices")
         return None if "CUDA0" in devices.text else f"{program} was built without CUDA, or finds no GPU"
+
+
+def connect_docker() -> docker.APIClient:
+    """The Docker Engine that the environment names, as the command line and the controller find it."""
+    return docker.from_env(version="auto", timeout=TOOL_LIMIT_S).api
 
 
 def read_gpus() -> tuple[Gpu, ...]:

@@ -293,9 +293,13 @@ class Rig:
         return pids
 
     def used_mib(self, name: str = "") -> dict[str, int]:
-        """What is in use of each GPU, by anybody; on the CPU: what the model's processes hold of main memory."""
+        """What is in use of each GPU, by anybody; on the CPU: what the model's processes hold of main memory. Raises
+        StepFailedError where a GPU cannot be read any more."""
         if not self.on_cpu:
-            return {gpu.uuid: gpu.used_mib for gpu in read_gpus()}
+            used = {gpu.uuid: gpu.used_mib for gpu in read_gpus()}
+            if missing := {gpu.uuid for gpu in self.host.gpus} - used.keys():
+                raise StepFailedError(f"GPUs cannot be read any more: {sorted(missing)}")
+            return used
         return {MAIN_MEMORY: _held_bytes(self.engine_pids(name) if name else ()) // MIB}
 
     async def released(self, baseline: Mapping[str, int], name: str = "") -> float:

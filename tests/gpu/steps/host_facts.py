@@ -41,7 +41,9 @@ async def read_driver(rig: Rig) -> Figures:
         "mig": {uuid: kind for gpu in tool_output.parse_gpu_list(listed.text) for uuid, kind in gpu.instances.items()},
         "unread": next((run.error for run in (head, listed, asked) if run.error), None),
     }
-    usable = {uuid for gpu in tool_output.parse_gpu_list(listed.text) for uuid in gpu.usable_uuids}
+    # Of a GPU in MIG mode only the instances can be used, and there may be none.
+    in_mig_mode = {row["uuid"] for row in figures["gpus"] if row["mig.mode.current"] == "Enabled"}
+    usable = {uuid for gpu in tool_output.parse_gpu_list(listed.text) for uuid in gpu.usable_uuids} - in_mig_mode
     known = {gpu.uuid for gpu in rig.host.gpus}
     if known != usable:
         raise StepFailedError(f"nvidia-smi lists {sorted(usable)}, Roundhouse reads {sorted(known)}", figures)
