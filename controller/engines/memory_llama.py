@@ -6,7 +6,7 @@ Read out of the sources that llama-cpp-python 0.3.36 carries, and fitted to its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -35,6 +35,7 @@ GGML_BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
 """Elements and bytes of a block."""
 CONTEXT_MULTIPLE: Final = 256
 _FLOAT: Final = 4
+_HALF: Final = 2
 _TOKEN: Final = 128
 """Of main memory, for each token of the vocabulary."""
 
@@ -115,7 +116,7 @@ def predict_llama(model: Gguf, load: LlamaLoad) -> Forecast:
         return Unpredicted("the file does not say how long its context is, nor does the definition")
     load = replace(load, context=-(-context // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE)
     caches = _caches(shape, load)
-    compute, outputs = _compute(model, shape, load), load.sequences * model.vocabulary * _FLOAT
+    compute, outputs = _compute(model, shape, load, 0), load.sequences * model.vocabulary * _FLOAT
     overhead = load.host_overhead + model.vocabulary * _TOKEN
     if not load.gpus:
         return Prediction(NOTHING, MemoryParts(model.weights, sum(caches), compute + outputs, overhead))
@@ -127,10 +128,13 @@ def predict_llama(model: Gguf, load: LlamaLoad) -> Forecast:
     if model.has_tied_embeddings and gpu_layers:
         gpu_weights += model.embedding  # which is also kept on the host
     host_weights = model.embedding + sum(model.blocks[:host_blocks]) + (0 if gpu_layers else model.rest + model.output)
+    gpu_compute = _compute(model, shape, load, _f16_copy(shape, load, shape.layers[host_caches:]))
     rows = min(load.context or 0, load.micro_batch)
     inputs = _masks(shape, load) + rows * shape.width * _FLOAT
     return Prediction(
-        MemoryParts(-(-gpu_weights // load.gpus), -(-sum(caches[host_caches:]) // load.gpus), compute, CUDA_OVERHEAD),
+        MemoryParts(
+            -(-gpu_weights // load.gpus), -(-sum(caches[host_caches:]) // load.gpus), gpu_compute, CUDA_OVERHEAD
+        ),
         MemoryParts(host_weights, sum(caches[:host_caches]), outputs + (compute if host_blocks else inputs), overhead),
         load.gpus,
     )
@@ -243,11 +247,30 @@ def _masks(shape: _Shape, load: LlamaLoad) -> int:
     rows = min(load.context or 0, load.micro_batch)
     slide_kinds = {layer.slides for layer in shape.layers}
     cell_counts = [rows] if shape.encodes else [_cells(shape, load, slides) for slides in slide_kinds]
-    return rows * sum(cell_counts) * (2 if load.flash_attention else _FLOAT)
+    return rows * sum(cell_counts) * (_HALF if load.flash_attention else _FLOAT)
 
 
-def _compute(model: Gguf, shape: _Shape, load: LlamaLoad) -> int:
-    """The widest moment of one micro batch: attention, feed-forward, or logits; and the masks, which stay."""
+def _f16_copy(shape: _Shape, load: LlamaLoad, layers: Sequence[_Layer]) -> int:
+    """Bytes of the copy in f16 that CUDA's flash attention makes of one layer's K and V where they are of another type.
+
+    Room for the whole cache of the largest layer is set aside with the result of the attention, whatever is used of it.
+    """
+    if not load.flash_attention:
+        return 0
+    return max(
+        (
+            _cells(shape, load, layer.slides)
+            * _HALF
+            * (layer.k_width * (load.type_k != "f16") + layer.v_width * (load.type_v != "f16"))
+            for layer in layers
+        ),
+        default=0,
+    )
+
+
+def _compute(model: Gguf, shape: _Shape, load: LlamaLoad, f16_copy: int) -> int:
+    """The widest moment of one micro batch: attention (with `f16_copy`), feed-forward, or logits; and the masks, which
+    stay."""
     rows = min(load.context or 0, load.micro_batch)
     k_width = max((layer.k_width for layer in shape.layers), default=shape.q_width)
     v_width = max((layer.v_width for layer in shape.layers), default=shape.q_width)
@@ -257,8 +280,8 @@ def _compute(model: Gguf, shape: _Shape, load: LlamaLoad) -> int:
         attention += shape.heads * cells
     outputs = rows if load.outputs is None else min(rows, load.outputs)
     moments = (
-        rows * attention,
-        rows * (3 * shape.width + shape.inner),
-        outputs * (shape.width + (0 if shape.encodes else model.vocabulary)),
+        rows * attention * _FLOAT + f16_copy,
+        rows * (3 * shape.width + shape.inner) * _FLOAT,
+        outputs * (shape.width + (0 if shape.encodes else model.vocabulary)) * _FLOAT,
     )
-    return _masks(shape, load) + max(moments) * _FLOAT
+    return _masks(shape, load) + max(moments)

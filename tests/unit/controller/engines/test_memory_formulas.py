@@ -125,6 +125,36 @@ def test_two_gpus_share_layers() -> None:
     assert two.gpu.compute == one.gpu.compute
 
 
+# https://github.com/ggml-org/llama.cpp/pull/23907: behind the result of flash attention CUDA keeps an f16 copy of those
+# of the layer's K and V that are not f16 already, for the whole cache (#24166); before, it grew with what was in use
+# (#23446). As measured (unslothai/unsloth#6718): Qwen3.5-4B, whose K and V are 1024 wide each, computes at 256k in
+# 0.31 GiB with f16 and in 1.30 with q8_0; 262144 x 2048 x 2 bytes are 1 GiB.
+@pytest.mark.parametrize(
+    ("type_k", "type_v", "widths"),
+    [("q8_0", "q8_0", 2048), ("bf16", "f16", 1024), ("f16", "q4_0", 1024), ("f16", "f16", 0)],
+)
+def test_cuda_keeps_an_f16_copy_of_one_layers_quantised_cache(type_k: str, type_v: str, widths: int) -> None:
+    types = {"llama_server_cache_type_k": type_k, "llama_server_cache_type_v": type_v}
+    context = {"llama_server_n_ctx": 131072}
+    plain, typed = server(gpus=1, **context), server(gpus=1, **context, **types)
+    attention = 512 * (3 * 4096 + 2 * 4096 + 2 * 1024) * 4
+    feed_forward = plain.gpu.compute - 131072 * 512 * 2
+    assert typed.gpu.compute == 131072 * 512 * 2 + max(feed_forward, attention + 131072 * widths * 2)
+    assert server(**context, **types).host.compute == server(**context).host.compute, "nothing of the kind on a CPU"
+    off = {"llama_server_flash_attn": "off", "llama_server_n_ctx": 4096, "gpus": 1}
+    assert server(**off, llama_server_cache_type_k=type_k).gpu.compute == server(**off).gpu.compute
+
+
+def test_the_largest_layer_on_the_gpu_counts_for_that_copy() -> None:
+    quantised = {"type_k": "q8_0", "type_v": "q8_0"}
+    load = LlamaLoad(context=131072, gpus=1, outputs=1, **quantised)
+    windows, none_there = predict_llama(gemma(), load), predict_llama(gemma(), replace(load, gpu_layers=1))
+    assert isinstance(windows, Prediction)
+    assert isinstance(none_there, Prediction)
+    scratch = windows.gpu.compute - none_there.gpu.compute
+    assert scratch == 131072 * 2048 * 2 - 512 * (3 * 10240 - 2 * 2048 - 2048) * 4
+
+
 def gemma(**fields: Any) -> Gguf:
     said = {
         "context_length": 131072,
