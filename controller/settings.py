@@ -109,7 +109,7 @@ class ControllerSettings(BaseSettings):
     engines_memory_mib: int | None = Field(
         None,
         ge=1,
-        description="MiB of main memory that engines without GPUs may take together; default: all of the machine.",
+        description="MiB of main memory that engines may take together; default: all of the machine.",
     )
     connect_timeout_s: float = Field(2, gt=0, description="Seconds to wait for an engine to accept a connection.")
     probe_interval_s: float = Field(2, gt=0, description="Seconds between two health probes of a replica.")

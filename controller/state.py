@@ -217,9 +217,11 @@ class Requirement:
 
     per_gpu_mib: int | None = None
     host_mib: int | None = None
-    """Main memory of an engine that has no GPU."""
+    """Main memory, of an engine with GPUs what it takes beside theirs."""
     gpu_share: float | None = None
     """Set: it takes this share of each of its GPUs, and `per_gpu_mib` at least."""
+    host_grows: bool = False
+    """A part of `host_mib` is filled only while it serves, so that a replica that was just loaded holds less."""
 
     def mib_on_gpu(self, gpu: Gpu) -> int | None:
         """MiB of this GPU."""
@@ -363,7 +365,7 @@ class ObservedState:
     requirements: Mapping[str, Requirement] = field(default_factory=dict)
     """Model to what a replica of it takes, where that is known though it is not declared."""
     host_mib: int | None = None
-    """Main memory that all engines without GPUs may take together; None: not bounded."""
+    """Main memory that all engines may take together; None: not bounded."""
     left_at: Mapping[str, float] = field(default_factory=dict)
     """GPU uuid to when one of our engines was last seen to be gone from it."""
     inflight: Mapping[str, int | None] = field(default_factory=dict)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from controller.artifacts.facts import Artifact
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.llama_log import dots_progress
 from controller.engines.load_fields import LoadField
-from controller.engines.memory import MIB, Forecast, Unpredicted, sum_forecasts
+from controller.engines.memory import MIB, NOTHING, Forecast, MemoryParts, Prediction, Unpredicted, sum_forecasts
 from controller.engines.memory_llama import LlamaLoad, predict_gguf
 from controller.schema.admin import Capabilities, LoadConstraint
 from controller.schema.desired import Definition
@@ -34,6 +34,7 @@ _SIZES: Final = {
     "-np": "sequences",
     "--parallel": "sequences",
 }
+_CACHE_RAM: Final = ("-cram", "--cache-ram")
 _OPAQUE: Final = frozenset(
     {
         *("-ot", "--override-tensor", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-nkvo", "--no-kv-offload"),
@@ -89,12 +90,23 @@ class LlamaServerDefinition(Definition):
     )
     llama_server_reranking: bool = Field(default=False, description="Serve reranking.")
     llama_server_threads: int | None = Field(default=None, ge=1, description="CPU threads for generation.")
+    llama_server_cache_ram_mib: int | None = Field(
+        default=None, ge=0, description="Main memory for prompts that have left their slot, in MiB; default: none."
+    )
     llama_server_reasoning_format: Literal["none", "deepseek", "deepseek-legacy", "auto"] | None = Field(
         default=None, description="How thoughts are returned."
     )
     llama_server_chat_template_file: str | None = Field(
         default=None, description="Jinja chat template, relative to the models folder; default: the model's own."
     )
+
+    @model_validator(mode="after")
+    def _has_room_for_prompts(self) -> Self:
+        if self.memory_mib is not None and (self.llama_server_cache_ram_mib or 0) >= self.memory_mib:
+            raise ValueError(
+                f"llama_server_cache_ram_mib is a part of memory_mib, so it is less than {self.memory_mib}"
+            )
+        return self
 
 
 _FLAGS: tuple[tuple[str, str], ...] = (
@@ -192,17 +204,21 @@ class LlamaServer(Engine):
         *(field for field, _ in _FLAGS),
         *(field for field, _ in _PATH_FLAGS),
     )
-    hashed_when_set: ClassVar[tuple[str, ...]] = ("llama_server_library_path",)
+    hashed_when_set: ClassVar[tuple[str, ...]] = ("llama_server_library_path", "llama_server_cache_ram_mib")
     load_fields: ClassVar[tuple[LoadField, ...]] = _LOAD_FIELDS
 
     def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
-        """`--parallel` is `target_inflight`, with one KV cache for all slots; `--fit off`: memory is ours to plan."""
+        """`--parallel` is `target_inflight`, with one KV cache for all slots; `--fit off`: memory is ours to plan.
+
+        `--cache-ram`: by its own default llama-server fills 8 GiB of main memory with prompts.
+        """
         assert isinstance(definition, LlamaServerDefinition)
         args = [
             *("--model", ctx.resolve_path(definition.model_path), "--alias", ctx.served_name),
             *("--host", ctx.host, "--port", str(ctx.port)),
             *("--parallel", str(self.target_inflight(definition)), "--kv-unified"),
             *("--fit", "off", "--metrics", "--slots", "--jinja", "--no-webui"),
+            *("--cache-ram", str(definition.llama_server_cache_ram_mib or 0)),
         ]
         for name, flag in _FLAGS:
             value = getattr(definition, name)
@@ -331,7 +347,20 @@ def _predict_memory(definition: LlamaServerDefinition, sequences: int, artifacts
         forecasts.append(predict_gguf(definition.llama_server_draft_model_path, artifacts, draft))
     if definition.llama_server_mmproj is not None:
         forecasts.append(predict_gguf(definition.llama_server_mmproj, artifacts, load))
+    forecasts.append(_predict_prompt_cache(definition))
     return sum_forecasts(forecasts)
+
+
+def _predict_prompt_cache(definition: LlamaServerDefinition) -> Forecast:
+    """Of prompts that have left their slot, once as many are kept as may be."""
+    cache_mib = definition.llama_server_cache_ram_mib or 0
+    for position, arg in enumerate(definition.extra_args):
+        if arg in _CACHE_RAM:
+            value = definition.extra_args[position + 1] if position + 1 < len(definition.extra_args) else ""
+            if not value.isdecimal():
+                return Unpredicted(f"extra_args holds {arg}, and sets no limit with it")
+            cache_mib = int(value)
+    return Prediction(NOTHING, MemoryParts(kv_cache=cache_mib * MIB), host_grows=cache_mib > 0)
 
 
 def _build_load(definition: LlamaServerDefinition, sequences: int) -> LlamaLoad | Unpredicted:

@@ -59,10 +59,18 @@ class Prediction:
     gpus: int = 0
     gpu_share: float | None = None
     """Set: it takes this share of each GPU's memory, whatever that is; `gpu` is what it needs at least."""
+    host_grows: bool = False
+    """A part of `host` is filled only while it serves, so that a replica that was just loaded holds less."""
 
     def __add__(self, other: Prediction) -> Prediction:
         """Two models in one replica."""
-        return Prediction(self.gpu + other.gpu, self.host + other.host, max(self.gpus, other.gpus), self.gpu_share)
+        return Prediction(
+            self.gpu + other.gpu,
+            self.host + other.host,
+            max(self.gpus, other.gpus),
+            self.gpu_share,
+            self.host_grows or other.host_grows,
+        )
 
 
 @dataclass(frozen=True, slots=True)

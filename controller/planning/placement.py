@@ -1,7 +1,8 @@
 """Replicas onto GPUs, and into main memory. Pure.
 
-Invariant: on no GPU do the claims ever exceed its memory, nor in main memory those of engines without GPUs; and a
-replica whose need is not known shares its GPUs with nobody. One replica per GPU loads or stops at a time, because
+Invariant: on no GPU do the claims ever exceed its memory, nor in main memory what engines may take of it; and a replica
+whose need of GPU memory is not known shares its GPUs with nobody. One that claims GPUs claims main memory, too, where
+what it takes of that is known. One replica per GPU loads or stops at a time, because
 engines that size themselves by free memory mis-measure each other.
 """
 
@@ -112,7 +113,7 @@ class ClaimLedger:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one replica goes: GPU uuid, or HOST, to MiB; empty where it has no GPU and nothing else is known of it."""
+    """Where one replica goes: GPU uuids and HOST to MiB; without HOST where its need of main memory is not known."""
 
     claims: Mapping[str, int]
 
@@ -128,8 +129,10 @@ class NoRoom:
 def place_replica(model: DesiredModel, observed: ObservedState, ledger: ClaimLedger) -> Placement | NoRoom:
     """Best fit: the GPUs with the least room that is still enough, those first where nothing is loading, then those
     where no other replica of the model is."""
+    requirement = requirement_of(model, observed)
+    host_claims = _claim_main_memory(requirement, observed, ledger)
     if model.gpu_count == 0:
-        return _place_in_main_memory(model, observed, ledger)
+        return host_claims if isinstance(host_claims, NoRoom) else Placement(host_claims)
     gpus = observed.gpus
     if gpus is None:
         return NoRoom("the GPUs cannot be read now, so nothing is placed on them", waiting=True)
@@ -138,7 +141,6 @@ def place_replica(model: DesiredModel, observed: ObservedState, ledger: ClaimLed
     allowed_gpus = _allowed_gpus(model, gpus)
     if isinstance(allowed_gpus, NoRoom):
         return allowed_gpus
-    requirement = requirement_of(model, observed)
     fitting_gpus = sorted(
         (gpu for gpu in allowed_gpus if _fits(requirement, gpu, ledger)),
         key=lambda gpu: (
@@ -150,11 +152,14 @@ def place_replica(model: DesiredModel, observed: ObservedState, ledger: ClaimLed
     )
     if len(fitting_gpus) < model.gpu_count:
         return _explain_no_room(model.gpu_count, requirement, allowed_gpus, observed, ledger)
+    if isinstance(host_claims, NoRoom):
+        return host_claims
     chosen_gpus = sorted(fitting_gpus[: model.gpu_count], key=lambda gpu: gpu.index)
     for gpu in chosen_gpus:
         if gpu.uuid in ledger.busy_replicas:
             return NoRoom(f"GPU {gpu.label} is busy with {ledger.busy_replicas[gpu.uuid]}", waiting=True)
-    return Placement({gpu.uuid: requirement.mib_on_gpu(gpu) or gpu.total_mib for gpu in chosen_gpus})
+    gpu_claims = {gpu.uuid: requirement.mib_on_gpu(gpu) or gpu.total_mib for gpu in chosen_gpus}
+    return Placement(gpu_claims | host_claims)
 
 
 def requirement_of(model: DesiredModel, observed: ObservedState) -> Requirement:
@@ -166,10 +171,12 @@ def requirement_of(model: DesiredModel, observed: ObservedState) -> Requirement:
     return requirement if model.memory_mib is None else replace(requirement, host_mib=model.memory_mib)
 
 
-def _place_in_main_memory(model: DesiredModel, observed: ObservedState, ledger: ClaimLedger) -> Placement | NoRoom:
-    needed_mib = requirement_of(model, observed).host_mib
+def _claim_main_memory(
+    requirement: Requirement, observed: ObservedState, ledger: ClaimLedger
+) -> dict[str, int] | NoRoom:
+    needed_mib = requirement.host_mib
     if needed_mib is None:
-        return Placement({})
+        return {}
     total_mib = observed.host_mib
     if total_mib is not None and ledger.claimed_mib.get(HOST, 0) + needed_mib > total_mib:
         free_mib = max(0, total_mib - ledger.claimed_mib.get(HOST, 0))
@@ -177,7 +184,7 @@ def _place_in_main_memory(model: DesiredModel, observed: ObservedState, ledger: 
         if needed_mib > total_mib:
             reason = f"{reason}: declare a smaller context, or raise ROUNDHOUSE_ENGINES_MEMORY_MIB"
         return NoRoom(reason)
-    return Placement({HOST: needed_mib})
+    return {HOST: needed_mib}
 
 
 def _allowed_gpus(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:

@@ -85,7 +85,7 @@ class Reconciler:
         requirements: Requirements | None = None,
     ) -> None:
         """`on_round` is given each round (None: it was not complete) and the one before. `host_mib`: main memory that
-        engines without GPUs may take; None: not bounded."""
+        engines may take; None: not bounded."""
         self._on_round = on_round
         self._redact = redact
         self._progress = progress

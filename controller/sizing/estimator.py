@@ -41,6 +41,8 @@ class Estimate:
     """Set: it takes this share of each of its GPUs, and `per_gpu_mib` at least."""
     reason: str | None = None
     """Why it is not `predicted`."""
+    host_grows: bool = False
+    """See `Prediction`."""
 
     def mib_on_gpu(self, gpu_mib: int) -> int:
         """What it takes of a GPU of this size."""
@@ -117,7 +119,12 @@ class Estimator:
         Only what is predicted: a file's size alone promises too much room.
         """
         return {
-            name: Requirement(estimate.per_gpu_mib if estimate.gpus else None, estimate.host_mib, estimate.gpu_share)
+            name: Requirement(
+                estimate.per_gpu_mib if estimate.gpus else None,
+                estimate.host_mib,
+                estimate.gpu_share,
+                estimate.host_grows,
+            )
             for name, estimate in self.known_estimates(models).items()
             if estimate.source == "predicted"
         }
@@ -205,7 +212,10 @@ def _estimate(model: DesiredModel, artifacts: Mapping[str, Artifact]) -> Estimat
         forecast = engine.predict_memory(model.definition, artifacts)
         if isinstance(forecast, Prediction):
             on_gpu, on_host = (ceil(each.total / MIB) for each in (forecast.gpu, forecast.host))
-            return Estimate(on_gpu if gpus else 0, on_host, "predicted", gpus, forecast.gpu_share if gpus else None)
+            gpu_share = forecast.gpu_share if gpus else None
+            return Estimate(
+                on_gpu if gpus else 0, on_host, "predicted", gpus, gpu_share, host_grows=forecast.host_grows
+            )
     except Exception as error:
         # Files are anybody's: absurd numbers in one must not stop the rounds.
         log.exception("what %s takes cannot be predicted", model.name)

@@ -51,8 +51,13 @@ def combine_requirements(
         predicted_mib = prediction.per_gpu_mib if prediction is not None else None
         per_gpu_mib = None if predicted_mib is None else max(predicted_mib, observation.per_gpu_mib or 0)
         observation = replace(observation, per_gpu_mib=per_gpu_mib)
+    if prediction is None:
+        return observation
+    if prediction.host_grows:
+        host_mib = max(prediction.host_mib or 0, observation.host_mib or 0)
+        observation = replace(observation, host_mib=host_mib, host_grows=True)
     # A share has to be free when it starts, however little it was seen to take then.
-    return observation if prediction is None else replace(observation, gpu_share=prediction.gpu_share)
+    return replace(observation, gpu_share=prediction.gpu_share)
 
 
 class Requirements:

@@ -159,6 +159,7 @@ _ROWS: tuple[tuple[str, Option], ...] = (
     ("--no-webui --no-ui", _sets(ui=False)),
     ("--fit -fit", _takes(_on_off, "fit_params")),
     ("--threads -t", _takes(_whole, "cpuparams.n_threads", "cpuparams_batch.n_threads")),
+    ("--cache-ram -cram", _takes(_whole, "cache_ram_mib")),
     ("--batch-size -b", _takes(_whole, "n_batch")),
     ("--ubatch-size -ub", _takes(_whole, "n_ubatch")),
     ("--chat-template", _takes(str, "chat_template")),

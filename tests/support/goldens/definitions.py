@@ -89,6 +89,7 @@ DEFINITIONS: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "llama_server_spec_draft_n_max": 4,
             "llama_server_spec_draft_p_min": 0.25,
             "llama_server_threads": 6,
+            "llama_server_cache_ram_mib": 512,
             "llama_server_reasoning_format": "deepseek",
             "llama_server_chat_template_file": "templates/chat.jinja",
         },

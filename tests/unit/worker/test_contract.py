@@ -34,6 +34,7 @@ LLAMA_SERVER = {
     "llama_server_pooling": "mean",
     "llama_server_reranking": True,
     "llama_server_threads": 2,
+    "llama_server_cache_ram_mib": 512,
     "llama_server_reasoning_format": "none",
 }
 LLAMA_CPP = {

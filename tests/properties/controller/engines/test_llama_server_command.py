@@ -41,6 +41,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "llama_server_pooling": st.sampled_from(["none", "mean", "cls", "last", "rank"]),
     "llama_server_reranking": st.booleans(),
     "llama_server_threads": st.integers(1, 512),
+    "llama_server_cache_ram_mib": st.integers(0, 2**31 - 1),
     "llama_server_reasoning_format": st.sampled_from(["none", "deepseek", "deepseek-legacy", "auto"]),
     "llama_server_chat_template_file": st.just("template.jinja"),
     "target_inflight": st.integers(1, 256),
@@ -109,6 +110,7 @@ def test_the_embedded_one_takes_it_and_means_the_same(
     told = parse_flags(launch.argv[launch.argv.index("--") + 1 :], {})
     assert value_of(told, "model.path") == models / definition.model_path
     assert value_of(told, "n_parallel") == (definition.target_inflight or 4)
+    assert value_of(told, "cache_ram_mib") == (definition.llama_server_cache_ram_mib or 0)
     for field, attribute in (("llama_server_n_ctx", "n_ctx"), ("llama_server_threads", "cpuparams.n_threads")):
         said = getattr(definition, field)
         assert said is None or value_of(told, attribute) == said, field

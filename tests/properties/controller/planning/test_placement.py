@@ -25,29 +25,38 @@ def seen(
     return ObservedState(0.0, gpus=gpus, host_mib=host_mib, requirements={"m": need} if need is not None else {})
 
 
-requests = st.tuples(st.integers(0, 3), st.one_of(st.none(), st.integers(1, 1_500)))
+mib_or_unknown = st.one_of(st.none(), st.integers(1, 1_500))
+requests = st.tuples(st.integers(0, 3), mib_or_unknown, mib_or_unknown)
 
 
 @settings(max_examples=campaign_count(200, 10_000))
-@given(gpu_lists, st.lists(requests, max_size=8))
+@given(gpu_lists, mib_or_unknown, st.lists(requests, max_size=8))
 def test_claims_never_exceed_memory_and_whole_gpus_are_shared_with_nobody(
-    gpus: tuple[Gpu, ...], wanted: list[tuple[int, int | None]]
+    gpus: tuple[Gpu, ...], host_mib: int | None, wanted: list[tuple[int, int | None, int | None]]
 ) -> None:
+    """Main memory is shared by engines with GPUs and without; those whose need of it is not known claim none."""
     ledger = ClaimLedger()
     whole: set[str] = set()
-    for count, vram in wanted:
-        placed = place_replica(replace(MODEL, gpu_count=count, vram_mib=vram), seen(gpus), ledger)
+    for count, vram, need_mib in wanted:
+        need = Requirement(host_mib=need_mib)
+        model = replace(MODEL, gpu_count=count, vram_mib=vram)
+        placed = place_replica(model, seen(gpus, host_mib=host_mib, need=need), ledger)
         if isinstance(placed, NoRoom):
             assert placed.reason
+            alone = place_replica(model, seen(gpus, need=need), ledger)
+            room_mib = (host_mib or 0) - ledger.claimed_mib.get(HOST, 0)
+            assert isinstance(alone, NoRoom) or (need_mib or 0) > room_mib, "for want of main memory, or of a GPU"
             continue
-        assert len(placed.claims) == count
-        assert not whole & set(placed.claims)
-        if vram is None:
-            assert not set(placed.claims) & set(ledger.claimed_mib)
-            whole |= set(placed.claims)
+        on_gpus = placed.claims.keys() - {HOST}
+        assert len(on_gpus) == count
+        assert placed.claims.get(HOST) == need_mib
+        assert not whole & on_gpus
+        if count and vram is None:
+            assert not on_gpus & ledger.claimed_mib.keys()
+            whole |= on_gpus
         ledger.add_claims(placed.claims)
-    totals = {gpu.uuid: gpu.total_mib for gpu in gpus}
-    assert all(mib <= totals[uuid] for uuid, mib in ledger.claimed_mib.items())
+    totals = {gpu.uuid: gpu.total_mib for gpu in gpus} | ({} if host_mib is None else {HOST: host_mib})
+    assert all(mib <= totals.get(uuid, mib) for uuid, mib in ledger.claimed_mib.items())
 
 
 def test_best_fit_and_choice_and_turns() -> None:

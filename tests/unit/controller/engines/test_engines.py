@@ -52,10 +52,20 @@ def test_llama_server_in_a_container() -> None:
     assert argv == [
         *("/app/llama-server", "--model", "/models/a/b.gguf", "--alias", "chat", "--host", "0.0.0.0", "--port", "8000"),
         *("--parallel", "2", "--kv-unified", "--fit", "off", "--metrics", "--slots", "--jinja", "--no-webui"),
-        *("--ctx-size", "4096", "--flash-attn", "auto", "--spec-type", "draft-mtp"),
+        *("--cache-ram", "0", "--ctx-size", "4096", "--flash-attn", "auto", "--spec-type", "draft-mtp"),
         *("--spec-draft-n-max", "2", "--spec-draft-p-min", "0.25"),
         *("--mmproj", "/models/a/mm.gguf", "--no-warmup"),
     ]
+
+
+def test_llama_server_keeps_as_many_prompts_in_main_memory_as_is_declared() -> None:
+    argv, _ = _launch("llama_server", DOCKER, model_path="m.gguf", llama_server_cache_ram_mib=2048)
+    assert argv[argv.index("--cache-ram") + 1] == "2048"
+    fields = {"model_path": "m.gguf", "memory_mib": 4096}
+    definition = ENGINES["llama_server"].definition
+    assert definition.model_validate({**fields, "llama_server_cache_ram_mib": 4095})
+    with pytest.raises(ValueError, match="llama_server_cache_ram_mib is a part of memory_mib, so it is less than 4096"):
+        definition.model_validate({**fields, "llama_server_cache_ram_mib": 4096})
 
 
 def test_llama_server_as_a_process_is_a_binary_or_embedded() -> None:

@@ -118,6 +118,20 @@ def test_layers_on_the_gpu_take_their_cache_along(layers: int, blocks: int) -> N
     assert split.gpu.overhead == CUDA_OVERHEAD, "a context is made whatever it holds"
 
 
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_prompts_in_main_memory_count_as_full(gpus: int) -> None:
+    plain = server(gpus=gpus)
+    kept = server(gpus=gpus, llama_server_cache_ram_mib=2048)
+    assert kept.host.kv_cache == plain.host.kv_cache + 2048 * MIB
+    assert replace(kept, host=plain.host, host_grows=False) == plain
+    assert kept.host_grows, "what a load is seen to take does not hold it"
+    for args in (["--cache-ram", "2048"], ["-cram", "2048"]):
+        assert server(gpus=gpus, extra_args=args) == kept
+    for args in (["--cache-ram", "-1"], ["-cram"]):
+        fields = {"model_path": "a.gguf", "extra_args": args}
+        assert "sets no limit" in reason("llama_server", llama_3_8b(), **fields), "-1 is no limit"
+
+
 def test_two_gpus_share_layers() -> None:
     one, two = server(gpus=1), server(gpus=2)
     assert two.gpu.weights == pytest.approx(one.gpu.weights / 2, abs=1)

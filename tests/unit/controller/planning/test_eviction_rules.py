@@ -89,6 +89,13 @@ def test_what_an_engine_holds_is_what_its_leaving_frees() -> None:
     assert made.blocked[0].failed
 
 
+def test_engines_with_gpus_of_their_own_make_room_in_main_memory_for_each_other() -> None:
+    gpus = (Gpu("G", 0, "x", ROOM), Gpu("H", 1, "x", ROOM))
+    a, b = (replace(wanted(on_gpu(name, 400), since=LONG_AGO), memory_mib=600) for name in "ab")
+    made = planned([a, b], [engine("a", {"G": 400, HOST: 600})], gpus=gpus, traffic={"a": IDLE, "b": WAITS})
+    assert told(made) == ["drain a", "b: waits until a left"]
+
+
 def test_whoever_waits_for_one_that_is_being_started_has_not_failed() -> None:
     a, b = wanted(autoload("a", 800)), wanted(autoload("b", 800))
     start = PendingOp(OpKind.START, ReplicaId("a", 0, "new", 1), {HOST: 800}, NOW - 0.5)

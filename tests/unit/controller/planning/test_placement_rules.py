@@ -209,6 +209,41 @@ def test_main_memory(need: int, claimed: int, words: str | None) -> None:
     assert placed == (Placement({HOST: need}) if words is None else NoRoom(words))
 
 
+@pytest.mark.parametrize(
+    ("need", "claimed", "words"),
+    [
+        (60, 40, None),
+        (61, 40, "needs 61 MiB of main memory; free: 60 of the 100 MiB that engines may take"),
+        (
+            101,
+            0,
+            "needs 101 MiB of main memory; free: 100 of the 100 MiB that engines may take: declare a smaller context, "
+            "or raise ROUNDHOUSE_ENGINES_MEMORY_MIB",
+        ),
+    ],
+)
+def test_main_memory_of_engines_with_gpus(need: int, claimed: int, words: str | None) -> None:
+    ledger = ClaimLedger({HOST: claimed})
+    known = seen(A, B, host_mib=100, requirements={"m": Requirement(per_gpu_mib=10, host_mib=need)})
+    placed = place_replica(replace(ONE, gpu_count=2), known, ledger)
+    assert placed == (Placement({"A": 10, "B": 10, HOST: need}) if words is None else NoRoom(words))
+    declared = place_replica(replace(ONE, vram_mib=10, memory_mib=need), seen(A, host_mib=100), ledger)
+    assert declared == (Placement({"A": 10, HOST: need}) if words is None else NoRoom(words))
+    busy = place_replica(ONE, known, replace(ledger, busy_replicas={"A": "x", "B": "x"}))
+    assert busy == (NoRoom("GPU 0 is busy with x", waiting=True) if words is None else NoRoom(words)), (
+        "a wait for the GPU frees no main memory"
+    )
+
+
+def test_an_engine_with_a_gpu_and_an_unknown_need_of_main_memory_claims_none() -> None:
+    full = ClaimLedger({HOST: 100})
+    assert place_replica(ONE, seen(A, host_mib=100), full) == Placement({"A": 1_000})
+    known = seen(A, host_mib=100, requirements={"m": Requirement(per_gpu_mib=10)})
+    assert place_replica(ONE, known, full) == Placement({"A": 10})
+    unbounded = seen(A, requirements={"m": Requirement(per_gpu_mib=10, host_mib=20)})
+    assert place_replica(ONE, unbounded, full) == Placement({"A": 10, HOST: 20})
+
+
 def test_room_that_others_hold_is_waited_for_a_while_and_then_named() -> None:
     want = replace(ONE, vram_mib=800)
     holder = GpuProcess(7, 500, "python")

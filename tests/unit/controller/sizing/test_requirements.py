@@ -10,7 +10,7 @@ import pytest
 
 from controller.engines.exllamav3 import ExLlamaV3Definition
 from controller.sizing import requirements as module
-from controller.sizing.requirements import Requirements
+from controller.sizing.requirements import Requirements, combine_requirements
 from controller.state import DesiredModel, Gpu, Requirement
 from tests.support.traffic_simulator import autoload
 from tests.support.wait import until
@@ -75,6 +75,13 @@ async def test_the_first_look_is_waited_for_and_what_was_observed_rules() -> Non
         "a look that goes on holds up nothing"
     )
     await needs.close()
+
+
+@pytest.mark.parametrize(("seen_mib", "counted_mib"), [(200, 300), (400, 400), (None, 300)])
+def test_what_fills_only_as_it_serves_is_not_taken_for_seen(seen_mib: int | None, counted_mib: int) -> None:
+    prediction = Requirement(10, 300, host_grows=True)
+    combined = combine_requirements(Requirement(20, seen_mib), prediction, is_held_to_claim=False)
+    assert combined == Requirement(20, counted_mib, host_grows=True)
 
 
 async def test_a_disk_that_does_not_answer_or_fails_holds_up_no_round(
