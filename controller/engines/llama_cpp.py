@@ -14,7 +14,7 @@ from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderCont
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.families import PromptFormat, family_of, thinking_modes
 from controller.engines.llama_log import dots_progress
-from controller.engines.llama_server import GgmlType
+from controller.engines.llama_server import GgmlType, tensor_split_args
 from controller.engines.load_fields import LoadField
 from controller.engines.memory import WORKER_OVERHEAD, Forecast
 from controller.engines.memory_llama import LlamaLoad, predict_gguf
@@ -178,6 +178,7 @@ class LlamaCpp(Engine):
             args += ("--prompt-format", definition.prompt_format)
         if definition.gguf_embedding:
             args.append("--embedding")
+        args += tensor_split_args(ctx.gpus)
         args += definition.extra_args
         return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from controller.artifacts.facts import Artifact
-from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
+from controller.engines.base import ClaimedGpu, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.llama_log import dots_progress
 from controller.engines.load_fields import LoadField
@@ -34,6 +34,8 @@ _SIZES: Final = {
     "-np": "sequences",
     "--parallel": "sequences",
 }
+_MOST_SHARES: Final = 15
+"""llama-server takes fewer than the devices that llama.cpp knows at most, which are 16."""
 _CACHE_RAM: Final = ("-cram", "--cache-ram")
 _OPAQUE: Final = frozenset(
     {
@@ -238,6 +240,7 @@ class LlamaServer(Engine):
             args.append("--embeddings")
         if definition.llama_server_reranking:
             args.append("--reranking")
+        args += tensor_split_args(ctx.gpus)
         args += definition.extra_args
         env = {"LLAMA_CACHE": str(ctx.cache_dir)}
         if definition.llama_server_library_path and ctx.runtime == "process":
@@ -332,6 +335,13 @@ class LlamaServer(Engine):
             if re.search(pattern, log_tail, re.IGNORECASE):
                 return verdict
         return None
+
+
+def tensor_split_args(gpus: Sequence[ClaimedGpu]) -> tuple[str, ...]:
+    """Arguments that split a model over several GPUs as these were claimed; by itself llama.cpp goes by free memory."""
+    if not 1 < len(gpus) <= _MOST_SHARES:
+        return ()
+    return ("--tensor-split", ",".join(str(gpu.claim_mib) for gpu in gpus))
 
 
 def _predict_memory(definition: LlamaServerDefinition, sequences: int, artifacts: Mapping[str, Artifact]) -> Forecast:

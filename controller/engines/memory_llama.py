@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 from controller.artifacts.facts import Artifact, Gguf, UnreadArtifact
@@ -36,6 +37,8 @@ GGML_BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
 CONTEXT_MULTIPLE: Final = 256
 _FLOAT: Final = 4
 _HALF: Final = 2
+_PIPELINE_COPIES: Final = 4
+"""Copies of its inputs that each GPU has where several hold a whole model (GGML_SCHED_MAX_COPIES)."""
 _TOKEN: Final = 128
 """Of main memory, for each token of the vocabulary."""
 
@@ -116,26 +119,24 @@ def predict_llama(model: Gguf, load: LlamaLoad) -> Forecast:
         return Unpredicted("the file does not say how long its context is, nor does the definition")
     load = replace(load, context=-(-context // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE)
     caches = _caches(shape, load)
-    compute, outputs = _compute(model, shape, load, 0), load.sequences * model.vocabulary * _FLOAT
+    compute, outputs = _compute(model, shape, load), load.sequences * model.vocabulary * _FLOAT
     overhead = load.host_overhead + model.vocabulary * _TOKEN
     if not load.gpus:
         return Prediction(NOTHING, MemoryParts(model.weights, sum(caches), compute + outputs, overhead))
     block_count = len(model.blocks)
-    gpu_layers = block_count + 1 if load.gpu_layers is None else min(load.gpu_layers, block_count + 1)
-    host_blocks = block_count - max(0, gpu_layers - 1)  # the last of them is the output
-    host_caches = len(caches) * host_blocks // block_count
-    gpu_weights = sum(model.blocks[host_blocks:]) + (model.rest + model.output if gpu_layers else 0)
-    if model.has_tied_embeddings and gpu_layers:
-        gpu_weights += model.embedding  # which is also kept on the host
+    layer_count = block_count + 1  # the last of them is the output
+    gpu_layers = layer_count if load.gpu_layers is None else min(load.gpu_layers, layer_count)
+    host_blocks = min(layer_count - gpu_layers, block_count)
     host_weights = model.embedding + sum(model.blocks[:host_blocks]) + (0 if gpu_layers else model.rest + model.output)
-    gpu_compute = _compute(model, shape, load, _f16_copy(shape, load, shape.layers[host_caches:]))
-    rows = min(load.context or 0, load.micro_batch)
-    inputs = _masks(shape, load) + rows * shape.width * _FLOAT
+    copies = _PIPELINE_COPIES if load.gpus > 1 and gpu_layers == layer_count else 1
+    gpu_shares = [
+        _gpu_share(model, shape, load, caches, layers, copies)
+        for layers in _split_layers(layer_count, gpu_layers, load.gpus)
+    ]
+    inputs = copies * (_masks(shape, load) + _hidden_state(shape, load))
     return Prediction(
-        MemoryParts(
-            -(-gpu_weights // load.gpus), -(-sum(caches[host_caches:]) // load.gpus), gpu_compute, CUDA_OVERHEAD
-        ),
-        MemoryParts(host_weights, sum(caches[:host_caches]), outputs + (compute if host_blocks else inputs), overhead),
+        max(gpu_shares, key=lambda parts: parts.total),
+        MemoryParts(host_weights, sum(caches[:host_blocks]), outputs + (compute if host_blocks else inputs), overhead),
         load.gpus,
     )
 
@@ -150,6 +151,35 @@ def predict_projector(model: Gguf, load: LlamaLoad) -> Forecast:
     attention = 6 * width if load.flash_attention else 3 * width + heads * tokens
     parts = MemoryParts(model.weights, compute=(3 * side**2 + tokens * max(attention, 2 * width + inner)) * _FLOAT)
     return Prediction(parts, NOTHING, load.gpus) if load.gpus else Prediction(NOTHING, parts)
+
+
+def _split_layers(layer_count: int, gpu_layers: int, gpus: int) -> list[range]:
+    """The layers of each GPU, by their numbers, split as evenly as the GPUs are claimed: the last `gpu_layers` of them,
+    of which the very last is the output."""
+    first_layer = layer_count - gpu_layers
+    bounds = [first_layer + -(-gpu * gpu_layers // gpus) for gpu in range(gpus + 1)]
+    return [range(start, end) for start, end in pairwise(bounds)]
+
+
+def _gpu_share(
+    model: Gguf, shape: _Shape, load: LlamaLoad, caches: Sequence[int], layers: range, copies: int
+) -> MemoryParts:
+    """What one GPU takes, with these layers and so many copies of its inputs."""
+    held = slice(layers.start, layers.stop)
+    has_output = len(model.blocks) in layers
+    weights = sum(model.blocks[held])
+    if has_output:
+        weights += model.rest + model.output
+        if model.has_tied_embeddings:
+            weights += model.embedding  # which is also kept on the host
+    # A GPU without any layer computes large batches for the host, logits among them.
+    compute = _compute(
+        model, shape, load, _f16_copy(shape, load, shape.layers[held]), has_logits=has_output or not layers
+    )
+    if copies > 1:
+        # What is copied is never overwritten. Of a single copy the masks are counted, and the moments hold the rest.
+        compute += (copies - 1) * _masks(shape, load) + copies * _hidden_state(shape, load)
+    return MemoryParts(weights, sum(caches[held]), compute, CUDA_OVERHEAD)
 
 
 def row_bytes(kind: str, width: int) -> int:
@@ -250,6 +280,11 @@ def _masks(shape: _Shape, load: LlamaLoad) -> int:
     return rows * sum(cell_counts) * (_HALF if load.flash_attention else _FLOAT)
 
 
+def _hidden_state(shape: _Shape, load: LlamaLoad) -> int:
+    """Bytes of what one layer passes on to the next."""
+    return min(load.context or 0, load.micro_batch) * shape.width * _FLOAT
+
+
 def _f16_copy(shape: _Shape, load: LlamaLoad, layers: Sequence[_Layer]) -> int:
     """Bytes of the copy in f16 that CUDA's flash attention makes of one layer's K and V where they are of another type.
 
@@ -268,7 +303,7 @@ def _f16_copy(shape: _Shape, load: LlamaLoad, layers: Sequence[_Layer]) -> int:
     )
 
 
-def _compute(model: Gguf, shape: _Shape, load: LlamaLoad, f16_copy: int) -> int:
+def _compute(model: Gguf, shape: _Shape, load: LlamaLoad, f16_copy: int = 0, *, has_logits: bool = True) -> int:
     """The widest moment of one micro batch: attention (with `f16_copy`), feed-forward, or logits; and the masks, which
     stay."""
     rows = min(load.context or 0, load.micro_batch)
@@ -278,7 +313,7 @@ def _compute(model: Gguf, shape: _Shape, load: LlamaLoad, f16_copy: int) -> int:
     if not load.flash_attention:
         cells = rows if shape.encodes else max(_cells(shape, load, layer.slides) for layer in shape.layers)
         attention += shape.heads * cells
-    outputs = rows if load.outputs is None else min(rows, load.outputs)
+    outputs = (rows if load.outputs is None else min(rows, load.outputs)) if has_logits else 0
     moments = (
         rows * attention * _FLOAT + f16_copy,
         rows * (3 * shape.width + shape.inner) * _FLOAT,

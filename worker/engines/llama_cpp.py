@@ -52,6 +52,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", required=True, type=Path, metavar="PATH", help="the GGUF file")
     parser.add_argument("--n-ctx", type=int, default=0, metavar="N", help="context in tokens; 0: the model's own")
     parser.add_argument("--n-gpu-layers", type=int, default=-1, metavar="N", help="layers on the GPU; -1: all")
+    parser.add_argument(
+        "--tensor-split", type=_shares, metavar="N,N...", help="shares of the GPUs; default: by their free memory"
+    )
     parser.add_argument("--flash-attn", choices=("on", "off", "auto"), default="auto")
     parser.add_argument("--type-k", choices=KV_CACHE_TYPES, default="f16", help="type of the K cache")
     parser.add_argument("--type-v", choices=KV_CACHE_TYPES, default="f16", help="type of the V cache")
@@ -69,6 +72,10 @@ def create(args: Namespace) -> LlamaCpp:
 def flash_attention(choice: str, type_v: str) -> bool:
     """llama-cpp-python knows on and off; `auto` is on where llama.cpp insists: a quantised V cache."""
     return choice == "on" or (choice == "auto" and type_v not in ("f32", "f16", "bf16"))
+
+
+def _shares(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
 
 
 def pad_context(n_ctx: int) -> int:
@@ -111,6 +118,7 @@ class LlamaCpp:
                 model_path=str(args.model),
                 n_ctx=n_ctx,
                 n_gpu_layers=args.n_gpu_layers,
+                tensor_split=args.tensor_split,
                 flash_attn=flash_attention(args.flash_attn, args.type_v),
                 type_k=cache_type(llama_cpp, args.type_k),
                 type_v=cache_type(llama_cpp, args.type_v),

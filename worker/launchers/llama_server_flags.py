@@ -26,7 +26,7 @@ class Member:
     name: str
 
 
-Value = str | int | float | bool | Path | Member | list[str] | set[str] | list[Member]
+Value = str | int | float | bool | Path | Member | list[str] | set[str] | list[Member] | list[float]
 Read = Callable[[str], Value]
 
 
@@ -100,6 +100,16 @@ def _number(text: str) -> float:
         raise ValueError("it is a number") from None
 
 
+def _shares(text: str) -> list[float]:
+    try:
+        shares = [float(part) for part in text.replace("/", ",").split(",")]
+    except ValueError:
+        shares = []
+    if not 0 < len(shares) <= _MOST_DEVICES:
+        raise ValueError(f"it is numbers, as 3,1, and {_MOST_DEVICES} of them at most")
+    return shares + [0.0] * (_MOST_DEVICES - len(shares))
+
+
 def _on_off(text: str) -> bool:
     words = {"on": True, "off": False, "true": True, "false": False, "1": True, "0": False}
     if text not in words:
@@ -111,6 +121,8 @@ def _content(text: str) -> str:
     return Path(text).read_text(encoding="utf-8")
 
 
+_MOST_DEVICES: Final = 128
+"""Length of xllamacpp's `tensor_split`, which takes no shorter list."""
 _FLASH = dict.fromkeys(("on", "enabled", "true", "1"), "ENABLED")
 _FLASH |= dict.fromkeys(("off", "disabled", "false", "0"), "DISABLED") | {"auto": "AUTO", "-1": "AUTO"}
 _flash = _one_of("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_", _FLASH)
@@ -138,6 +150,7 @@ _ROWS: tuple[tuple[str, Option], ...] = (
     ("--kv-unified -kvu", _sets(kv_unified=True)),
     ("--no-kv-unified -no-kvu", _sets(kv_unified=False)),
     ("--n-gpu-layers --gpu-layers -ngl", _takes(_layers, "n_gpu_layers")),
+    ("--tensor-split -ts", _takes(_shares, "tensor_split")),
     ("--flash-attn -fa", _takes(_flash, "flash_attn_type")),
     ("--cache-type-k -ctk", _takes(_cache, "cache_type_k")),
     ("--cache-type-v -ctv", _takes(_cache, "cache_type_v")),

@@ -83,6 +83,12 @@ def test_a_chat_format_of_the_library_s_own_ends_answers_by_its_own_words(serve:
     assert error(worker, tools=[tool]) == (400, "tools_unsupported", "tools")
 
 
+def test_the_library_takes_shares_of_as_many_gpus_as_are_ever_told(serve: Serve) -> None:
+    shares = ",".join(["12000"] * 15)
+    worker = serve(["Hi"], CHAT_TEMPLATE, "--chat-format", "chatml", "--tensor-split", shares, after=b"\n")
+    assert choice(worker)["message"]["content"] == "Hi"
+
+
 def test_translategemma_gets_its_structure(translator: Worker) -> None:
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Guten Tag"}], "target_lang_code": "en"}
     cases: list[tuple[dict[str, Any], str, str]] = [

@@ -145,6 +145,16 @@ def test_exllamav3_learns_how_much_of_each_of_several_gpus_it_may_take(fields: d
     assert min(worker_main.parse_engine(exllamav3, flags)[1].use_per_device) > 0, "0 would leave the GPU out"
 
 
+def test_llama_cpp_learns_how_to_split_a_model_over_several_gpus() -> None:
+    gpus = (ClaimedGpu("GPU-b", 12_000, 24_000), ClaimedGpu("GPU-a", 24_000, 24_000))
+    engine, *flags = rendered("llama_cpp", {}, gpus)
+    assert worker_main.parse_engine(engine, flags)[1].tensor_split == [12_000.0, 24_000.0]
+    engine, *flags = rendered("llama_cpp", {}, gpus[:1])
+    assert worker_main.parse_engine(engine, flags)[1].tensor_split is None
+    with pytest.raises(SystemExit):
+        worker_main.parse_engine(engine, [*flags, "--tensor-split", "1,x"])
+
+
 def test_lists_that_both_sides_have() -> None:
     assert get_args(ChatFormat) == CHAT_FORMATS
     assert get_args(ComputeType) == COMPUTE_TYPES

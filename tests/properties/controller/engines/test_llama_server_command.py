@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from controller.desired.resolve import with_params
 from controller.engines import ENGINES
-from controller.engines.base import Launch, RenderContext
+from controller.engines.base import ClaimedGpu, Launch, RenderContext
 from controller.engines.llama_server import LlamaServerDefinition
 from tests.support.campaign import campaign_count
 from tests.support.llama_servers import needed, program
@@ -74,10 +74,16 @@ def definitions(draw: st.DrawFn) -> LlamaServerDefinition:
     return loaded
 
 
-def rendered(definition: LlamaServerDefinition, models: Path, served: str, executables: dict[str, str]) -> Launch:
+CLAIMS = st.lists(st.integers(1, 2**20), max_size=17)
+
+
+def rendered(
+    definition: LlamaServerDefinition, models: Path, served: str, executables: dict[str, str], claims: Sequence[int]
+) -> Launch:
     root = PurePosixPath(str(models))
+    gpus = tuple(ClaimedGpu(f"GPU-{number}", mib, 2**20) for number, mib in enumerate(claims))
     return ENGINE.render_command(
-        definition, RenderContext("process", served, root, "::1", 1, PurePosixPath("/c"), executables)
+        definition, RenderContext("process", served, root, "::1", 1, PurePosixPath("/c"), executables, gpus=gpus)
     )
 
 
@@ -94,22 +100,24 @@ def refusal(arguments: Sequence[str]) -> str | None:
 
 
 @settings(max_examples=campaign_count(15, 400))
-@given(definition=definitions(), served=NAMES)
-def test_the_program_takes_it(models: Path, definition: LlamaServerDefinition, served: str) -> None:
+@given(definition=definitions(), served=NAMES, claims=CLAIMS)
+def test_the_program_takes_it(models: Path, definition: LlamaServerDefinition, served: str, claims: list[int]) -> None:
     needed("binary")
-    launch = rendered(definition, models, served, {"llama-server": str(program())})
+    launch = rendered(definition, models, served, {"llama-server": str(program())}, claims)
     assert refusal(launch.argv[1:]) is None
 
 
 @settings(max_examples=campaign_count(50, 2_000))
-@given(definition=definitions(), served=NAMES)
+@given(definition=definitions(), served=NAMES, claims=CLAIMS)
 def test_the_embedded_one_takes_it_and_means_the_same(
-    models: Path, definition: LlamaServerDefinition, served: str
+    models: Path, definition: LlamaServerDefinition, served: str, claims: list[int]
 ) -> None:
-    launch = rendered(definition, models, served, {"python": "/usr/bin/python3"})
+    launch = rendered(definition, models, served, {"python": "/usr/bin/python3"}, claims)
     told = parse_flags(launch.argv[launch.argv.index("--") + 1 :], {})
     assert value_of(told, "model.path") == models / definition.model_path
     assert value_of(told, "n_parallel") == (definition.target_inflight or 4)
+    split = value_of(told, "tensor_split")
+    assert split == ([*claims, *[0.0] * (128 - len(claims))] if 1 < len(claims) < 16 else None)
     assert value_of(told, "cache_ram_mib") == (definition.llama_server_cache_ram_mib or 0)
     for field, attribute in (("llama_server_n_ctx", "n_ctx"), ("llama_server_threads", "cpuparams.n_threads")):
         said = getattr(definition, field)

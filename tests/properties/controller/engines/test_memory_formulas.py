@@ -94,17 +94,31 @@ def test_a_finer_cache_takes_more(model: Gguf, load: LlamaLoad) -> None:
 
 
 @settings(max_examples=campaign_count(40, 2_000))
-@given(models(), loads, st.integers(0, 50), st.sampled_from([1, 2, 4]))
-def test_what_leaves_the_host_is_on_the_gpus(model: Gguf, load: LlamaLoad, layers: int, gpus: int) -> None:
+@given(models(), loads, st.integers(0, 50))
+def test_what_leaves_the_host_is_on_the_gpu(model: Gguf, load: LlamaLoad, layers: int) -> None:
     alone = told(model, load).host
-    split = told(model, replace(load, gpu_layers=layers, gpus=gpus))
-    assert 0 <= split.gpu.kv_cache * gpus + split.host.kv_cache - alone.kv_cache < gpus
+    split = told(model, replace(load, gpu_layers=layers, gpus=1))
+    assert split.gpu.kv_cache + split.host.kv_cache == alone.kv_cache
     twice = model.embedding if model.has_tied_embeddings and layers else 0
-    kept = split.gpu.weights * gpus + split.host.weights - twice - alone.weights
-    assert 0 <= kept < gpus
-    more = told(model, replace(load, gpu_layers=layers + 1, gpus=gpus))
+    assert split.gpu.weights + split.host.weights == alone.weights + twice
+    more = told(model, replace(load, gpu_layers=layers + 1, gpus=1))
     assert more.gpu.total >= split.gpu.total
     assert more.host.total <= split.host.total
+
+
+@settings(max_examples=campaign_count(40, 2_000))
+@given(models(), loads, st.integers(0, 50), st.integers(2, 5))
+def test_the_fullest_of_several_gpus_holds_an_even_share_at_least_and_no_more_than_one_would(
+    model: Gguf, load: LlamaLoad, layers: int, gpus: int
+) -> None:
+    one, several = (told(model, replace(load, gpu_layers=layers, gpus=count)) for count in (1, gpus))
+    assert (several.host.weights, several.host.kv_cache) == (one.host.weights, one.host.kv_cache)
+    assert several.gpu.weights <= one.gpu.weights
+    assert several.gpu.kv_cache <= one.gpu.kv_cache
+    assert gpus * several.gpu.total >= one.gpu.weights + one.gpu.kv_cache
+    whole = layers > len(model.blocks)
+    assert whole or several.gpu.compute <= one.gpu.compute, "only a whole model has its inputs several times"
+    assert (several.host.compute > one.host.compute) is whole
 
 
 def test_blocks_are_ggml_s() -> None:

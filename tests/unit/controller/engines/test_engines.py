@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
 
 from controller.engines import ENGINES, resolve_backend
-from controller.engines.base import RenderContext
+from controller.engines.base import ClaimedGpu, RenderContext
 
 DOCKER = RenderContext(
     runtime="docker",
@@ -56,6 +57,21 @@ def test_llama_server_in_a_container() -> None:
         *("--spec-draft-n-max", "2", "--spec-draft-p-min", "0.25"),
         *("--mmproj", "/models/a/mm.gguf", "--no-warmup"),
     ]
+
+
+@pytest.mark.parametrize("backend", ["llama_server", "llama_cpp"])
+def test_llama_cpp_splits_a_model_over_gpus_as_they_are_claimed(backend: str) -> None:
+    def rendered(*claims: int) -> list[str]:
+        gpus = tuple(ClaimedGpu(f"GPU-{number}", mib, 80_000) for number, mib in enumerate(claims))
+        ctx = replace(DOCKER, gpus=gpus)
+        return _launch(backend, ctx, model_path="m.gguf", gpus=len(claims), extra_args=["--tensor-split", "1,0"])[0]
+
+    argv = rendered(12_000, 24_000)
+    assert argv[argv.index("--tensor-split") + 1] == "12000,24000", "llama.cpp's own default is by free memory"
+    assert argv[-2:] == ["--tensor-split", "1,0"], "what is declared comes last, and rules"
+    assert rendered(*[100] * 15).count("--tensor-split") == 2
+    for claims in ([], [12_000], [100] * 16):
+        assert rendered(*claims).count("--tensor-split") == 1, "its parser takes fifteen at most"
 
 
 def test_llama_server_keeps_as_many_prompts_in_main_memory_as_is_declared() -> None:

@@ -132,11 +132,42 @@ def test_prompts_in_main_memory_count_as_full(gpus: int) -> None:
         assert "sets no limit" in reason("llama_server", llama_3_8b(), **fields), "-1 is no limit"
 
 
-def test_two_gpus_share_layers() -> None:
-    one, two = server(gpus=1), server(gpus=2)
-    assert two.gpu.weights == pytest.approx(one.gpu.weights / 2, abs=1)
-    assert two.gpu.kv_cache == one.gpu.kv_cache // 2
-    assert two.gpu.compute == one.gpu.compute
+@pytest.mark.parametrize(
+    ("gpus", "context", "blocks", "has_output"),
+    # 33 layers, the output the last of them: 17 and 16, 11 each, or 9, 8, 8 and 8. A block weighs 416 MiB, the output
+    # 1002, and a block's cache takes 4 KiB for each token.
+    [(2, 8192, 15, True), (2, 262144, 17, False), (3, 8192, 10, True), (4, 8192, 7, True), (4, 262144, 9, False)],
+)
+def test_several_gpus_share_layers_and_the_fullest_counts(
+    gpus: int, context: int, blocks: int, has_output: bool
+) -> None:
+    forecast = server(gpus=gpus, llama_server_n_ctx=context)
+    assert forecast.gpu.weights == blocks * BLOCK + (llama_3_8b().output if has_output else 0)
+    assert forecast.gpu.kv_cache == blocks * context * 4 * KIB
+    assert forecast.host == replace(server(gpus=1, llama_server_n_ctx=context).host, compute=forecast.host.compute), (
+        "what stays in main memory stays"
+    )
+
+
+def test_whole_models_on_several_gpus_have_their_inputs_four_times() -> None:
+    # For pipeline parallelism, GGML_SCHED_MAX_COPIES: https://github.com/ggml-org/llama.cpp/issues/24355. As measured
+    # (unslothai/unsloth#7637): at a context of 1M the masks take 4.0 GiB on each of 4 GPUs, 4 x 2**20 x 512 x 2 bytes.
+    inputs = 8192 * 512 * 2 + 512 * 4096 * 4
+    one, two = (server(gpus=gpus, llama_server_n_ctx=8192) for gpus in (1, 2))
+    assert two.gpu.compute == one.gpu.compute - 8192 * 512 * 2 + 4 * inputs
+    assert two.host.compute == one.host.compute + 3 * inputs
+    parts: dict[str, Any] = {"llama_server_n_ctx": 8192, "llama_server_n_gpu_layers": 32}
+    assert server(gpus=2, **parts).gpu.compute == server(gpus=1, **parts).gpu.compute, "not where a layer stays behind"
+    assert server(gpus=2, **parts).gpu.weights == 15 * BLOCK + llama_3_8b().output
+
+
+def test_logits_are_computed_where_the_output_is() -> None:
+    embedding: dict[str, Any] = {"llama_server_embedding": True, "llama_server_n_ctx": 262144}
+    one, two = server(gpus=1, **embedding), server(gpus=2, **embedding)
+    assert two.gpu.weights == 17 * BLOCK, "the fullest holds no output"
+    masks = 262144 * 512 * 2
+    assert one.gpu.compute - masks == 512 * (4096 + 128256) * 4
+    assert two.gpu.compute - 4 * (masks + 512 * 4096 * 4) == 512 * (3 * 4096 + 3 * 14336) * 4
 
 
 # https://github.com/ggml-org/llama.cpp/pull/23907: behind the result of flash attention CUDA keeps an f16 copy of those
@@ -148,19 +179,19 @@ def test_two_gpus_share_layers() -> None:
     [("q8_0", "q8_0", 2048), ("bf16", "f16", 1024), ("f16", "q4_0", 1024), ("f16", "f16", 0)],
 )
 def test_cuda_keeps_an_f16_copy_of_one_layers_quantised_cache(type_k: str, type_v: str, widths: int) -> None:
-    types = {"llama_server_cache_type_k": type_k, "llama_server_cache_type_v": type_v}
-    context = {"llama_server_n_ctx": 131072}
+    types: dict[str, Any] = {"llama_server_cache_type_k": type_k, "llama_server_cache_type_v": type_v}
+    context: dict[str, Any] = {"llama_server_n_ctx": 131072}
     plain, typed = server(gpus=1, **context), server(gpus=1, **context, **types)
     attention = 512 * (3 * 4096 + 2 * 4096 + 2 * 1024) * 4
     feed_forward = plain.gpu.compute - 131072 * 512 * 2
     assert typed.gpu.compute == 131072 * 512 * 2 + max(feed_forward, attention + 131072 * widths * 2)
     assert server(**context, **types).host.compute == server(**context).host.compute, "nothing of the kind on a CPU"
-    off = {"llama_server_flash_attn": "off", "llama_server_n_ctx": 4096, "gpus": 1}
+    off: dict[str, Any] = {"llama_server_flash_attn": "off", "llama_server_n_ctx": 4096, "gpus": 1}
     assert server(**off, llama_server_cache_type_k=type_k).gpu.compute == server(**off).gpu.compute
 
 
 def test_the_largest_layer_on_the_gpu_counts_for_that_copy() -> None:
-    quantised = {"type_k": "q8_0", "type_v": "q8_0"}
+    quantised: dict[str, Any] = {"type_k": "q8_0", "type_v": "q8_0"}
     load = LlamaLoad(context=131072, gpus=1, outputs=1, **quantised)
     windows, none_there = predict_llama(gemma(), load), predict_llama(gemma(), replace(load, gpu_layers=1))
     assert isinstance(windows, Prediction)
@@ -215,7 +246,12 @@ def test_a_draft_model_and_a_projector_are_added() -> None:
     assert both.host.weights == 2 * alone.host.weights
     assert both.host.kv_cache == 2 * alone.host.kv_cache
     assert both.host.overhead == alone.host.overhead
-    fields = {"image_size": 896, "patch_size": 14, "embedding_length": 1152, "feed_forward_length": 4304}
+    fields: dict[str, Any] = {
+        "image_size": 896,
+        "patch_size": 14,
+        "embedding_length": 1152,
+        "feed_forward_length": 4304,
+    }
     fields |= {"attention.head_count": 16}
     clip = Gguf(MIB, "clip", {f"clip.vision.{k}": v for k, v in fields.items()}, (5 * MIB,), 0, 0, 0, 0, True)
     definition = ENGINES["llama_server"].definition.model_validate({"model_path": "a", "llama_server_mmproj": "b"})

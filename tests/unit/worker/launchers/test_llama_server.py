@@ -80,6 +80,11 @@ def test_values_that_are_words() -> None:
     assert value_of(settings, "fit_params") is True
 
 
+def test_shares_of_gpus_are_a_list_of_xllamacpp_s_length() -> None:
+    for text in ("12000,24000", "12000/24000"):
+        assert value_of(parse_flags([*BASE, "-ts", text], {}), "tensor_split") == [12000.0, 24000.0, *[0.0] * 126]
+
+
 def test_reranking_is_embedding_with_its_pooling() -> None:
     settings = parse_flags([*BASE, "--reranking"], {})
     assert value_of(settings, "embedding") is True
@@ -112,6 +117,12 @@ def test_a_template_file_is_read(tmp_path: Path) -> None:
         ([*BASE, "--ctx-size"], "--ctx-size needs a value"),
         ([*BASE, "--spec-draft-p-min", "x"], "--spec-draft-p-min x: it is a number"),
         ([*BASE, "--cache-type-k", "q9"], "--cache-type-k q9: it is one of f32, f16, bf16, q8_0"),
+        ([*BASE, "--tensor-split", "1,x"], "--tensor-split 1,x: it is numbers, as 3,1"),
+        ([*BASE, "--tensor-split", ","], "--tensor-split ,: it is numbers, as 3,1"),
+        (
+            [*BASE, "--tensor-split", ",".join("1" * 129)],
+            f"--tensor-split {','.join('1' * 129)}: it is numbers, as 3,1",
+        ),
         ([*BASE, "--flash-attn", "maybe"], "--flash-attn maybe: it is one of on, "),
         ([*BASE, "--fit", "maybe"], "--fit maybe: it is on or off"),
         ([*BASE, "--spec-type", "draft-mtp,guess"], "--spec-type draft-mtp,guess: it is one of none, draft-simple"),
