@@ -334,6 +334,33 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadGpu:
+    """A GPU, or one MIG instance, that a reading left out: the driver knows of it and cannot say how it is."""
+
+    index: int
+    """As of a `Gpu`: the others keep their own."""
+    reason: str
+    """Why, as a sentence without its subject."""
+    uuid: str | None = None
+    """None: not known, since it was never read."""
+    pci_address: str | None = None
+    """As `lspci` and the kernel's log write it: `0000:0a:00.0`. None: not known."""
+    mig: int | None = None
+
+    @property
+    def label(self) -> str:
+        """How people name it, as of a `Gpu`."""
+        return str(self.index) if self.mig is None else f"{self.index}:{self.mig}"
+
+    @property
+    def description(self) -> str:
+        """Which one it is, and why it is left out, as a sentence."""
+        names = [self.uuid, f"PCI {self.pci_address}" if self.pci_address is not None else None]
+        known_names = ", ".join(name for name in names if name is not None)
+        return f"GPU {self.label}{f' ({known_names})' if known_names else ''} is left out: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedState:
     """Everything that was seen in one complete observation."""
 
@@ -354,6 +381,8 @@ class ObservedState:
     """Models that were `loaded` since they were last wanted: for them one ready replica is enough."""
     gpus: tuple[Gpu, ...] | None = ()
     """None: unknown (NVML failed after it had worked)."""
+    unread_gpus: tuple[UnreadGpu, ...] = ()
+    """GPUs that are not among `gpus`, since nothing can be read of them. Engines on them keep their claims."""
     remotes: Mapping[str, str | None] = field(default_factory=dict)
     """Remote model to its last health error, None when it is well; absent: not asked yet."""
     draining_remotes: frozenset[str] = frozenset()

@@ -22,7 +22,7 @@ from controller.observe.remote_health import RemoteHealth
 from controller.reconcile.operation_state import OperationState
 from controller.reconcile.reconciler import Reconciler
 from controller.redaction.patterns import mask_fields
-from controller.reports.views import gpu_statuses
+from controller.reports.views import gpu_statuses, unread_gpu_statuses
 from controller.schema.admin import AdminModel, GpuMemoryAnswer, ListContext, ModelLive
 from controller.schema.errors import RoundhouseError
 from controller.schema.override import Override
@@ -138,6 +138,7 @@ class AdminService:
         driver = self._gpu_host.get_gpu_driver() or GpuDriver()
         return GpuMemoryAnswer(
             gpus=[gpu_memory(gpu) for gpu in gpus],
+            unread_gpus=unread_gpu_statuses(current_round.observed),
             models=[gpu_model(want, model) for want, model in await self._list_live_rows(current_round)],
             error=None if gpus else self._gpu_host.get_gpu_error() or "there are no GPUs",
             driver_version=driver.version,

@@ -97,6 +97,18 @@ GPU_MEMORY: Final[dict[str, Any]] = {
             "mig": None,
         }
     ],
+    "unread_gpus": [
+        {
+            "index": 1,
+            "mig": None,
+            "uuid": "GPU-0c1a7b52-9d0e-4f60-8a34-7be1c6a1f0d2",
+            "pci_address": "0000:0a:00.0",
+            "reason": "it has fallen off the bus: reboot the host, and see `dmesg` for its Xid (NVML: GPU is lost)",
+            "description": "GPU 1 (GPU-0c1a7b52-9d0e-4f60-8a34-7be1c6a1f0d2, PCI 0000:0a:00.0) is left out: "
+            "it has fallen off the bus: reboot the host, and see `dmesg` for its Xid (NVML: GPU is lost)",
+            "claimed_mib": 0,
+        }
+    ],
     "models": [
         {
             name: ROW[name]

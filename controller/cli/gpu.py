@@ -11,7 +11,7 @@ from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
     from controller.schema.admin import GpuMemory, GpuMemoryAnswer, GpuModel
-    from controller.schema.status import GpuProcessView, GpuStatus
+    from controller.schema.status import GpuProcessView, GpuStatus, UnreadGpuStatus
 
 SOURCES = {
     "declared": "declared",
@@ -45,6 +45,8 @@ def _show(memory: GpuMemoryAnswer) -> None:
             print_table(("GPU", "PID", "PROCESS", "USED", "REPLICA"), processes)
     else:
         print_line(f"no GPUs: {memory.error}" if memory.error else "no GPUs")
+    for unread_gpu in memory.unread_gpus:
+        print_line(unread_gpu_words(unread_gpu))
     if memory.models:
         print_table(("MODEL", "STATE", "ESTIMATE", "REPLICAS", "FROM"), [_row(model) for model in memory.models])
     if memory.driver_version is not None:
@@ -64,6 +66,11 @@ def _process_row(gpu: GpuMemory, process: GpuProcessView) -> tuple[str, ...]:
 def gpu_label(gpu: GpuMemory | GpuStatus) -> str:
     """Its index; of a MIG instance `0:1`, by its GPU's and its own."""
     return str(gpu.index) if gpu.mig is None else f"{gpu.index}:{gpu.mig}"
+
+
+def unread_gpu_words(gpu: UnreadGpuStatus) -> str:
+    """Which GPU cannot be read, why, and what engines claim of it."""
+    return f"{gpu.description}; {gpu.claimed_mib} MiB claimed" if gpu.claimed_mib else gpu.description
 
 
 def _row(model: GpuModel) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.cli.exit_codes import ExitCode
-from controller.cli.gpu import gpu_label
+from controller.cli.gpu import gpu_label, unread_gpu_words
 from controller.cli.options import ControllerUrl, Json, State
 from controller.cli.output import (
     STATE_COLOURS,
@@ -103,6 +103,8 @@ def _show(snapshot: ControllerStatus) -> None:
         print_line(
             f"GPU {gpu_label(gpu)} {gpu.name}: {gpu.used_mib} of {gpu.total_mib} MiB used, {gpu.claimed_mib} claimed"
         )
+    for unread_gpu in snapshot.unread_gpus:
+        print_line(unread_gpu_words(unread_gpu))
     for line in _notes(snapshot):
         print_line(line)
 

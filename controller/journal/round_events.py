@@ -20,6 +20,7 @@ from controller.schema.status import ModelState, ModelStatus, Problem
 from controller.state import (
     Failure,
     ObservedReplica,
+    ObservedState,
     OpKind,
     PendingOp,
     Phase,
@@ -48,6 +49,7 @@ def round_events(before: Round | None, after: Round, leaving_requests: Leaving, 
         *_action_events(before, after, texts),
         *(_state_events(before.statuses, after.statuses, texts) if before is not None else ()),
         *_overdue_events(before, after, leaving_requests),
+        *_gpu_events(before.observed if before is not None else None, after.observed),
     ]
 
 
@@ -247,6 +249,22 @@ def _late_replicas(finished_round: Round) -> Iterator[ObservedReplica]:
             and replica.draining.since + desired_model.drain_timeout_s <= finished_round.observed.at
         ):
             yield replica
+
+
+# GPUs that cannot be read.
+
+
+def _gpu_events(before: ObservedState | None, after: ObservedState) -> Iterator[NewEntry]:
+    """A GPU that is left out is told once, whatever its reason becomes, and that it is read again."""
+    known_gpus = {gpu.label: gpu for gpu in before.unread_gpus} if before is not None else {}
+    for gpu in after.unread_gpus:
+        if gpu.label not in known_gpus:
+            details: dict[str, JsonValue] = {"gpu": gpu.label, "uuid": gpu.uuid, "error": gpu.reason}
+            yield NewEntry("problem", "controller", gpu.description[:CHARS], details=details)
+    for read_gpu in after.gpus or ():
+        if read_gpu.label in known_gpus:
+            details = {"gpu": read_gpu.label, "uuid": read_gpu.uuid, "error": None}
+            yield NewEntry("problem", "controller", f"GPU {read_gpu.label} is read again", details=details)
 
 
 # What is wrong with the files, and with looking at engines.

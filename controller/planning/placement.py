@@ -22,6 +22,7 @@ from controller.state import (
     OpKind,
     Phase,
     Requirement,
+    UnreadGpu,
 )
 
 RELEASE_S: Final = 60.0
@@ -133,12 +134,26 @@ def place_replica(model: DesiredModel, observed: ObservedState, ledger: ClaimLed
     host_claims = _claim_main_memory(requirement, observed, ledger)
     if model.gpu_count == 0:
         return host_claims if isinstance(host_claims, NoRoom) else Placement(host_claims)
-    gpus = observed.gpus
-    if gpus is None:
+    if observed.gpus is None:
         return NoRoom("the GPUs cannot be read now, so nothing is placed on them", waiting=True)
+    placement = _place_on_gpus(model, observed.gpus, requirement, host_claims, observed, ledger)
+    if isinstance(placement, Placement) or placement.waiting:
+        return placement
+    unread_gpus = [gpu for gpu in observed.unread_gpus if not model.gpu_choice or _is_chosen(model, gpu)]
+    return NoRoom("; ".join([placement.reason, *(gpu.description for gpu in unread_gpus)]))
+
+
+def _place_on_gpus(
+    model: DesiredModel,
+    gpus: tuple[Gpu, ...],
+    requirement: Requirement,
+    host_claims: dict[str, int] | NoRoom,
+    observed: ObservedState,
+    ledger: ClaimLedger,
+) -> Placement | NoRoom:
     if model.gpu_count > len(gpus):
         return NoRoom(f"needs {_gpu_count_text(model.gpu_count)}, this host has {len(gpus) or 'none'}")
-    allowed_gpus = _allowed_gpus(model, gpus)
+    allowed_gpus = _allowed_gpus(model, gpus, observed.unread_gpus)
     if isinstance(allowed_gpus, NoRoom):
         return allowed_gpus
     fitting_gpus = sorted(
@@ -187,8 +202,8 @@ def _claim_main_memory(
     return {HOST: needed_mib}
 
 
-def _allowed_gpus(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
-    allowed_gpus = _chosen_gpus(model, gpus)
+def _allowed_gpus(model: DesiredModel, gpus: tuple[Gpu, ...], unread_gpus: tuple[UnreadGpu, ...]) -> list[Gpu] | NoRoom:
+    allowed_gpus = _chosen_gpus(model, gpus, unread_gpus)
     if isinstance(allowed_gpus, NoRoom) or model.gpu_count == 1:
         return allowed_gpus
     whole_gpus = [gpu for gpu in allowed_gpus if gpu.mig is None]
@@ -198,14 +213,26 @@ def _allowed_gpus(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoR
     return whole_gpus
 
 
-def _chosen_gpus(model: DesiredModel, gpus: tuple[Gpu, ...]) -> list[Gpu] | NoRoom:
+def _chosen_gpus(model: DesiredModel, gpus: tuple[Gpu, ...], unread_gpus: tuple[UnreadGpu, ...]) -> list[Gpu] | NoRoom:
     if not model.gpu_choice:
         return list(gpus)
     by_name = {gpu.uuid: gpu for gpu in gpus} | {gpu.label: gpu for gpu in gpus}
     missing_names = [name for name in model.gpu_choice if name not in by_name]
+    absent_names = [name for name in missing_names if not any(_names_gpu(name, gpu) for gpu in unread_gpus)]
+    if absent_names:
+        return NoRoom(f"this host has no GPU {', '.join(absent_names)}")
     if missing_names:
-        return NoRoom(f"this host has no GPU {', '.join(missing_names)}")
+        return NoRoom("not every GPU that `gpus` names can be used")
     return list({by_name[name].uuid: by_name[name] for name in model.gpu_choice}.values())
+
+
+def _is_chosen(model: DesiredModel, gpu: UnreadGpu) -> bool:
+    return any(_names_gpu(name, gpu) for name in model.gpu_choice)
+
+
+def _names_gpu(name: str, gpu: UnreadGpu) -> bool:
+    # While a GPU in MIG mode does not answer, nobody knows of its instances.
+    return bool({name, name.partition(":")[0]} & {gpu.uuid, gpu.label})
 
 
 def _free_mib(gpu: Gpu, ledger: ClaimLedger) -> int:

@@ -240,6 +240,7 @@ class Reconciler:
         await self._desired.refresh_files(began_at)
         seen_replicas = await self._runtime.list_replicas()
         self._gpus = await self._runtime.read_gpus()
+        unread_gpus = self._runtime.list_unread_gpus()
         self._memory.note_attempts(replica.id for replica in seen_replicas)
         self._memory.forget_finished(began_at)
         self._hub.forget_lost()
@@ -264,6 +265,7 @@ class Reconciler:
             at=now,
             replicas=replicas,
             gpus=self._gpus,
+            unread_gpus=unread_gpus,
             host_mib=self._host_mib,
             requirements=requirements,
             traffic=traffic_by_model(

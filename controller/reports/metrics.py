@@ -52,6 +52,12 @@ class RoundCollector(Collector):
         )
         blocked_gauge.add_metric([], len(last_round.plan.blocked))
         yield blocked_gauge
+        unread_gauge = GaugeMetricFamily(
+            "roundhouse_gpu_unread", "1 for a GPU of which nothing can be read.", labels=["gpu", "uuid"]
+        )
+        for gpu in last_round.observed.unread_gpus:
+            unread_gauge.add_metric([gpu.label, gpu.uuid or ""], 1)
+        yield unread_gauge
         if last_round.observed.gpus:
             yield from _gpu_metrics(
                 last_round.observed.gpus, {each.name: each.id.model for each in last_round.observed.replicas}

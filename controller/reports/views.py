@@ -15,6 +15,7 @@ from controller.schema.status import (
     GpuStatus,
     PlanView,
     Problem,
+    UnreadGpuStatus,
 )
 from controller.state import Gpu, ObservedState, Phase, PreflightResult
 from controller.status.reconcile_round import Round
@@ -49,6 +50,7 @@ def status_view(
             "observed_at": last_round.observed.at,
             "models": list(last_round.statuses),
             "gpus": gpu_statuses(last_round.observed),
+            "unread_gpus": unread_gpu_statuses(last_round.observed),
         }
     )
 
@@ -57,12 +59,7 @@ def gpu_statuses(observed: ObservedState) -> list[GpuStatus] | None:
     """The GPUs' figures; None: unknown."""
     if observed.gpus is None:
         return None
-    claimed_mib: dict[str, int] = {}
-    for replica in observed.replicas:
-        if replica.phase is Phase.EXITED:
-            continue
-        for uuid, mib in replica.claims.items():
-            claimed_mib[uuid] = claimed_mib.get(uuid, 0) + mib
+    claimed_mib = _sum_claims(observed)
     return [
         GpuStatus(
             uuid=gpu.uuid,
@@ -77,6 +74,34 @@ def gpu_statuses(observed: ObservedState) -> list[GpuStatus] | None:
         )
         for gpu in observed.gpus
     ]
+
+
+def unread_gpu_statuses(observed: ObservedState) -> list[UnreadGpuStatus]:
+    """The GPUs that cannot be read, and why."""
+    claimed_mib = _sum_claims(observed)
+    return [
+        UnreadGpuStatus(
+            index=gpu.index,
+            mig=gpu.mig,
+            uuid=gpu.uuid,
+            pci_address=gpu.pci_address,
+            reason=gpu.reason,
+            description=gpu.description,
+            claimed_mib=None if gpu.uuid is None else claimed_mib.get(gpu.uuid, 0),
+        )
+        for gpu in observed.unread_gpus
+    ]
+
+
+def _sum_claims(observed: ObservedState) -> dict[str, int]:
+    """GPU uuid, or HOST, to the MiB that replicas claim there."""
+    claimed_mib: dict[str, int] = {}
+    for replica in observed.replicas:
+        if replica.phase is Phase.EXITED:
+            continue
+        for uuid, mib in replica.claims.items():
+            claimed_mib[uuid] = claimed_mib.get(uuid, 0) + mib
+    return claimed_mib
 
 
 def _processes(gpu: Gpu) -> list[GpuProcessView] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from controller.schema.desired import Definition
-from controller.state import HOST, Exit, Gpu, GpuDriver, Phase, PreflightResult, ReplicaId
+from controller.state import HOST, Exit, Gpu, GpuDriver, Phase, PreflightResult, ReplicaId, UnreadGpu
 
 
 class RuntimeUnavailableError(Exception):
@@ -127,7 +127,7 @@ class Runtime(Protocol):
         """What this replica would be started with now, on its own address; None: that cannot be said."""
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
-        """The host's GPUs, their processes with the replicas that they belong to.
+        """The host's GPUs that can be read, their processes with the replicas that they belong to.
 
         Empty: there are none; None: unknown (they were seen before and cannot be read now).
         """
@@ -140,6 +140,9 @@ class Runtime(Protocol):
 
     def get_gpu_driver(self) -> GpuDriver | None:
         """The NVIDIA driver by the last `gpus`; None: there is none, or it is not known."""
+
+    def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
+        """The GPUs that the last reading left out, since nothing can be read of them. Each says why."""
 
     def watch_events(self) -> AsyncIterator[None]:
         """Yields whenever something may have changed. Only a wakeup: what changed is read by `list`."""

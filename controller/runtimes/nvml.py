@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,7 @@ from typing import Any, Final
 import psutil
 import pynvml
 
-from controller.state import Gpu, GpuDriver, GpuProcess
+from controller.state import Gpu, GpuDriver, GpuProcess, UnreadGpu
 
 LINE_BYTES: Final = 8192
 """Longest reading that is printed with its processes: Docker's log breaks longer lines than 16 KiB."""
@@ -34,8 +34,8 @@ _HOST_PIDS_INODE: Final = 0xEFFFFFFC
 _WORDS: Final = {
     "LibRmVersionMismatch": "the NVIDIA driver's library and its kernel module are of different versions, as after an "
     "update: reboot, or reload the module",
-    "GpuIsLost": "a GPU has fallen off the bus: reboot the host, and see `dmesg` for its Xid",
-    "ResetRequired": "a GPU must be reset, or the host rebooted",
+    "GpuIsLost": "it has fallen off the bus: reboot the host, and see `dmesg` for its Xid",
+    "ResetRequired": "it must be reset, or the host rebooted",
     "NoPermission": "the driver does not let this user ask",
 }
 """What an error of NVML means for who looks after the host."""
@@ -59,8 +59,42 @@ _BRANDS: Final = {
     pynvml.NVML_BRAND_TITAN_RTX: "titanrtx",
 }
 """A GPU's brand, as NVIDIA's container toolkit and the requirements of CUDA's images call it."""
+_DRIVER_ERRORS: Final = ("Uninitialized", "DriverNotLoaded", "LibraryNotFound", "LibRmVersionMismatch")
+"""Errors of NVML that are about the whole driver, whichever GPU was asked about."""
 
 log = logging.getLogger(__name__)
+
+_PciAddress = tuple[int, int, int]
+"""Domain, bus, device."""
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuNames:
+    """What a GPU is known by, also when it does not answer any more. None: not known."""
+
+    pci: _PciAddress | None = None
+    uuid: str | None = None
+
+    @property
+    def pci_address(self) -> str | None:
+        return None if self.pci is None else "{:04x}:{:02x}:{:02x}.0".format(*self.pci)
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuFailure:
+    """A GPU that a reading leaves out, and NVML's own error."""
+
+    gpu: UnreadGpu
+    error: Exception
+
+
+def _sort_by_pci(names: Mapping[int, _GpuNames]) -> list[int]:
+    """NVML's numbers of GPUs in PCI order. A GPU whose address is not known stays where NVML has it."""
+    addresses = {number: each.pci for number, each in names.items() if each.pci is not None}
+    numbers = sorted(addresses, key=addresses.__getitem__)
+    for number in sorted(names.keys() - addresses.keys()):
+        numbers.insert(number, number)
+    return numbers
 
 
 def sees_host_pids() -> bool:
@@ -84,6 +118,10 @@ class NvmlReader:
         self._lock = threading.Lock()
         self._is_open = False
         self._has_worked = False
+        self._names: dict[int, _GpuNames] = {}
+        """By NVML's own number of a GPU."""
+        self.unread_gpus: tuple[UnreadGpu, ...] = ()
+        """The GPUs that the last reading left out; those of a failed reading, if it failed for them."""
         self.error: str | None = None
         """Why the last reading failed; None: it did not."""
         self.absence: str | None = None
@@ -94,17 +132,25 @@ class NvmlReader:
     def read_gpus(self) -> tuple[Gpu, ...] | None:
         """The GPUs in PCI order, whose `index` is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
-        A GPU in MIG mode is represented by its instances. Empty: there is no driver, or no GPU. None: there are GPUs,
-        and they cannot be read now.
+        A GPU in MIG mode is represented by its instances. One that cannot be read is left out, and is among
+        `unread_gpus`; the indices of the others stay as they are. Empty: there is no driver, or no GPU. None: there
+        are GPUs, and none of them can be read now.
         """
         with self._lock:
             try:
-                gpus = self._read()
+                gpus, failures = self._read()
                 self.driver = self._read_driver()
-                self.absence = None if gpus else self._explain_no_gpus()
+                absence = None if gpus or failures else self._explain_no_gpus()
             except self._nvml.NVMLError as error:
+                self._note_unread(())
                 return self._record_failure(error)
-            self._has_worked, self.error = True, None
+            self._note_unread(tuple(each.gpu for each in failures))
+            if failures and not gpus:
+                return self._record_failure(failures[0].error)
+            if failures:
+                # A GPU that is held open cannot be reset, and a library that begins anew sees one that was.
+                self._shut()
+            self._has_worked, self.error, self.absence = True, None, absence
             return gpus
 
     @property
@@ -117,17 +163,63 @@ class NvmlReader:
         with self._lock:
             self._shut()
 
-    def _read(self) -> tuple[Gpu, ...]:
+    def _read(self) -> tuple[tuple[Gpu, ...], list[_GpuFailure]]:
+        """The GPUs that can be read, and those that cannot. Raises NVMLError where the driver does not answer."""
         if not self._is_open:
             self._nvml.nvmlInit()
             self._is_open = True
-        handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
-        handles.sort(key=self._pci_address)
+        count = self._nvml.nvmlDeviceGetCount()
+        if count != len(self._names):
+            # NVML numbers GPUs anew when there are more or fewer of them.
+            self._names = dict.fromkeys(range(count), _GpuNames())
+        handles, errors = self._open_gpus()
         gpus: list[Gpu] = []
-        for index, each in enumerate(handles):
-            # Nothing runs on a GPU in MIG mode itself.
-            gpus += self._read_instances(index, each) if self._in_mig_mode(each) else [self._read_gpu(index, each)]
-        return tuple(gpus)
+        failures: list[_GpuFailure] = []
+        for index, number in enumerate(_sort_by_pci(self._names)):
+            try:
+                if number in errors:
+                    raise errors[number]
+                read_gpus, gpu_failures = self._read_whole_or_instances(index, handles[number], self._names[number])
+                gpus += read_gpus
+                failures += gpu_failures
+            except self._nvml.NVMLError as error:
+                failures.append(self._leave_out(index, self._names[number], error))
+        return tuple(gpus), failures
+
+    def _open_gpus(self) -> tuple[dict[int, Any], dict[int, Exception]]:
+        """By NVML's own number: the handles, and the errors of the GPUs that have none. Learns the GPUs' names."""
+        handles: dict[int, Any] = {}
+        errors: dict[int, Exception] = {}
+        for number in self._names:
+            try:
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(number)
+                self._names[number] = _GpuNames(self._pci_address(handle), self._nvml.nvmlDeviceGetUUID(handle))
+            except self._nvml.NVMLError as error:
+                errors[number] = error
+            else:
+                handles[number] = handle
+        return handles, errors
+
+    def _read_whole_or_instances(
+        self, index: int, handle: Any, names: _GpuNames
+    ) -> tuple[list[Gpu], list[_GpuFailure]]:
+        # Nothing runs on a GPU in MIG mode itself.
+        if self._in_mig_mode(handle):
+            return self._read_instances(index, handle, names.pci)
+        return [self._read_gpu(index, handle)], []
+
+    def _leave_out(self, index: int, names: _GpuNames, error: Exception, mig: int | None = None) -> _GpuFailure:
+        """What is told of a GPU that cannot be read. Raises `error` where it is about the whole driver."""
+        if isinstance(error, tuple(getattr(self._nvml, f"NVMLError_{name}") for name in _DRIVER_ERRORS)):
+            raise error
+        return _GpuFailure(UnreadGpu(index, self._explain_error(error), names.uuid, names.pci_address, mig), error)
+
+    def _note_unread(self, unread_gpus: tuple[UnreadGpu, ...]) -> None:
+        known_labels = {each.label for each in self.unread_gpus}
+        self.unread_gpus = unread_gpus
+        for each in unread_gpus:
+            if each.label not in known_labels:
+                log.warning("%s", each.description)
 
     def _record_failure(self, error: Exception) -> tuple[Gpu, ...] | None:
         self._shut()
@@ -182,7 +274,7 @@ class NvmlReader:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
 
-    def _pci_address(self, handle: Any) -> tuple[int, int, int]:
+    def _pci_address(self, handle: Any) -> _PciAddress:
         pci = self._nvml.nvmlDeviceGetPciInfo(handle)
         return pci.domain, pci.bus, pci.device
 
@@ -199,15 +291,20 @@ class NvmlReader:
             processes=self._read_processes(handle),
         )
 
-    def _read_instances(self, index: int, parent: Any) -> list[Gpu]:
-        instances = []
+    def _read_instances(self, index: int, parent: Any, pci: _PciAddress | None) -> tuple[list[Gpu], list[_GpuFailure]]:
+        instances: list[Gpu] = []
+        failures: list[_GpuFailure] = []
         for number in range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
+            uuid = None
             try:
                 handle = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, number)
+                uuid = self._nvml.nvmlDeviceGetUUID(handle)
+                instances.append(replace(self._read_gpu(index, handle), mig=number))
             except self._nvml.NVMLError_NotFound:
                 continue
-            instances.append(replace(self._read_gpu(index, handle), mig=number))
-        return instances
+            except self._nvml.NVMLError as error:
+                failures.append(self._leave_out(index, _GpuNames(pci, uuid), error, number))
+        return instances, failures
 
     def _read_utilization(self, handle: Any) -> int | None:
         try:
@@ -263,6 +360,7 @@ class Reading:
     gpus: tuple[Gpu, ...] | None
     error: str | None = None
     driver: GpuDriver | None = None
+    unread_gpus: tuple[UnreadGpu, ...] = ()
 
     def to_line(self) -> str:
         """As the probe prints it, without the line's end. A line that would be too long goes without processes."""
@@ -278,13 +376,14 @@ class Reading:
         try:
             content = json.loads(line)
             gpus = None if content["gpus"] is None else tuple(_gpu_of(each) for each in content["gpus"])
-            return cls(gpus, content["error"], _driver_of(content.get("driver")))
+            unread_gpus = tuple(UnreadGpu(**_fields_of(UnreadGpu, each)) for each in content.get("unread_gpus", ()))
+            return cls(gpus, content["error"], _driver_of(content.get("driver")), unread_gpus)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a reading of GPUs: {line!r}") from error
 
 
 def _gpu_of(content: dict[str, Any]) -> Gpu:
-    known_fields = {each.name: content[each.name] for each in fields(Gpu) if each.name in content}
+    known_fields = _fields_of(Gpu, content)
     if (processes := known_fields.get("processes")) is not None:
         known_fields["processes"] = tuple(GpuProcess(each["pid"], each["mib"], each.get("name")) for each in processes)
     return Gpu(**known_fields)
@@ -294,6 +393,10 @@ def _driver_of(content: Any) -> GpuDriver | None:
     if not isinstance(content, dict):
         return None
     return GpuDriver(content.get("version"), content.get("cuda_version"), tuple(content.get("brands", ())))
+
+
+def _fields_of(kind: type[Gpu] | type[UnreadGpu], content: Mapping[str, Any]) -> dict[str, Any]:
+    return {each.name: content[each.name] for each in fields(kind) if each.name in content}
 
 
 def _name_of(pid: int) -> str | None:
@@ -312,7 +415,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     reader = NvmlReader()
     while True:
-        reading = Reading(reader.read_gpus(), reader.error or reader.absence, reader.driver)
+        gpus = reader.read_gpus()
+        reading = Reading(gpus, reader.error or reader.absence, reader.driver, reader.unread_gpus)
         try:
             sys.stdout.write(reading.to_line() + "\n")
             sys.stdout.flush()

@@ -25,6 +25,7 @@ from controller.schema.status import (
     Problem,
     ReplicaStatus,
     StatementView,
+    UnreadGpuStatus,
     Wire,
 )
 
@@ -225,6 +226,9 @@ class GpuMemoryAnswer(BaseModel):
     """GPU memory now, and what models are estimated to take."""
 
     gpus: list[GpuMemory] = Field(description="The host's GPUs.")
+    unread_gpus: list[UnreadGpuStatus] = Field(
+        default_factory=list, description="GPUs that are left out of `gpus`, since nothing can be read of them."
+    )
     models: list[GpuModel] = Field(description="Every declared model.")
     error: str | None = Field(description="Why there are no figures of GPUs; null where there are.")
     driver_version: str | None = Field(default=None, description="Of the host's NVIDIA driver; null: not known.")

@@ -92,6 +92,18 @@ class GpuStatus(Wire):
     mig: int | None = Field(default=None, description="Which instance of its GPU it is; null: the whole GPU.")
 
 
+class UnreadGpuStatus(Wire):
+    """A GPU, or one MIG instance, of which nothing can be read now: nothing is started on it."""
+
+    index: int = Field(description="As in `gpus`: the others keep their own.")
+    mig: int | None = Field(default=None, description="Which instance of its GPU it is; null: the whole GPU.")
+    uuid: str | None = Field(default=None, description="null: not known, since it was never read.")
+    pci_address: str | None = Field(default=None, description="As `lspci` and `dmesg` say it; null: not known.")
+    reason: str = Field(description="Why it cannot be read, and what to do.")
+    description: str = Field(description="Which one it is, and why it is left out, in a sentence.")
+    claimed_mib: int | None = Field(default=None, description="MiB that engines claim there; null: no uuid is known.")
+
+
 class Problem(Wire):
     """One fault in the desired state: where it is, what is wrong, what to do."""
 
@@ -125,6 +137,9 @@ class ControllerStatus(Wire):
     )
     models: list[ModelStatus] = Field(default_factory=list)
     gpus: list[GpuStatus] | None = Field(default=None, description="null: unknown.")
+    unread_gpus: list[UnreadGpuStatus] = Field(
+        default_factory=list, description="GPUs that are left out of `gpus`, since nothing can be read of them."
+    )
     gateways: list[str] = Field(default_factory=list)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.sizing.history import MemoryHistory, save_history
-from controller.state import DesiredModel, Gpu, Health, ObservedReplica, OpKind, Phase
+from controller.state import HOST, DesiredModel, Gpu, Health, ObservedReplica, OpKind, Phase
 from controller.status.reconcile_round import Round
 
 AGAIN_S: Final = 600.0
@@ -64,13 +64,15 @@ class MemorySampler:
         self._note_growth(last_round)
         names = {replica.name for replica in last_round.observed.replicas}
         self._sampled_at = {name: at for name, at in self._sampled_at.items() if name in names}
-        gpus = last_round.observed.gpus
+        gpus = last_round.observed.gpus or ()
+        read_uuids = {HOST, *(gpu.uuid for gpu in gpus)}
         for replica in last_round.observed.replicas:
             model = last_round.desired.models.get(replica.id.model)
-            if model is None or not _is_serving(replica, model) or (model.gpu_count and gpus is None):
+            # What is held on a GPU that cannot be read is not known, which is not nothing.
+            if model is None or not _is_serving(replica, model) or not replica.claims.keys() <= read_uuids:
                 continue
             if self._is_due(replica, last_round.observed.at):
-                self._spawn(replica.name, self._sample_replica(replica, model, gpus or ()))
+                self._spawn(replica.name, self._sample_replica(replica, model, gpus))
         self._round_at = last_round.observed.at
         self._history.keep_only(last_round.desired.models)
         if self._history.revision != self._saved_revision:

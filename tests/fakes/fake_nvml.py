@@ -149,17 +149,17 @@ class FakeNvml:
 
     def nvmlDeviceGetPciInfo(self, handle: FakeGpu) -> PciInfo:  # noqa: N802
         """Where it sits."""
-        self._ask()
+        self._ask(handle, "nvmlDeviceGetPciInfo")
         return PciInfo(handle.domain, handle.bus, 0)
 
     def nvmlDeviceGetUUID(self, handle: FakeGpu) -> str:  # noqa: N802
         """Its uuid."""
-        self._ask()
+        self._ask(handle, "nvmlDeviceGetUUID")
         return handle.uuid
 
     def nvmlDeviceGetName(self, handle: FakeGpu) -> str:  # noqa: N802
         """Its product name, and an instance's profile."""
-        self._ask()
+        self._ask(handle, "nvmlDeviceGetName")
         return handle.name
 
     def nvmlDeviceGetBrand(self, handle: FakeGpu) -> int:  # noqa: N802
@@ -199,7 +199,7 @@ class FakeNvml:
 
     def nvmlDeviceGetMigMode(self, device: FakeGpu) -> list[int]:  # noqa: N802
         """Current and pending."""
-        self._ask()
+        self._ask(device, "nvmlDeviceGetMigMode")
         if device.mig is None:
             raise error_of("NotSupported")
         return [int(device.mig), int(device.mig)]

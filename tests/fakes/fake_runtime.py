@@ -16,7 +16,7 @@ from controller.runtimes.base import (
     StartRequest,
 )
 from controller.schema.desired import Definition
-from controller.state import Exit, Gpu, GpuDriver, Phase, PreflightResult
+from controller.state import Exit, Gpu, GpuDriver, Phase, PreflightResult, UnreadGpu
 
 
 class FakeRuntime:
@@ -39,6 +39,7 @@ class FakeRuntime:
         self.found_gpus: tuple[Gpu, ...] | None = ()
         self.gpu_reason: str | None = None
         self.gpu_driver: GpuDriver | None = None
+        self.unread_gpus: tuple[UnreadGpu, ...] = ()
         self.held: dict[str, int | None] = {}
         """Replica name to MiB of main memory."""
         self.logs: dict[str, list[str]] = {}
@@ -151,6 +152,10 @@ class FakeRuntime:
     def get_gpu_driver(self) -> GpuDriver | None:
         """As the test says."""
         return self.gpu_driver
+
+    def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
+        """As the test says."""
+        return self.unread_gpus
 
     async def watch_events(self) -> AsyncIterator[None]:
         """None: tests run rounds themselves."""

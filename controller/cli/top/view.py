@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from controller.cli.gpu import gpu_label, mib_words
+from controller.cli.gpu import gpu_label, mib_words, unread_gpu_words
 from controller.cli.warnings import warning_lines
 from controller.schema.admin import AdminModel, AdminModels, GpuMemoryAnswer, ListContext
 
@@ -31,14 +31,16 @@ class TopView:
         return list(warning_lines(self.listing))
 
     def gpu_lines(self) -> list[str]:
-        """One line per GPU; none where there are no figures."""
-        return [f"GPU {gpu_label(gpu)} {gpu.name}: {gpu.used_over_total}" for gpu in self.memory.gpus]
+        """One line per GPU, those that cannot be read included; none where there are no figures."""
+        figures = [f"GPU {gpu_label(gpu)} {gpu.name}: {gpu.used_over_total}" for gpu in self.memory.gpus]
+        return figures + [unread_gpu_words(gpu) for gpu in self.memory.unread_gpus]
 
     def as_json(self) -> dict[str, Any]:
         """The same for scripts."""
         return {
             "models": [self._json(model) for model in sorted(self.listing.models, key=_busiest_first)],
             "gpus": [gpu.model_dump(mode="json") for gpu in self.memory.gpus],
+            "unread_gpus": [gpu.model_dump(mode="json") for gpu in self.memory.unread_gpus],
             **self.listing.model_dump(mode="json", include=set(ListContext.model_fields)),
         }
 

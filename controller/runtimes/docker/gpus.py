@@ -18,7 +18,7 @@ from controller.runtimes.docker.error_messages import no_gpu_support
 from controller.runtimes.docker.inspect import phase_of
 from controller.runtimes.docker.labels import PROBE_ROLE, is_own, own_labels
 from controller.runtimes.nvml import Reading
-from controller.state import Gpu, GpuDriver, Phase
+from controller.state import Gpu, GpuDriver, Phase, UnreadGpu
 
 INTERVAL_S: Final = 2
 """Between two readings."""
@@ -68,6 +68,8 @@ class GpuProbe:
         self._absence: str | None = None
         self.driver: GpuDriver | None = None
         """The driver by the last reading; None: that found none, failed, or did not tell."""
+        self.unread_gpus: tuple[UnreadGpu, ...] = ()
+        """The GPUs that the last reading left out."""
 
     @property
     def reason(self) -> str | None:
@@ -137,6 +139,7 @@ class GpuProbe:
             return await self._record_failure(str(error))
         self._failures = 0
         self.driver = reading.driver
+        self.unread_gpus = reading.unread_gpus
         if reading.gpus is None:
             return self._report_unread(reading.error)
         self._has_worked, self._problem = self._has_worked or bool(reading.gpus), None

@@ -50,7 +50,7 @@ from controller.runtimes.model_files import check_model
 from controller.runtimes.naming import is_replica_name
 from controller.runtimes.nvml import NvmlReader
 from controller.schema.desired import Definition
-from controller.state import HOST, Gpu, GpuDriver, Phase, PreflightResult
+from controller.state import HOST, Gpu, GpuDriver, Phase, PreflightResult, UnreadGpu
 
 __all__ = ["DockerRuntime", "DockerSetupError", "open_docker"]
 
@@ -222,7 +222,8 @@ class DockerRuntime:
     async def _claimed_gpus(self, claims: Mapping[str, int]) -> tuple[Gpu, ...]:
         if not claims.keys() - {HOST}:
             return ()
-        return find_claimed_gpus(claims, await self._read_host_gpus(), self.get_gpu_error())
+        gpus = await self._read_host_gpus()
+        return find_claimed_gpus(claims, gpus, self.get_gpu_error(), self.list_unread_gpus())
 
     async def _processes(self) -> dict[str, builtins.list[int]]:
         def look(client: docker.APIClient) -> dict[str, builtins.list[int]]:
@@ -248,6 +249,10 @@ class DockerRuntime:
     def get_gpu_driver(self) -> GpuDriver | None:
         """The host's NVIDIA driver by the last reading of its GPUs; None: not known."""
         return self._probe.driver if self._uses_probe else self._nvml.driver
+
+    def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
+        """The GPUs that the last reading left out."""
+        return self._probe.unread_gpus if self._uses_probe else self._nvml.unread_gpus
 
     async def watch_events(self) -> AsyncIterator[None]:
         """Yields whenever a container of ours may have changed, and when the daemon was lost or found."""

@@ -92,8 +92,10 @@ class Launcher:
                 record, launch = self._prepare_start(request, gpus)
                 if not self._records.create_record(record):
                     return None
+            # CUDA may not count a GPU that fell off the bus, and NVML's numbers are then others than CUDA's.
+            gpu_env = visible_gpus(gpus, by_uuid=bool(self._nvml.unread_gpus))
             try:
-                return self._spawn(record, launch, request.token, visible_gpus(gpus), children)
+                return self._spawn(record, launch, request.token, gpu_env, children)
             except BaseException:
                 self._undo_start(request.name)
                 raise
@@ -169,4 +171,4 @@ class Launcher:
         if not claims.keys() - {HOST}:
             return ()
         gpus = self._nvml.read_gpus()
-        return find_claimed_gpus(claims, gpus, self._nvml.reason)
+        return find_claimed_gpus(claims, gpus, self._nvml.reason, self._nvml.unread_gpus)

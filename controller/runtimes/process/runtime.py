@@ -32,7 +32,7 @@ from controller.runtimes.process.records import Records, ReplicaRecord
 from controller.runtimes.process.spawn import Child
 from controller.runtimes.process.stat import Process, boot_id, is_alive
 from controller.schema.desired import Definition
-from controller.state import Exit, Gpu, GpuDriver, Phase, PreflightResult
+from controller.state import Exit, Gpu, GpuDriver, Phase, PreflightResult, UnreadGpu
 
 UNSEEN_S: Final = 10.0
 """How long an interrupted start may hold its log without being found: between fork and exec, which takes moments."""
@@ -202,6 +202,10 @@ class ProcessRuntime:
     def get_gpu_driver(self) -> GpuDriver | None:
         """The host's NVIDIA driver by the last reading of its GPUs; None: not known."""
         return self._nvml.driver
+
+    def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
+        """The GPUs that the last reading left out."""
+        return self._nvml.unread_gpus
 
     def watch_events(self) -> AsyncIterator[None]:
         """Yields whenever an engine has ended; several ends may be one event."""

@@ -149,3 +149,38 @@ async def test_an_engine_on_a_mig_instance_claims_it(host: Host) -> None:
         environment = Path(f"/proc/{host.pid()}/environ").read_bytes().split(b"\0")
         assert b"CUDA_VISIBLE_DEVICES=MIG-y" in environment
         assert [gpu.mig for gpu in controller.get_status().gpus or ()] == [0, 1]
+
+
+async def test_a_gpu_that_falls_off_the_bus_hides_no_other_and_stops_no_engine(host: Host) -> None:
+    host.nvml.add(uuid="GPU-a", bus=1, total_mib=8_000)
+    lost = host.nvml.add(uuid="GPU-b", bus=2, total_mib=8_000)
+    host.declare({"m": STUB | {"gpus": ["1"], "vram_mib": 6_000}})
+    async with host.controller(host_pids=False, stop_engines=True) as controller:
+        await until("it is loaded", lambda: [each.state for each in controller.get_status().models] == ["loaded"])
+        [engine] = [each.name for each in await host.runtime.list_replicas()]
+        lost.errors["nvmlDeviceGetHandleByIndex"] = "GpuIsLost"
+        named = STUB | {"gpus": ["1"], "vram_mib": 100}
+        host.declare({"m": STUB | {"gpus": ["1"], "vram_mib": 6_000}, "n": STUB | {"gpus": 1}, "x": named})
+        lost_words = "GPU 1 (GPU-b, PCI 0000:02:00.0) is left out: it has fallen off the bus: reboot the host"
+
+        def told() -> bool:
+            states = {each.name: each for each in controller.get_status().models}
+            return (
+                states.keys() == {"m", "n", "x"}
+                and states["n"].state == states["m"].state == "loaded"
+                and lost_words in (states["x"].last_error or "")
+            )
+
+        await until("the other one is used, and who names it is told why", told)
+        names = {each.name: each.claims for each in await host.runtime.list_replicas()}
+        assert names.pop(engine) == {"GPU-b": 6_000}
+        assert list(names.values()) == [{"GPU-a": 8_000}]
+        memory = await controller.admin_service.get_gpu_memory()
+        assert [gpu.uuid for gpu in memory.gpus] == ["GPU-a"]
+        assert [(gpu.uuid, gpu.claimed_mib) for gpu in memory.unread_gpus] == [("GPU-b", 6_000)]
+        [other] = [
+            json.loads(path.read_text())["pid"]
+            for path in (host.settings.state / "replicas").glob("*.json")
+            if path.stem != engine
+        ]
+        assert b"CUDA_VISIBLE_DEVICES=GPU-a" in Path(f"/proc/{other}/environ").read_bytes().split(b"\0")

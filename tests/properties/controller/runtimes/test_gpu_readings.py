@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.runtimes.nvml import NvmlReader, Reading
-from controller.state import Gpu, GpuDriver, GpuProcess
+from controller.state import Gpu, GpuDriver, GpuProcess, UnreadGpu
 from tests.fakes.fake_nvml import FakeGpu, FakeNvml
 from tests.support.campaign import campaign_count
 
@@ -60,12 +60,18 @@ def fails(device: FakeGpu, *, old_driver: bool) -> bool:
 @settings(max_examples=campaign_count(40, 2_000))
 def test_a_reading_is_what_is_known(fake: FakeNvml) -> None:
     there, old = devices(fake), fake._old
-    gpus = NvmlReader(fake, host_pids=True).read_gpus()
-    if any(fails(each, old_driver=old) for each in there):
-        assert gpus is None
+    reader = NvmlReader(fake, host_pids=True)
+    gpus = reader.read_gpus()
+    unread = [each.uuid for each in there if fails(each, old_driver=old)]
+    assert [each.uuid for each in reader.unread_gpus] == unread
+    there = [each for each in there if each.uuid not in unread]
+    assert (gpus is None) == bool(unread and not there)
+    if gpus is None:
         return
-    assert gpus is not None
     assert [gpu.uuid for gpu in gpus] == [each.uuid for each in there]
+    assert [f"{fake_index}" for fake_index in (gpu.index for gpu in gpus)] == [
+        each.uuid.split("-")[1] for each in there
+    ]
     for gpu, device in zip(gpus, there, strict=True):
         if old or LISTS[0] in device.errors:
             assert gpu.processes is None
@@ -81,15 +87,21 @@ def test_a_reading_is_what_is_known(fake: FakeNvml) -> None:
         assert sizes == sorted(sizes, reverse=True)
 
 
-@given(fake=hosts(), function=st.sampled_from(NEEDED), error=st.sampled_from(ERRORS))
+@given(fake=hosts(), function=st.sampled_from(NEEDED), error=st.sampled_from(sorted(set(ERRORS) - {"NotSupported"})))
 @settings(max_examples=campaign_count(40, 2_000))
-def test_what_is_needed_and_refused_makes_all_unknown(fake: FakeNvml, function: str, error: str) -> None:
-    card = fake.add(uuid="GPU-x", bus=99, errors={function: error})
+def test_a_gpu_that_refuses_what_is_needed_is_left_out_and_hides_no_other(
+    fake: FakeNvml, function: str, error: str
+) -> None:
     reader = NvmlReader(fake, host_pids=False)
-    assert reader.read_gpus() is None
+    before = reader.read_gpus()
+    card = fake.add(uuid="GPU-x", bus=99, errors={function: error})
+    assert reader.read_gpus() == (before or None)
+    assert reader.unread_gpus[-1].index == len(fake.gpus) - 1
     card.errors.clear()
-    assert reader.read_gpus() is not None
-    assert reader.error is None
+    gpus = reader.read_gpus()
+    assert gpus is not None
+    assert gpus[-1].uuid == "GPU-x"
+    assert (reader.error, reader.unread_gpus) == (None, ())
 
 
 GPUS = st.builds(
@@ -109,11 +121,23 @@ GPUS = st.builds(
 
 
 DRIVERS = st.builds(GpuDriver, st.none() | st.text(), st.none() | st.text(), st.lists(st.text()).map(tuple))
+UNREAD = st.builds(
+    UnreadGpu,
+    st.integers(0, 99),
+    st.text(),
+    st.none() | st.text(),
+    st.none() | st.text(),
+    st.none() | st.integers(0, 6),
+)
 
 
 @given(
     reading=st.builds(
-        Reading, st.none() | st.lists(GPUS, max_size=3).map(tuple), st.none() | st.text(), st.none() | DRIVERS
+        Reading,
+        st.none() | st.lists(GPUS, max_size=3).map(tuple),
+        st.none() | st.text(),
+        st.none() | DRIVERS,
+        st.lists(UNREAD, max_size=2).map(tuple),
     )
 )
 @settings(max_examples=campaign_count(40, 2_000))
@@ -128,7 +152,9 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["gpus", "error", "driver", "brands", "uuid", "index", "processes", "pid", "mib", "x"]),
+            st.sampled_from(
+                ["gpus", "error", "driver", "brands", "uuid", "index", "processes", "pid", "mib", "unread_gpus", "x"]
+            ),
             inner,
         )
     ),

@@ -17,7 +17,7 @@ from controller.schema.admin import AdminModels
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import GatewayReport, Stamp
 from controller.schema.status import ModelState
-from controller.state import Gpu, GpuDriver, IdleSpan
+from controller.state import Gpu, GpuDriver, IdleSpan, UnreadGpu
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
 from tests.support.loop_clock import LoopClock, loop_clock
 
@@ -184,6 +184,7 @@ async def test_gpus_are_shown_as_nvidia_smi_does_with_what_models_are_estimated_
         assert (memory.error, [gpu.used_over_total for gpu in memory.gpus]) == (None, ["100MiB / 8000MiB"])
         assert memory.gpus[0].claimed_mib == 8000
         assert (memory.driver_version, memory.cuda_version) == ("570.195.03", "12.8")
+        assert memory.unread_gpus == []
         [model] = memory.models
         estimate = (model.vram_estimate_mib, model.vram_estimate_replica_count, model.vram_estimate_source)
         assert estimate == (8000, 2, "declared")
@@ -193,6 +194,12 @@ async def test_gpus_are_shown_as_nvidia_smi_does_with_what_models_are_estimated_
         memory = await bench.harness.admin_service.get_gpu_memory()
         assert (memory.gpus, memory.error) == ([], "the GPUs cannot be read now: lost")
         assert (memory.driver_version, memory.cuda_version) == (None, None)
+        bench.runtime.unread_gpus = (UnreadGpu(0, "lost", "GPU-a"),)
+        await bench.round()
+        memory = await bench.harness.admin_service.get_gpu_memory()
+        assert (memory.gpus, memory.error) == ([], "the GPUs cannot be read now: lost")
+        [unread] = memory.unread_gpus
+        assert (unread.description, unread.claimed_mib) == ("GPU 0 (GPU-a) is left out: lost", 8000)
 
 
 async def test_figures_are_unknown_while_a_gateway_is_lost(tmp_path: Path) -> None:

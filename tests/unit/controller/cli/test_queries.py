@@ -14,7 +14,15 @@ from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
 from controller.cli.output import time_words
 from controller.cli.status import exit_code_of
-from controller.schema.status import ActionView, BlockedView, ControllerStatus, GpuStatus, PlanView, Problem
+from controller.schema.status import (
+    ActionView,
+    BlockedView,
+    ControllerStatus,
+    GpuStatus,
+    PlanView,
+    Problem,
+    UnreadGpuStatus,
+)
 from tests.fakes.fake_control_api import FakeControlApi, model, status
 from tests.support.wait import until
 
@@ -61,6 +69,7 @@ async def test_status_is_a_table_without_colour_and_with_what_went_wrong(
             Problem(file="desired-state/local.yaml", line=3, field="models.a.foo", message="unknown field")
         ],
         gpus=[GpuStatus(uuid="GPU-1", index=0, name="H200", total_mib=100, used_mib=40, claimed_mib=30)],
+        unread_gpus=[UnreadGpuStatus(index=1, reason="lost", description="GPU 1 is left out: lost", claimed_mib=7)],
         gateways=[],
     )
     assert await roundhouse(api, "status") == ExitCode.FAILED
@@ -70,6 +79,7 @@ async def test_status_is_a_table_without_colour_and_with_what_went_wrong(
         "chat               loaded  1/1    stub     enabled in the files\n"
         "org/long-name:tag  failed  0/1    stub     enabled in the files\n"
         "GPU 0 H200: 40 of 100 MiB used, 30 claimed\n"
+        "GPU 1 is left out: lost; 7 MiB claimed\n"
         "paused: the controller observes and does not act; `roundhouse resume` ends it\n"
         "desired-state/local.yaml:3: models.a.foo: unknown field (what was last good rules)\n"
         "the state folder cannot be written; a restart would not know: the newest events, whether it is paused\n"

@@ -27,7 +27,7 @@ from controller.schema.admin import (
     ModelChange,
 )
 from controller.schema.errors import RoundhouseError
-from controller.schema.status import BlockedView, GpuProcessView, ModelState, PlanView, Problem
+from controller.schema.status import BlockedView, GpuProcessView, ModelState, PlanView, Problem, UnreadGpuStatus
 from tests.fakes.fake_control_api import FakeControlApi, entry
 from tests.support.cli import roundhouse, started
 from tests.support.wait import until
@@ -265,6 +265,19 @@ async def test_a_driver_that_does_not_tell_its_cuda(api: FakeControlApi, capsys:
     api.memory = GpuMemoryAnswer(gpus=[], models=[], error="all GPUs are in MIG mode", driver_version="390.48")
     assert await roundhouse(api, "gpu") == ExitCode.DONE
     assert capsys.readouterr().out == "no GPUs: all GPUs are in MIG mode\nNVIDIA driver 390.48\n"
+
+
+async def test_gpus_that_cannot_be_read(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "GPU 1 (GPU-2, PCI 0000:0a:00.0) is left out: it has fallen off the bus"
+    lost = UnreadGpuStatus(index=1, uuid="GPU-2", reason="it has fallen off the bus", description=words, claimed_mib=90)
+    nameless = UnreadGpuStatus(index=2, reason="lost", description="GPU 2 is left out: lost")
+    api.memory = GpuMemoryAnswer(gpus=[], unread_gpus=[lost, nameless], models=[], error="the GPUs cannot be read now")
+    assert await roundhouse(api, "gpu") == ExitCode.DONE
+    assert capsys.readouterr().out == (
+        f"no GPUs: the GPUs cannot be read now\n{words}; 90 MiB claimed\nGPU 2 is left out: lost\n"
+    )
+    assert await roundhouse(api, "top", "--gateway", "http://127.0.0.1:9") == ExitCode.DONE
+    assert capsys.readouterr().out.startswith(f"{words}; 90 MiB claimed\nGPU 2 is left out: lost\n")
 
 
 async def test_no_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:

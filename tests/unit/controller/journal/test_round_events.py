@@ -16,6 +16,7 @@ from controller.state import (
     DesiredState,
     Draining,
     Failure,
+    Gpu,
     Health,
     ObservedReplica,
     ObservedState,
@@ -25,6 +26,7 @@ from controller.state import (
     PreflightResult,
     ReplicaId,
     Statement,
+    UnreadGpu,
 )
 from controller.status.reconcile_round import Round
 
@@ -232,3 +234,21 @@ def test_broken_files_and_lost_engines_are_told_when_it_begins_and_when_it_ends(
     assert [each.message for each in trouble_events(well, full)] == [words]
     assert trouble_events(full, Trouble(unsaved=("the newest events",))) == []
     assert [each.message for each in trouble_events(full, well)] == ["the state folder is written again"]
+
+
+def test_a_gpu_that_cannot_be_read_is_told_once_with_its_reason_and_when_it_is_back() -> None:
+    first, second = Gpu("GPU-a", 0, "fake", 1_000), Gpu("GPU-b", 1, "fake", 1_000)
+    lost = UnreadGpu(1, "it has fallen off the bus", "GPU-b", "0000:0a:00.0")
+    well = Story(observed=ObservedState(NOW, gpus=(first, second)))
+    in_part = Story(observed=ObservedState(NOW, gpus=(first,), unread_gpus=(lost,)))
+    unknown = Story(observed=ObservedState(NOW, gpus=None, unread_gpus=(replace(lost, reason="Unknown Error"),)))
+    [entry] = told(well, in_part)
+    assert (entry.kind, entry.actor, entry.model) == ("problem", "controller", None)
+    assert entry.message == "GPU 1 (GPU-b, PCI 0000:0a:00.0) is left out: it has fallen off the bus"
+    assert entry.details == {"gpu": "1", "uuid": "GPU-b", "error": "it has fallen off the bus"}
+    assert told(None, in_part) == [entry], "a controller that starts tells it, too"
+    assert told(in_part, in_part) == []
+    assert told(in_part, unknown) == [], "it is left out for another reason now"
+    assert told(unknown, Story(observed=ObservedState(NOW, gpus=None))) == [], "nobody knows"
+    [back] = told(in_part, well)
+    assert (back.message, back.details) == ("GPU 1 is read again", {"gpu": "1", "uuid": "GPU-b", "error": None})

@@ -23,6 +23,7 @@ from controller.state import (
     ReplicaId,
     Requirement,
     Statement,
+    UnreadGpu,
 )
 
 NOW = 1_000.0
@@ -120,6 +121,38 @@ def test_gpus_that_are_not_there() -> None:
     words = "needs 10 MiB on each of 2 GPUs; free: GPU 0 has 1000 of 1000 MiB"
     words += ": a shorter context, a smaller cache type or more GPUs (`gpus`) would make it fit"
     assert place_replica(twice, seen(A, B), ClaimLedger()) == NoRoom(words)
+
+
+def test_a_gpu_that_cannot_be_read_is_named_with_its_reason() -> None:
+    lost = UnreadGpu(1, "it has fallen off the bus", "B", "0000:0a:00.0")
+    left_out = "GPU 1 (B, PCI 0000:0a:00.0) is left out: it has fallen off the bus"
+    nameless = UnreadGpu(2, "Unknown Error")
+    want = replace(ONE, vram_mib=100)
+    host = seen(A, unread_gpus=(lost, nameless))
+    assert place_replica(want, host, ClaimLedger()) == Placement({"A": 100}), "the others are used"
+    for choice in ("1", "B", "1:3"):
+        named = place_replica(replace(want, gpu_choice=(choice,)), host, ClaimLedger())
+        assert named == NoRoom(f"not every GPU that `gpus` names can be used; {left_out}")
+    both = place_replica(replace(want, gpu_choice=("1", "7", "2")), host, ClaimLedger())
+    assert both == NoRoom(f"this host has no GPU 7; {left_out}; GPU 2 is left out: Unknown Error")
+    words = f"needs 2 GPUs, this host has 1; {left_out}; GPU 2 is left out: Unknown Error"
+    assert place_replica(replace(want, gpu_count=2), host, ClaimLedger()) == NoRoom(words)
+    full = place_replica(want, host, ClaimLedger({"A": 950}))
+    assert isinstance(full, NoRoom)
+    assert full.reason.startswith("needs 100 MiB on each of 1 GPU; free: GPU 0 has 50 of 1000 MiB; GPU 1 (B, PCI")
+    elsewhere = place_replica(replace(want, gpu_choice=("0",)), host, ClaimLedger({"A": 950}))
+    assert elsewhere == NoRoom("needs 100 MiB on each of 1 GPU; free: GPU 0 has 50 of 1000 MiB"), "it is not for it"
+    busy = place_replica(want, host, ClaimLedger(busy_replicas={"A": "x"}))
+    assert busy == NoRoom("GPU 0 is busy with x", waiting=True)
+
+
+def test_claims_on_a_gpu_that_cannot_be_read_stay() -> None:
+    serves = replica("a", {"B": 900, "A": 100})
+    ledger = ClaimLedger.of(seen(A, replicas=(serves,), unread_gpus=(UnreadGpu(1, "lost", "B"),)))
+    assert ledger.claimed_mib == {"B": 900, "A": 100}
+    back = seen(A, B, replicas=(serves,))
+    want = replace(ONE, vram_mib=200, gpu_choice=("B",))
+    assert isinstance(place_replica(want, back, ClaimLedger.of(back)), NoRoom)
 
 
 def test_the_best_of_several_gpus() -> None:

@@ -32,6 +32,7 @@ from controller.state import (
     ReplicaId,
     ReplicaKey,
     Statement,
+    UnreadGpu,
 )
 
 NOW = 10_000.0
@@ -419,3 +420,18 @@ def test_it_waits_until_another_model_has_left(want: DesiredModel) -> None:
     assert comes_to(made(None), Preflight("m", "new", "before a start"), blocked=(first,))
     failed = Blocked("m", 0, "no file", failed=True, retry_at=NOW + RECHECK_S)
     assert comes_to(made(PreflightResult(False, NOW, "no file")), blocked=(failed,), wake_at=NOW + RECHECK_S)
+
+
+@pytest.mark.parametrize("loaded_once", [frozenset(), frozenset({"m"})])
+def test_nothing_is_stopped_because_its_gpu_cannot_be_read(loaded_once: frozenset[str]) -> None:
+    want = replace(TWO, gpu_count=1, gpu_choice=("0", "1"))
+    on_lost = seen(1, claims={"B": 1_000})
+    lost = (UnreadGpu(1, "it has fallen off the bus", "B"),)
+    there = (Gpu("A", 0, "x", 1_000),)
+    both = (seen(0, claims={"A": 1_000}), on_lost)
+    assert planned(want, *both, gpus=there, unread_gpus=lost, loaded_once=loaded_once).actions == ()
+    assert planned(want, *both, gpus=None, loaded_once=loaded_once).actions == ()
+    edited = replace(want, spec_hash="newer", replicas=1, gpu_choice=("1",))
+    reason = "not every GPU that `gpus` names can be used; GPU 1 (B) is left out: it has fallen off the bus"
+    of_edit = planned(edited, replace(on_lost, id=seen().id), gpus=there, unread_gpus=lost, loaded_once=loaded_once)
+    assert comes_to(of_edit, blocked=(Blocked("m", 0, reason, failed=True),))

@@ -23,6 +23,7 @@ from controller.state import (
     Phase,
     ReplicaId,
     Statement,
+    UnreadGpu,
 )
 from controller.status.model_status import assess_models
 from controller.status.reconcile_round import Round
@@ -53,7 +54,8 @@ def _round() -> Round:
         Gpu("GPU-a", 0, "fake", 1_000, 300, utilization_percent=40, processes=processes),
         Gpu("MIG-b", 1, "fake MIG 1g", 100, 30, mig=2),
     )
-    observed = ObservedState(5.0, (replica,), gpus=gpus)
+    unread_gpus = (UnreadGpu(2, "it has fallen off the bus", "GPU-c"), UnreadGpu(3, "Unknown Error"))
+    observed = ObservedState(5.0, (replica,), gpus=gpus, unread_gpus=unread_gpus)
     made = plan(desired, observed, 5.0)
     return Round(desired, observed, made, assess_models(desired, observed, made))
 
@@ -84,6 +86,8 @@ def test_what_they_say() -> None:
     assert value("roundhouse_gpu_used_mib", {"gpu": "1:2", "uuid": "MIG-b"}) == 30
     assert value("roundhouse_gpu_utilization_ratio", {"gpu": "0", "uuid": "GPU-a"}) == 0.4
     assert value("roundhouse_gpu_utilization_ratio", {"gpu": "1:2", "uuid": "MIG-b"}) is None
+    assert value("roundhouse_gpu_unread", {"gpu": "2", "uuid": "GPU-c"}) == 1
+    assert value("roundhouse_gpu_unread", {"gpu": "3", "uuid": ""}) == 1
     held = [each for family in registry.collect() if "model_used" in family.name for each in family.samples]
     assert [(each.labels, each.value) for each in held] == [({"gpu": "0", "uuid": "GPU-a", "model": "leaving"}, 200)]
 

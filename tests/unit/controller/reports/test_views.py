@@ -17,6 +17,7 @@ from controller.state import (
     PreflightResult,
     ReplicaId,
     Statement,
+    UnreadGpu,
 )
 from controller.status.model_status import assess_models
 from controller.status.reconcile_round import Round
@@ -60,3 +61,15 @@ def test_status_before_and_after_the_first_round() -> None:
     assert after.gpus is not None
     assert (after.gpus[0].used_mib, after.gpus[0].claimed_mib) == (400, 300)
     assert str(after.desired_problems[0]) == "models.yaml:3: models.m: is wrong"
+
+
+def test_a_gpu_that_cannot_be_read_is_shown_with_its_reason_and_with_what_is_claimed_of_it() -> None:
+    lost = (UnreadGpu(1, "it has fallen off the bus", "GPU-a", "0000:0a:00.0"), UnreadGpu(2, "Unknown Error", mig=3))
+    for gpus in ((), None):
+        seen = _round(ObservedState(NOW, (OLD,), gpus=gpus, unread_gpus=lost))
+        common = {"instance": "i", "runtime": "docker", "problems": [], "gateways": [], "unsaved": []}
+        first, second = status_view(seen, error=None, **common).unread_gpus  # type: ignore[arg-type]
+        assert (first.index, first.uuid, first.pci_address, first.claimed_mib) == (1, "GPU-a", "0000:0a:00.0", 300)
+        words = "GPU 1 (GPU-a, PCI 0000:0a:00.0) is left out: it has fallen off the bus"
+        assert (first.description, first.reason) == (words, "it has fallen off the bus")
+        assert (second.index, second.mig, second.uuid, second.claimed_mib) == (2, 3, None, None), "unknown is not zero"

@@ -7,7 +7,7 @@ import pytest
 from controller.engines.base import ClaimedGpu
 from controller.runtimes.base import StartError
 from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus, is_wsl2, visible_gpus
-from controller.state import HOST, Gpu
+from controller.state import HOST, Gpu, UnreadGpu
 
 FIRST = Gpu("GPU-z", 0, "fake", 24_000)
 SECOND = Gpu("GPU-a", 1, "fake", 16_000)
@@ -31,6 +31,9 @@ def test_claims_of_main_memory_alone_need_no_reading() -> None:
 def test_a_gpu_that_is_not_there_and_gpus_that_are_unknown_are_told_apart() -> None:
     with pytest.raises(StartError, match="GPU GPU-x is not there"):
         find_claimed_gpus({"GPU-a": 1, "GPU-x": 1}, GPUS, None)
+    lost = (UnreadGpu(3, "it has fallen off the bus", "GPU-x"), UnreadGpu(4, "Unknown Error"))
+    with pytest.raises(StartError, match=r"^GPU 3 \(GPU-x\) is left out: it has fallen off the bus$"):
+        find_claimed_gpus({"GPU-a": 1, "GPU-x": 1}, GPUS, None, lost)
     with pytest.raises(StartError, match="the driver is away"):
         find_claimed_gpus({"GPU-a": 1}, None, "the driver is away")
 
@@ -43,6 +46,10 @@ def test_no_claims_hide_every_gpu() -> None:
 
 def test_a_mig_instance_is_named_by_its_uuid() -> None:
     assert visible_gpus([Gpu("MIG-a", 0, "fake", 1, mig=1)])["CUDA_VISIBLE_DEVICES"] == "MIG-a"
+
+
+def test_gpus_are_named_by_uuid_where_their_numbers_may_be_others_to_cuda() -> None:
+    assert visible_gpus([Gpu("GPU-b", 2, "fake", 1)], by_uuid=True)["CUDA_VISIBLE_DEVICES"] == "GPU-b"
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ import pytest
 
 from controller.runtimes import nvml
 from controller.runtimes.nvml import LINE_BYTES, NvmlReader, Reading, main, sees_host_pids
-from controller.state import Gpu, GpuDriver, GpuProcess
+from controller.state import Gpu, GpuDriver, GpuProcess, UnreadGpu
 from tests.fakes.fake_nvml import FakeNvml
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 GONE = 4_000_000_000
 """A number that no process has here."""
 MISMATCH = "the NVIDIA driver's library and its kernel module are of different versions, as after an update: reboot, "
-LOST = "a GPU has fallen off the bus: reboot the host, and see `dmesg` for its Xid (NVML: GPU is lost)"
+LOST = "it has fallen off the bus: reboot the host, and see `dmesg` for its Xid (NVML: GPU is lost)"
 
 
 @pytest.mark.parametrize("error", ["LibraryNotFound", "DriverNotLoaded", "NotFound"])
@@ -126,16 +126,99 @@ def test_gpus_that_could_never_be_read_are_unknown_too() -> None:
     assert reader.error == f"{MISMATCH}or reload the module (NVML: RM has detected an NVML/RM version mismatch.)"
 
 
-@pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo"])
-def test_one_lost_gpu_makes_all_unknown(function: str) -> None:
+def lost_one(function: str, error: str = "GpuIsLost") -> tuple[FakeNvml, NvmlReader]:
+    """Three GPUs of which the second one cannot be read, for `function` raises `error` for it."""
     fake = FakeNvml()
     fake.add(uuid="GPU-a", bus=1)
-    fake.add(uuid="GPU-b", bus=2, errors={function: "GpuIsLost"})
-    reader = NvmlReader(fake)
+    fake.add(uuid="GPU-b", bus=0x0A, errors={function: error})
+    fake.add(uuid="GPU-c", bus=0x0B)
+    return fake, NvmlReader(fake, host_pids=True)
+
+
+@pytest.mark.parametrize("error", ["GpuIsLost", "Unknown", "NoPermission", "ResetRequired", "Memory"])
+@pytest.mark.parametrize(
+    "function",
+    ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMigMode", "nvmlDeviceGetName"],
+)
+def test_one_gpu_that_cannot_be_read_is_left_out_by_name_and_the_others_stay(function: str, error: str) -> None:
+    fake, reader = lost_one(function, error)
+    assert [(gpu.index, gpu.uuid) for gpu in reader.read_gpus() or ()] == [(0, "GPU-a"), (2, "GPU-c")]
+    assert (reader.error, reader.reason) == (None, None)
+    [unread] = reader.unread_gpus
+    assert (unread.label, unread.uuid, unread.pci_address) == ("1", "GPU-b", "0000:0a:00.0")
+    if error == "GpuIsLost":
+        assert unread.description == f"GPU 1 (GPU-b, PCI 0000:0a:00.0) is left out: {LOST}"
+    fake.gpus[1].errors.clear()
+    assert len(reader.read_gpus() or ()) == 3
+    assert reader.unread_gpus == ()
+
+
+def test_a_gpu_whose_handle_is_refused_has_the_name_that_it_had_before() -> None:
+    fake, reader = lost_one("nvmlDeviceGetHandleByIndex")
+    assert [(gpu.index, gpu.uuid) for gpu in reader.read_gpus() or ()] == [(0, "GPU-a"), (2, "GPU-c")]
+    [unread] = reader.unread_gpus
+    assert unread.description == f"GPU 1 is left out: {LOST}", "nothing was ever read of it"
+    fake.gpus[1].errors.clear()
+    reader.read_gpus()
+    fake.gpus[1].errors["nvmlDeviceGetHandleByIndex"] = "GpuIsLost"
+    reader.read_gpus()
+    [unread] = reader.unread_gpus
+    assert unread.description == f"GPU 1 (GPU-b, PCI 0000:0a:00.0) is left out: {LOST}"
+    fake.gpus.pop(0)
+    reader.read_gpus()
+    [unread] = reader.unread_gpus
+    assert (unread.label, unread.uuid) == ("0", None), "which one of fewer GPUs it is, is not known"
+
+
+def test_what_is_left_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    fake, reader = lost_one("nvmlDeviceGetMemoryInfo")
+    for _ in range(3):
+        reader.read_gpus()
+    assert [each.getMessage() for each in caplog.records] == [reader.unread_gpus[0].description]
+    fake.gpus[1].errors.clear()
+    reader.read_gpus()
+    fake.gpus[1].errors["nvmlDeviceGetMemoryInfo"] = "GpuIsLost"
+    reader.read_gpus()
+    assert len(caplog.records) == 2
+
+
+def test_the_library_begins_anew_while_a_gpu_is_left_out() -> None:
+    fake, reader = lost_one("nvmlDeviceGetMemoryInfo")
+    reader.read_gpus()
+    assert fake.opened == 0, "a GPU that somebody holds open cannot be reset"
+    fake.gpus[1].errors.clear()
+    reader.read_gpus()
+    assert fake.opened == 1
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo"])
+def test_where_all_gpus_are_lost_they_are_unknown(function: str) -> None:
+    fake, reader = lost_one(function)
+    for card in fake.gpus:
+        card.errors[function] = "GpuIsLost"
     assert reader.read_gpus() is None
-    assert (
-        reader.error == "a GPU has fallen off the bus: reboot the host, and see `dmesg` for its Xid (NVML: GPU is lost)"
-    )
+    assert reader.reason == f"the GPUs cannot be read now: {LOST}"
+    assert [each.label for each in reader.unread_gpus] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("error", ["DriverNotLoaded", "LibRmVersionMismatch", "Uninitialized"])
+def test_what_concerns_the_whole_driver_is_no_matter_of_one_gpu(error: str) -> None:
+    _, reader = lost_one("nvmlDeviceGetMemoryInfo", error)
+    reader._has_worked = True
+    assert reader.read_gpus() is None
+    assert reader.unread_gpus == ()
+
+
+def test_a_mig_instance_is_left_out_alone() -> None:
+    fake = FakeNvml()
+    card = fake.add(uuid="GPU-a", bus=1)
+    card.add(0, "MIG-x")
+    card.add(3, "MIG-y", errors={"nvmlDeviceGetMemoryInfo": "Unknown"})
+    reader = NvmlReader(fake)
+    assert [gpu.label for gpu in reader.read_gpus() or ()] == ["0:0"]
+    assert [each.description for each in reader.unread_gpus] == [
+        "GPU 0:3 (MIG-y, PCI 0000:01:00.0) is left out: Unknown Error"
+    ]
 
 
 def test_the_driver_its_cuda_and_the_brands_of_its_gpus_are_told() -> None:
@@ -176,6 +259,9 @@ def test_a_reading_is_one_line() -> None:
     assert Reading.from_line(with_driver.to_line()) == with_driver
     unknown = Reading(None, "GPU is lost")
     assert Reading.from_line(unknown.to_line()) == unknown
+    unread_gpus = (UnreadGpu(1, "GPU is lost", "GPU-b", "0000:0a:00.0", 2), UnreadGpu(2, "Unknown"))
+    in_part = Reading((gpu,), unread_gpus=unread_gpus)
+    assert Reading.from_line(in_part.to_line()) == in_part
     for line in ("", "{}", "[]", '{"gpus": [{"uuid": "x"}], "error": null}', '{"gpus": [7], "error": null}', "nvml"):
         with pytest.raises(ValueError, match="not a reading of GPUs"):
             Reading.from_line(line)
@@ -205,7 +291,7 @@ def test_the_probe_prints_one_reading(capsys: pytest.CaptureFixture[str]) -> Non
         assert main([]) == 0
     finally:
         signal.signal(signal.SIGTERM, handler)
-    assert set(json.loads(capsys.readouterr().out)) == {"gpus", "error", "driver"}
+    assert set(json.loads(capsys.readouterr().out)) == {"gpus", "error", "driver", "unread_gpus"}
 
 
 @pytest.mark.parametrize("ending", ["reader gone", "SIGTERM"])

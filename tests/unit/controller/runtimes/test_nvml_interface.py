@@ -19,7 +19,7 @@ def _called() -> set[str]:
     """What `controller.runtimes.nvml` takes from the library."""
     tree = ast.parse(Path(nvml.__file__).read_text())
     names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    errors = {f"NVMLError_{name}" for name in nvml._WORDS}
+    errors = {f"NVMLError_{name}" for name in (*nvml._WORDS, *nvml._DRIVER_ERRORS)}
     return {name for name in names if name.lower().startswith("nvml")} | errors
 
 

@@ -137,6 +137,23 @@ async def test_where_no_process_is_told_it_is_what_the_gpu_has_in_use_more(tmp_p
     assert bench.of("m") == ObservedSample(4200, None, 1, bench.now)
 
 
+async def test_nothing_is_made_of_a_replica_while_one_of_its_gpus_cannot_be_read(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m", gpus=2))
+    name = bench.put("m", "GPU-a", "GPU-b")
+    bench.runtime.held[name] = 300
+    bench.processes = dict.fromkeys(bench.processes, (GpuProcess(7, 900, "python", name),))
+    bench.ready(name)
+    lost = bench.used.pop("GPU-b")
+    await bench.round()
+    assert bench.of("m") is None
+    del bench.used["GPU-a"]
+    await bench.round()
+    assert bench.known.observed_requirement(bench.desired["m"], None) is None, "it is no engine without a GPU"
+    bench.used = {"GPU-a": 1_400, "GPU-b": lost}
+    await bench.round()
+    assert bench.of("m") == ObservedSample(900, 300, 1, bench.now)
+
+
 async def test_what_another_takes_after_it_is_not_counted(tmp_path: Path) -> None:
     bench = Bench(tmp_path, wanted("m", gpus=1), wanted("n", gpus=1))
     first = bench.put("m", "GPU-a")
