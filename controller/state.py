@@ -326,6 +326,8 @@ class Gpu:
     """Those with memory there, the largest first. None: not known, as in a container with its own process numbers."""
     mig: int | None = None
     """Which of its GPU's instances it is, as `nvidia-smi -L` counts them; None: it is a whole GPU."""
+    is_unified: bool = False
+    """It has no memory of its own: `total_mib` and `used_mib` are those of main memory (GB10, as in DGX Spark)."""
 
     @property
     def label(self) -> str:
@@ -383,6 +385,9 @@ class ObservedState:
     """None: unknown (NVML failed after it had worked)."""
     unread_gpus: tuple[UnreadGpu, ...] = ()
     """GPUs that are not among `gpus`, since nothing can be read of them. Engines on them keep their claims."""
+    unified_gpus: frozenset[str] = frozenset()
+    """Uuids of GPUs without memory of their own, whether or not they can be read now: claims on them are claims of main
+    memory."""
     remotes: Mapping[str, str | None] = field(default_factory=dict)
     """Remote model to its last health error, None when it is well; absent: not asked yet."""
     draining_remotes: frozenset[str] = frozenset()

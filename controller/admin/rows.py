@@ -156,4 +156,5 @@ def gpu_memory(gpu: GpuStatus) -> GpuMemory:
         utilization_percent=gpu.utilization_percent,
         processes=gpu.processes,
         mig=gpu.mig,
+        is_unified=gpu.is_unified,
     )

@@ -95,6 +95,7 @@ GPU_MEMORY: Final[dict[str, Any]] = {
                 {"pid": 1310, "name": "Xorg", "used_mib": 96, "replica": None},
             ],
             "mig": None,
+            "is_unified": False,
         }
     ],
     "unread_gpus": [

@@ -1,9 +1,9 @@
 """Replicas onto GPUs, and into main memory. Pure.
 
-Invariant: on no GPU do the claims ever exceed its memory, nor in main memory what engines may take of it; and a replica
-whose need of GPU memory is not known shares its GPUs with nobody. One that claims GPUs claims main memory, too, where
-what it takes of that is known. One replica per GPU loads or stops at a time, because
-engines that size themselves by free memory mis-measure each other.
+Invariant: on no GPU do the claims ever exceed its memory, nor in main memory what engines may take of it; for a GPU that
+has main memory in place of its own the claims of both count; and a replica whose need of GPU memory is not known shares
+its GPUs with nobody. One that claims GPUs claims main memory, too, where what it takes of that is known. One replica per
+GPU loads or stops at a time, because engines that size themselves by free memory mis-measure each other.
 """
 
 from __future__ import annotations
@@ -46,11 +46,13 @@ class ClaimLedger:
     """GPU uuid to MiB still in use by replicas that are counted as gone."""
     models_by_gpu: dict[str, set[str]] = field(default_factory=dict)
     """GPU uuid to the models that have a replica there."""
+    unified_gpus: frozenset[str] = frozenset()
+    """Uuids of GPUs that have main memory in place of their own."""
 
     @classmethod
     def of(cls, observed: ObservedState) -> ClaimLedger:
         """Claims of all that is not seen gone, and of all that is about to come."""
-        ledger = cls()
+        ledger = cls(unified_gpus=observed.unified_gpus)
         seen_names = set()
         # In the order of their names, so that whoever counts as busy is the same in whatever order they were seen.
         for replica in sorted(observed.replicas, key=lambda each: each.name):
@@ -74,6 +76,17 @@ class ClaimLedger:
             if busy_with is not None and uuid != HOST:
                 self.busy_replicas[uuid] = busy_with
 
+    def claimed_on(self, key: str) -> int:
+        """MiB that are claimed of a GPU (by uuid) or of main memory (HOST), which may be the same memory."""
+        return sum(self.claimed_mib.get(each, 0) for each in self._same_memory(key))
+
+    def released_on(self, key: str) -> int:
+        """MiB still in use there by replicas that are counted as gone."""
+        return sum(self.released_mib.get(each, 0) for each in self._same_memory(key))
+
+    def _same_memory(self, key: str) -> Collection[str]:
+        return {HOST, *self.unified_gpus} if key == HOST or key in self.unified_gpus else (key,)
+
     def find_busy_neighbour(self, replica: ObservedReplica) -> str | None:
         """Another one that loads or stops on one of its GPUs."""
         others = (self.busy_replicas.get(uuid, replica.name) for uuid in replica.claims)
@@ -82,7 +95,9 @@ class ClaimLedger:
     def copy_without(self, claims: Iterable[Mapping[str, int]]) -> ClaimLedger:
         """This ledger as if some replicas were gone."""
         models = {uuid: set(names) for uuid, names in self.models_by_gpu.items()}
-        copy = ClaimLedger(dict(self.claimed_mib), dict(self.busy_replicas), dict(self.released_mib), models)
+        copy = ClaimLedger(
+            dict(self.claimed_mib), dict(self.busy_replicas), dict(self.released_mib), models, self.unified_gpus
+        )
         for each in claims:
             for uuid, mib in each.items():
                 copy.claimed_mib[uuid] = copy.claimed_mib.get(uuid, 0) - mib
@@ -108,6 +123,8 @@ class ClaimLedger:
         known_mibs = [each.mib for each in gpu.processes or () if each.replica == replica.name and each.mib is not None]
         if known_mibs:
             return sum(known_mibs)
+        if uuid in self.unified_gpus:
+            return claim_mib  # the rest of main memory is the whole host's
         # What nobody else has claimed is most likely its own.
         return max(claim_mib, gpu.used_mib - (self.claimed_mib.get(uuid, 0) - claim_mib))
 
@@ -173,7 +190,10 @@ def _place_on_gpus(
     for gpu in chosen_gpus:
         if gpu.uuid in ledger.busy_replicas:
             return NoRoom(f"GPU {gpu.label} is busy with {ledger.busy_replicas[gpu.uuid]}", waiting=True)
-    gpu_claims = {gpu.uuid: requirement.mib_on_gpu(gpu) or gpu.total_mib for gpu in chosen_gpus}
+    gpu_claims = {
+        gpu.uuid: requirement.mib_on_gpu(gpu) or gpu.total_mib - _own_host_mib(requirement, gpu, ledger)
+        for gpu in chosen_gpus
+    }
     return Placement(gpu_claims | host_claims)
 
 
@@ -193,8 +213,8 @@ def _claim_main_memory(
     if needed_mib is None:
         return {}
     total_mib = observed.host_mib
-    if total_mib is not None and ledger.claimed_mib.get(HOST, 0) + needed_mib > total_mib:
-        free_mib = max(0, total_mib - ledger.claimed_mib.get(HOST, 0))
+    if total_mib is not None and ledger.claimed_on(HOST) + needed_mib > total_mib:
+        free_mib = max(0, total_mib - ledger.claimed_on(HOST))
         reason = f"needs {needed_mib} MiB of main memory; free: {free_mib} of the {total_mib} MiB that engines may take"
         if needed_mib > total_mib:
             reason = f"{reason}: declare a smaller context, or raise ROUNDHOUSE_ENGINES_MEMORY_MIB"
@@ -237,18 +257,29 @@ def _names_gpu(name: str, gpu: UnreadGpu) -> bool:
 
 def _free_mib(gpu: Gpu, ledger: ClaimLedger) -> int:
     # Memory that is used and not claimed belongs to others, or to an engine that is gone and has not released it yet.
-    return gpu.total_mib - max(ledger.claimed_mib.get(gpu.uuid, 0), _foreign_used_mib(gpu, ledger))
+    return gpu.total_mib - max(ledger.claimed_on(gpu.uuid), _foreign_used_mib(gpu, ledger))
 
 
 def _foreign_used_mib(gpu: Gpu, ledger: ClaimLedger) -> int:
-    return max(0, gpu.used_mib - ledger.released_mib.get(gpu.uuid, 0))
+    return max(0, gpu.used_mib - ledger.released_on(gpu.uuid))
+
+
+def _needed_mib(requirement: Requirement, gpu: Gpu, ledger: ClaimLedger) -> int | None:
+    """What must be free there; None: not known."""
+    mib = requirement.mib_on_gpu(gpu)
+    return None if mib is None else mib + _own_host_mib(requirement, gpu, ledger)
+
+
+def _own_host_mib(requirement: Requirement, gpu: Gpu, ledger: ClaimLedger) -> int:
+    """What the same replica takes of this GPU's memory as main memory."""
+    return (requirement.host_mib or 0) if gpu.uuid in ledger.unified_gpus else 0
 
 
 def _fits(requirement: Requirement, gpu: Gpu, ledger: ClaimLedger) -> bool:
-    mib = requirement.mib_on_gpu(gpu)
+    mib = _needed_mib(requirement, gpu, ledger)
     if mib is not None:
         return _free_mib(gpu, ledger) >= mib
-    return not ledger.claimed_mib.get(gpu.uuid) and _foreign_used_mib(gpu, ledger) <= gpu.total_mib * FOREIGN_USE
+    return not ledger.claimed_on(gpu.uuid) and _foreign_used_mib(gpu, ledger) <= gpu.total_mib * FOREIGN_USE
 
 
 def _explain_no_room(
@@ -260,7 +291,7 @@ def _explain_no_room(
         return NoRoom(reason)
     running_names = {replica.name for replica in observed.replicas if replica.phase is Phase.RUNNING}
     gpu_holders = [
-        (gpu, holders_of(gpu, running_names, expected_mib=ledger.claimed_mib.get(gpu.uuid, 0))) for gpu in promised_gpus
+        (gpu, holders_of(gpu, running_names, expected_mib=ledger.claimed_on(gpu.uuid))) for gpu in promised_gpus
     ]
     holder_text = "; ".join(f"GPU {gpu.label}: {holder}" for gpu, holder in gpu_holders if holder is not None)
     is_overdue = all(observed.at - observed.left_at.get(gpu.uuid, -RELEASE_S) >= RELEASE_S for gpu in promised_gpus)
@@ -274,7 +305,7 @@ def _shortage_text(count: int, requirement: Requirement, allowed_gpus: list[Gpu]
     rooms = ", ".join(
         f"GPU {gpu.label} has {max(0, _free_mib(gpu, ledger))} of {gpu.total_mib} MiB" for gpu in allowed_gpus
     )
-    needed_mib = {gpu.uuid: mib for gpu in allowed_gpus if (mib := requirement.mib_on_gpu(gpu)) is not None}
+    needed_mib = {gpu.uuid: mib for gpu in allowed_gpus if (mib := _needed_mib(requirement, gpu, ledger)) is not None}
     if not needed_mib:
         return f"needs {_gpu_count_text(count)} of its own, for what it takes is not known (`vram_mib`); free: {rooms}"
     share_text = (

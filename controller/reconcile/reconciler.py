@@ -106,6 +106,8 @@ class Reconciler:
         self._up_since = clock()
         self._remote_drains = RemoteDraining()
         self._gpus: tuple[Gpu, ...] | None = ()
+        self._unified_gpus: frozenset[str] = frozenset()
+        """Uuids of those that were ever seen to have main memory in place of their own."""
         self._idle_proof_due_at: float | None = None
         """When the first engine may have said for long enough that it is idle; None: nobody waits for that."""
         self.round: Round | None = None
@@ -240,6 +242,7 @@ class Reconciler:
         await self._desired.refresh_files(began_at)
         seen_replicas = await self._runtime.list_replicas()
         self._gpus = await self._runtime.read_gpus()
+        self._unified_gpus |= {gpu.uuid for gpu in self._gpus or () if gpu.is_unified}
         unread_gpus = self._runtime.list_unread_gpus()
         self._memory.note_attempts(replica.id for replica in seen_replicas)
         self._memory.forget_finished(began_at)
@@ -266,6 +269,7 @@ class Reconciler:
             replicas=replicas,
             gpus=self._gpus,
             unread_gpus=unread_gpus,
+            unified_gpus=self._unified_gpus,
             host_mib=self._host_mib,
             requirements=requirements,
             traffic=traffic_by_model(

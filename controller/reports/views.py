@@ -71,6 +71,7 @@ def gpu_statuses(observed: ObservedState) -> list[GpuStatus] | None:
             utilization_percent=gpu.utilization_percent,
             processes=_processes(gpu),
             mig=gpu.mig,
+            is_unified=gpu.is_unified,
         )
         for gpu in observed.gpus
     ]

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -109,11 +109,19 @@ class NvmlReader:
     """Reads GPUs; remembers whether it ever could, since only then a failure means "unknown". Thread-safe.
 
     `library` is pynvml (nvidia-ml-py), or what offers the same functions and errors. `host_pids`: whether the process
-    numbers that it tells are those of this process's surroundings; None: found out.
+    numbers that it tells are those of this process's surroundings; None: found out. `read_host_memory` gives `total`
+    and `available` of main memory in bytes.
     """
 
-    def __init__(self, library: Any = pynvml, *, host_pids: bool | None = None) -> None:
+    def __init__(
+        self,
+        library: Any = pynvml,
+        *,
+        host_pids: bool | None = None,
+        read_host_memory: Callable[[], Any] = psutil.virtual_memory,
+    ) -> None:
         self._nvml = library
+        self._read_host_memory = read_host_memory
         self._host_pids = sees_host_pids() if host_pids is None else host_pids
         self._lock = threading.Lock()
         self._is_open = False
@@ -279,16 +287,18 @@ class NvmlReader:
         return pci.domain, pci.bus, pci.device
 
     def _read_gpu(self, index: int, handle: Any) -> Gpu:
-        memory = self._read_memory(handle)
+        memory = self._read_own_memory(handle)
+        total, free = (memory.total, memory.free) if memory is not None else self._read_unified_memory()
         return Gpu(
             uuid=self._nvml.nvmlDeviceGetUUID(handle),
             index=index,
             name=self._nvml.nvmlDeviceGetName(handle),
-            total_mib=memory.total // 2**20,
+            total_mib=total // 2**20,
             # What is not free is used: drivers disagree about where the part that they reserve is counted.
-            used_mib=(memory.total - memory.free) // 2**20,
+            used_mib=(total - free) // 2**20,
             utilization_percent=self._read_utilization(handle),
             processes=self._read_processes(handle),
+            is_unified=memory is None,
         )
 
     def _read_instances(self, index: int, parent: Any, pci: _PciAddress | None) -> tuple[list[Gpu], list[_GpuFailure]]:
@@ -299,7 +309,10 @@ class NvmlReader:
             try:
                 handle = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, number)
                 uuid = self._nvml.nvmlDeviceGetUUID(handle)
-                instances.append(replace(self._read_gpu(index, handle), mig=number))
+                instance = replace(self._read_gpu(index, handle), mig=number)
+                if instance.is_unified:
+                    raise self._nvml.NVMLError_NotSupported
+                instances.append(instance)
             except self._nvml.NVMLError_NotFound:
                 continue
             except self._nvml.NVMLError as error:
@@ -336,11 +349,24 @@ class NvmlReader:
         largest_first = sorted(mib_by_pid.items(), key=lambda item: (-(item[1] or 0), item[0]))
         return tuple(GpuProcess(pid, mib, _name_of(pid)) for pid, mib in largest_first)
 
+    def _read_own_memory(self, handle: Any) -> Any:
+        """None: the GPU has no memory of its own."""
+        try:
+            memory = self._read_memory(handle)
+        except self._nvml.NVMLError_NotSupported:
+            return None
+        return memory if memory.total else None
+
     def _read_memory(self, handle: Any) -> Any:
         try:
             return self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
         except self._nvml.NVMLError_FunctionNotFound:  # drivers before 510
             return self._nvml.nvmlDeviceGetMemoryInfo(handle)
+
+    def _read_unified_memory(self) -> tuple[int, int]:
+        """Total and available bytes of main memory: the kernel gives a GPU what it could give a process."""
+        memory = self._read_host_memory()
+        return memory.total, memory.available
 
     def _in_mig_mode(self, handle: Any) -> bool:
         try:

@@ -212,6 +212,7 @@ class GpuMemory(BaseModel):
         default=None, description="Who has memory there, the largest first; null: the driver does not say."
     )
     mig: int | None = Field(default=None, description="Which MIG instance of its GPU it is; null: the whole GPU.")
+    is_unified: bool = Field(default=False, description="true: its memory is the host's main memory.")
 
 
 class GpuModel(ModelEstimate):

@@ -90,6 +90,7 @@ class GpuStatus(Wire):
     utilization_percent: int | None = Field(default=None, description="null: the driver does not say.")
     processes: list[GpuProcessView] | None = Field(default=None, description="null: the driver does not say.")
     mig: int | None = Field(default=None, description="Which instance of its GPU it is; null: the whole GPU.")
+    is_unified: bool = Field(default=False, description="true: its memory is the host's main memory.")
 
 
 class UnreadGpuStatus(Wire):

@@ -156,6 +156,8 @@ class MemorySampler:
         known_mibs = [mib for mib in process_mibs if mib is not None]
         if process_mibs and len(known_mibs) == len(process_mibs):
             return sum(known_mibs)
+        if gpu.is_unified:
+            return None  # it may be any process of the host whose use of main memory grew
         growth = self._growth.get(name)
         return (growth.largest_mib.get(gpu.uuid) or None) if growth is not None else None
 

@@ -6,9 +6,11 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
 from controller.assembly import Controller
@@ -33,6 +35,7 @@ class Host:
         )
         self.settings.desired.mkdir()
         self.nvml = FakeNvml()
+        self.memory = SimpleNamespace(**psutil.virtual_memory()._asdict())
         self.runtime: ProcessRuntime
 
     def declare(self, models: dict[str, Any]) -> None:
@@ -43,7 +46,7 @@ class Host:
     async def controller(self, *, host_pids: bool, stop_engines: bool = False) -> AsyncIterator[Controller]:
         """One controller's life."""
         with contextlib.closing(StateDir.open_folder(self.settings.state, "i")) as store:
-            reader = NvmlReader(self.nvml, host_pids=host_pids)
+            reader = NvmlReader(self.nvml, host_pids=host_pids, read_host_memory=lambda: self.memory)
             self.runtime = ProcessRuntime("i", self.settings.state, self.settings.models, nvml=reader)
             async with (
                 aiohttp.ClientSession() as session,
@@ -132,6 +135,28 @@ async def test_a_process_that_outlives_its_engine_is_named(host: Host) -> None:
         assert words is not None
         assert words.startswith(f"process {pid}")
         assert words.endswith(f", of {replica}: 6000 MiB")
+
+
+async def test_on_unified_memory_engines_with_and_without_the_gpu_share_the_host_s(host: Host) -> None:
+    host.nvml.add(uuid="GPU-a", bus=1, name="NVIDIA GB10", errors={"nvmlDeviceGetMemoryInfo": "NotSupported"})
+    # Not what this host happens to have in use, but what is claimed, is to decide.
+    host.memory.available = host.memory.total
+    half_mib = host.memory.total // 2**20 // 2
+    host.declare({"a": STUB | {"vram_mib": half_mib}, "b": {"backend": "stub", "memory_mib": half_mib + 2}})
+    async with host.controller(host_pids=False, stop_engines=True) as controller:
+
+        def told() -> bool:
+            models = {each.name: each for each in controller.get_status().models}
+            return (
+                models.keys() == {"a", "b"}
+                and models["a"].state == "loaded"
+                and "of main memory; free: " in (models["b"].last_error or "")
+            )
+
+        await until("there is room for one of them", told)
+        [claims] = [each.claims for each in await host.runtime.list_replicas()]
+        assert claims == {"GPU-a": half_mib}
+        assert [gpu.is_unified for gpu in controller.get_status().gpus or ()] == [True]
 
 
 async def test_an_engine_on_a_mig_instance_claims_it(host: Host) -> None:

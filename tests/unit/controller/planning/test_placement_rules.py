@@ -277,6 +277,62 @@ def test_an_engine_with_a_gpu_and_an_unknown_need_of_main_memory_claims_none() -
     assert place_replica(ONE, unbounded, full) == Placement({"A": 10, HOST: 20})
 
 
+def test_with_unified_memory_claims_on_the_gpu_and_of_main_memory_are_one_sum() -> None:
+    spark = seen(A, host_mib=1_000, unified_gpus=frozenset({"A"}))
+    on_gpu, on_host = replace(ONE, vram_mib=300), replace(ONE, gpu_count=0, memory_mib=300)
+    both = replace(spark, replicas=(replica("a", {"A": 400}), replica("b", {HOST: 301})))
+    ledger = ClaimLedger.of(both)
+    words = "needs 300 MiB on each of 1 GPU; free: GPU 0 has 299 of 1000 MiB"
+    assert place_replica(on_gpu, both, ledger) == NoRoom(words)
+    words = "needs 300 MiB of main memory; free: 299 of the 1000 MiB that engines may take"
+    assert place_replica(on_host, both, ledger) == NoRoom(words)
+    less = replace(both, replicas=(both.replicas[0], replica("b", {HOST: 300})))
+    assert place_replica(on_gpu, less, ClaimLedger.of(less)) == Placement({"A": 300})
+    assert place_replica(on_host, less, ClaimLedger.of(less)) == Placement({HOST: 300})
+    assert isinstance(place_replica(ONE, less, ClaimLedger.of(less)), NoRoom), "for itself alone, it is too late"
+    assert place_replica(ONE, spark, ClaimLedger.of(spark)) == Placement({"A": 1_000})
+    bounded = replace(less, host_mib=900)
+    assert isinstance(place_replica(on_host, bounded, ClaimLedger.of(bounded)), NoRoom)
+    discrete = replace(both, unified_gpus=frozenset())
+    assert place_replica(on_gpu, discrete, ClaimLedger.of(discrete)) == Placement({"A": 300})
+    assert place_replica(on_host, discrete, ClaimLedger.of(discrete)) == Placement({HOST: 300})
+
+
+def test_claims_on_unified_memory_count_while_its_gpu_cannot_be_read() -> None:
+    blind = seen(gpus=None, host_mib=1_000, unified_gpus=frozenset({"A"}), replicas=(replica("a", {"A": 800}),))
+    want = replace(ONE, gpu_count=0, memory_mib=300)
+    words = "needs 300 MiB of main memory; free: 200 of the 1000 MiB that engines may take"
+    assert place_replica(want, blind, ClaimLedger.of(blind)) == NoRoom(words)
+
+
+def test_with_unified_memory_a_replicas_own_main_memory_counts_beside_its_gpu() -> None:
+    needs = {"m": Requirement(per_gpu_mib=600, host_mib=400)}
+    spark = seen(A, host_mib=1_000, unified_gpus=frozenset({"A"}), requirements=needs)
+    assert place_replica(ONE, spark, ClaimLedger.of(spark)) == Placement({"A": 600, HOST: 400})
+    more = replace(spark, requirements={"m": Requirement(per_gpu_mib=601, host_mib=400)})
+    words = "needs 1001 MiB on each of 1 GPU; free: GPU 0 has 1000 of 1000 MiB"
+    found = place_replica(ONE, more, ClaimLedger.of(more))
+    assert isinstance(found, NoRoom)
+    assert found.reason.startswith(words)
+    unknown = replace(spark, requirements={"m": Requirement(host_mib=400)})
+    assert place_replica(ONE, unknown, ClaimLedger.of(unknown)) == Placement({"A": 600, HOST: 400}), "all of it"
+
+
+def test_what_leaves_unified_memory_makes_room_for_both() -> None:
+    used = replace(A, used_mib=950)
+    goes = (replica("a", {"A": 400}), replica("b", {HOST: 500}))
+    spark = seen(used, host_mib=1_000, unified_gpus=frozenset({"A"}), replicas=goes)
+    ledger = ClaimLedger.of(spark)
+    for one, room in ((goes[0], 450), (goes[1], 550)):
+        without = ledger.copy_without_replicas([one], spark)
+        fits, exceeds = (replace(ONE, vram_mib=mib) for mib in (room, room + 1))
+        assert place_replica(fits, spark, without) == Placement({"A": room}), "50 MiB are somebody else's"
+        assert isinstance(place_replica(exceeds, spark, without), NoRoom)
+    told = replace(used, processes=(GpuProcess(1, 350, "e", "a"),))
+    without = ledger.copy_without_replicas([goes[0]], replace(spark, gpus=(told,)))
+    assert without.released_mib == {"A": 350}
+
+
 def test_room_that_others_hold_is_waited_for_a_while_and_then_named() -> None:
     want = replace(ONE, vram_mib=800)
     holder = GpuProcess(7, 500, "python")

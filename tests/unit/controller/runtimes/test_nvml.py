@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pynvml
@@ -249,6 +251,36 @@ def test_a_line_of_an_earlier_version_tells_no_driver() -> None:
     assert Reading.from_line(line) == Reading((Gpu("GPU-a", 0, "NVIDIA Fake", 9),), None, None)
     newer_line = line.replace("null}", 'null,"driver":{"version":"580.65.06","kind":"open"}}')
     assert Reading.from_line(newer_line).driver == GpuDriver("580.65.06")
+
+
+# What NVML says of a GB10, driver 580.173.02, by a user who asked it without any wrapper (XuehaiPan/nvitop#208):
+# "nvmlDeviceGetMemoryInfo -> NVML_ERROR_NOT_SUPPORTED total=0 free=0 used=0", and the same of its version 2.
+# Others were told success, with zeros (Syllo/nvtop#411).
+@pytest.mark.parametrize("says", [{"errors": {"nvmlDeviceGetMemoryInfo": "NotSupported"}}, {"total_mib": 0}])
+@pytest.mark.parametrize("old_driver", [True, False])
+def test_a_gpu_without_memory_of_its_own_has_the_host_s(says: dict[str, Any], old_driver: bool) -> None:
+    fake = FakeNvml(old_driver=old_driver)
+    fake.add(uuid="GPU-a", bus=1, busy_percent=3, computing={GONE: 43}, **says)
+    fake.add(uuid="GPU-b", bus=2)
+    host = SimpleNamespace(total=127_600_748 * 1024, available=118_566_368 * 1024)
+    reader = NvmlReader(fake, host_pids=True, read_host_memory=lambda: host)
+    unified, own = reader.read_gpus() or ()
+    assert (unified.is_unified, unified.total_mib, unified.used_mib) == (True, 124_610, 8_822)
+    assert unified.utilization_percent == 3
+    assert (own.is_unified, own.total_mib) == (False, 1_000)
+    [real, _] = NvmlReader(fake).read_gpus() or ()
+    assert real.total_mib == psutil.virtual_memory().total // 2**20
+    assert Reading.from_line(Reading((unified, own)).to_line()).gpus == (unified, own)
+
+
+def test_a_mig_instance_has_memory_of_its_own_or_none() -> None:
+    fake = FakeNvml()
+    card = fake.add(uuid="GPU-a", bus=1)
+    card.add(0, "MIG-x")
+    card.add(1, "MIG-y", errors={"nvmlDeviceGetMemoryInfo": "NotSupported"})
+    reader = NvmlReader(fake)
+    assert [gpu.uuid for gpu in reader.read_gpus() or ()] == ["MIG-x"]
+    assert [each.uuid for each in reader.unread_gpus] == ["MIG-y"]
 
 
 def test_a_reading_is_one_line() -> None:

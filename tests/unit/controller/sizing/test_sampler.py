@@ -48,6 +48,7 @@ class Bench:
         self.used = {"GPU-a": 500, "GPU-b": 500}
         self.processes: dict[str, tuple[GpuProcess, ...] | None] = {"GPU-a": None, "GPU-b": None}
         self.unreadable = False
+        self.is_unified = False
         self.replicas: dict[str, ObservedReplica] = {}
         self.pending: dict[str, PendingOp] = {}
         self.runtime = FakeRuntime(lambda: self.now)
@@ -62,7 +63,7 @@ class Bench:
         """One more round, which issues operations in the end."""
         self.now += 1.0
         gpus = [
-            Gpu(uuid, index, KIND, 80_000, mib, processes=self.processes[uuid])
+            Gpu(uuid, index, KIND, 80_000, mib, processes=self.processes[uuid], is_unified=self.is_unified)
             for index, (uuid, mib) in enumerate(self.used.items())
         ]
         for name, kind in (issued or {}).items():
@@ -152,6 +153,22 @@ async def test_nothing_is_made_of_a_replica_while_one_of_its_gpus_cannot_be_read
     bench.used = {"GPU-a": 1_400, "GPU-b": lost}
     await bench.round()
     assert bench.of("m") == ObservedSample(900, 300, 1, bench.now)
+
+
+async def test_of_unified_memory_nothing_is_told_by_growth(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m", gpus=1))
+    bench.is_unified = True
+    name = bench.put("m", "GPU-a")
+    await bench.round({name: OpKind.START})
+    bench.used["GPU-a"] = 4_500
+    bench.ready(name)
+    await bench.round()
+    await bench.round()
+    assert bench.of("m") is None, "any process of the host may have taken it"
+    bench.processes["GPU-a"] = (GpuProcess(7, 3_000, "python", name),)
+    bench.now += AGAIN_S
+    await bench.round()
+    assert bench.of("m") == ObservedSample(3_000, None, 1, bench.now)
 
 
 async def test_what_another_takes_after_it_is_not_counted(tmp_path: Path) -> None:
