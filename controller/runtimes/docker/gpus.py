@@ -27,6 +27,9 @@ STALE_S: Final = 15.0
 ABSENT_RECHECK_S: Final = 600.0
 """How long "no GPU" is believed."""
 MAX_BACKOFF_S: Final = 60.0
+UNREADABLE_READINGS: Final = 5
+"""Readings in a row that fail before the probe is made anew: `systemctl daemon-reload` may take a container's devices
+away for good, and what NVML then says in it, "Unknown Error", may also be of a moment."""
 FIRST_READING_S: Final = 5.0
 """How long a new probe's first reading is awaited."""
 COMMAND: Final = ("/opt/roundhouse/bin/python", "-m", "controller.runtimes.nvml", "--interval", str(INTERVAL_S))
@@ -61,6 +64,7 @@ class GpuProbe:
         self._is_begun = False
         self._has_worked = False
         self._failures = 0
+        self._unreadable_count = 0
         self._not_before = clock()
         self._line = ""
         self._line_changed_at = 0.0
@@ -126,7 +130,8 @@ class GpuProbe:
         line = await self._read_last_line(container)
         if phase_of(container) is not Phase.RUNNING:
             return await self._record_failure(f"the probe ended with exit code {container['State'].get('ExitCode')}")
-        if line != self._line:
+        is_new = line != self._line
+        if is_new:
             self._line, self._line_changed_at = line, self._clock()
         elif (silent_s := self._clock() - self._line_changed_at) > STALE_S:
             return await self._record_failure(f"the probe has said nothing for {silent_s:.0f} s")
@@ -137,11 +142,15 @@ class GpuProbe:
             reading = Reading.from_line(text)
         except ValueError as error:
             return await self._record_failure(str(error))
-        self._failures = 0
         self.driver = reading.driver
         self.unread_gpus = reading.unread_gpus
+        self._unreadable_count = count_unreadable(self._unreadable_count, reading, is_new=is_new)
+        if self._unreadable_count >= UNREADABLE_READINGS:
+            log.warning("%s: nothing could be read %d times in a row: it is made anew", self._name, UNREADABLE_READINGS)
+            return await self._record_failure(reading.error or "its library fails")
         if reading.gpus is None:
             return self._report_unread(reading.error)
+        self._failures = 0
         self._has_worked, self._problem = self._has_worked or bool(reading.gpus), None
         self._absence = None if reading.gpus else reading.error or "no NVIDIA GPU was found"
         return reading.gpus
@@ -149,6 +158,7 @@ class GpuProbe:
     async def _record_failure(self, problem: str) -> tuple[Gpu, ...] | None:
         self.driver = None
         await self._daemon.call(self._remove)
+        self._unreadable_count = 0
         self._failures += 1
         self._not_before = self._clock() + min(MAX_BACKOFF_S, 2.0 ** min(self._failures, 10))
         return self._report_unread(problem)
@@ -198,3 +208,13 @@ class GpuProbe:
         container = inspect_container(client, self._name)
         if container is not None and is_own(labels_of(container), self._instance, PROBE_ROLE):
             client.remove_container(str(container["Id"]), force=True, v=True)
+
+
+def count_unreadable(count: int, reading: Reading, *, is_new: bool) -> int:
+    """How many readings in a row have failed, `reading` among them.
+
+    `count`: those before it. `is_new` False: it was counted when it was looked at before.
+    """
+    if reading.gpus is not None:
+        return 0
+    return count + 1 if is_new else count

@@ -121,6 +121,27 @@ async def test_a_driver_of_gpus_that_cannot_be_read_is_not_known(containers: Doc
     assert probe.driver is None
 
 
+async def test_a_probe_whose_library_fails_for_good_is_made_anew(containers: DockerEngines, daemon: Daemon) -> None:
+    """As after `systemctl daemon-reload`, which takes running containers' devices (nvidia-container-toolkit#48)."""
+    clock = Clock()
+    go = "/dev/shm/go"
+    taken_away = f"read line < {go}; while :; do echo '{UNREADABLE}'; sleep 0.1; done"
+    probe = fake_nvml_probe(daemon, containers, f"mkfifo {go}; echo '{READING}'; {taken_away}", clock)
+    assert await probe.read_gpus() == (GPU,)
+    before = containers.inspect(name_of(containers))["Id"]
+    assert containers.inside(name_of(containers), "sh", "-c", f"echo > {go}")[0] == 0
+
+    async def removed() -> bool:
+        assert await probe.read_gpus() in ((GPU,), None)
+        return containers.left() == []
+
+    await until("the probe is removed", removed)
+    assert probe.reason == "the GPUs cannot be read now: GPU is lost"
+    clock.ahead += 60
+    assert await probe.read_gpus() == (GPU,), "a new container has the devices"
+    assert containers.inspect(name_of(containers))["Id"] != before
+
+
 async def test_a_probe_that_falls_silent_makes_the_gpus_unknown(containers: DockerEngines, daemon: Daemon) -> None:
     clock = Clock()
     probe = fake_nvml_probe(daemon, containers, f"echo '{READING}'; exec sleep 600", clock)
