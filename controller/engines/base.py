@@ -143,6 +143,8 @@ class Engine:
     """The same, of fields that came with a later version: one that is None does not count, so that an upgrade restarts
     nothing."""
     image_kind: ClassVar[str | None] = None
+    gpu_capabilities: ClassVar[tuple[str, ...]] = ("compute", "utility")
+    """Parts of NVIDIA's driver that its container gets with a GPU, in the words of `NVIDIA_DRIVER_CAPABILITIES`."""
     renders_inflight: ClassVar[bool] = False
     """True: `target_inflight` is part of the command line, and so of the spec hash."""
     most_inflight: ClassVar[int | None] = None

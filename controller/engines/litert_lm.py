@@ -59,6 +59,8 @@ class LiteRTLM(Engine):
     name: ClassVar[str] = "litert_lm"
     definition = LiteRTLMDefinition
     image_kind: ClassVar[str | None] = "worker"
+    # It computes with WebGPU, which is Vulkan there.
+    gpu_capabilities: ClassVar[tuple[str, ...]] = ("compute", "utility", "graphics")
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
     most_inflight: ClassVar[int | None] = 1
     hashed_fields: ClassVar[tuple[str, ...]] = (

@@ -28,7 +28,7 @@ GENERATIONS_KEPT = 3
 """Per image, so that a run on one state of the tree does not take the images of another run away."""
 
 SUITE = "bookworm"
-PACKAGES = ("ca-certificates", "libgomp1", "python3", "python3-venv")
+PACKAGES = ("ca-certificates", "libgomp1", "libvulkan1", "libxext6", "python3", "python3-venv")
 _STRIPPED = (
     *("usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/man"),
     *("var/cache/apt", "var/cache/debconf", "var/lib/apt/lists", "var/log"),

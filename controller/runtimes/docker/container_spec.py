@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, Final
 
+from controller.engines import get_engine
 from controller.engines.base import ClaimedGpu, Launch, RenderContext
 from controller.runtimes.base import StartRequest
 from controller.runtimes.docker.labels import CACHE_ROLE, own_labels, write_labels
@@ -173,9 +174,9 @@ def _host_config(request: StartRequest, launch: Launch, identity: UserIdentity, 
         limit = request.definition.memory_mib * _MIB
         config.update(Memory=limit, MemorySwap=limit)
     if request.gpus:
-        config["DeviceRequests"] = [
-            {"DeviceIDs": sorted(request.gpus), "Capabilities": [["gpu", "compute", "utility"]]}
-        ]
+        capabilities = get_engine(request.definition).gpu_capabilities
+        # One list: all of these. A list beside it would be another choice.
+        config["DeviceRequests"] = [{"DeviceIDs": sorted(request.gpus), "Capabilities": [["gpu", *capabilities]]}]
     return config
 
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from controller.engines import get_engine
+from controller.engines import ENGINES, get_engine
 from controller.engines.base import Launch
+from controller.engines.litert_lm import LiteRTLMDefinition
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.runtimes.base import StartRequest
 from controller.runtimes.claimed_gpus import visible_gpus
@@ -93,6 +94,18 @@ def test_where_a_container_sees_all_gpus_its_claims_are_named_to_cuda() -> None:
     variables = [word for word in made["Env"] if word.startswith(("CUDA", "NVIDIA"))]
     assert variables == ["CUDA_VISIBLE_DEVICES=2", "CUDA_DEVICE_ORDER=PCI_BUS_ID"]
     assert made["HostConfig"]["DeviceRequests"][0]["DeviceIDs"] == ["GPU-b"]
+
+
+def test_an_engine_that_computes_with_vulkan_gets_the_driver_s_part_for_graphics() -> None:
+    """The Docker Engine makes NVIDIA_DRIVER_CAPABILITIES of these words (moby's daemon/nvidia_linux.go, which knows
+    compute, compat32, graphics, utility, video and display). A Vulkan driver is there with `graphics` alone.
+    """
+    definition = LiteRTLMDefinition(model_path="m.litertlm", image="worker:1", gpus=1)
+    made = config(replace(REQUEST, definition=definition, claims={"GPU-a": 20}))
+    [request] = made["HostConfig"]["DeviceRequests"]
+    assert request["Capabilities"] == [["gpu", "compute", "utility", "graphics"]]
+    others = {name: engine.gpu_capabilities for name, engine in ENGINES.items() if name != "litert_lm"}
+    assert set(others.values()) == {("compute", "utility")}
 
 
 def test_a_port_is_published_on_loopback_only_where_names_do_not_reach() -> None:
