@@ -1,9 +1,9 @@
 """Replicas onto GPUs, and into main memory. Pure.
 
-Invariant: on no GPU do the claims ever exceed its memory, nor in main memory what engines may take of it; for a GPU that
-has main memory in place of its own the claims of both count; and a replica whose need of GPU memory is not known shares
-its GPUs with nobody. One that claims GPUs claims main memory, too, where what it takes of that is known. One replica per
-GPU loads or stops at a time, because engines that size themselves by free memory mis-measure each other.
+Invariant: on no GPU do the claims ever exceed its memory, nor in main memory what engines may take of it; for a GPU
+that has main memory in place of its own the claims of both count; and a replica whose need of GPU memory is not known
+shares its GPUs with nobody. One that claims GPUs claims main memory, too, where what it takes of that is known. One
+replica per GPU loads or stops at a time, because engines that size themselves by free memory mis-measure each other.
 """
 
 from __future__ import annotations
